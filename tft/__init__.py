@@ -1,0 +1,26 @@
+"""
+tft: a distributed training job that survives the loss of its processes.
+
+In a training script: ``session = tft.init()``, ``session.adopt(...)``, ``session.run(train)``.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tft.errors import JobEnded, TftError
+
+if TYPE_CHECKING:
+    from tft.worker.session import Session, init
+
+__all__ = ["JobEnded", "Session", "TftError", "init"]
+
+
+def __getattr__(name: str) -> Any:  # Any: what a module attribute is typed as
+    """
+    The worker's half is imported when it is first asked for: the other processes of a job
+    import `tft` too, and have no use for it.
+    """
+    if name in ("Session", "init"):
+        from tft.worker import session
+
+        return getattr(session, name)
+    raise AttributeError(f"module 'tft' has no attribute {name!r}")

@@ -1,0 +1,125 @@
+"""
+Settings: each declared once, with its unit, its default and one sentence. The environment is
+read here and nowhere else.
+
+`JobSettings` is what `tft run` was told and every part of the job is told in turn;
+`RankSettings` is what a training process finds in its environment.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tft.errors import UsageError
+
+BROKER_PORTS = 2
+"""The broker listens at PORT for publishers and at PORT + 1 for subscribers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """
+    One job, as its launcher was told.
+    """
+
+    job: str
+    """A name no other job on the bus has; also the key that opens the transfer ports."""
+    run_dir: Path
+    """Where the records of the run are kept."""
+    broker: str
+    """HOST:PORT of the broker."""
+    nnodes: int = 1
+    """How many agents take part."""
+    nproc_per_node: int = 1
+    """How many ranks each agent starts."""
+    adaptor: str = "pytorch"
+    """The entry point in `tft.adaptors` that knows the job's framework."""
+    enable: tuple[str, ...] = ()
+    """The strategies that may be used; empty: all that the adaptor can do."""
+    max_incidents: int = 100
+    """After so many incidents the next one ends in `dump`."""
+    resume: bool = False
+    """Continue from the last checkpoint in the run directory."""
+
+    @property
+    def world(self) -> int:
+        """
+        How many ranks the job has.
+        """
+        return self.nnodes * self.nproc_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """
+    One training process, as its agent started it.
+    """
+
+    rank: int
+    """RANK: global rank."""
+    world: int
+    """WORLD_SIZE: how many ranks the job has."""
+    job: str
+    """TFT_JOB: see `JobSettings.job`."""
+    run_dir: Path
+    """TFT_RUN_DIR: see `JobSettings.run_dir`."""
+    broker: str
+    """TFT_BROKER: HOST:PORT of the broker."""
+    adaptor: str
+    """TFT_ADAPTOR: see `JobSettings.adaptor`."""
+    incarnation: int
+    """TFT_INCARNATION: how many processes held this rank before."""
+    page: int
+    """TFT_PAGE: the inherited file descriptor of this rank's page."""
+    host: str
+    """TFT_HOST: the address other ranks reach this node at."""
+
+    def environment(self) -> dict[str, str]:
+        """
+        The variables that `rank_settings` reads back.
+        """
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world),
+            "TFT_JOB": self.job,
+            "TFT_RUN_DIR": str(self.run_dir),
+            "TFT_BROKER": self.broker,
+            "TFT_ADAPTOR": self.adaptor,
+            "TFT_INCARNATION": str(self.incarnation),
+            "TFT_PAGE": str(self.page),
+            "TFT_HOST": self.host,
+        }
+
+
+def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
+    """
+    What this training process was told. Raises `UsageError` where it was started by something
+    other than a tft agent.
+    """
+    try:
+        return RankSettings(
+            rank=int(environ["RANK"]),
+            world=int(environ["WORLD_SIZE"]),
+            job=environ["TFT_JOB"],
+            run_dir=Path(environ["TFT_RUN_DIR"]),
+            broker=environ["TFT_BROKER"],
+            adaptor=environ["TFT_ADAPTOR"],
+            incarnation=int(environ["TFT_INCARNATION"]),
+            page=int(environ["TFT_PAGE"]),
+            host=environ["TFT_HOST"],
+        )
+    except KeyError as missing:
+        raise UsageError(
+            f"tft.init needs the variable {missing.args[0]}, which an agent sets for the ranks it "
+            "starts: start this script with `tft run SCRIPT`"
+        ) from None
+    except ValueError as wrong:
+        raise UsageError(f"a variable set for this rank is no number: {wrong}") from None
+
+
+def inherited_environment() -> dict[str, str]:
+    """
+    A copy of this process's environment, for the processes it starts.
+    """
+    return dict(os.environ)

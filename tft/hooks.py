@@ -1,0 +1,301 @@
+"""
+The hook specifications: what an adaptor answers, and what a plugin may watch or add.
+
+An adaptor knows one framework; a worker loads exactly one, by name, and calls its hooks on the
+training thread while that thread is out of the training loop, unless a hook says otherwise. An
+exception from an adaptor's hook fails the order it served, and the controller decides what next.
+
+A plugin may implement any of the plugin hooks. They run under a guard: what a plugin raises is
+logged, and the job goes on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import click
+import pluggy
+
+from tft.protocol.messages import FaultKind, OrderName, ShardCopies
+
+hookspec = pluggy.HookspecMarker("tft")
+hookimpl = pluggy.HookimplMarker("tft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """
+    One named piece of memory of a shard: contiguous bytes, in place where that is possible.
+    """
+
+    name: str
+    view: memoryview
+    """Flat, of format `B`. Writable when it comes from `tft_take`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """
+    A shard, ready to be moved: `meta` first, then its buffers.
+    """
+
+    meta: bytes
+    """What the receiver must know before it can take the buffers, and all that is no tensor."""
+    buffers: tuple[Buffer, ...]
+
+
+class SessionView(Protocol):
+    """
+    What a plugin sees of a worker's session.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+
+    @property
+    def incarnation(self) -> int:
+        """How many processes held this rank before."""
+
+    @property
+    def world(self) -> int:
+        """World size."""
+
+    @property
+    def step(self) -> int:
+        """The step being computed, 1-based."""
+
+    @property
+    def run_dir(self) -> Path:
+        """Where this run keeps its records."""
+
+
+class AdaptorSpecs:
+    """
+    What an adaptor answers. All are needed, except those that say what their absence means.
+    """
+
+    # ------------------------------------------------------------ the process
+
+    @hookspec(firstresult=True)
+    def tft_strategies(self) -> Sequence[str]:
+        """
+        The strategies this adaptor can take part in, of `retry`, `recover`, `dump`.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_preload(self) -> None:
+        """
+        Import what the framework imports late, before the user's script starts.
+
+        A replacement is started while the others wait: what is imported here is not imported
+        after it has joined.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_store(self, host: str, port: int, opened: Callable[[int], None]) -> None:
+        """
+        Serve the rendezvous store at `host`, in a process of its own, until it is ended.
+
+        Call `opened(port)` once connections are accepted; `port` 0 asks for a free one.
+        """
+
+    # ------------------------------------------------------------ the state
+
+    @hookspec(firstresult=True)
+    def tft_adopt(
+        self,
+        parts: Mapping[str, Any],  # Any: the framework's own objects
+        wrap: Callable[[], Any] | None,
+    ) -> None:
+        """
+        Take charge of the user's objects. `parts` has `model`, `optimizer`, and may have
+        `scheduler` and `data`; `wrap` builds the wrapper (DDP) round the model.
+
+        Refuse what cannot be handled with a `UsageError`, before anything is changed.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
+        """
+        The shards this rank holds, and for each all the ranks that hold a copy of it.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_capture(self) -> bytes:
+        """
+        The private state of this rank: RNG and data position. Called at the edges of every
+        update window: a few microseconds, no device synchronisation.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_rollback(self, private: bytes) -> None:
+        """
+        Put back what `tft_capture` returned, here or in the process that held this rank before,
+        and drop the gradients.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_give(self, shard: str) -> Parcel:
+        """
+        The buffers of a shard, to be read by another thread while the training thread waits.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        """
+        Make room for a shard whose `meta` is this; the writable buffers in the giver's order.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_taken(self, shard: str, meta: bytes) -> None:
+        """
+        All buffers have come and their digests hold: put the shard to use.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_digests(self) -> Mapping[str, str]:
+        """
+        Digests (XXH3-128, hexadecimal) of `parameters`, `optimizer`, `scheduler`, `rng`, `data`.
+        """
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ groups and wrappers
+
+    @hookspec(firstresult=True)
+    def tft_quiesce(self) -> None:
+        """
+        Bring the training thread out of any collective and out of the forming of a group: it
+        is to raise there. Called on the control thread; must not block. May be called when
+        nothing hangs, and more than once.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_waiting(self, frame: FrameType) -> bool:
+        """
+        Whether the training thread, whose innermost Python frame is `frame`, may be waiting for
+        other ranks. Called on the control thread.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_clear(self) -> None:
+        """
+        Drop the wrappers and really free the process groups. No traceback holds them any more.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:
+        """
+        Form the process groups under a name that no earlier group had. All ranks call it at once.
+        Ends early, with an exception, when `tft_quiesce` is called.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_rebuild(self) -> Any:  # Any: the user's own wrapper
+        """
+        Build the wrapper anew and return it: what the training loop calls. The state of all ranks
+        is equal by now, and nothing here may change it. What decides the order of sums must be
+        what it was before the groups were lost.
+        """
+
+    # ------------------------------------------------------------ checkpoints
+
+    @hookspec(firstresult=True)
+    def tft_save(self, directory: Path, shard: str) -> Sequence[str]:
+        """
+        Write one copy of a shard under `directory`, synced; the names of the files written,
+        relative to it.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_load(self, directory: Path, shard: str) -> None:
+        """
+        Read a shard that `tft_save` wrote, maybe in another process.
+        """
+
+    # ------------------------------------------------------------ faults
+
+    @hookspec(firstresult=True)
+    def tft_classify(self, error: BaseException) -> FaultKind | None:
+        """
+        The kind of fault an exception out of the training loop stands for; None: it is the
+        user's own bug.
+        """
+
+
+class PluginSpecs:
+    """
+    What a plugin may watch or add. None of it is needed; None means nothing to say.
+    """
+
+    # ------------------------------------------------------------ the command line
+
+    @hookspec
+    def tft_options(self) -> Sequence[click.Option]:
+        """
+        Options to add to `tft run`. Called once, when the command line is built.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        """
+        Variables to add to the environment of every process of the job. `options` are those of
+        `tft run` by parameter name. Raise a `UsageError` to refuse the run: nothing has started.
+        """
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ in a worker
+
+    @hookspec
+    def tft_opened(self, session: SessionView) -> object | None:
+        """
+        `tft.init` has succeeded, on the training thread. Returns an object with any of the
+        `tft_on_…` hooks of this section to be called from now on; None costs nothing later.
+        """
+
+    @hookspec
+    def tft_on_adopted(self, parts: Mapping[str, Any]) -> None:
+        """
+        The user has handed over these objects (training thread). They are the user's own: to be
+        watched, by a tool for tests also disturbed.
+        """
+
+    @hookspec
+    def tft_on_window_closed(self, step: int) -> None:
+        """
+        The update window of `step` has closed (training thread, every step).
+        """
+
+    @hookspec
+    def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
+        """
+        An order of an incident is about to be carried out (training thread).
+        """
+
+    # ------------------------------------------------------------ in an agent
+
+    @hookspec
+    def tft_progressed(self, run_dir: Path, node: int, step: int) -> None:
+        """
+        A rank of this node is the first to have completed `step` (the agent's loop; must not
+        block).
+        """
+
+    # ------------------------------------------------------------ in the report
+
+    @hookspec(firstresult=True)
+    def tft_fault_moment(self, run_dir: Path, kind: str, rank: int | None, seen: float) -> float | None:
+        """
+        When a fault really happened (CLOCK_MONOTONIC), if this plugin knows; `seen` is when its
+        first evidence was.
+        """

@@ -1,0 +1,571 @@
+"""
+Every message of a job. Frozen, validated on arrival, described in `docs/wire.md`.
+
+Reports go from ranks, agents and the launcher to the controller; each is repeated until the
+controller has acknowledged it. Orders go from the controller to ranks and agents; each is
+repeated until it is answered. Beats and `Lead` are a level, not an event: the newest counts.
+
+Ranks are global ranks, steps are optimizer steps (1-based; 0 is "none yet"), and `at` is
+CLOCK_MONOTONIC of the sender's machine in seconds.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+VERSION = 1
+"""Raised when a message changes shape; a peer that speaks another one is refused with a sentence."""
+
+FaultKind = Literal["process", "node", "memory", "network", "numeric", "hang", "software"]
+
+OrderName = Literal[
+    "freeze", "stop", "load", "fetch", "regroup", "rebuild", "rollback", "resume",
+    "save", "commit", "complete", "end",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """
+    Where a rank stands in its loop.
+    """
+
+    step: int
+    """The last step whose update window has closed; 0 before the first."""
+    window: bool
+    """True while the update window of step `step` + 1 is open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCopies:
+    """
+    One piece of state and the ranks that hold a copy of it: a shard group.
+    """
+
+    shard: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFile:
+    """
+    One file of a last checkpoint, as its saver wrote it.
+    """
+
+    name: str
+    """Relative to the checkpoint's directory."""
+    size: int
+    """Bytes."""
+    digest: str
+    """XXH3-128 of the content, hexadecimal."""
+
+
+# ---------------------------------------------------------------- reports of ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """
+    A process has called `tft.init` and claims its rank.
+    """
+
+    rank: int
+    incarnation: int
+    """How many processes held this rank before; given by the agent, so never reused."""
+    world: int
+    pid: int
+    started: int
+    """The process start time in clock ticks since boot: with the pid, one process for ever."""
+    host: str
+    address: str
+    """HOST:PORT where this rank serves its shards to others."""
+    adaptor: str
+    strategies: tuple[str, ...]
+    """What the adaptor can take part in."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """
+    The rank has adopted its state and waits in `Session.run` for its first order.
+    """
+
+    rank: int
+    incarnation: int
+    shards: tuple[ShardCopies, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulted:
+    """
+    An exception left the training loop.
+    """
+
+    rank: int
+    incarnation: int
+    kind: FaultKind
+    step: int
+    """The step being computed."""
+    summary: str
+    """Exception type and message, one line."""
+    traceback: str
+    position: Position
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """
+    A rank has carried out an order, or could not.
+    """
+
+    rank: int
+    incarnation: int
+    incident: int
+    round: int
+    order: OrderName
+    failure: str | None = None
+    """Why not; None when it was done."""
+    position: Position
+    held: int | None
+    """The step whose whole state this rank has in memory; None while it is torn."""
+    waiting: bool = False
+    """For `freeze`: the training thread sits in a collective, or is out of the loop."""
+    files: tuple[SavedFile, ...] = ()
+    """For `save`."""
+    began: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """
+    The first step after a resume is done: its update window has closed on this rank.
+    """
+
+    rank: int
+    incarnation: int
+    step: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """
+    `train` has returned; the rank waits for the others and can still give its state away.
+    """
+
+    rank: int
+    incarnation: int
+    step: int
+    """The last step done."""
+    at: float
+
+
+# ---------------------------------------------------------------- reports of agents and the launcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """
+    An agent is up and will start these ranks.
+    """
+
+    node: int
+    host: str
+    pid: int
+    ranks: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawned:
+    """
+    An agent has started the process of a rank.
+    """
+
+    node: int
+    rank: int
+    incarnation: int
+    pid: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """
+    The process of a rank is gone: the kernel says so.
+    """
+
+    node: int
+    rank: int
+    incarnation: int
+    code: int
+    """Exit status, or minus the signal that ended it."""
+    position: Position
+    """Read from the page the process left behind."""
+    stack: str
+    """The stacks it wrote when it was asked for its last words; else empty."""
+    stopped: bool = False
+    """The process was found stopped (SIGSTOP) when it was ended."""
+    private: dict[int, str]
+    """The private state it captured last (RNG, data position; hexadecimal), by step."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOpened:
+    """
+    The rendezvous store accepts connections here, from now on.
+    """
+
+    node: int
+    host: str
+    port: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """
+    The launcher has seen an agent end, or the controller has not heard from it for too long.
+    """
+
+    node: int
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """
+    Somebody asks for the job to end, after a last checkpoint if one is possible.
+    """
+
+    why: str
+    signal: int
+    """The signal that asked; 0 for none."""
+    at: float
+
+
+# ---------------------------------------------------------------- levels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """
+    One rank as its agent sees it, read from its page.
+    """
+
+    rank: int
+    incarnation: int
+    position: Position
+    training: bool
+    """The rank is inside `train`: no progress is news."""
+    moved: float
+    """When the training thread last moved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """
+    The status of a node's ranks, a few times a second.
+    """
+
+    node: int
+    pulses: tuple[Pulse, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """
+    The controller leads in this epoch, and has heard these parties up to these numbers.
+    """
+
+    epoch: int
+    heard: dict[str, int]
+    """Sender (`rank.3/1`, `node.0/0`) to the highest report number acted on."""
+
+
+# ---------------------------------------------------------------- orders to ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freeze:
+    """
+    Enter no update window from now on; say where you stand. Answered by the control thread at once.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """
+    Finish step `finish` if you have not (within `grace`), go no further, leave the loop,
+    abort what you hang in and drop the process groups.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    finish: int
+    grace: float
+    """Seconds to reach `finish` before the collective is aborted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """
+    Take the state of this checkpoint.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    directory: str
+    step: int
+    """The step whose end the checkpoint holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """
+    A verified holder of a shard at the agreed step.
+    """
+
+    rank: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """
+    One shard to be fetched, and everyone it can be fetched from.
+    """
+
+    shard: str
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """
+    Copy these shards as they were at the end of `step`; verify what came.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    step: int
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regroup:
+    """
+    Form the process groups anew under `name`, at the store at `host`:`port`. All ranks at once.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    name: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuild:
+    """
+    Build the wrappers anew round the state you now hold. All ranks at once.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """
+    Set your own RNG and data position to the end of `step`.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """
+    Enter the loop; `step` is the first to be computed.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """
+    Write these shards, and the private state of the ranks in `private`, under `directory`.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    directory: str
+    step: int
+    shards: tuple[str, ...]
+    private: dict[int, str]
+    """Private state of ranks that cannot write their own (hexadecimal), by rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """
+    Every saver is done: write the manifest, sync, rename into place.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    directory: str
+    step: int
+    files: tuple[SavedFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """
+    Every rank has finished: return from `Session.run`.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """
+    The job is over: leave `Session.run` with `code`.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    code: int
+    why: str
+
+
+# ---------------------------------------------------------------- orders to agents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn:
+    """
+    Start the process of a rank. Answered by `Spawned`.
+    """
+
+    epoch: int
+    node: int
+    rank: int
+    incarnation: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """
+    End the process of a rank, at once. Answered by `Exited`.
+    """
+
+    epoch: int
+    node: int
+    rank: int
+    incarnation: int
+    last_words: bool
+    """Have it write its stacks first."""
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndNode:
+    """
+    The job is over: give the ranks `grace` seconds to leave, end what is left, end yourself.
+    """
+
+    epoch: int
+    grace: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """
+    To one sender: what it claims is not accepted, and it must leave.
+    """
+
+    epoch: int
+    rank: int
+    pid: int
+    started: int
+    why: str
+
+
+RankReport = Joined | Ready | Faulted | Answered | Trained | Finished
+NodeReport = NodeJoined | Spawned | Exited | StoreOpened
+Report = RankReport | NodeReport | NodeLost | StopRequested
+RankOrder = (
+    Freeze | Stop | Load | Fetch | Regroup | Rebuild | Rollback | Resume
+    | Save | Commit | Complete | End
+)  # fmt: skip
+NodeOrder = Spawn | Kill | EndNode
+Order = RankOrder | NodeOrder | Refused
+Message = Report | Order | Beat | Lead
+
+MESSAGES: tuple[type, ...] = (
+    Joined, Ready, Faulted, Answered, Trained, Finished,
+    NodeJoined, Spawned, Exited, StoreOpened, NodeLost, StopRequested,
+    Beat, Lead,
+    Freeze, Stop, Load, Fetch, Regroup, Rebuild, Rollback, Resume, Save, Commit, Complete, End,
+    Spawn, Kill, EndNode, Refused,
+)  # fmt: skip
+"""All of them, in the order of `docs/wire.md`. The class name is the name on the wire."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """
+    A message with its sender. `number` counts a sender's reports from 1; 0 marks what is not
+    acknowledged (orders, beats, `Lead`).
+    """
+
+    job: str
+    sender: str
+    """`rank.3/1` (rank and incarnation), `node.0/0`, `run`, `controller/2` (epoch)."""
+    number: int
+    message: Message
