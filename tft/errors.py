@@ -13,6 +13,7 @@ Every error that tft raises, and whose fault it is.
     ├── CheckpointCorrupt     the world's: what is on the disk is not what was written
     └── InternalError         ours: please report it
     JobEnded(SystemExit)      not an error: the job is over and this process is to leave
+    Interrupted(BaseException)  not an error: the training loop is left, to be entered again
 
 Messages are sentences an operator can act on: what was expected, what came, from whom.
 """
@@ -90,4 +91,13 @@ class JobEnded(SystemExit):
 
     A `SystemExit`, so that an ordinary script unwinds, runs its `finally` blocks and leaves
     with `code` without a traceback: the fault that ended the job has been reported already.
+    """
+
+
+class Interrupted(BaseException):
+    """
+    Raised in the training thread at the edge of an update window while an incident is handled.
+
+    A `BaseException`, so that an ordinary `except Exception` in a training loop does not keep it:
+    `Session.run` catches it and enters the loop again at the agreed step.
     """

@@ -143,7 +143,8 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_give(self, shard: str) -> Parcel:
         """
-        The buffers of a shard, to be read by another thread while the training thread waits.
+        The buffers of a shard, to be read while the training thread is out of the loop. Called on
+        a transfer thread.
         """
         raise NotImplementedError
 

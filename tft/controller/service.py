@@ -1,0 +1,296 @@
+"""
+The controller's shell: bus → event → story → machine → orders → bus. One timer, no judgement.
+"""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import assert_never, get_args
+
+import structlog
+
+from tft import checkpoint
+from tft.bus.base import Arrival, Bus, Gone, Heard, Malformed, Present
+from tft.bus.zeromq import open_bus
+from tft.clock import SystemClock
+from tft.config import JobSettings
+from tft.controller.story import Opened, Story, last_run
+from tft.core.commands import Command, JobOver, Tell
+from tft.core.delivery import Inbox
+from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.incident import Fault
+from tft.core.machine import Machine, State
+from tft.core.policy import STRATEGIES, Policy
+from tft.core.report import incident_report, job_report
+from tft.core.watch import Watch
+from tft.plugins import call_guarded, load_plugins
+from tft.protocol.messages import Beat, Lead, NodeLost, Report
+from tft.protocol.topics import BEATS, ORDERS, REPORTS
+
+REPEAT = 0.1
+"""Seconds between repetitions of orders that are not answered."""
+LEAD = 0.25
+"""Seconds between two `Lead`s when there is nothing new to acknowledge."""
+FAREWELL = 3.0
+"""Seconds for the agents to hear that the job is over, and to leave."""
+REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
+
+log = structlog.get_logger()
+
+
+def main(settings: JobSettings) -> int:
+    """
+    Leads one job until it is over; returns the exit code of `tft run`.
+    """
+    with Story(settings.run_dir / "story.jsonl") as story:
+        return asyncio.run(Controller(settings, story).run())
+
+
+class Controller:
+    """
+    One controller of one job.
+    """
+
+    def __init__(self, settings: JobSettings, story: Story) -> None:
+        self._settings = settings
+        self._story = story
+        self._clock = SystemClock()
+        self._inbox = Inbox()
+        self._machine, self._policy = self._begin()
+        self._epoch = self._machine.epoch + 1
+        self._watch = Watch(self._policy)
+        self._nodes: set[str] = set()
+        self._over = asyncio.Event()
+        self._news = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._state = self._machine.state
+        self._bus: Bus | None = None
+
+    # ---------------------------------------------------------------- the beginning
+
+    def _begin(self) -> tuple[Machine, Policy]:
+        path = self._settings.run_dir / "story.jsonl"
+        told = last_run(path, self._settings.job)
+        if told is None:
+            opened = self._open()
+            events: list[Event] = []
+            self._story.opened(opened)
+        else:
+            opened, events = told
+        policy = Policy(enable=frozenset(opened.enable), max_incidents=opened.max_incidents)
+        machine = Machine(
+            opened.world,
+            policy,
+            job=opened.job,
+            checkpoints=str(self._settings.run_dir / "checkpoints"),
+            at=opened.at,
+            resume=opened.resume,
+            first_incident=opened.first_incident,
+        )
+        for event in events:
+            if isinstance(event, Received):
+                self._inbox.accept(event.sender, event.number)
+            machine.handle(event)
+        if events:
+            log.info("story_read", events=len(events), state=str(machine.state))
+        return machine, policy
+
+    def _open(self) -> Opened:
+        settings = self._settings
+        resume: tuple[str, int] | None = None
+        if settings.resume:
+            newest = checkpoint.newest(settings.run_dir)
+            if newest is not None:
+                resume = (str(newest), checkpoint.verify(newest).step)
+        earlier = [int(str(incident["id"])) for incident in self._earlier()]
+        return Opened(
+            job=settings.job,
+            world=settings.world,
+            enable=settings.enable or STRATEGIES,
+            max_incidents=settings.max_incidents,
+            resume=resume,
+            first_incident=max(earlier, default=0) + 1,
+            at=self._clock.now(),
+        )
+
+    def _earlier(self) -> list[dict[str, object]]:
+        """
+        The incidents of earlier runs in this directory.
+        """
+        path = self._settings.run_dir / "report.json"
+        if not self._settings.resume or not path.exists():
+            return []
+        incidents: list[dict[str, object]] = json.loads(path.read_text())["incidents"]
+        return incidents
+
+    # ---------------------------------------------------------------- the loop
+
+    async def run(self) -> int:
+        """
+        Leads until the job is over.
+        """
+        sender = f"controller/{self._epoch}"
+        topics = (REPORTS, BEATS)
+        settings = self._settings
+        async with open_bus(settings.broker, job=settings.job, sender=sender, topics=topics) as bus:
+            self._bus = bus
+            self._feed(Led(at=self._clock.now(), epoch=self._epoch))
+            self._repeat(bus)
+            tasks = [
+                asyncio.create_task(self._listen(bus)),
+                asyncio.create_task(self._say_again(bus)),
+                asyncio.create_task(self._lead(bus)),
+            ]
+            over = asyncio.create_task(self._over.wait())
+            done, _ = await asyncio.wait([*tasks, over], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {over}:
+                task.result()
+            await self._farewell(bus)
+            for task in tasks:
+                task.cancel()
+        outcome = self._machine.outcome
+        return 4 if outcome is None else outcome.code
+
+    async def _listen(self, bus: Bus) -> None:
+        while True:
+            self._hear(await bus.receive())
+
+    def _hear(self, arrival: Arrival) -> None:
+        match arrival:
+            case Heard(envelope=envelope):
+                message = envelope.message
+                if isinstance(message, Beat):
+                    self._beat(message)
+                elif isinstance(message, REPORTS_BY_TYPE):
+                    if self._inbox.accept(envelope.sender, envelope.number):
+                        self._feed(
+                            Received(
+                                at=self._clock.now(),
+                                sender=envelope.sender,
+                                number=envelope.number,
+                                message=message,  # type: ignore[arg-type] # narrowed by REPORTS_BY_TYPE
+                            )
+                        )
+                    self._news.set()
+            case Malformed(why=why):
+                log.warning("malformed_message", why=why)
+            case Present(sender=sender):
+                if sender.startswith("node."):
+                    self._nodes.add(sender)
+            case Gone(sender=sender):
+                self._nodes.discard(sender)
+                self._news.set()
+            case _:
+                assert_never(arrival)
+
+    def _beat(self, beat: Beat) -> None:
+        now = self._clock.now()
+        silence = self._watch.heard(beat, now)
+        if silence is not None and self._machine.state in (State.HEALTHY, State.RESUMING):
+            self._feed(Stalled(at=now, silence=silence, limit=self._watch.limit()))
+            self._watch.resumed(now)
+        for node in self._watch.silent(now):
+            why = f"node {node} has sent no beat for {self._policy.node_silence:.0f} s"
+            lost = NodeLost(node=node, why=why, at=now)
+            self._feed(Received(at=now, sender="controller", number=0, message=lost))
+
+    async def _say_again(self, bus: Bus) -> None:
+        while True:
+            await asyncio.sleep(REPEAT)
+            self._repeat(bus)
+
+    def _repeat(self, bus: Bus) -> None:
+        for order in self._machine.outstanding():
+            bus.publish(ORDERS, order)
+
+    async def _lead(self, bus: Bus) -> None:
+        while True:
+            bus.publish(ORDERS, Lead(epoch=self._epoch, heard=self._inbox.heard()))
+            self._news.clear()
+            try:
+                async with asyncio.timeout(LEAD):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+
+    async def _farewell(self, bus: Bus) -> None:
+        """
+        The last orders are repeated until every agent has left.
+        """
+        try:
+            async with asyncio.timeout(FAREWELL):
+                while self._nodes:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            log.warning("agents_still_present", nodes=sorted(self._nodes))
+
+    # ---------------------------------------------------------------- events and commands
+
+    def _feed(self, event: Event) -> None:
+        self._story.event(event)
+        for command in self._machine.handle(event):
+            self._do(command)
+        self._machine.check()
+        if self._machine.state is not self._state:
+            self._state = self._machine.state
+            log.info("state", state=str(self._state), incident=self._machine.incident.number)
+            if self._state is State.RESUMING:
+                self._watch.resumed(event.at)
+        self._set_timer()
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case JobOver():
+                self._write_report(command)
+                self._over.set()
+            case Tell(event=event, facts=facts):
+                log.info(event, **facts)
+            case _:
+                if self._bus is not None:
+                    self._bus.publish(ORDERS, command)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._machine.next_deadline()
+        if deadline is not None:
+            delay = max(0.01, deadline - self._clock.now())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._passed)
+
+    def _passed(self) -> None:
+        self._feed(DeadlinePassed(at=self._clock.now()))
+
+    # ---------------------------------------------------------------- the report
+
+    def _write_report(self, outcome: JobOver) -> None:
+        plugins = load_plugins()
+        run_dir = self._settings.run_dir
+
+        def moment(fault: Fault) -> float | None:
+            known = call_guarded(
+                plugins,
+                "tft_fault_moment",
+                run_dir=run_dir,
+                kind=fault.kind,
+                rank=fault.rank,
+                seen=fault.seen,
+            )
+            return min(known, default=None)
+
+        incidents = [incident_report(each, moment) for each in self._machine.incidents]
+        report = job_report(
+            outcome.result, self._machine.last_step, outcome.code, [*self._earlier(), *incidents]
+        )
+        _write_whole(run_dir / "report.json", json.dumps(report, indent=1))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """
+    The file is there whole or as it was before.
+    """
+    beside = path.with_suffix(".tmp")
+    beside.write_text(text)
+    os.replace(beside, path)

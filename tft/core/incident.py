@@ -1,0 +1,129 @@
+"""
+What is known of one incident: its faults, what was tried, when each part of it took place.
+"""
+
+from dataclasses import dataclass, field
+
+from tft.protocol.messages import FaultKind, OrderName, Position, RankOrder
+
+PHASES: dict[OrderName, str] = {
+    "freeze": "freeze",
+    "stop": "clear",
+    "load": "repair",
+    "fetch": "repair",
+    "regroup": "rebuild",
+    "rebuild": "rebuild",
+    "rollback": "rollback",
+    "resume": "resume",
+    "save": "save",
+    "commit": "save",
+}
+"""The phase of the report that an order's time is counted under."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """
+    One observed wrong.
+    """
+
+    kind: FaultKind
+    rank: int | None
+    """None where no rank could be singled out."""
+    step: int
+    """The step that was being computed."""
+    seen: float
+    """When its first evidence was (CLOCK_MONOTONIC)."""
+    evidence: str
+    """The traceback, the stacks, or the sentence that says how it was noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """
+    A stretch of an incident, of one rank or of the whole job.
+    """
+
+    name: str
+    rank: int | None
+    start: float
+    end: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """
+    One order to several ranks, until the last of them has answered.
+    """
+
+    orders: tuple[RankOrder, ...]
+    waiting: set[int]
+    issued: float
+    deadline: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Incident:
+    """
+    From the first fault until the job runs again or ends. Number 0 is the job's own start.
+    """
+
+    number: int
+    opened: float
+    faults: list[Fault] = field(default_factory=list)
+    suspicion: str = ""
+    """Why ranks are being asked where they are, while no fault is known."""
+    forced: str = ""
+    """Why nothing but `dump` or `exit` comes into question."""
+    strategy: str = ""
+    tried: list[tuple[str, str]] = field(default_factory=list)
+    """The strategies passed over when the present one was chosen, and why."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """The strategies that were followed and did not help, and why."""
+    round: int = 0
+    attempts: int = 0
+    """How often the present strategy was begun."""
+    furthest: int = 0
+    """The highest step that some rank had completed."""
+    reached: int = 0
+    """The highest step whose update some rank had begun."""
+    step: int | None = None
+    """The first step to be computed after the incident."""
+    tasks: dict[OrderName, Task] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+    processes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Pid and start time of each rank when the incident began."""
+    kept: dict[int, bool] = field(default_factory=dict)
+    """Filled at the end: whether each of these ranks still has the process it began with."""
+    started: int = 0
+    """How many processes were started for it."""
+    respawns: dict[int, int] = field(default_factory=dict)
+    closed: float | None = None
+
+    def saw(self, position: Position) -> None:
+        """
+        Some rank stands, or stood when it died, at this position.
+        """
+        self.furthest = max(self.furthest, position.step)
+        self.reached = max(self.reached, position.step + position.window)
+
+    def roots(self) -> list[Fault]:
+        """
+        The faults that are causes: when a process is gone, the broken connections its peers
+        report are the same fault seen from the other side.
+        """
+        causes = [fault for fault in self.faults if fault.kind != "network"]
+        return causes or self.faults
+
+    def faulty(self) -> set[int]:
+        """
+        The ranks named in the faults.
+        """
+        return {fault.rank for fault in self.roots() if fault.rank is not None}
+
+    @property
+    def steps_lost(self) -> int:
+        """
+        Completed steps that have to be computed again.
+        """
+        return 0 if self.step is None else max(0, self.furthest - (self.step - 1))

@@ -1,0 +1,48 @@
+"""
+Every limit the judgement goes by: seconds unless named otherwise, each with its reason.
+"""
+
+from dataclasses import dataclass
+
+STRATEGIES = ("retry", "recover", "dump")
+"""What can be enabled, in the order in which they are tried. `exit` is what is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """
+    The limits of one job.
+    """
+
+    enable: frozenset[str] = frozenset(STRATEGIES)
+    """The strategies that may be used."""
+    max_incidents: int = 100
+    """After so many incidents the next one ends in `dump`."""
+    respawns: int = 3
+    """How often one rank is started again within one incident: a crash loop is not survived."""
+    attempts: int = 3
+    """How often a strategy is begun anew after an order failed, before the next is tried."""
+    freeze: float = 2.0
+    """A live control thread answers in milliseconds; more than this and it does not run."""
+    grace: float = 1.0
+    """What peers have already contributed to a collective arrives in less than this."""
+    stop: float = 30.0
+    """A training thread reaches a collective or a step boundary within this, or is stuck."""
+    repair: float = 300.0
+    """For orders that move or load state: bounded by its size, not by us."""
+    regroup: float = 60.0
+    """Forming groups takes tens of milliseconds when everyone is there."""
+    join: float = 300.0
+    """From spawning a process to its `Session.run`: imports and the building of a model."""
+    save: float = 1800.0
+    """Writing a shard to a slow file system."""
+    leave: float = 5.0
+    """What a rank gets to unwind when the job is over."""
+    first_step: float = 600.0
+    """The limit for a step before step times are known: compilation, caches."""
+    stall_floor: float = 3.0
+    """No stall is called earlier: a busy machine pauses a process for a second now and then."""
+    stall_factor: float = 20.0
+    """How many median steps without any progress make a stall."""
+    node_silence: float = 10.0
+    """A node that sends no beat for this long, while others do, is lost."""

@@ -1,0 +1,331 @@
+"""
+The rank machine: what one worker makes of the orders it hears. Pure, like the job machine.
+
+Its shell is the control thread. The training thread is either in the user's loop, or out of it and
+carrying out one order after another; `Left` says that it is out. A newer round of an incident
+makes everything older void: what is under way is aborted, what is queued is dropped.
+"""
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from tft.protocol.messages import (
+    Answered,
+    Complete,
+    End,
+    Freeze,
+    OrderName,
+    Position,
+    RankOrder,
+    SavedFile,
+    Stop,
+)
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """
+    An order for this rank was heard, maybe not for the first time.
+    """
+
+    at: float
+    name: OrderName
+    order: RankOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locked:
+    """
+    No update window opens any more; this is where the training thread stands.
+    """
+
+    at: float
+    position: Position
+    held: int | None
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """
+    From now on the training thread leaves the loop at the next edge of an update window; this is
+    where it stands.
+    """
+
+    at: float
+    position: Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """
+    The training thread has left the loop and waits for orders.
+    """
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """
+    The training thread has carried out an order, or failed to.
+    """
+
+    order: RankOrder
+    name: OrderName
+    failure: str | None
+    position: Position
+    held: int | None
+    files: tuple[SavedFile, ...]
+    began: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Woken:
+    """
+    The moment named by `next_deadline` has come.
+    """
+
+    at: float
+
+
+RankEvent = Ordered | Locked | Leaving | Left | Done | Woken
+
+# ---------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """
+    Hold the training thread back from its next update window, and say where it stands.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAfter:
+    """
+    Let the training thread finish step `step` if it has not; then it leaves the loop.
+    """
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """
+    Bring the training thread out of whatever it may hang in.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execute:
+    """
+    Hand this order to the training thread.
+    """
+
+    name: OrderName
+    order: RankOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """
+    Report this.
+    """
+
+    answer: Answered
+
+
+RankCommand = Lock | LeaveAfter | Abort | Execute | Answer
+
+AGAIN = 0.05
+"""Seconds between aborts: one that comes just before the training thread enters a collective, or
+begins to form a group, finds nothing to abort."""
+
+
+@dataclass(slots=True)
+class RankMachine:
+    """
+    One process of one rank. Starts out of the loop, with nothing to do.
+    """
+
+    rank: int
+    incarnation: int
+    epoch: int = 0
+    key: tuple[int, int] = (-1, 0)
+    """Incident and round that are obeyed."""
+    inside: bool = False
+    """The training thread is in the loop, or on its way into it."""
+    busy: bool = False
+    """The training thread is carrying out an order."""
+    position: Position = field(default_factory=lambda: Position(step=0, window=False))
+    _queue: list[Execute] = field(default_factory=list)
+    _stop: Stop | None = None
+    _stop_at: float = 0.0
+    _wake: float | None = None
+    _freeze_at: float | None = None
+    _heard: set[OrderName] = field(default_factory=set)
+    _answers: dict[OrderName, Answered] = field(default_factory=dict)
+
+    def handle(self, event: RankEvent) -> list[RankCommand]:
+        """
+        The one door.
+        """
+        match event:
+            case Ordered():
+                return self._ordered(event)
+            case Locked():
+                return self._locked(event)
+            case Leaving():
+                return self._leaving(event)
+            case Left():
+                self.inside = False
+                self._wake = None
+                return self._next()
+            case Done():
+                return self._done(event)
+            case Woken():
+                if self._wake is None or event.at < self._wake:
+                    return []
+                return self._abort(event.at)
+            case _:
+                assert_never(event)
+
+    def next_deadline(self) -> float | None:
+        """
+        When `Woken` is due, or None.
+        """
+        return self._wake
+
+    def _abort(self, at: float) -> list[RankCommand]:
+        self._wake = at + AGAIN
+        return [Abort()]
+
+    def _ordered(self, event: Ordered) -> list[RankCommand]:
+        order = event.order
+        key = (order.incident, order.round)
+        if order.epoch < self.epoch or key < self.key:
+            return []  # of a controller, or a round, that is over
+        self.epoch = order.epoch
+        if key == self.key and event.name in self._heard:
+            answer = self._answers.get(event.name)
+            return [] if answer is None else [Answer(answer=answer)]
+        commands: list[RankCommand] = []
+        if key > self.key:
+            commands += self._begin(key, event.at)
+        self._heard.add(event.name)
+        match order:
+            case Freeze():
+                self._freeze_at = event.at
+                commands.append(Lock())
+            case Stop():
+                self._stop, self._stop_at = order, event.at
+                commands += [LeaveAfter(step=order.finish)] if self.inside else self._next()
+            case Complete() | End() if self.inside:
+                # the job is over for this rank wherever it is: it leaves at the next edge
+                self._queue.append(Execute(name=event.name, order=order))
+                commands += [LeaveAfter(step=0), *self._abort(event.at)]
+            case _:
+                self._queue.append(Execute(name=event.name, order=order))
+                commands += self._next()
+        return commands
+
+    def _begin(self, key: tuple[int, int], at: float) -> list[RankCommand]:
+        self.key = key
+        self._heard, self._answers, self._queue = set(), {}, []
+        self._stop = self._wake = None
+        return self._abort(at) if self.busy else []
+
+    def _locked(self, event: Locked) -> list[RankCommand]:
+        self.position = event.position
+        if self._freeze_at is None:
+            return []
+        answer = self._answer(
+            "freeze",
+            position=event.position,
+            held=event.held,
+            began=self._freeze_at,
+            at=event.at,
+            waiting=event.waiting or not self.inside,
+        )
+        self._freeze_at = None
+        return [answer]
+
+    def _leaving(self, event: Leaving) -> list[RankCommand]:
+        self.position = event.position
+        if not self.inside or self._stop is None:
+            return []
+        if event.position.step >= self._stop.finish:
+            return self._abort(event.at)  # what it computes now will not be finished by anyone
+        self._wake = event.at + self._stop.grace
+        return []
+
+    def _next(self) -> list[RankCommand]:
+        if self.inside or self.busy:
+            return []
+        if self._stop is not None:
+            self.busy = True
+            stop, self._stop = self._stop, None
+            return [Execute(name="stop", order=stop)]
+        if not self._queue:
+            return []
+        self.busy = True
+        execute = self._queue.pop(0)
+        if execute.name == "resume":
+            self.inside = True
+        return [execute]
+
+    def _done(self, event: Done) -> list[RankCommand]:
+        self.busy = False
+        if not self.inside:
+            self._wake = None
+        self.position = event.position
+        if event.name == "resume" and event.failure is not None:
+            self.inside = False
+        commands: list[RankCommand] = []
+        if (event.order.incident, event.order.round) == self.key:
+            began = self._stop_at if event.name == "stop" else event.began
+            commands.append(
+                self._answer(
+                    event.name,
+                    failure=event.failure,
+                    position=event.position,
+                    held=event.held,
+                    files=event.files,
+                    began=began,
+                    at=event.at,
+                )
+            )
+        return [*commands, *self._next()]
+
+    def _answer(
+        self,
+        name: OrderName,
+        *,
+        position: Position,
+        held: int | None,
+        began: float,
+        at: float,
+        failure: str | None = None,
+        waiting: bool = False,
+        files: tuple[SavedFile, ...] = (),
+    ) -> Answer:
+        answer = Answered(
+            rank=self.rank,
+            incarnation=self.incarnation,
+            incident=self.key[0],
+            round=self.key[1],
+            order=name,
+            failure=failure,
+            position=position,
+            held=held,
+            waiting=waiting,
+            files=files,
+            began=began,
+            at=at,
+        )
+        self._answers[name] = answer
+        return Answer(answer=answer)

@@ -1,0 +1,94 @@
+"""
+The report of a job (schema 1), made from its incidents. The words are those of
+`docs/contracts.md`.
+"""
+
+from collections.abc import Callable, Sequence
+
+from tft.core.incident import Fault, Incident
+
+SECONDS = ("detect", "freeze", "clear", "await", "rebuild", "repair", "rollback", "resume")
+"""The phases of the report whose spans are always named, in the order they usually begin."""
+
+Moment = Callable[[Fault], float | None]
+"""When a fault really happened, where somebody knows better than its first evidence."""
+
+
+def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
+    """
+    One entry of `incidents`. Times are seconds from the fault.
+    """
+    roots = incident.roots()
+    known = [at for fault in roots if (at := moment(fault)) is not None]
+    seen = min((fault.seen for fault in incident.faults), default=incident.opened)
+    began = min(known, default=seen)
+    phases = [
+        {"name": p.name, "rank": p.rank, "start": p.start - began, "end": p.end - began}
+        for p in sorted(incident.phases, key=lambda p: (p.start, p.end))
+    ]
+    seconds: dict[str, float | None] = {
+        name: _span(incident, name) for name in SECONDS if name != "detect"
+    }
+    if known:
+        phases.insert(0, {"name": "detect", "rank": None, "start": 0.0, "end": seen - began})
+    ended = incident.closed if incident.closed is not None else _last(incident)
+    return {
+        "id": incident.number,
+        "faults": [_fault_report(fault, moment, began) for fault in roots],
+        "strategy": incident.strategy,
+        "tried": [{"strategy": name, "why_not": why} for name, why in incident.tried],
+        "step": incident.step,
+        "steps_lost": incident.steps_lost,
+        "pids_kept": _pids_kept(incident),
+        "processes_started": incident.started,
+        "phases": phases,
+        "seconds": {
+            "detect": seen - began if known else None,
+            **seconds,
+            "total": ended - began,
+        },
+    }
+
+
+def job_report(
+    result: str, steps: int, code: int, incidents: Sequence[dict[str, object]]
+) -> dict[str, object]:
+    """
+    The whole report; `incidents` are those of earlier runs of a resumed job, then this one's.
+    """
+    return {
+        "schema": 1,
+        "result": result,
+        "steps": steps,
+        "exit_code": code,
+        "incidents": list(incidents),
+    }
+
+
+def _fault_report(fault: Fault, moment: Moment, began: float) -> dict[str, object]:
+    at = moment(fault)
+    return {
+        "kind": fault.kind,
+        "rank": fault.rank,
+        "step": fault.step,
+        "at": (fault.seen if at is None else at) - began,
+        "evidence": fault.evidence,
+    }
+
+
+def _span(incident: Incident, name: str) -> float:
+    stretches = [phase for phase in incident.phases if phase.name == name]
+    if not stretches:
+        return 0.0
+    return max(p.end for p in stretches) - min(p.start for p in stretches)
+
+
+def _last(incident: Incident) -> float:
+    return max((phase.end for phase in incident.phases), default=incident.opened)
+
+
+def _pids_kept(incident: Incident) -> bool | None:
+    if incident.strategy not in ("retry", "recover"):
+        return None
+    named = incident.faulty() if incident.strategy == "recover" else set()
+    return all(kept for rank, kept in incident.kept.items() if rank not in named)

@@ -1,0 +1,97 @@
+"""
+The ranks as the controller knows them.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tft.core.planner import Holder
+from tft.protocol.messages import Joined, Position
+
+
+class Process(StrEnum):
+    """
+    How far the process of a rank has come.
+    """
+
+    ABSENT = "absent"
+    """None was asked for yet."""
+    ORDERED = "ordered"
+    """The agent was told to start one."""
+    SPAWNED = "spawned"
+    """It runs; whether it will ever call `tft.init` is not known."""
+    JOINED = "joined"
+    """It has called `tft.init`."""
+    READY = "ready"
+    """It has adopted its state and takes orders."""
+    GONE = "gone"
+    """It has ended."""
+
+
+START = Position(step=0, window=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """
+    A rank: where it is placed, who sits there, what it holds.
+    """
+
+    rank: int
+    node: int | None = None
+    incarnation: int = -1
+    """Of the process that was ordered last."""
+    process: Process = Process.ABSENT
+    pid: int = 0
+    started: int = 0
+    address: str = ""
+    strategies: frozenset[str] = frozenset()
+    shards: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    position: Position = START
+    held: int | None = None
+    trusted: bool = True
+    training: bool = False
+    finished: bool = False
+    doomed: str = ""
+    """Why the agent was told to end it; empty while it was not."""
+    blame: str = ""
+    """The kind of fault its end will be reported as; empty: `process`."""
+    spawned: float = 0.0
+    private: dict[int, str] = field(default_factory=dict)
+    """What a lost process had captured last, by step."""
+
+    @property
+    def ready(self) -> bool:
+        """
+        The rank takes orders.
+        """
+        return self.process is Process.READY
+
+    def holder(self) -> Holder:
+        """
+        The rank as the planner sees it.
+        """
+        return Holder(rank=self.rank, address=self.address, held=self.held, trusted=self.trusted)
+
+    def order(self, at: float) -> None:
+        """
+        A new process was asked for.
+        """
+        self.incarnation += 1
+        self.process = Process.ORDERED
+        self.pid = self.started = 0
+        self.held = None
+        self.trusted = True
+        self.training = self.finished = False
+        self.doomed = self.blame = ""
+        self.position = START
+        self.spawned = at
+
+    def join(self, message: Joined) -> None:
+        """
+        The process that was asked for has called `tft.init`.
+        """
+        self.process = Process.JOINED
+        self.pid, self.started = message.pid, message.started
+        self.address = message.address
+        self.strategies = frozenset(message.strategies)

@@ -1,0 +1,79 @@
+"""
+Notices that nobody moves: learns the job's own step times from the beats and says when the
+silence is longer than they allow. Pure; beats come by the ten thousand, so they are judged here
+and only the verdict becomes an event of the job machine.
+"""
+
+from collections import deque
+from statistics import median
+
+from tft.core.policy import Policy
+from tft.protocol.messages import Beat
+
+LEARNT = 5
+"""Steps seen before their times are believed: the first ones warm caches up."""
+REMEMBERED = 64
+"""Steps remembered: enough for a median, few enough to follow a job that changes."""
+
+
+class Watch:
+    """
+    Fed with every beat; asked for its verdict after each.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._durations: deque[float] = deque(maxlen=REMEMBERED)
+        self._last: dict[int, tuple[int, int, float]] = {}  # rank: incarnation, step, moved
+        self._moved = float("-inf")
+        self._beats: dict[int, float] = {}
+
+    def limit(self) -> float:
+        """
+        How long nobody may move, in seconds.
+        """
+        if len(self._durations) < LEARNT:
+            return self._policy.first_step
+        return max(
+            self._policy.stall_floor,
+            self._policy.stall_factor * median(self._durations),
+            3 * max(self._durations),
+        )
+
+    def resumed(self, at: float) -> None:
+        """
+        Training goes on from here: silence before `at` is not held against it.
+        """
+        self._moved = max(self._moved, at)
+        self._last.clear()
+
+    def heard(self, beat: Beat, at: float) -> float | None:
+        """
+        Takes a beat that arrived `at`; returns the seconds of silence when it is a stall.
+
+        The silence is taken from the node's own clock: a broker that was away delays beats, and
+        a delayed beat is not a rank that hangs.
+        """
+        self._beats[beat.node] = at
+        training = [pulse for pulse in beat.pulses if pulse.training]
+        for pulse in training:
+            last = self._last.get(pulse.rank)
+            step = pulse.position.step
+            if last is not None and last[0] == pulse.incarnation and step > last[1]:
+                self._durations.append((pulse.moved - last[2]) / (step - last[1]))
+            if last is None or step != last[1] or pulse.incarnation != last[0]:
+                self._last[pulse.rank] = (pulse.incarnation, step, pulse.moved)
+            self._moved = max(self._moved, pulse.moved)
+        silence = beat.at - self._moved
+        return silence if training and silence > self.limit() else None
+
+    def silent(self, at: float) -> list[int]:
+        """
+        The nodes without a beat for too long while another one beats.
+        """
+        if not self._beats or at - max(self._beats.values()) > 1.0:
+            return []  # nobody is heard: that is the bus, or us
+        gone = [n for n, last in self._beats.items() if at - last > self._policy.node_silence]
+        for node in gone:
+            del self._beats[node]
+        return gone

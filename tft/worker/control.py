@@ -1,0 +1,236 @@
+"""
+The control thread: the worker's half that hears orders and reports, off the training thread.
+
+Dull on purpose: it reads the bus, hands what came to the rank machine, and does what that says.
+"""
+
+import asyncio
+import os
+import threading
+from typing import Protocol, assert_never, get_args
+
+import structlog
+
+from tft.bus.base import Bus, Gone, Heard, Malformed, Present
+from tft.bus.zeromq import open_bus
+from tft.clock import SystemClock
+from tft.config import RankSettings
+from tft.core.delivery import Outbox
+from tft.core.rank import (
+    Abort,
+    Answer,
+    Execute,
+    LeaveAfter,
+    Leaving,
+    Lock,
+    Locked,
+    Ordered,
+    RankCommand,
+    RankEvent,
+    RankMachine,
+    Woken,
+)
+from tft.errors import InternalError, PeerError, RankTaken
+from tft.protocol.messages import (
+    Joined,
+    Lead,
+    OrderName,
+    Position,
+    RankOrder,
+    RankReport,
+    Refused,
+)
+from tft.protocol.topics import ORDERS, REPORTS
+
+REPEAT = 0.1
+"""Seconds between repetitions of what the controller has not acknowledged."""
+PATIENCE = 60.0
+"""Seconds for the controller to accept this rank: it may be starting again right now."""
+RANK_ORDERS: tuple[type, ...] = get_args(RankOrder)
+
+log = structlog.get_logger()
+
+
+class TrainingThread(Protocol):
+    """
+    What the control thread asks of the other half.
+    """
+
+    def position(self) -> Position: ...
+    def held(self) -> int | None: ...
+    def waiting(self) -> bool: ...
+    def lock(self) -> None: ...
+    def leave_after(self, step: int) -> None: ...
+    def execute(self, execute: Execute) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Control:
+    """
+    One thread, one event loop, one bus. `report` and `tell` may be called from any thread.
+    """
+
+    def __init__(self, settings: RankSettings, training: TrainingThread) -> None:
+        self._settings = settings
+        self._training = training
+        self._clock = SystemClock()
+        self._machine = RankMachine(rank=settings.rank, incarnation=settings.incarnation)
+        self._outbox = Outbox()
+        self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
+        self._thread = threading.Thread(target=self._run, name="tft-control", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._bus: Bus | None = None
+        self._joined: Joined | None = None
+        self._accepted = threading.Event()
+        self._refused = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = asyncio.Event()
+
+    def start(self, joined: Joined) -> None:
+        """
+        Joins the job; returns once the controller has accepted it. Raises `RankTaken`, or
+        `PeerError` when no controller answers.
+        """
+        self._joined = joined
+        self._thread.start()
+        if not self._accepted.wait(PATIENCE):
+            raise PeerError(
+                f"no controller answered rank {joined.rank} within {PATIENCE:.0f} s at the broker "
+                f"{self._settings.broker}: see controller.log in {self._settings.run_dir}/logs"
+            )
+        if self._refused:
+            raise RankTaken(self._refused)
+
+    def close(self) -> None:
+        """
+        Leaves the bus; what is not acknowledged by now is lost.
+        """
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(timeout=2.0)
+
+    def report(self, message: RankReport) -> None:
+        """
+        Sends a report, and repeats it until it is acknowledged.
+        """
+        self._call(self._post, message)
+
+    def tell(self, event: RankEvent) -> None:
+        """
+        Hands an event of the training thread to the rank machine.
+        """
+        self._call(self._handle, event)
+
+    def _call(self, function: object, argument: object) -> None:
+        if self._loop is None:
+            raise InternalError("the control thread was used before it had started")
+        self._loop.call_soon_threadsafe(function, argument)  # type: ignore[arg-type] # bound methods, each with its own argument
+
+    # ---------------------------------------------------------------- on the control thread
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException:
+            log.critical("control_thread_died", rank=self._settings.rank, exc_info=True)
+            os._exit(70)  # the agent sees it at once, and the rank is replaced
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        settings = self._settings
+        async with open_bus(
+            settings.broker, job=settings.job, sender=self._sender, topics=(ORDERS,)
+        ) as bus:
+            self._bus = bus
+            await bus.listened(REPORTS)
+            if self._joined is not None:
+                self._post(self._joined)
+            tasks = [asyncio.create_task(self._listen(bus)), asyncio.create_task(self._repeat(bus))]
+            closing = asyncio.create_task(self._closing.wait())
+            done, _ = await asyncio.wait([*tasks, closing], return_when=asyncio.FIRST_COMPLETED)
+            for task in (*tasks, closing):
+                task.cancel()
+            for task in done - {closing}:
+                task.result()
+
+    async def _listen(self, bus: Bus) -> None:
+        while True:
+            arrival = await bus.receive()
+            match arrival:
+                case Heard(envelope=envelope):
+                    self._hear(envelope.message)
+                case Malformed(why=why):
+                    log.warning("malformed_message", why=why)
+                case Present() | Gone():
+                    pass
+                case _:
+                    assert_never(arrival)
+
+    async def _repeat(self, bus: Bus) -> None:
+        while True:
+            await asyncio.sleep(REPEAT)
+            for number, message in self._outbox.pending():
+                bus.publish(REPORTS, message, number=number)
+
+    def _hear(self, message: object) -> None:
+        rank = self._settings.rank
+        if isinstance(message, Lead):
+            self._outbox.acknowledge(message.heard.get(self._sender, 0))
+            if message.heard.get(self._sender, 0):
+                self._accepted.set()
+        elif isinstance(message, Refused):
+            joined = self._joined
+            if joined and (message.pid, message.started) == (joined.pid, joined.started):
+                self._refused = message.why
+                self._accepted.set()
+        elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every rank order has `to`
+            order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
+            name: OrderName = type(order).__name__.lower()  # type: ignore[assignment] # the class names are the order names
+            self._handle(Ordered(at=self._clock.now(), name=name, order=order))
+
+    def _post(self, message: RankReport) -> None:
+        number = self._outbox.add(message)
+        if self._bus is not None:
+            self._bus.publish(REPORTS, message, number=number)
+
+    def _handle(self, event: RankEvent) -> None:
+        for command in self._machine.handle(event):
+            self._do(command)
+        self._set_timer()
+
+    def _do(self, command: RankCommand) -> None:
+        training = self._training
+        match command:
+            case Lock():
+                training.lock()
+                self._handle(
+                    Locked(
+                        at=self._clock.now(),
+                        position=training.position(),
+                        held=training.held(),
+                        waiting=training.waiting(),
+                    )
+                )
+            case LeaveAfter(step=step):
+                training.leave_after(step)
+                self._handle(Leaving(at=self._clock.now(), position=training.position()))
+            case Abort():
+                training.abort()
+            case Execute():
+                training.execute(command)
+            case Answer(answer=answer):
+                self._post(answer)
+            case _:
+                assert_never(command)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._machine.next_deadline()
+        if deadline is not None and self._loop is not None:
+            delay = max(0.0, deadline - self._clock.now())
+            self._timer = self._loop.call_later(delay, self._wake)
+
+    def _wake(self) -> None:
+        self._handle(Woken(at=self._clock.now()))

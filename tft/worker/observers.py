@@ -1,0 +1,68 @@
+"""
+The plugins of a worker: told what happens, under a guard.
+
+A plugin that fails is logged and the job goes on, unless what it raises names a fault kind
+(`tft_fault_kind`): that is an observer reporting a fault at this rank, through the same door as
+the framework's own exceptions.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pluggy
+import structlog
+
+from tft.hooks import SessionView
+from tft.plugins import call_guarded
+from tft.protocol.messages import OrderName
+
+log = structlog.get_logger()
+
+
+class Observers:
+    """
+    What the plugins returned from `tft_opened`.
+    """
+
+    def __init__(self, plugins: pluggy.PluginManager) -> None:
+        self._plugins = plugins
+        self._watchers: list[object] = []
+        self.watch_windows = False
+        """Somebody wants every step: else the training thread does not even ask."""
+
+    def opened(self, session: SessionView) -> None:
+        """
+        `tft.init` has succeeded.
+        """
+        self._watchers = call_guarded(self._plugins, "tft_opened", session=session)
+        self.watch_windows = any(hasattr(w, "tft_on_window_closed") for w in self._watchers)
+
+    def adopted(self, parts: Mapping[str, Any]) -> None:
+        """
+        The user has handed over these objects.
+        """
+        self._tell("tft_on_adopted", parts=parts)
+
+    def window_closed(self, step: int) -> None:
+        """
+        The update window of `step` has closed.
+        """
+        self._tell("tft_on_window_closed", step=step)
+
+    def order(self, order: OrderName, incident: int, step: int) -> None:
+        """
+        An order is about to be carried out.
+        """
+        self._tell("tft_on_order", order=order, incident=incident, step=step)
+
+    def _tell(self, hook: str, **facts: object) -> None:
+        for watcher in self._watchers:
+            method: Callable[..., None] | None = getattr(watcher, hook, None)
+            if method is None:
+                continue
+            try:
+                method(**facts)
+            except Exception as error:
+                if hasattr(error, "tft_fault_kind"):
+                    raise
+                log.warning("plugin_failed", hook=hook, plugin=repr(watcher), exc_info=True)

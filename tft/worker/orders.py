@@ -1,0 +1,207 @@
+"""
+The hands of a worker: how each order of an incident is carried out with the adaptor's hooks, on
+the training thread.
+"""
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol, assert_never
+
+import pluggy
+
+from tft import checkpoint
+from tft.clock import SystemClock
+from tft.errors import OrderRefused
+from tft.hooks import Buffer, Parcel
+from tft.page import Page
+from tft.protocol.messages import (
+    Commit,
+    Complete,
+    End,
+    Fetch,
+    Freeze,
+    Load,
+    RankOrder,
+    Rebuild,
+    Regroup,
+    Resume,
+    Rollback,
+    Save,
+    SavedFile,
+    Stop,
+)
+from tft.transfer.client import fetch
+
+
+class State(Protocol):
+    """
+    What the hands read and write of the session.
+    """
+
+    completed: int
+    window_open: bool
+    torn: bool
+    model: object
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+
+    @property
+    def world(self) -> int:
+        """World size."""
+
+    @property
+    def job(self) -> str:
+        """The job's name, and the key of its transfer ports."""
+
+    @property
+    def adaptor(self) -> str:
+        """The adaptor's name."""
+
+    def held(self) -> int | None:
+        """The step whose whole state is in memory."""
+
+
+class Hands:
+    """
+    Carries out orders. `abandoned` is set when what is under way has become void.
+    """
+
+    def __init__(self, state: State, hook: pluggy.HookRelay, page: Page) -> None:
+        self._state = state
+        self._hook = hook
+        self._page = page
+        self._interrupted: tuple[int, bytes] = (-1, b"")
+        self.abandoned = threading.Event()
+
+    def interrupted(self, step: int, private: bytes) -> None:
+        """
+        The loop was left in the middle of `step`; this was the private state then. It is that of
+        the step's end for a rank whose sums were cut off while those of others were not.
+        """
+        self._interrupted = (step, private)
+
+    def carry_out(self, order: RankOrder) -> tuple[SavedFile, ...]:
+        """
+        Does what the order says; returns the files it has written. What fails raises.
+        """
+        match order:
+            case Stop():
+                self._hook.tft_clear()
+            case Load():
+                self._load(order)
+            case Fetch():
+                self._fetch(order)
+            case Regroup():
+                self._hook.tft_regroup(
+                    name=order.name,
+                    host=order.host,
+                    port=order.port,
+                    rank=self._state.rank,
+                    world=self._state.world,
+                )
+            case Rebuild():
+                self._state.model = self._hook.tft_rebuild()
+            case Rollback():
+                self._hook.tft_rollback(private=self._private(order.step))
+            case Save():
+                return self._save(order)
+            case Commit():
+                self._commit(order)
+            case Freeze() | Resume() | Complete() | End():
+                raise OrderRefused(f"{type(order).__name__} is no work for the training thread")
+            case _:
+                assert_never(order)
+        return ()
+
+    def give(self, shard: str, step: int) -> Parcel:
+        """
+        A shard for another rank, if this one holds it at `step`. On a transfer thread.
+        """
+        held = self._state.held()
+        if held != step:
+            raise OrderRefused(
+                f"rank {self._state.rank} holds step {held}, not step {step}, of shard {shard!r}"
+            )
+        parcel: Parcel = self._hook.tft_give(shard=shard)
+        return parcel
+
+    def _fetch(self, order: Fetch) -> None:
+        self._state.torn = True
+        for transfer in order.transfers:
+            fetch(
+                transfer,
+                order.step,
+                job=self._state.job,
+                rank=self._state.rank,
+                take=partial(self._hook_take, transfer.shard),
+                taken=partial(self._hook_taken, transfer.shard),
+                abandoned=self.abandoned,
+            )
+        self._hold(order.step)
+
+    def _hook_take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        buffers: Sequence[Buffer] = self._hook.tft_take(shard=shard, meta=meta)
+        return buffers
+
+    def _hook_taken(self, shard: str, meta: bytes) -> None:
+        self._hook.tft_taken(shard=shard, meta=meta)
+
+    def _load(self, order: Load) -> None:
+        self._state.torn = True
+        directory = Path(order.directory)
+        for copies in self._hook.tft_shards(rank=self._state.rank, world=self._state.world):
+            self._hook.tft_load(directory=directory, shard=copies.shard)
+        private = checkpoint.read_private(directory, self._state.rank)
+        self._page.capture(order.step, private, True)
+        self._hold(order.step)
+
+    def _hold(self, step: int) -> None:
+        self._state.completed = step
+        self._state.window_open = self._state.torn = False
+        self._page.move(step, False, SystemClock().now())
+
+    def _private(self, step: int) -> bytes:
+        """
+        This rank's own state at the end of `step`, captured here or by the process before.
+        """
+        captured = self._page.private().get(step)
+        if captured is not None:
+            return captured
+        if step == self._interrupted[0]:
+            return self._interrupted[1]
+        if step == 0:  # nothing was ever captured: the state the script has set up is the one
+            fresh: bytes = self._hook.tft_capture()
+            self._page.capture(0, fresh, True)
+            return fresh
+        raise OrderRefused(
+            f"rank {self._state.rank} has no RNG and data position of step {step}: it kept those "
+            f"of steps {sorted(self._page.private())}"
+        )
+
+    def _save(self, order: Save) -> tuple[SavedFile, ...]:
+        directory = checkpoint.partial(Path(order.directory))
+        directory.mkdir(parents=True, exist_ok=True)
+        files = [
+            checkpoint.digest_file(directory, name)
+            for shard in order.shards
+            for name in self._hook.tft_save(directory=directory, shard=shard)
+        ]
+        own = self._private(order.step)
+        files.append(checkpoint.write_private(directory, self._state.rank, own))
+        for rank, private in order.private.items():
+            files.append(checkpoint.write_private(directory, rank, bytes.fromhex(private)))
+        return tuple(files)
+
+    def _commit(self, order: Commit) -> None:
+        final = Path(order.directory)
+        manifest = checkpoint.manifest(
+            step=order.step,
+            world=self._state.world,
+            adaptor=self._state.adaptor,
+            files=order.files,
+        )
+        checkpoint.commit(checkpoint.partial(final), final, manifest)

@@ -1,0 +1,443 @@
+"""
+The session: the training thread's half of a worker.
+
+`Session.run` keeps the training thread either in the user's `train` or at work on the orders of
+an incident, one after another, in the order in which the control thread hands them over.
+"""
+
+import atexit
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import structlog
+
+from tft.clock import SystemClock
+from tft.config import RankSettings, rank_settings
+from tft.core.rank import Done, Execute, Left
+from tft.errors import Interrupted, JobEnded, UsageError
+from tft.hooks import Parcel
+from tft.page import Page
+from tft.plugins import load_adaptor, load_plugins
+from tft.protocol.messages import (
+    Complete,
+    End,
+    Faulted,
+    Finished,
+    Joined,
+    Position,
+    Ready,
+    Resume,
+    SavedFile,
+    Trained,
+)
+from tft.transfer.server import ShardServer
+from tft.worker.control import Control
+from tft.worker.observers import Observers
+from tft.worker.orders import Hands
+from tft.worker.process import started_ticks
+
+NEVER = sys.maxsize
+"""A step no job reaches: no lock, no leaving."""
+
+log = structlog.get_logger()
+
+
+class UpdateWindow:
+    """
+    What `Session.update` returns: the span in which a rank changes its state in place.
+    """
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._session.open_window()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:  # else the state is torn, and the window stays open to say so
+            self._session.close_window()
+
+
+class Session:
+    """
+    One rank's part in a fault-tolerant job. Made by `init`; used on the training thread.
+    """
+
+    def __init__(self, settings: RankSettings) -> None:
+        self._settings = settings
+        self._clock = SystemClock()
+        self._adaptor = load_adaptor(settings.adaptor)
+        self._page = Page.open(settings.page)
+        self._server = ShardServer(settings.host, settings.job, self._give)
+        self._control = Control(settings, self)
+        self._orders: queue.SimpleQueue[Execute] = queue.SimpleQueue()
+        self._observers = Observers(load_plugins())
+        self._window = UpdateWindow(self)
+        self._hands = Hands(self, self._adaptor.hook, self._page)
+        self._capture: Callable[[], bytes] = self._adaptor.hook.tft_capture
+        self._adopted = False
+        self._thread = threading.get_ident()
+        self._inside = False
+        self._announce = False
+        self._gate = threading.Condition()
+        self._lock = NEVER
+        self._leave_after = NEVER
+        self.model: Any = None  # Any: whatever the user's factory returned
+        self.completed = 0
+        self.window_open = False
+        self.torn = False
+
+    # ---------------------------------------------------------------- what the user sees
+
+    @property
+    def rank(self) -> int:
+        """
+        Global rank.
+        """
+        return self._settings.rank
+
+    @property
+    def world(self) -> int:
+        """
+        World size.
+        """
+        return self._settings.world
+
+    @property
+    def incarnation(self) -> int:
+        """
+        How many processes held this rank before this one.
+        """
+        return self._settings.incarnation
+
+    @property
+    def run_dir(self) -> Path:
+        """
+        Where this run keeps its records.
+        """
+        return self._settings.run_dir
+
+    @property
+    def job(self) -> str:
+        """
+        The job's name.
+        """
+        return self._settings.job
+
+    @property
+    def adaptor(self) -> str:
+        """
+        The name of the adaptor in use.
+        """
+        return self._settings.adaptor
+
+    @property
+    def step(self) -> int:
+        """
+        The optimizer step being computed, 1-based.
+        """
+        return self.completed + 1
+
+    def adopt(self, *, wrap: Callable[[], Any] | None = None, **parts: Any) -> None:
+        """
+        Hands over what makes up the training state: `model`, `optimizer`, and if there are any
+        `scheduler` and `data` (an object whose `state_dict()` is its position). `wrap` builds the
+        wrapper round the model (`lambda: DDP(model)`); it is called at the start and after every
+        incident, and what it returns is `session.model`.
+
+        Raises `UsageError` for what the adaptor cannot handle. `Any`: the framework's own types.
+        """
+        self._adaptor.hook.tft_adopt(parts=parts, wrap=wrap)
+        self._adopted = True
+        self._observers.adopted(parts)
+
+    def run(self, train: Callable[["Session"], None]) -> None:
+        """
+        Calls `train(session)`, and calls it again from the agreed step after every incident.
+        Returns when all ranks have finished.
+
+        Raises `JobEnded` when the job ends before that.
+        """
+        if not self._adopted:
+            raise UsageError("session.run needs something to keep: call session.adopt first")
+        shards = self._adaptor.hook.tft_shards(rank=self.rank, world=self.world)
+        self._control.report(
+            Ready(
+                rank=self.rank,
+                incarnation=self.incarnation,
+                shards=tuple(shards),
+                at=self._clock.now(),
+            )
+        )
+        while True:
+            execute = self._orders.get()
+            match execute.order:
+                case Resume():
+                    self._control.tell(self._done(execute, self._clock.now()))
+                    self._enter(train)
+                case Complete():
+                    self._control.tell(self._done(execute, self._clock.now()))
+                    return
+                case End(code=code):
+                    self._control.tell(self._done(execute, self._clock.now()))
+                    raise JobEnded(code)
+                case _:
+                    self._carry_out(execute)
+
+    def steps(self, last: int) -> Iterator[int]:
+        """
+        The steps that are left to be computed, up to and including `last`.
+        """
+        while self.step <= last:
+            step = self.step
+            yield step
+            if self.step == step:
+                raise UsageError(
+                    f"step {step} has ended without an update window: put the optimizer's step "
+                    "into `with session.update():`"
+                )
+
+    def update(self) -> UpdateWindow:
+        """
+        The update window: `with session.update(): optimizer.step()`. Everything that changes
+        the state in place belongs inside; one window is one optimizer step.
+        """
+        return self._window
+
+    def digests(self) -> Mapping[str, str]:
+        """
+        Digests of parameters, optimizer, scheduler, RNG and data position.
+        """
+        digests: Mapping[str, str] = self._adaptor.hook.tft_digests()
+        return digests
+
+    # ---------------------------------------------------------------- the update window
+
+    def open_window(self) -> None:
+        """
+        The sums are complete: the state of the next step may be made.
+        """
+        step = self.completed + 1
+        self._page.capture(step, self._capture(), False)
+        self.window_open = True
+        self._page.move(self.completed, True, self._clock.now())
+        if step > self._lock:  # read after the window is marked: the control thread reads the
+            self._wait_at_window(step)  # mark after it has locked, so one of us sees the other
+
+    def close_window(self) -> None:
+        """
+        The state of the step is whole.
+        """
+        step = self.completed + 1
+        self._page.capture(step, self._capture(), True)
+        self.completed = step
+        self.window_open = False
+        now = self._clock.now()
+        self._page.move(step, False, now)
+        if self._announce:
+            self._announce = False
+            self._control.report(
+                Trained(rank=self.rank, incarnation=self.incarnation, step=step, at=now)
+            )
+        if self._observers.watch_windows:
+            self._observers.window_closed(step)
+        if step >= self._leave_after:
+            raise Interrupted
+
+    def _wait_at_window(self, step: int) -> None:
+        with self._gate:
+            self._gate.wait_for(lambda: step <= self._lock or step > self._leave_after)
+            if step <= self._lock:
+                return
+        self.window_open = False
+        self._page.move(self.completed, False, self._clock.now())
+        raise Interrupted
+
+    # ---------------------------------------------------------------- on the training thread
+
+    def _enter(self, train: Callable[["Session"], None]) -> None:
+        self._announce = True
+        self._page.train(True, self._clock.now())
+        self._inside = True
+        message: Faulted | Finished | None = None
+        try:
+            train(self)
+            message = Finished(
+                rank=self.rank,
+                incarnation=self.incarnation,
+                step=self.completed,
+                at=self._clock.now(),
+            )
+        except Interrupted:
+            self._hands.interrupted(self.step, self._capture())
+        except BaseException as error:  # noqa: BLE001 (whatever leaves the user's loop is a fault)
+            message = self._fault(error)
+            self._hands.interrupted(self.step, self._capture())
+        # Here no traceback holds the frames of the loop any more, nor the groups they used.
+        self._inside = False
+        self._page.train(False, self._clock.now())
+        if message is not None:
+            self._control.report(message)
+        self._control.tell(Left(at=self._clock.now()))
+
+    def _fault(self, error: BaseException) -> Faulted:
+        kind = self._adaptor.hook.tft_classify(error=error)
+        summary = traceback.format_exception_only(error)[-1].strip()
+        return Faulted(
+            rank=self.rank,
+            incarnation=self.incarnation,
+            kind=kind or "software",
+            step=self.step,
+            summary=summary,
+            traceback="".join(traceback.format_exception(error)),
+            position=self.position(),
+            at=self._clock.now(),
+        )
+
+    def _carry_out(self, execute: Execute) -> None:
+        began = self._clock.now()
+        failure: str | None = None
+        files: tuple[SavedFile, ...] = ()
+        try:
+            self._observers.order(execute.name, execute.order.incident, self.step)
+            files = self._hands.carry_out(execute.order)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+            log.warning("order_failed", order=execute.name, why=failure, exc_info=True)
+        self._control.tell(self._done(execute, began, failure, files))
+
+    def _done(
+        self,
+        execute: Execute,
+        began: float,
+        failure: str | None = None,
+        files: tuple[SavedFile, ...] = (),
+    ) -> Done:
+        return Done(
+            order=execute.order,
+            name=execute.name,
+            failure=failure,
+            position=self.position(),
+            held=self.held(),
+            files=files,
+            began=began,
+            at=self._clock.now(),
+        )
+
+    # ---------------------------------------------------------------- for the control thread
+
+    def position(self) -> Position:
+        """
+        Where the training thread stands.
+        """
+        return Position(step=self.completed, window=self.window_open)
+
+    def held(self) -> int | None:
+        """
+        The step whose whole state is in memory; None while it is torn.
+        """
+        return None if self.window_open or self.torn else self.completed
+
+    def lock(self) -> None:
+        """
+        No further window opens: whoever reaches one waits there.
+        """
+        self._lock = self.completed
+
+    def leave_after(self, step: int) -> None:
+        """
+        Windows up to `step` may still be passed; then the loop is left.
+        """
+        with self._gate:
+            self._lock = self._leave_after = step
+            self._gate.notify_all()
+
+    def execute(self, execute: Execute) -> None:
+        """
+        Hands an order to the training thread.
+        """
+        self._hands.abandoned.clear()
+        if isinstance(execute.order, Resume):
+            self._lock = self._leave_after = NEVER
+        self._orders.put(execute)
+
+    def abort(self) -> None:
+        """
+        Brings the training thread out of a collective, a transfer, the forming of a group.
+        """
+        self._hands.abandoned.set()
+        self._adaptor.hook.tft_quiesce()
+
+    def waiting(self) -> bool:
+        """
+        Whether the training thread may be waiting for other ranks.
+        """
+        if not self._inside:
+            return True
+        if self.window_open and self.completed + 1 > self._lock:
+            return True
+        frame: FrameType | None = sys._current_frames().get(self._thread)
+        return frame is None or bool(self._adaptor.hook.tft_waiting(frame=frame))
+
+    def _give(self, shard: str, step: int) -> Parcel:
+        return self._hands.give(shard, step)
+
+    # ---------------------------------------------------------------- opening
+
+    def open(self, at: float) -> Self:
+        """
+        Joins the job; `at` is when `tft.init` was called. Raises `RankTaken` when another
+        process holds this rank.
+        """
+        self._page.move(0, False, at)
+        self._page.train(False, at)
+        self._server.start()
+        pid, started = started_ticks()
+        joined = Joined(
+            rank=self.rank,
+            incarnation=self.incarnation,
+            world=self.world,
+            pid=pid,
+            started=started,
+            host=self._settings.host,
+            address=self._server.address,
+            adaptor=self._settings.adaptor,
+            strategies=tuple(self._adaptor.hook.tft_strategies()),
+            at=at,
+        )
+        self._control.start(joined)
+        atexit.register(self._close)
+        self._observers.opened(self)
+        return self
+
+    def _close(self) -> None:
+        self._control.close()
+        self._server.close()
+
+
+_session: Session | None = None
+
+
+def init() -> Session:
+    """
+    Joins the job this process was started for and returns its session; the same one when called
+    again. Raises `UsageError` where no tft agent started this process.
+    """
+    global _session
+    if _session is None:
+        at = SystemClock().now()
+        _session = Session(rank_settings()).open(at)
+    return _session
