@@ -523,7 +523,7 @@ def test_a_second_process_for_a_rank_is_refused_with_both_named() -> None:
             adaptor="fake",
             strategies=(),
             at=job.now,
-        )  # fmt: skip
+        )
     )
     (refused,) = job.orders(Refused)
     assert isinstance(refused, Refused)

@@ -21,8 +21,8 @@ from tft.protocol.messages import (
     End,
     EndNode,
     Exited,
-    FaultKind,
     Faulted,
+    FaultKind,
     Fetch,
     Finished,
     Freeze,
@@ -201,7 +201,7 @@ class ScriptedJob:
                 stack=stack,
                 private={one.step: "00", one.step + 1: "01"},
                 at=self.now,
-            )  # fmt: skip
+            )
         )
 
     def fault(self, rank: int, kind: FaultKind, text: str = "Boom: it broke") -> None:
@@ -220,7 +220,7 @@ class ScriptedJob:
                 traceback=f"Traceback\n{text}",
                 position=one.position,
                 at=self.now,
-            )  # fmt: skip
+            )
         )
 
     def finish(self) -> None:
@@ -230,9 +230,7 @@ class ScriptedJob:
         for one in self.ranks.values():
             one.training = False
             self.report(
-                Finished(
-                    rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now
-                )  # fmt: skip
+                Finished(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
             )
         self.settle()
 
@@ -329,7 +327,7 @@ class ScriptedJob:
                 incarnation=order.incarnation,
                 pid=1000 * (order.incarnation + 1) + order.rank,
                 at=self.now,
-            )  # fmt: skip
+            )
         )
         self.join(one)
         self.ready(one)
@@ -350,7 +348,7 @@ class ScriptedJob:
                 adaptor="fake",
                 strategies=("retry", "recover", "dump"),
                 at=self.now,
-            )  # fmt: skip
+            )
         )
 
     def ready(self, one: ScriptedRank) -> None:
@@ -390,7 +388,7 @@ class ScriptedJob:
                 files=files,
                 began=self.now,
                 at=self.now,
-            )  # fmt: skip
+            )
         )
         if isinstance(order, Complete | End):
             self.kill(one.rank, code=0 if isinstance(order, Complete) else order.code)

@@ -1,0 +1,106 @@
+"""
+Delivery: reports arrive once and in order, whatever the bus does to them.
+"""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tft.core.delivery import Inbox, Outbox
+from tft.protocol.messages import Report, Trained
+
+
+def trained(step: int) -> Trained:
+    return Trained(rank=0, incarnation=0, step=step, at=float(step))
+
+
+def test_reports_are_numbered_from_one_and_kept_in_order() -> None:
+    """
+    When reports are added, then they stay pending under the next numbers.
+    """
+    outbox = Outbox()
+
+    assert [outbox.add(trained(5)), outbox.add(trained(6))] == [1, 2]
+    assert outbox.pending() == [(1, trained(5)), (2, trained(6))]
+
+
+def test_an_acknowledgement_covers_everything_before_it() -> None:
+    """
+    When a number is acknowledged, then it and its predecessors are sent no more.
+    """
+    outbox = Outbox()
+    for step in (1, 2, 3):
+        outbox.add(trained(step))
+
+    outbox.acknowledge(2)
+    outbox.acknowledge(1)  # late
+
+    assert outbox.pending() == [(3, trained(3))]
+    assert outbox.add(trained(4)) == 4
+
+
+def test_only_the_next_report_of_a_sender_is_accepted() -> None:
+    """
+    When reports are repeated or come before their predecessor, then they are absorbed.
+    """
+    inbox = Inbox()
+
+    answers = [inbox.accept("rank.3/0", number) for number in (2, 1, 1, 3, 2, 3)]
+
+    assert answers == [False, True, False, False, True, True]
+    assert inbox.heard() == {"rank.3/0": 3}
+
+
+def test_another_incarnation_starts_its_own_count() -> None:
+    """
+    When the next process of a rank reports, then its first report is accepted.
+    """
+    inbox = Inbox({"rank.3/0": 7})
+
+    assert inbox.accept("rank.3/1", 1)
+    assert inbox.accept("rank.3/0", 8)
+    assert inbox.heard() == {"rank.3/0": 8, "rank.3/1": 1}
+
+
+def test_what_was_heard_is_a_copy() -> None:
+    """
+    When more is heard, then what was said before does not change.
+    """
+    inbox = Inbox()
+    before = inbox.heard()
+
+    inbox.accept("run", 1)
+
+    assert before == {}
+
+
+@given(st.data())
+def test_over_any_bad_bus_reports_arrive_once_and_in_order(data: st.DataObject) -> None:
+    """
+    When frames and acknowledgements are lost, doubled and reordered, and the receiver is started
+    again from what it heard, then every report is accepted once, in order.
+    """
+    outbox, inbox = Outbox(), Inbox()
+    reports = [trained(step) for step in range(1, data.draw(st.integers(1, 6)) + 1)]
+    unsent = list(reports)
+    accepted: list[Report] = []
+
+    def pass_on(frames: Sequence[tuple[int, Report]]) -> None:
+        accepted.extend(report for number, report in frames if inbox.accept("rank.0/0", number))
+
+    for turn in data.draw(st.lists(st.sampled_from(["add", "send", "restart", "ack"]))):
+        if turn == "add" and unsent:
+            outbox.add(unsent.pop(0))
+        elif turn == "send" and outbox.pending():
+            frames = st.lists(st.sampled_from(outbox.pending()), max_size=8)
+            pass_on(data.draw(frames))
+        elif turn == "restart":
+            inbox = Inbox(inbox.heard())
+        elif turn == "ack":
+            outbox.acknowledge(data.draw(st.integers(0, inbox.heard().get("rank.0/0", 0))))
+    for report in unsent:
+        outbox.add(report)
+    pass_on(outbox.pending())  # in the end a repetition gets through whole
+
+    assert accepted == reports

@@ -1,0 +1,100 @@
+"""
+The watch over progress: limits that are learnt, silence that is judged.
+"""
+
+from tft.core.policy import Policy
+from tft.core.watch import Watch
+from tft.protocol.messages import Beat, Position, Pulse
+
+POLICY = Policy(stall_floor=1.0, stall_factor=20.0, first_step=600.0)
+
+
+def beat(at: float, step: int, *, moved: float | None = None, training: bool = True) -> Beat:
+    """
+    One rank of one node.
+    """
+    pulse = Pulse(
+        rank=0,
+        incarnation=0,
+        position=Position(step=step, window=False),
+        training=training,
+        moved=at if moved is None else moved,
+    )
+    return Beat(node=0, pulses=(pulse,), at=at)
+
+
+def learnt(seconds: float) -> tuple[Watch, float]:
+    """
+    A watch that has seen steps of this length, and the time now.
+    """
+    watch, at = Watch(POLICY), 0.0
+    for step in range(12):
+        at = step * seconds
+        assert watch.heard(beat(at, step), at) is None
+    return watch, at
+
+
+def test_the_limit_is_learnt_from_the_steps_of_the_job() -> None:
+    """
+    When steps take half a second, then twenty of them are the limit; short ones have a floor.
+    """
+    assert learnt(0.5)[0].limit() == 10.0
+    assert learnt(0.001)[0].limit() == 1.0
+
+
+def test_before_step_times_are_known_the_limit_is_that_of_a_first_step() -> None:
+    """
+    When nothing has been learnt, then compilation gets its time.
+    """
+    watch = Watch(POLICY)
+    watch.heard(beat(0.0, 0), 0.0)
+    assert watch.limit() == 600.0
+
+
+def test_silence_beyond_the_limit_is_a_stall() -> None:
+    """
+    When nobody has moved for longer than the limit, then the silence is returned.
+    """
+    watch, at = learnt(0.1)
+    assert watch.heard(beat(at + 1.9, 11, moved=at), at + 1.9) is None
+    silence = watch.heard(beat(at + 2.5, 11, moved=at), at + 2.5)
+    assert silence is not None
+    assert silence > 2.0
+
+
+def test_a_beat_that_comes_late_is_not_a_rank_that_hangs() -> None:
+    """
+    When the broker was away, then what counts is how old the movement was when the beat left.
+    """
+    watch, at = learnt(0.1)
+    assert watch.heard(beat(at + 0.1, 12), at + 500.0) is None
+
+
+def test_ranks_that_are_out_of_the_loop_cannot_stall() -> None:
+    """
+    When everyone is parked in an incident, then silence means nothing.
+    """
+    watch, at = learnt(0.1)
+    assert watch.heard(beat(at + 99, 11, moved=at, training=False), at + 99) is None
+
+
+def test_after_a_resume_silence_counts_from_there() -> None:
+    """
+    When training goes on after an incident, then the incident is not held against it.
+    """
+    watch, at = learnt(0.1)
+    watch.resumed(at + 50.0)
+    assert watch.heard(beat(at + 51.0, 11, moved=at), at + 51.0) is None
+
+
+def test_a_node_is_lost_only_while_another_one_is_heard() -> None:
+    """
+    When all nodes are silent, that is the bus; when one is, that is the node.
+    """
+    watch = Watch(POLICY)
+    watch.heard(beat(0.0, 1), 0.0)
+    assert watch.silent(60.0) == []
+    other = Beat(node=1, pulses=(), at=60.0)
+    watch.heard(other, 60.0)
+    assert watch.silent(60.0) == [0]
+    assert watch.silent(60.0) == []
