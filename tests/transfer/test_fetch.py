@@ -1,0 +1,477 @@
+"""
+A fetch: what arrives, and what is made of sources that fail it.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.transfer.peers import (
+    JOB,
+    META,
+    STEP,
+    Opened,
+    Process,
+    Room,
+    Tap,
+    content,
+    fetch_into,
+    flip,
+    serve,
+)
+from tft.errors import TransferFailed
+from tft.transfer.wire import CHUNK
+
+MANY = {f"layer.{i}": content(7 * i, seed=i) for i in range(500)}
+"""Half a megabyte in buffers of nought to three and a half kilobytes."""
+
+LARGE = {"weights": content(9 * CHUNK + 12345)}
+
+
+def given(logs: Sequence[Mapping[str, object]]) -> object:
+    """
+    Good bytes by rank, as the log of a fetch that succeeded has it.
+    """
+    return next(line["given"] for line in logs if line["event"] == "shard_fetched")
+
+
+def lost(logs: Sequence[Mapping[str, object]]) -> dict[object, object]:
+    """
+    Why each rank was lost, as the log has it.
+    """
+    return {line["source"]: line["why"] for line in logs if line["event"] == "source_lost"}
+
+
+# ---------------------------------------------------------------- what arrives
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        {},
+        {"nothing": b""},
+        {"one": b"1"},
+        {"empty first": b"", "a": b"abc", "empty": b"", "b": b"d", "empty last": b""},
+        {"up to the edge": content(CHUNK), "over it": content(CHUNK + 1, seed=1)},
+        MANY,
+        LARGE,
+    ],
+    ids=["no buffer", "no byte", "one byte", "empty among others", "edges", "many", "large"],
+)
+@pytest.mark.parametrize("sources", [1, 3])
+def test_a_shard_arrives_whole_and_in_place(
+    opened: Opened, shard: Mapping[str, bytes], sources: int
+) -> None:
+    """
+    When a shard of any shape is fetched, then its bytes are in the room that was made, and
+    `taken` is called once, with its meta.
+    """
+    servers = [opened(serve(shard)) for _ in range(sources)]
+    room = Room(shard)
+
+    fetch_into(room, *(server.address for server in servers))
+
+    assert room.whole()
+    assert room.taken == [META]
+
+
+def test_all_sources_give_at_once(opened: Opened) -> None:
+    """
+    When two sources have a shard, then each gives a part: here neither is let past its first
+    bytes until the other has come as far.
+    """
+    met = threading.Barrier(2, timeout=60)
+
+    def meet(position: int, piece: bytearray) -> None:
+        if position <= 1 << 17 < position + len(piece):
+            met.wait()
+
+    taps = [opened(Tap(opened(serve(LARGE)).address, down=meet)) for _ in range(2)]
+    room = Room(LARGE)
+
+    with capture_logs() as logs:
+        fetch_into(room, *(tap.address for tap in taps))
+
+    parts = given(logs)
+    assert isinstance(parts, dict)
+    assert sum(parts.values()) == len(LARGE["weights"])
+    assert min(parts.values()) > 0
+
+
+# ---------------------------------------------------------------- sources that die, hang, refuse
+
+
+def test_a_source_killed_before_its_first_chunk_is_done_without(opened: Opened) -> None:
+    """
+    When the process of one source is killed after its offer, then the other gives everything.
+    """
+    size = len(LARGE["weights"])
+    dying, living = (opened(Process(size)) for _ in range(2))
+    room = Room(LARGE, at_take=dying.kill)
+
+    with capture_logs() as logs:
+        fetch_into(room, dying.address, living.address)
+
+    assert room.taken == [META]
+    assert given(logs) == {0: 0, 1: size}
+    assert list(lost(logs)) == [0]
+
+
+def test_a_source_killed_inside_a_chunk_is_done_without(opened: Opened) -> None:
+    """
+    When the process of one source is killed in the middle of a chunk, then that chunk comes from
+    the other, over what is there of it.
+    """
+    size = len(LARGE["weights"])
+    dying, living = (opened(Process(size)) for _ in range(2))
+
+    def kill(position: int, piece: bytearray) -> None:
+        if position <= CHUNK // 3 < position + len(piece):
+            dying.kill()
+            raise OSError("what was still on the way is lost with the process")
+
+    tap = opened(Tap(dying.address, down=kill))
+    room = Room(LARGE)
+
+    with capture_logs() as logs:
+        fetch_into(room, tap.address, living.address)
+
+    assert room.taken == [META]
+    assert given(logs) == {0: 0, 1: size}
+    assert lost(logs) == {0: "it ended the connection"}
+
+
+def test_chunks_of_a_source_that_hangs_go_to_others(opened: Opened) -> None:
+    """
+    When the process of one source is stopped, then after `patience` without a byte its chunks
+    come from the other.
+    """
+    size = len(LARGE["weights"])
+    hanging, living = (opened(Process(size)) for _ in range(2))
+    room = Room(LARGE, at_take=hanging.stop)
+
+    with capture_logs() as logs:
+        fetch_into(room, hanging.address, living.address, patience=0.3)
+
+    assert room.taken == [META]
+    assert "nothing came from it for 0.3 s" in str(lost(logs)[0])
+
+
+def test_a_source_that_makes_no_offer_does_not_hold_up_the_rest(opened: Opened) -> None:
+    """
+    When one source accepts and says nothing, then the fetch starts without it, long before its
+    patience with that source is at an end.
+    """
+    mute = opened(socket.create_server(("127.0.0.1", 0)))
+    living = opened(serve(LARGE))
+    room = Room(LARGE)
+
+    began = time.monotonic()
+    fetch_into(room, f"127.0.0.1:{mute.getsockname()[1]}", living.address, patience=60.0)
+
+    assert room.taken == [META]
+    assert time.monotonic() - began < 30.0
+
+
+def test_when_all_sources_fail_each_is_named_with_its_reason(opened: Opened) -> None:
+    """
+    When no source can give the shard, then the error says of each what it did, and `take` is
+    never called.
+    """
+    server = opened(serve(LARGE))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    room = Room(LARGE, at_take=lambda: pytest.fail("there is nothing to make room for"))
+
+    with pytest.raises(TransferFailed) as failure:
+        fetch_into(room, server.address, nobody, "nowhere", step=STEP + 1)
+
+    assert str(failure.value) == (
+        f"shard 'model' at step {STEP + 1} could not be fetched whole: "
+        f"rank 0 at {server.address}: it refused: rank 5 holds shard 'model' at step {STEP}, "
+        f"not at step {STEP + 1}; "
+        f"rank 1 at {nobody}: the connection broke: Connection refused; "
+        "rank 2 at nowhere: its address 'nowhere' is not HOST:PORT"
+    )
+
+
+def test_the_last_source_that_is_lost_fails_the_fetch(opened: Opened) -> None:
+    """
+    When the only source dies during the fetch, then it fails, and the shard is not put to use.
+    """
+    dying = opened(Process(len(LARGE["weights"])))
+    room = Room(LARGE, at_take=dying.kill)
+
+    with pytest.raises(TransferFailed, match="rank 0 at"):
+        fetch_into(room, dying.address)
+
+    assert room.taken == []
+
+
+def test_a_fetch_without_sources_fails() -> None:
+    """
+    When an order names no source, then that is said.
+    """
+    with pytest.raises(TransferFailed, match="the order names no source"):
+        fetch_into(Room({}))
+
+
+def test_a_source_refuses_a_client_of_another_job(opened: Opened) -> None:
+    """
+    When the key is another job's, then nothing is given, not even the meta.
+    """
+    server = opened(serve(LARGE))
+    room = Room(LARGE, at_take=lambda: pytest.fail("the meta was given"))
+
+    with pytest.raises(TransferFailed, match="this port serves another job"):
+        fetch_into(room, server.address, job=JOB + "2")
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_a_damaged_chunk_comes_from_another_source(opened: Opened) -> None:
+    """
+    When a bit flips on the way from one source, then that chunk is fetched from the other.
+    """
+    other_is_done = threading.Event()
+
+    def hold(position: int, piece: bytearray) -> None:
+        # The honest one waits until damage has been done, or it might give everything alone.
+        if position > CHUNK:
+            other_is_done.wait(60)
+
+    def damage(position: int, piece: bytearray) -> None:
+        flip(300_000)(position, piece)
+        if position > CHUNK:
+            other_is_done.set()
+
+    lying = opened(Tap(opened(serve(LARGE)).address, down=damage))
+    honest = opened(Tap(opened(serve(LARGE)).address, down=hold))
+    room = Room(LARGE)
+
+    with capture_logs() as logs:
+        fetch_into(room, lying.address, honest.address)
+
+    assert room.taken == [META]
+    damaged = [line["source"] for line in logs if line["event"] == "chunk_damaged"]
+    assert damaged == [0]
+    assert lost(logs) == {}
+
+
+def test_a_damaged_chunk_comes_again_from_the_only_source(opened: Opened) -> None:
+    """
+    When a bit flips once on the way from the only source, then it is asked again.
+    """
+    tap = opened(Tap(opened(serve(MANY)).address, down=flip(100_000)))
+    room = Room(MANY)
+
+    with capture_logs() as logs:
+        fetch_into(room, tap.address)
+
+    assert room.taken == [META]
+    assert [line["event"] for line in logs] == ["chunk_damaged", "shard_fetched"]
+
+
+def test_a_source_that_keeps_damaging_fails_the_fetch(opened: Opened) -> None:
+    """
+    When every chunk of the only source is damaged, then the shard is not put to use.
+    """
+    tap = opened(Tap(opened(serve(LARGE)).address, down=flip(*range(200_000, 10 * CHUNK, 100_000))))
+    room = Room(LARGE)
+
+    with pytest.raises(TransferFailed, match="repeatedly sent bytes that do not match"):
+        fetch_into(room, tap.address)
+
+    assert room.taken == []
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize("position", [0, 6, 30])
+def test_damage_to_what_is_said_is_no_danger(opened: Opened, way: str, position: int) -> None:
+    """
+    When the length, the digest or the body of a hello or an offer is damaged on the way, then
+    that source is lost, and the shard comes from the other.
+    """
+    served = opened(serve(MANY)).address
+    disturb = flip(position)
+    tap = opened(Tap(served, down=disturb) if way == "down" else Tap(served, up=disturb))
+    room = Room(MANY)
+
+    with capture_logs() as logs:
+        fetch_into(room, tap.address, opened(serve(MANY)).address)
+
+    assert room.taken == [META]
+    assert list(lost(logs)) == [0]
+
+
+def test_a_damaged_request_brings_no_wrong_bytes(opened: Opened) -> None:
+    """
+    When the first request is damaged on the way, then the source drops the connection.
+    """
+
+    def damage(position: int, piece: bytearray) -> None:
+        if position:  # the hello was the first piece: nothing follows it before the offer
+            piece[30] ^= 1
+
+    tap = opened(Tap(opened(serve(MANY)).address, up=damage))
+
+    with pytest.raises(TransferFailed, match="it ended the connection"):
+        fetch_into(Room(MANY), tap.address)
+
+
+# ---------------------------------------------------------------- disagreement
+
+
+def test_a_source_that_says_otherwise_than_most_is_not_used(opened: Opened) -> None:
+    """
+    When two of three sources agree on the meta, then the third gives nothing, and that is said,
+    also where it is the first in the list.
+    """
+    odd = opened(serve(MANY, meta=b"something else"))
+    agreed = [opened(serve(MANY)) for _ in range(2)]
+    room = Room(MANY)
+
+    with capture_logs() as logs:
+        fetch_into(room, odd.address, *(server.address for server in agreed))
+
+    assert room.taken == [META]
+    parts = given(logs)
+    assert isinstance(parts, dict)
+    assert parts[0] == 0
+
+
+def test_of_two_sources_that_disagree_the_first_is_used(opened: Opened) -> None:
+    """
+    When there is no majority, then the order's list decides, and the other source is lost.
+    """
+    first, second = opened(serve(MANY)), opened(serve({"weights": b"?"}))
+    room = Room(MANY)
+
+    with capture_logs() as logs:
+        fetch_into(room, first.address, second.address)
+
+    assert room.taken == [META]
+    assert given(logs) == {0: sum(map(len, MANY.values())), 1: 0}
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        ({"a": b"12"}, "buffer 1 is 'b' of 3 bytes at its sources and missing here"),
+        ({"a": b"12", "b": b"345", "c": b""}, "buffer 2 is missing at its sources and 'c' of 0"),
+        ({"a": b"12", "b": b"34"}, "'b' of 3 bytes at its sources and 'b' of 2 bytes here"),
+        ({"b": b"12", "a": b"345"}, "'a' of 2 bytes at its sources and 'b' of 2 bytes here"),
+    ],
+    ids=["fewer", "more", "smaller", "another order"],
+)
+def test_room_that_does_not_fit_is_refused(
+    opened: Opened, here: Mapping[str, bytes], said: str
+) -> None:
+    """
+    When `take` makes other buffers than the sources have, then the first difference is named and
+    nothing is written.
+    """
+    server = opened(serve({"a": b"12", "b": b"345"}))
+    room = Room(here)
+
+    with pytest.raises(TransferFailed, match=said):
+        fetch_into(room, server.address)
+
+    assert not any(any(memory) for memory in room.memory.values())
+
+
+def test_room_that_cannot_be_written_is_refused(opened: Opened) -> None:
+    """
+    When `take` returns memory that is read-only, then the buffer is named.
+    """
+    server = opened(serve({"a": b"12"}))
+    room = Room({"a": b"12"})
+    room.memory["a"] = b"12"  # type: ignore[assignment] # the point: no bytearray
+
+    with pytest.raises(TransferFailed, match=r"room made for buffer 'a' .* cannot be written"):
+        fetch_into(room, server.address)
+
+
+def test_an_error_of_take_leaves_nothing_open(opened: Opened) -> None:
+    """
+    When `take` raises, then that error leaves the fetch, which has ended (`opened` looks).
+    """
+    server = opened(serve(MANY))
+
+    def fail() -> None:
+        raise RuntimeError("no memory left on the device")
+
+    with pytest.raises(RuntimeError, match="no memory left"):
+        fetch_into(Room(MANY, at_take=fail), server.address)
+
+
+# ---------------------------------------------------------------- abandonment
+
+
+def test_a_fetch_whose_source_hangs_can_be_abandoned(opened: Opened) -> None:
+    """
+    When a fetch is abandoned while its only source hangs, then it ends within a few ticks, long
+    before its patience does.
+    """
+    hanging = opened(Process(len(LARGE["weights"])))
+    abandoned = threading.Event()
+
+    def stop() -> None:
+        hanging.stop()
+        abandoned.set()
+
+    room = Room(LARGE, at_take=stop)
+    with pytest.raises(TransferFailed, match="abandoned"):
+        fetch_into(room, hanging.address, abandoned=abandoned, patience=60.0)
+
+    assert room.taken == []
+
+
+def test_a_fetch_in_full_swing_can_be_abandoned(opened: Opened) -> None:
+    """
+    When a fetch is abandoned in the middle of a chunk, then it ends without the rest.
+    """
+    abandoned, over = threading.Event(), threading.Event()
+
+    def abandon(position: int, piece: bytearray) -> None:
+        if position > CHUNK // 2:
+            abandoned.set()
+            over.wait(60)
+
+    tap = opened(Tap(opened(serve(LARGE)).address, down=abandon))
+    room = Room(LARGE)
+
+    with pytest.raises(TransferFailed, match="abandoned"):
+        fetch_into(room, tap.address, abandoned=abandoned, patience=60.0)
+
+    over.set()
+    assert room.taken == []
+
+
+def test_a_fetch_that_cannot_connect_can_be_abandoned(opened: Opened) -> None:
+    """
+    When the machine of a source answers nothing, not even a refusal, then abandonment ends the
+    wait for it, and its thread (`opened` looks).
+    """
+    full = opened(socket.create_server(("127.0.0.1", 0), backlog=0))
+    address = full.getsockname()
+    for _ in range(3):  # Linux accepts one more than the backlog and lets further clients wait
+        client = opened(socket.socket())
+        client.setblocking(False)
+        client.connect_ex(address)
+    abandoned = threading.Event()
+    room = Room(MANY, at_take=abandoned.set)
+
+    with pytest.raises(TransferFailed, match="abandoned"):
+        fetch_into(
+            room,
+            f"127.0.0.1:{address[1]}",
+            opened(serve(MANY)).address,
+            abandoned=abandoned,
+            patience=60.0,
+        )

@@ -1,0 +1,220 @@
+"""
+The serving end: whom it answers, what it survives, how it ends.
+"""
+
+import socket
+import struct
+import threading
+from contextlib import suppress
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.transfer.peers import JOB, META, STEP, Opened, Room, content, fetch_into, serve
+from tft.errors import InternalError, TransferFailed, UsageError
+from tft.hooks import Buffer, Parcel
+from tft.protocol.messages import VERSION
+from tft.transfer import ShardServer
+from tft.transfer.wire import CHUNK, FROM_SERVER, Hello, Offer, Refusal, Request, frame, read_frame
+
+SHARD = {"weights": content(3 * CHUNK)}
+HELLO = Hello(job=JOB, rank=1, shard="model", step=STEP)
+
+
+def connect(server: ShardServer) -> socket.socket:
+    """
+    A client's socket.
+    """
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def answer(client: socket.socket) -> object:
+    """
+    What the server says next.
+    """
+    return read_frame(lambda views: client.recvmsg_into(views)[0], FROM_SERVER)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+        b"\xff" * 100,
+        b"\0" * 100,
+        frame(HELLO)[:-1] + b"?",
+        frame(Refusal(why="I am no client")),
+        frame(HELLO) + frame(HELLO),
+        frame(HELLO) + frame(Request(offset=3 * CHUNK - 1, length=2)),
+        frame(HELLO) + frame(Request(offset=2**63, length=CHUNK)),
+        frame(HELLO) + frame(Request(offset=0, length=CHUNK + 1)),
+    ],
+    ids=[
+        "another protocol",
+        "ones",
+        "noughts",
+        "damaged",
+        "no hello",
+        "no request",
+        "past the end",
+        "far past the end",
+        "more than a chunk",
+    ],
+)
+def test_what_makes_no_sense_is_logged_and_dropped(opened: Opened, garbage: bytes) -> None:
+    """
+    When a client sends something that is not for this server, then its connection is closed, the
+    log says why, and the next client is served.
+    """
+    server = opened(serve(SHARD))
+    room = Room(SHARD)
+
+    with capture_logs() as logs:
+        with connect(server) as client:
+            client.sendall(garbage)
+            with suppress(ConnectionResetError):  # it closed before it had read all of it
+                while client.recv(1 << 16):
+                    pass
+        fetch_into(room, server.address)
+
+    assert [line["event"] for line in logs] == ["shard_client_dropped", "shard_fetched"]
+
+
+def test_a_client_that_dies_inside_a_chunk_harms_nobody(opened: Opened) -> None:
+    """
+    When a client resets its connection while a chunk is on its way, then the next is served.
+    """
+    server = opened(serve(SHARD))
+    room = Room(SHARD)
+
+    with connect(server) as client:
+        client.sendall(frame(HELLO) + frame(Request(offset=0, length=CHUNK)) * 3)
+        assert isinstance(answer(client), Offer)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    fetch_into(room, server.address)
+
+    assert room.taken == [META]
+
+
+def test_several_clients_are_served_at_once(opened: Opened) -> None:
+    """
+    When a client keeps its connection, then others are served nevertheless.
+    """
+    server = opened(serve(SHARD))
+
+    with connect(server) as client:
+        client.sendall(frame(HELLO))
+        assert answer(client) == Offer(meta=META, buffers=(("weights", 3 * CHUNK),))
+        room = Room(SHARD)
+        fetch_into(room, server.address)
+
+    assert room.taken == [META]
+
+
+def test_a_client_of_another_version_is_told(opened: Opened) -> None:
+    """
+    When a client speaks another version of the protocol, then the refusal names both.
+    """
+    server = opened(serve(SHARD))
+
+    with connect(server) as client:
+        client.sendall(frame(Hello(version=VERSION + 1, job=JOB, rank=1, shard="model", step=STEP)))
+        refusal = answer(client)
+
+    assert isinstance(refusal, Refusal)
+    assert (
+        f"version {VERSION} of tft is spoken here, the client speaks {VERSION + 1}" in refusal.why
+    )
+
+
+def test_an_adaptor_that_fails_to_give_is_reported(opened: Opened) -> None:
+    """
+    When `give` raises what is no refusal, then the log has the traceback and the client the error.
+    """
+
+    def give(shard: str, step: int) -> Parcel:
+        raise RuntimeError("the device is gone")
+
+    server = opened(ShardServer("127.0.0.1", JOB, give))
+    server.start()
+
+    with (
+        capture_logs() as logs,
+        pytest.raises(TransferFailed, match=r"giving shard 'model' failed: RuntimeError\('the dev"),
+    ):
+        fetch_into(Room({}), server.address)
+    assert logs[0]["event"] == "shard_not_given"
+    assert logs[0]["exc_info"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", frame(HELLO), frame(HELLO) + frame(Request(offset=0, length=CHUNK)) * 3],
+    ids=["silent", "idle", "not reading"],
+)
+def test_closing_ends_every_thread(said: bytes) -> None:
+    """
+    When the server is closed while a client is connected, whatever that client does, then its
+    threads are gone, the client sees the end, and nobody listens any more.
+    """
+    server = serve(SHARD)
+    host, _, port = server.address.rpartition(":")
+    with connect(server) as client:
+        client.sendall(said)
+        if said:
+            assert isinstance(answer(client), Offer)
+
+        server.close()
+
+        assert [t.name for t in threading.enumerate() if t.name.startswith("tft-shards")] == []
+        with suppress(ConnectionResetError):  # if it was never accepted
+            while client.recv(1 << 20):
+                pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+    server.close()  # nothing happens
+
+
+def test_a_server_is_started_before_it_has_an_address() -> None:
+    """
+    When the address of a server that was never started is asked for, then that is our bug; that
+    it is closed is not.
+    """
+    server = ShardServer("127.0.0.1", JOB, lambda shard, step: Parcel(meta=b"", buffers=()))
+
+    server.close()
+    with pytest.raises(InternalError):
+        _ = server.address
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    """
+    When the host is not this machine's, then the sentence says what to do.
+    """
+    server = ShardServer("192.0.2.1", JOB, lambda shard, step: Parcel(meta=b"", buffers=()))
+
+    with pytest.raises(UsageError, match=r"cannot serve shards at 192\.0\.2\.1"):
+        server.start()
+
+
+def test_ipv6_is_served_as_well(opened: Opened) -> None:
+    """
+    When the host is an IPv6 address, then the address that the server names leads to it.
+    """
+    server = ShardServer("::1", JOB, _give)
+    try:
+        server.start()
+    except UsageError:
+        pytest.skip("this machine has no IPv6")
+    room = Room(SHARD)
+
+    fetch_into(room, opened(server).address)
+
+    assert room.taken == [META]
+
+
+def _give(shard: str, step: int) -> Parcel:
+    return Parcel(
+        meta=META,
+        buffers=tuple(Buffer(name=name, view=memoryview(held)) for name, held in SHARD.items()),
+    )

@@ -1,0 +1,176 @@
+"""
+The bytes of a transfer: frames and chunks survive any cut of the stream, and show any damage.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tft.errors import MalformedMessage
+from tft.transfer.wire import (
+    CHUNK,
+    SMALLEST_CHUNK,
+    Hello,
+    Offer,
+    Read,
+    Refusal,
+    Request,
+    Run,
+    Views,
+    chunks,
+    fingerprint,
+    frame,
+    read_frame,
+    receive_chunk,
+    send_chunk,
+)
+
+WORDS = [
+    Hello(job="job", rank=3, shard="model", step=12),
+    Offer(meta=b"\x00\xff", buffers=(("a", 0), ("b", 2**40))),
+    Refusal(why="because"),
+    Request(offset=2**40, length=CHUNK),
+]
+KEY = fingerprint(Offer(meta=b"", buffers=()))
+
+
+def stream(content: bytes, mouthful: int = 1 << 30) -> Read:
+    """
+    Reads from these bytes, at most so many at a time, as a socket may.
+    """
+    left = bytearray(content)
+
+    def read(views: Views) -> int:
+        piece = left[: min(mouthful, views[0].nbytes)]
+        views[0][: len(piece)] = piece
+        del left[: len(piece)]
+        return len(piece)
+
+    return read
+
+
+def sink(mouthful: int = 1 << 30) -> tuple[bytearray, Callable[[Views], int]]:
+    """
+    Where bytes are sent to, at most so many at a time.
+    """
+    sent = bytearray()
+
+    def send(views: Views) -> int:
+        piece = b"".join(views)[:mouthful]
+        sent.extend(piece)
+        return len(piece)
+
+    return sent, send
+
+
+@pytest.mark.parametrize("said", WORDS, ids=lambda said: type(said).__name__)
+def test_what_is_said_is_heard(said: Hello | Offer | Refusal | Request) -> None:
+    """
+    When a frame comes byte by byte, then it says what was said.
+    """
+    assert read_frame(stream(frame(said), mouthful=1), 1000) == said
+
+
+@given(st.sampled_from(WORDS), st.data())
+def test_any_flipped_bit_of_a_frame_shows(
+    said: Hello | Offer | Refusal | Request, data: st.DataObject
+) -> None:
+    """
+    When one bit of a frame is flipped, then it is malformed, or seems longer than what comes.
+    """
+    whole = bytearray(frame(said))
+    position = data.draw(st.integers(0, len(whole) - 1))
+    whole[position] ^= 1 << data.draw(st.integers(0, 7))
+
+    with pytest.raises((MalformedMessage, EOFError)):
+        read_frame(stream(bytes(whole)), 1000)
+
+
+def test_a_frame_that_is_too_long_is_not_read() -> None:
+    """
+    When a frame is longer than its reader wants, then it is refused by its length alone.
+    """
+    with pytest.raises(MalformedMessage, match="a frame of 1001 bytes came where at most 1000"):
+        read_frame(stream((1001).to_bytes(4, "big") + bytes(16)), 1000)
+
+
+@given(
+    st.lists(st.binary(max_size=40), max_size=20),
+    st.integers(1, 50),
+    st.data(),
+)
+def test_any_chunk_of_any_run_arrives(
+    buffers: list[bytes], mouthful: int, data: st.DataObject
+) -> None:
+    """
+    When a chunk is sent, then exactly its part of the receiver's buffers is written, however the
+    bytes are cut on the way and whatever buffers it lies in.
+    """
+    whole = b"".join(buffers)
+    if not whole:
+        return
+    offset = data.draw(st.integers(0, len(whole) - 1))
+    chunk = Request(offset=offset, length=data.draw(st.integers(1, len(whole) - offset)))
+    room = [bytearray(len(buffer)) for buffer in buffers]
+    sent, send = sink(mouthful)
+
+    send_chunk(Run([memoryview(buffer) for buffer in buffers]), chunk, KEY, send)
+    good = receive_chunk(
+        Run([memoryview(buffer) for buffer in room]), chunk, KEY, stream(bytes(sent), mouthful)
+    )
+
+    assert good
+    until = chunk.offset + chunk.length
+    assert b"".join(room) == (
+        bytes(chunk.offset) + whole[chunk.offset : until] + bytes(len(whole) - until)
+    )
+
+
+@pytest.mark.parametrize("position", [0, 1234, 299_999, 300_000, 300_015])
+def test_any_flipped_bit_of_a_chunk_shows(position: int) -> None:
+    """
+    When a bit of a chunk, or of its digest, is flipped on the way, then it is not good.
+    """
+    chunk = Request(offset=0, length=300_000)
+    sent, send = sink()
+    send_chunk(Run([memoryview(bytes(300_000))]), chunk, KEY, send)
+    sent[position] ^= 1
+
+    room = Run([memoryview(bytearray(300_000))])
+    assert not receive_chunk(room, chunk, KEY, stream(bytes(sent)))
+
+
+def test_the_right_bytes_of_another_place_are_wrong() -> None:
+    """
+    When a source sends another chunk than the one that was asked for, or one of another offer,
+    then it is not good, although its bytes may be equal.
+    """
+    run = Run([memoryview(bytearray(100))])
+    sent, send = sink()
+    send_chunk(run, Request(offset=10, length=10), KEY, send)
+
+    wanted = Request(offset=20, length=10)
+    assert not receive_chunk(run, wanted, KEY, stream(bytes(sent)))
+    other = fingerprint(Offer(meta=b"other", buffers=()))
+    assert not receive_chunk(run, Request(offset=10, length=10), other, stream(bytes(sent)))
+
+
+@pytest.mark.parametrize("size", [0, 1, SMALLEST_CHUNK, 10_000_000, 100 * CHUNK + 1])
+@pytest.mark.parametrize("sources", [1, 2, 5])
+def test_chunks_cover_a_run_once(size: int, sources: int) -> None:
+    """
+    When a run is cut, then its chunks are in order, without gap or overlap; and a shard of
+    10 MB has several for each of two sources.
+    """
+    cut = chunks(size, sources)
+
+    at = 0
+    for chunk in cut:
+        assert chunk.offset == at
+        assert 0 < chunk.length <= CHUNK
+        at += chunk.length
+    assert at == size
+    if size == 10_000_000:
+        assert len(cut) >= min(3 * sources, 3)

@@ -1,0 +1,145 @@
+"""
+The fetching end: one shard, from every rank that holds it, into the memory it is to live in.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
+import structlog
+
+from tft.clock import SystemClock
+from tft.errors import TransferFailed
+from tft.hooks import Buffer
+from tft.protocol.messages import Transfer
+from tft.transfer.board import Board
+from tft.transfer.source import TICK, bring
+from tft.transfer.wire import Hello, Offer, Run, chunks
+
+log = structlog.get_logger()
+
+PATIENCE = 5.0
+"""Seconds without a byte after which a source is taken to hang: longer than any pause of a healthy
+machine, and an incident stands still for so long only if the others cannot bring what is missing."""
+_GATHERING = 0.5
+"""Seconds that sources have to make their offer after the first has; those that come later and
+agree still take part. Only a source in trouble takes so long, and it should not stop the rest."""
+
+
+def fetch(
+    transfer: Transfer,
+    step: int,
+    job: str,
+    rank: int,
+    take: Callable[[bytes], Sequence[Buffer]],
+    taken: Callable[[bytes], None],
+    abandoned: threading.Event,
+    *,
+    patience: float = PATIENCE,
+) -> None:
+    """
+    Fetch a shard as it was at the end of `step`, from all its sources at once.
+
+    `take(meta)` makes room: writable buffers with the names and sizes of the source's, which are
+    written in place and out of order. `taken(meta)` is called when every digest holds, and not
+    before. Both are called on this thread. `job` is the key to the sources, `rank` who fetches.
+
+    Sources must agree on what the shard consists of; those that say otherwise than most are not
+    used. A source that gives no byte for `patience` seconds counts as lost, also while it gets its
+    shard ready. Raises `TransferFailed`, which names every source and what it did, or within a
+    few ticks after `abandoned` is set; the buffers then hold anything. When this returns or
+    raises, nothing writes into them any more.
+    """
+    clock = SystemClock()
+    began = clock.now()
+    board = Board(len(transfer.sources))
+    hello = Hello(job=job, rank=rank, shard=transfer.shard, step=step)
+    threads: list[threading.Thread] = []
+    try:
+        for place, source in enumerate(transfer.sources):
+            thread = threading.Thread(
+                target=bring,
+                args=(source, place, hello, board, patience),
+                name=f"tft-fetch-{transfer.shard}-from-{source.rank}",
+                daemon=True,
+            )
+            thread.start()
+            threads.append(thread)
+        offer = _agree(transfer, step, board, abandoned)
+        room = _room(transfer.shard, offer, take(offer.meta))
+        board.settle(offer, room, chunks(room.size, len(threads)))
+        _until(board.ended, board, abandoned)
+        if not board.complete():
+            raise _failure(transfer, step, board)
+    finally:
+        board.close()
+        while not board.wait(board.quiet, TICK):
+            pass
+        for thread in threads:
+            thread.join(TICK)  # no longer: it may be in the system's resolver, and harms nobody
+        for place, why in board.lost().items():
+            source = transfer.sources[place]
+            log.warning("source_lost", shard=transfer.shard, source=source.rank, why=why)
+    taken(offer.meta)
+    log.info(
+        "shard_fetched",
+        shard=transfer.shard,
+        step=step,
+        size=room.size,
+        seconds=round(clock.now() - began, 6),
+        given={transfer.sources[place].rank: size for place, size in board.given().items()},
+    )
+
+
+def _agree(transfer: Transfer, step: int, board: Board, abandoned: threading.Event) -> Offer:
+    _until(board.begun, board, abandoned)
+    _until(board.decided, board, abandoned, ticks=int(_GATHERING / TICK))
+    offer = board.common()
+    if offer is None:
+        raise _failure(transfer, step, board)
+    return offer
+
+
+def _room(shard: str, offer: Offer, buffers: Sequence[Buffer]) -> Run:
+    room = [(buffer.name, buffer.view.nbytes) for buffer in buffers]
+    for index, (there, here) in enumerate(zip_longest(offer.buffers, room)):
+        if there != here:
+            raise TransferFailed(
+                f"shard {shard!r} does not fit the room that was made for it: buffer {index} is "
+                f"{_buffer(there)} at its sources and {_buffer(here)} here; is the model the same?"
+            )
+    for buffer in buffers:
+        if buffer.view.readonly:
+            raise TransferFailed(
+                f"the room made for buffer {buffer.name!r} of shard {shard!r} cannot be written"
+            )
+    return Run([buffer.view for buffer in buffers])
+
+
+def _buffer(named: tuple[str, int] | None) -> str:
+    return "missing" if named is None else f"{named[0]!r} of {named[1]} bytes"
+
+
+def _until(
+    fact: Callable[[], bool], board: Board, abandoned: threading.Event, ticks: int | None = None
+) -> None:
+    """
+    Wait for a fact about the board, for so many ticks if that is said.
+    """
+    while not abandoned.is_set():
+        if board.wait(fact, TICK) or ticks == 0:
+            return
+        ticks = None if ticks is None else ticks - 1
+    raise TransferFailed("the fetch was abandoned: its order is no longer wanted")
+
+
+def _failure(transfer: Transfer, step: int, board: Board) -> TransferFailed:
+    lost = board.lost()
+    sources = "; ".join(
+        f"rank {source.rank} at {source.address}: {lost[place]}"
+        for place, source in enumerate(transfer.sources)
+    )
+    return TransferFailed(
+        f"shard {transfer.shard!r} at step {step} could not be fetched whole: "
+        + (sources or "the order names no source")
+    )

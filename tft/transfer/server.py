@@ -1,0 +1,200 @@
+"""
+The giving end: a port where the other ranks of a job fetch this rank's shards.
+
+One thread accepts, one serves each connection; no thread of the training loop takes part. What
+is sent is digested as it is sent, from the memory it lies in.
+"""
+
+import hmac
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from tft.errors import InternalError, MalformedMessage, OrderRefused, UsageError
+from tft.hooks import Parcel
+from tft.protocol.messages import VERSION
+from tft.transfer.wire import (
+    FROM_CLIENT,
+    Hello,
+    Offer,
+    Refusal,
+    Request,
+    Run,
+    fingerprint,
+    frame,
+    read_frame,
+    send_chunk,
+)
+
+log = structlog.get_logger()
+
+Give = Callable[[str, int], Parcel]
+
+_MANNERS = 5.0
+"""Seconds in which a client must have said whom it wants."""
+_VANISHED = 30
+"""Seconds after which a client is given up whose machine answers nothing, or that takes nothing."""
+_LEAVING = 2.0
+"""Seconds `close` waits for a thread that is in `give`, the one place it cannot be called out of."""
+_BREATH = 0.1
+"""Seconds before accepting again when the process has no file descriptor left."""
+
+
+class ShardServer:
+    """
+    Serves the shards that `give` hands out, to clients that know the job's name.
+
+    `give(shard, step)` is called on the thread of a connection, on several at once if several
+    clients come; the memory of its parcel is read until that client leaves, and must hold the end
+    of `step` for so long. The sentence of an `OrderRefused` it raises is sent to the client.
+    """
+
+    def __init__(self, host: str, job: str, give: Give) -> None:
+        self._host = host
+        self._job = job
+        self._give = give
+        self._listener: socket.socket | None = None
+        self._accepting: threading.Thread | None = None
+        self._guests: list[tuple[threading.Thread, socket.socket]] = []
+        self._closing = threading.Event()
+
+    @property
+    def address(self) -> str:
+        """
+        HOST:PORT, once started.
+        """
+        if self._listener is None:
+            raise InternalError("the shard server has no address before it is started")
+        return f"{self._host}:{self._listener.getsockname()[1]}"
+
+    def start(self) -> None:
+        """
+        Listen at a free port of the host. Raises `UsageError` where the host is not this machine's.
+        """
+        try:
+            family = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server((self._host, 0), family=family, backlog=1024)
+        except OSError as error:
+            raise UsageError(
+                f"cannot serve shards at {self._host}: {error}; give an address of this machine"
+            ) from None
+        self._accepting = threading.Thread(
+            target=self._accept, args=(self._listener,), name="tft-shards", daemon=True
+        )
+        self._accepting.start()
+
+    def close(self) -> None:
+        """
+        End every connection and every thread. Called again, it does nothing.
+        """
+        self._closing.set()
+        if self._listener is None or self._accepting is None:
+            return
+        _end(self._listener)  # closing alone does not wake a thread that accepts
+        self._accepting.join()
+        self._listener.close()
+        for _, connection in self._guests:
+            _end(connection)
+        for thread, _ in self._guests:
+            thread.join(_LEAVING)
+            if thread.is_alive():
+                log.warning("shard_server_left_behind", thread=thread.name)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, peer = listener.accept()
+            except OSError as error:
+                if not self._closing.is_set():
+                    log.warning("shard_server_cannot_accept", error=str(error))
+                    self._closing.wait(_BREATH)
+                continue
+            name = f"{peer[0]}:{peer[1]}"
+            thread = threading.Thread(
+                target=self._host_guest,
+                args=(connection, name),
+                name=f"tft-shards-{name}",
+                daemon=True,
+            )
+            thread.start()
+            self._guests = [guest for guest in self._guests if guest[0].is_alive()]
+            self._guests.append((thread, connection))
+
+    def _host_guest(self, connection: socket.socket, peer: str) -> None:
+        try:
+            self._serve(connection, peer)
+        except MalformedMessage as error:
+            log.warning("shard_client_dropped", peer=peer, why=str(error))
+        except TimeoutError:
+            log.warning("shard_client_dropped", peer=peer, why="it was silent for too long")
+        except (EOFError, OSError):
+            pass  # how a client leaves: done, dead, or served by others; it is the one to tell
+        finally:
+            connection.close()
+
+    def _serve(self, connection: socket.socket, peer: str) -> None:
+        def read(views: list[memoryview]) -> int:
+            return connection.recvmsg_into(views)[0]
+
+        _prepare(connection)
+        connection.settimeout(_MANNERS)
+        match read_frame(read, FROM_CLIENT):
+            case Hello() as hello:
+                answer = self._answer(hello, peer)
+            case other:
+                raise MalformedMessage(f"the client began with {other!r:.80} instead of a hello")
+        if isinstance(answer, Refusal):
+            connection.sendall(frame(answer))
+            return
+        run = Run([buffer.view for buffer in answer.buffers])
+        offer = Offer(
+            meta=answer.meta,
+            buffers=tuple((buffer.name, buffer.view.nbytes) for buffer in answer.buffers),
+        )
+        key = fingerprint(offer)
+        connection.settimeout(None)
+        connection.sendall(frame(offer))
+        while True:
+            match read_frame(read, FROM_CLIENT):
+                case Request() as chunk if chunk.offset + chunk.length <= run.size:
+                    send_chunk(run, chunk, key, connection.sendmsg)
+                case other:
+                    raise MalformedMessage(
+                        f"the client asked for {other!r:.80}, which is no part of the "
+                        f"{run.size} bytes of shard {hello.shard!r}"
+                    )
+
+    def _answer(self, hello: Hello, peer: str) -> Parcel | Refusal:
+        if not hmac.compare_digest(hello.job.encode(), self._job.encode()):
+            log.warning("shard_client_refused", peer=peer, of=hello.rank, why="another job's")
+            return Refusal(why="this port serves another job")
+        if hello.version != VERSION:
+            return Refusal(
+                why=f"version {VERSION} of tft is spoken here, the client speaks {hello.version}: "
+                "start all ranks from one installation"
+            )
+        try:
+            return self._give(hello.shard, hello.step)
+        except OrderRefused as refused:
+            return Refusal(why=str(refused))
+        except Exception as error:  # an adaptor's, of any kind: the client is to hear of it
+            log.exception("shard_not_given", shard=hello.shard, step=hello.step, to=hello.rank)
+            return Refusal(why=f"giving shard {hello.shard!r} failed: {error!r}")
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A client whose machine vanished sends no end, and its parcel would be held for ever: the
+    # kernel probes an idle one, and gives up one that takes nothing.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _VANISHED // 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _VANISHED // 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED * 1000)
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended already
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,152 @@
+"""
+One source of a fetch: its connection, and the thread that brings what it gives.
+
+Every wait ends when the source is silent for too long or the fetch is over. Silence is counted in
+ticks and not taken from a clock: when this process itself was stopped, its sources are not to blame.
+"""
+
+import os
+import select
+import socket
+from collections import deque
+from contextlib import closing
+from errno import EINPROGRESS
+
+import structlog
+
+from tft.errors import MalformedMessage, TransferFailed
+from tft.protocol.messages import Source
+from tft.transfer.board import Board
+from tft.transfer.wire import (
+    FROM_SERVER,
+    Hello,
+    Offer,
+    Refusal,
+    Request,
+    frame,
+    read_frame,
+    receive_chunk,
+)
+
+log = structlog.get_logger()
+
+TICK = 0.02
+"""Seconds after which a waiting thread looks whether the fetch is over."""
+
+_ASKED = 2
+"""Chunks asked of a source at a time: it works on one while the other's request is on its way."""
+
+
+def bring(source: Source, place: int, hello: Hello, board: Board, patience: float) -> None:
+    """
+    Bring what the board wants from this source, which is `place` in its list, until all is there;
+    the body of a thread. The board hears of it when the source is lost.
+    """
+    why: str | None = "the thread that served it ended by an error of tft, see its traceback"
+    try:
+        with closing(_connect(source.address, board, patience)) as connection:
+            _converse(_Line(connection, board, patience), source, place, hello, board)
+        why = None
+    except (TransferFailed, MalformedMessage) as error:
+        why = str(error)
+    except EOFError:
+        why = "it ended the connection"
+    except OSError as error:
+        why = f"the connection broke: {error.strerror or error}"
+    finally:
+        if why is not None:
+            board.lose(place, why)
+
+
+class _Line:
+    """
+    A connection to a source.
+    """
+
+    def __init__(self, connection: socket.socket, board: Board, patience: float) -> None:
+        self._connection = connection
+        self._board = board
+        self._patience = patience
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(TICK)
+
+    def read(self, views: list[memoryview]) -> int:
+        """
+        Wait for bytes and put them into the views; how many. 0: the source has closed.
+        """
+        silent = 0.0
+        while not self._board.closed:
+            try:
+                return self._connection.recvmsg_into(views)[0]
+            except TimeoutError:
+                silent = _longer(silent, self._patience)
+        raise TransferFailed("the fetch is over")
+
+    def send(self, said: Hello | Request) -> None:
+        """
+        Say something: so little that it always fits the socket's buffer.
+        """
+        self._connection.sendall(frame(said))
+
+
+def _converse(line: _Line, source: Source, place: int, hello: Hello, board: Board) -> None:
+    line.send(hello)
+    match read_frame(line.read, FROM_SERVER):
+        case Offer() as offer:
+            settled = board.offer(place, offer)
+        case Refusal(why=why):
+            raise TransferFailed(f"it refused: {why}")
+        case other:
+            raise MalformedMessage(f"it answered {other!r:.80} to a hello")
+    if settled is None:
+        return
+    key, room = settled
+    asked: deque[Request] = deque()
+    while True:
+        while len(asked) < _ASKED and (chunk := board.pick(place, wait=not asked)) is not None:
+            line.send(chunk)
+            asked.append(chunk)
+        if not asked:
+            return
+        chunk = asked.popleft()
+        if receive_chunk(room, chunk, key, line.read):
+            board.came(place, chunk)
+            continue
+        log.warning("chunk_damaged", shard=hello.shard, source=source.rank, offset=chunk.offset)
+        if not board.spoilt(place, chunk):
+            raise TransferFailed("it repeatedly sent bytes that do not match their digest")
+
+
+def _connect(address: str, board: Board, patience: float) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise TransferFailed(f"its address {address!r} is not HOST:PORT")
+    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)  # so that the end of the fetch ends this wait too
+        _refused(connection.connect_ex(target), EINPROGRESS)
+        poll = select.poll()
+        poll.register(connection, select.POLLOUT)
+        silent = 0.0
+        while not poll.poll(TICK * 1000):
+            silent = _longer(silent, patience)
+            if board.closed:
+                raise TransferFailed("the fetch is over")
+        _refused(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _refused(error: int, *welcome: int) -> None:
+    if error not in (0, *welcome):
+        raise OSError(error, os.strerror(error))
+
+
+def _longer(silent: float, patience: float) -> float:
+    silent += TICK
+    if silent >= patience:
+        raise TransferFailed(f"nothing came from it for {patience} s: it hangs, or is cut off")
+    return silent
