@@ -1,0 +1,258 @@
+"""
+The codec: what goes in comes out, and what does not belong is refused with a sentence.
+"""
+
+import json
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tft.errors import MalformedMessage, UsageError
+from tft.protocol import codec
+from tft.protocol.messages import MESSAGES, VERSION, Beat, Envelope, Message, Position, Pulse, Save
+
+INT64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
+# what MessagePack can carry; looked at by `from_type` alone
+st.register_type_strategy(int, INT64)
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+
+messages = st.one_of([st.from_type(kind) for kind in MESSAGES])
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | INT64
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+    | st.binary(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4) | INT64, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+BEAT = Beat(
+    node=1,
+    pulses=(
+        Pulse(
+            rank=2,
+            incarnation=0,
+            position=Position(step=7, window=False),
+            training=True,
+            moved=1.5,
+        ),
+    ),
+    at=2.5,
+)
+ENVELOPE = Envelope(job="job", sender="node.1/0", number=0, message=BEAT)
+
+
+def spoilt(**changes: object) -> bytes:
+    """
+    The frame of ENVELOPE with some of its top fields changed.
+    """
+    frame: bytes = msgpack.packb({**msgpack.unpackb(codec.encode(ENVELOPE)), **changes})
+    return frame
+
+
+def spoilt_body(**changes: object) -> bytes:
+    """
+    The frame of ENVELOPE with some fields of its message changed.
+    """
+    return spoilt(body={**msgpack.unpackb(codec.encode(ENVELOPE))["body"], **changes})
+
+
+# ---------------------------------------------------------------- there and back
+
+
+@given(message=messages, sender=st.text(), number=st.integers(0, 2**63 - 1))
+def test_every_message_survives_the_wire(message: Message, sender: str, number: int) -> None:
+    """
+    When any message is encoded and decoded, then it is the same message.
+    """
+    envelope = Envelope(job="job", sender=sender, number=number, message=message)
+
+    assert codec.decode(codec.encode(envelope)) == envelope
+
+
+@given(message=messages)
+def test_every_message_survives_a_line_of_json(message: Message) -> None:
+    """
+    When any message goes through JSON, then it is the same message: maps by rank included.
+    """
+    kind, body = codec.to_plain(message)
+
+    assert codec.from_plain(kind, json.loads(json.dumps(body))) == message
+
+
+def test_a_map_by_rank_keeps_its_numbers_through_json() -> None:
+    """
+    When a map's keys are ranks, then JSON, which has only text for keys, does not change them.
+    """
+    save = Save(
+        epoch=1,
+        incident=1,
+        round=1,
+        to=(0,),
+        directory="d",
+        step=3,
+        shards=("replica",),
+        private={11: "00ff"},
+    )
+
+    kind, body = codec.to_plain(save)
+
+    assert kind == "Save"
+    assert body["private"] == {"11": "00ff"}
+    assert codec.from_plain(kind, json.loads(json.dumps(body))) == save
+
+
+def test_the_wire_is_the_map_that_is_documented() -> None:
+    """
+    When a frame is read with any MessagePack library, then it has the fields of `docs/wire.md`.
+    """
+    assert msgpack.unpackb(codec.encode(ENVELOPE)) == {
+        "v": VERSION,
+        "job": "job",
+        "from": "node.1/0",
+        "n": 0,
+        "kind": "Beat",
+        "body": {
+            "node": 1,
+            "pulses": [
+                {
+                    "rank": 2,
+                    "incarnation": 0,
+                    "position": {"step": 7, "window": False},
+                    "training": True,
+                    "moved": 1.5,
+                }
+            ],
+            "at": 2.5,
+        },
+    }
+
+
+def test_text_that_is_no_unicode_does_not_keep_a_report_back() -> None:
+    """
+    When a traceback names a file whose name is no UTF-8, then the report goes out, escaped.
+    """
+    strange = replace(ENVELOPE, sender="caf\udce9")
+
+    assert codec.decode(codec.encode(strange)).sender == "caf\\udce9"
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_another_version_is_refused_naming_both_and_the_sender() -> None:
+    """
+    When a peer speaks another version, then the sentence says which, whose, and what to do.
+    """
+    with pytest.raises(MalformedMessage) as refusal:
+        codec.decode(spoilt(v=VERSION + 1, body="whatever shape that version has"))
+
+    assert str(refusal.value) == (
+        f"'node.1/0' speaks version {VERSION + 1} of the protocol, version {VERSION} is spoken "
+        "here: install the same tft on every node of the job"
+    )
+
+
+@pytest.mark.parametrize(
+    ("frame", "complaint"),
+    [
+        (b"", "0 bytes are no MessagePack"),
+        (b"\xc1", "1 bytes are no MessagePack"),
+        (b"\xdd\xff\xff\xff\xff", "no MessagePack: 4294967295 exceeds"),
+        (b"\x91" * 5000, "5000 bytes are no MessagePack"),
+        (b"\x81\x91\x01\x01", "no MessagePack: unhashable"),
+        (msgpack.packb([1, 2]), "holds a list where a message of tft is a map"),
+        (msgpack.packb({}), "'somebody unnamed' sent a map without a version"),
+        (spoilt(v=True), "without a version"),
+        (spoilt(n=-1), "'node.1/0' numbers a report -1"),
+        (spoilt(n="1"), "no envelope: Expected `int`, got `str` - at `$.n`"),
+        (spoilt(extra=1), "no envelope: Object contains unknown field `extra`"),
+        (spoilt(kind="Nonsense"), "'node.1/0' sent a message of kind 'Nonsense', which version"),
+        (spoilt(kind="x" * 10_000), "…, which version"),
+        (spoilt(body=[]), "no envelope: Expected `object`, got `array` - at `$.body`"),
+        (spoilt(body={}), "a Beat that cannot be read: Object missing required field `node`"),
+        (spoilt_body(node="1"), "'node.1/0' sent a Beat that cannot be read: Expected `int`"),
+        (spoilt_body(mood="good"), "Unknown field - at `$.mood`"),
+        (spoilt_body(at=float("nan")), "Expected a finite number, got `nan` - at `$.at`"),
+        (
+            spoilt_body(
+                pulses=[
+                    {
+                        "rank": 2,
+                        "incarnation": 0,
+                        "position": {"step": 7, "window": False, "hour": 3},
+                        "training": True,
+                        "moved": 1.5,
+                    }
+                ]
+            ),
+            "Unknown field - at `$.pulses[0].position.hour`",
+        ),
+        (bytes(codec.FRAME_LIMIT + 1), f"has at most {codec.FRAME_LIMIT}"),
+    ],
+    ids=range(20),
+)
+def test_what_is_no_message_is_refused_with_a_sentence(frame: bytes, complaint: str) -> None:
+    """
+    When a frame is not a message of this version, then the error says what is wrong with it.
+    """
+    with pytest.raises(MalformedMessage) as refusal:
+        codec.decode(frame)
+
+    assert complaint in str(refusal.value)
+    assert len(str(refusal.value)) < 500
+
+
+@given(st.binary(max_size=200) | plain.map(codec.pack))
+def test_no_bytes_whatever_raise_anything_else(frame: bytes) -> None:
+    """
+    When anything at all comes in, then it is refused like any malformed message.
+    """
+    with pytest.raises(MalformedMessage):
+        codec.decode(frame)
+
+
+def test_a_line_of_a_story_with_an_unknown_field_is_refused() -> None:
+    """
+    When a story's line has a field that the message does not have, then it is not read past.
+    """
+    with pytest.raises(MalformedMessage, match="Unknown field"):
+        codec.from_plain("Lead", {"epoch": 1, "heard": {}, "mood": "good"})
+
+
+# ---------------------------------------------------------------- anything else
+
+
+@given(plain)
+def test_plain_values_survive_packing(content: object) -> None:
+    """
+    When plain values are packed and unpacked, then they are the same.
+    """
+    assert codec.unpack(codec.pack(content)) == content
+
+
+def test_what_is_not_plain_is_named() -> None:
+    """
+    When something that is no plain value is packed, then the error names its type.
+    """
+    with pytest.raises(UsageError, match="'set'"):
+        codec.pack({"seen": {1, 2}})
+
+
+def test_what_nests_without_end_is_refused_on_the_way_out() -> None:
+    """
+    When a value holds itself, then packing it is an error, not the end of the process.
+    """
+    ring: list[object] = []
+    ring.append(ring)
+
+    with pytest.raises(UsageError, match="recursion"):
+        codec.pack(ring)

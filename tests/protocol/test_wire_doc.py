@@ -1,0 +1,111 @@
+"""
+`docs/wire.md` says what the code does: every message, every field, every topic, the envelope.
+"""
+
+import re
+import types
+import typing
+from collections import defaultdict
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from tft.protocol import codec, topics
+from tft.protocol.messages import (
+    MESSAGES,
+    VERSION,
+    Envelope,
+    Lead,
+    Position,
+    Pulse,
+    SavedFile,
+    ShardCopies,
+    Source,
+    Transfer,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
+RECORDS = (Position, ShardCopies, SavedFile, Pulse, Source, Transfer)
+
+
+def tables() -> dict[str, list[list[str]]]:
+    """
+    Heading to the rows of the table under it, without the table's own head.
+    """
+    found: defaultdict[str, list[list[str]]] = defaultdict(list)
+    heading = ""
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        elif line.startswith("| `"):
+            cells = [cell.strip() for cell in line.replace(r"\|", "¦").strip("|").split("|")]
+            found[heading].append(cells)
+    return found
+
+
+def in_words(kind: typing.Any) -> str:  # Any: a type expression
+    """
+    The type of a field as the page writes it.
+    """
+    parts = typing.get_args(kind)
+    match typing.get_origin(kind):
+        case typing.Literal:
+            return "one of " + ", ".join(f"`{word}`" for word in parts)
+        case types.UnionType:
+            return f"{in_words(parts[0])} or nil"
+        case origin if origin is tuple:
+            return f"list of {in_words(parts[0])}"
+        case origin if origin is dict:
+            return f"map of {in_words(parts[0])} to {in_words(parts[1])}"
+    if is_dataclass(kind):
+        name = typing.cast(type, kind).__name__
+        return f"[{name}](#{name.lower()})"
+    return {int: "integer", float: "float", str: "text", bool: "boolean"}[kind]
+
+
+def test_every_message_and_record_has_its_place_on_the_page() -> None:
+    """
+    When a message is added, renamed or moved, then the page's headings follow, in its order.
+    """
+    headings = re.findall(r"^### (\w+)$", PAGE.read_text(), re.MULTILINE)
+
+    assert headings == [kind.__name__ for kind in (*MESSAGES, *RECORDS)]
+
+
+@pytest.mark.parametrize("kind", [*MESSAGES, *RECORDS], ids=lambda kind: kind.__name__)
+def test_every_field_is_on_the_page_with_its_type(kind: type) -> None:
+    """
+    When a field is added, renamed or changes its type, then the page's table says so.
+    """
+    rows = tables()[kind.__name__]
+
+    assert [row[:2] for row in rows] == [
+        [f"`{field.name}`", in_words(field.type)] for field in fields(kind)
+    ]
+    assert all(len(row) == 3 and row[2] for row in rows)
+
+
+def test_the_envelope_is_on_the_page() -> None:
+    """
+    When the envelope has another field, or the version is another, then the page says so.
+    """
+    frame = codec.encode(
+        Envelope(job="job", sender="run", number=0, message=Lead(epoch=1, heard={}))
+    )
+    rows = tables()["Frames"]
+
+    assert [row[0] for row in rows] == [f"`{name}`" for name in msgpack.unpackb(frame)]
+    assert f"Version of the protocol: {VERSION}." in rows[0][2]
+    assert f"at most {codec.FRAME_LIMIT // 2**20} MiB" in PAGE.read_text()
+
+
+def test_every_topic_is_on_the_page() -> None:
+    """
+    When a topic is added or renamed, then the page's table says so.
+    """
+    fixed = {name for name in vars(topics).values() if isinstance(name, bytes)}
+    expected = {f"`{name.decode()}`" for name in {*fixed, topics.presence("SENDER")}}
+
+    assert {row[0] for row in tables()["Topics"]} == expected

@@ -1,0 +1,206 @@
+"""
+Messages to bytes and back: the wire's MessagePack, and the plain values of a story's JSON lines.
+
+The only importer of `msgpack`. What came from outside is checked by type, field by field, before
+anyone sees it; what does not pass is a `MalformedMessage` that says what came, and from whom.
+"""
+
+import math
+from typing import Any
+
+import msgpack
+import msgspec
+
+from tft.errors import InternalError, MalformedMessage, UsageError
+from tft.protocol.messages import MESSAGES, VERSION, Envelope, Message
+
+FRAME_LIMIT = 64 * 2**20
+"""
+Bytes of one frame. The largest message is a `Save` that carries the private state of ranks which
+cannot write their own: at most 512 KiB of hexadecimal a rank, so a hundred of them fit. State of
+models never comes this way.
+"""
+
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
+
+
+class _Wire(
+    msgspec.Struct, forbid_unknown_fields=True, rename={"sender": "from", "number": "n"}
+):  # a struct because `from` is no name for a field in Python, and for the strictness
+    v: int
+    job: str
+    sender: str
+    number: int
+    kind: str
+    body: dict[str, Any]  # Any: its shape follows from `kind`, and is checked after that is known
+
+
+# ---------------------------------------------------------------- the wire
+
+
+def encode(envelope: Envelope) -> bytes:
+    """
+    The frame of an envelope. Text that UTF-8 cannot carry (a lone surrogate out of a file name,
+    in a traceback) is written as an escape, so that a report never stays unsent for it.
+    """
+    frame: bytes = msgpack.packb(
+        {
+            "v": VERSION,
+            "job": envelope.job,
+            "from": envelope.sender,
+            "n": envelope.number,
+            "kind": type(envelope.message).__name__,
+            "body": msgspec.to_builtins(envelope.message),
+        },
+        unicode_errors="backslashreplace",
+    )
+    if len(frame) > FRAME_LIMIT:
+        raise InternalError(
+            f"a {type(envelope.message).__name__} of {envelope.sender} takes {len(frame)} bytes; "
+            f"nobody reads a frame of more than {FRAME_LIMIT}"
+        )
+    return frame
+
+
+def decode(frame: bytes) -> Envelope:
+    """
+    The envelope in a frame; raises `MalformedMessage` for anything else that was in it.
+    """
+    if len(frame) > FRAME_LIMIT:
+        raise MalformedMessage(
+            f"a frame of {len(frame)} bytes came; a message of tft has at most {FRAME_LIMIT}"
+        )
+    came = unpack(frame)
+    if not isinstance(came, dict):
+        raise MalformedMessage(
+            f"a frame holds a {type(came).__name__} where a message of tft is a map"
+        )
+    sender = _brief(repr(came.get("from", "somebody unnamed")))
+    _refuse_other_versions(came, sender)
+    try:
+        wire = msgspec.convert(came, _Wire)
+    except msgspec.ValidationError as error:
+        raise MalformedMessage(
+            f"{sender} sent a frame that is no envelope: {_brief(str(error))}"
+        ) from None
+    if wire.number < 0:
+        raise MalformedMessage(f"{sender} numbers a report {wire.number}; reports start at 1")
+    try:
+        message = _message(wire.kind, wire.body, str_keys=False)
+    except MalformedMessage as error:
+        raise MalformedMessage(f"{sender} sent {error}") from None
+    return Envelope(job=wire.job, sender=wire.sender, number=wire.number, message=message)
+
+
+def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
+    """
+    First of all checks: another version may have put anything anywhere else.
+    """
+    version = came.get("v")
+    if type(version) is not int:
+        raise MalformedMessage(f"{sender} sent a map without a version `v`: no message of tft")
+    if version != VERSION:
+        raise MalformedMessage(
+            f"{sender} speaks version {version} of the protocol, version {VERSION} is spoken "
+            "here: install the same tft on every node of the job"
+        )
+
+
+def _brief(words: str) -> str:
+    """
+    What a stranger put into a sentence of ours must not fill a log.
+    """
+    return words if len(words) <= 200 else f"{words[:200]}…"
+
+
+# ---------------------------------------------------------------- plain values
+
+
+def to_plain(message: Message) -> tuple[str, dict[str, object]]:
+    """
+    The kind of a message and its fields as values that JSON can carry.
+    """
+    plain: dict[str, object] = msgspec.to_builtins(message, str_keys=True)
+    return type(message).__name__, plain
+
+
+def from_plain(kind: str, body: dict[str, object]) -> Message:
+    """
+    What `to_plain` took apart, maybe after a journey through JSON. Raises `MalformedMessage`.
+    """
+    return _message(kind, body, str_keys=True)
+
+
+def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:  # Any: unchecked yet
+    try:
+        shape = _KINDS[kind]
+    except KeyError:
+        raise MalformedMessage(
+            f"a message of kind {_brief(repr(kind))}, which version {VERSION} of the protocol does not have"
+        ) from None
+    try:
+        message = msgspec.convert(body, shape, str_keys=str_keys)
+    except msgspec.ValidationError as error:
+        raise MalformedMessage(f"a {kind} that cannot be read: {error}") from None
+    flaw = _flaw(body, msgspec.to_builtins(message, str_keys=str_keys), "$")
+    if flaw is not None:
+        raise MalformedMessage(f"a {kind} that cannot be read: {_brief(flaw)}")
+    return message
+
+
+def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: follows the shape of `came`
+    """
+    What msgspec lets pass: a field that a dataclass does not have, a number that is none.
+    """
+    match came:
+        case dict():
+            for name, value in came.items():
+                if name not in known:
+                    return f"Unknown field - at `{path}.{name}`"
+                flaw = _flaw(value, known[name], f"{path}.{name}")
+                if flaw is not None:
+                    return flaw
+        case list() | tuple():
+            for index, (value, twin) in enumerate(zip(came, known, strict=True)):
+                flaw = _flaw(value, twin, f"{path}[{index}]")
+                if flaw is not None:
+                    return flaw
+        case float() if not math.isfinite(came):
+            return f"Expected a finite number, got `{came}` - at `{path}`"
+        case _:
+            pass
+    return None
+
+
+# ---------------------------------------------------------------- anything else that is packed
+
+
+def pack(content: object) -> bytes:
+    """
+    Plain values (None, bool, int of 64 bits, float, str, bytes, and lists, tuples and dicts of
+    them) to bytes. Raises `UsageError` naming what is not plain.
+    """
+    try:
+        packed: bytes = msgpack.packb(content)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(
+            "only None, bool, int (64 bits), float, str, bytes, and lists and dicts of them can be "
+            f"packed: {error}"
+        ) from None
+    return packed
+
+
+def unpack(packed: bytes | memoryview) -> Any:  # Any: whatever was packed; the caller checks it
+    """
+    What `pack` packed; tuples come back as lists. Raises `MalformedMessage`.
+
+    Lengths are bounded by the bytes that came and nesting by msgpack (1024), so that a few bytes
+    cannot ask for much memory or stack.
+    """
+    try:
+        # keys that are no text: private state by step, and whatever a data position has
+        return msgpack.unpackb(packed, strict_map_key=False)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MalformedMessage(
+            f"{len(packed)} bytes are no MessagePack: {str(error) or type(error).__name__}"
+        ) from None
