@@ -1,0 +1,3 @@
+"""
+The judgement: what should be done about what happened. Pure; time comes in with the events.
+"""
