@@ -1,0 +1,131 @@
+"""
+A broker as a real process, and participants as real processes to be killed and stopped.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+BROKER = """
+import sys
+from tft.bus.broker import main
+main(sys.argv[1], int(sys.argv[2]), opened=lambda port: print(port, flush=True))
+"""
+
+PARTICIPANT = """
+import asyncio, signal, sys
+from tft.bus.zeromq import open_bus
+from tft.protocol.topics import ORDERS, presence
+
+async def main(address, sender, deaf=""):
+    async with open_bus(address, job="job", sender=sender, topics=[ORDERS]) as bus:
+        await bus.listened(presence(sender))
+        print("open", flush=True)
+        if deaf:
+            signal.pause()  # the loop does not run any more
+        await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class Processes:
+    """
+    Starts Python processes that say one line when they are ready; ends them with the test.
+    """
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, code: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+        """
+        The process and the first line it wrote.
+        """
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        self._started.append(process)
+        return process, output(process).readline().strip()
+
+    def end(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait()
+            output(process).close()
+
+
+def output(process: subprocess.Popen[str]) -> IO[str]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+class Broker:
+    """
+    The broker's process; its port stays the same when it is started again.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self.port = 0
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """
+        Returns once it accepts connections.
+        """
+        self.process, port = self._processes.start(BROKER, "127.0.0.1", str(self.port))
+        self.port = int(port)
+
+    def kill(self) -> None:
+        """
+        With SIGKILL; returns once its ports are free.
+        """
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    started = Processes()
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def broker(processes: Processes) -> Broker:
+    return Broker(processes)
+
+
+class Participants:
+    """
+    Connected processes that listen to ORDERS.
+    """
+
+    def __init__(self, processes: Processes, broker: Broker) -> None:
+        self._processes = processes
+        self._broker = broker
+
+    def start(self, sender: str, *, deaf: bool = False) -> subprocess.Popen[str]:
+        """
+        Returns once it is connected. A deaf one never looks at what it hears.
+        """
+        process, line = self._processes.start(
+            PARTICIPANT, self._broker.address, sender, *(["deaf"] if deaf else [])
+        )
+        assert line == "open"
+        return process
+
+
+@pytest.fixture
+def participants(processes: Processes, broker: Broker) -> Participants:
+    return Participants(processes, broker)

@@ -1,0 +1,187 @@
+"""
+What the bus over ZeroMQ owes beyond the contract: it outlives the processes it connects.
+"""
+
+import signal
+from time import monotonic
+
+import pytest
+import zmq
+
+from tests.bus.conftest import Broker, Participants
+from tft.bus.base import Bus, Gone, Heard, Malformed, Present
+from tft.bus.zeromq import open_bus
+from tft.errors import UsageError
+from tft.protocol.codec import FRAME_LIMIT
+from tft.protocol.messages import Lead
+from tft.protocol.topics import ORDERS, REPORTS, presence
+
+
+async def heard(bus: Bus) -> Lead:
+    """
+    The next message, past all notices.
+    """
+    while not isinstance(arrival := await bus.receive(), Heard):
+        assert isinstance(arrival, Present | Gone)
+    assert isinstance(arrival.envelope.message, Lead)
+    return arrival.envelope.message
+
+
+# ---------------------------------------------------------------- participants
+
+
+async def test_a_killed_process_is_gone_at_once(broker: Broker, participants: Participants) -> None:
+    """
+    When a participant is killed with SIGKILL, then the others hear so from the broker, without
+    waiting for any silence to grow long.
+    """
+    async with open_bus(broker.address, job="job", sender="controller/1", topics=[]) as bus:
+        process = participants.start("rank.0/0")
+        assert await bus.receive() == Present(sender="rank.0/0")
+
+        process.send_signal(signal.SIGKILL)
+        killed = monotonic()
+
+        assert await bus.receive() == Gone(sender="rank.0/0")
+        assert monotonic() - killed < 1.4  # by a heartbeat it would be 1.5 s and more
+
+
+async def test_a_stopped_process_is_gone_and_comes_back_and_a_busy_one_stays(
+    broker: Broker, participants: Participants
+) -> None:
+    """
+    When a process is stopped, so that it is silent but its connections stand, then it is gone
+    within seconds, and present when it goes on. One whose Python reads nothing stays present,
+    however much it is sent.
+    """
+    async with open_bus(broker.address, job="job", sender="controller/1", topics=[]) as bus:
+        participants.start("rank.0/0", deaf=True)
+        assert await bus.receive() == Present(sender="rank.0/0")
+        stopped = participants.start("rank.1/0")
+        assert await bus.receive() == Present(sender="rank.1/0")
+        stopped.send_signal(signal.SIGSTOP)
+        for _ in range(2000):  # 20 MB: more than any buffer of the kernel
+            bus.publish(ORDERS, Lead(epoch=1, heard={"x" * 10_000: 1}))
+        assert await bus.receive() == Gone(sender="rank.1/0")
+
+        stopped.send_signal(signal.SIGCONT)
+        assert await bus.receive() == Present(sender="rank.1/0")
+
+
+# ---------------------------------------------------------------- the broker
+
+
+async def test_the_bus_works_again_by_itself_after_its_broker_was_killed(broker: Broker) -> None:
+    """
+    When the broker is killed, everyone is gone; when it is started again at the same port, they
+    are present and hear each other, though nobody did anything about it.
+    """
+    address = broker.address
+    async with (
+        open_bus(address, job="job", sender="controller/1", topics=[REPORTS]) as controller,
+        open_bus(address, job="job", sender="rank.0/0", topics=[ORDERS]) as rank,
+    ):
+        assert await controller.receive() == Present(sender="rank.0/0")
+        assert await rank.receive() == Present(sender="controller/1")
+
+        broker.kill()
+        assert await controller.receive() == Gone(sender="rank.0/0")
+        assert await rank.receive() == Gone(sender="controller/1")
+        controller.publish(ORDERS, Lead(epoch=1, heard={}))  # to nobody, and never to be heard
+
+        broker.start()
+        started = monotonic()
+        assert await controller.receive() == Present(sender="rank.0/0")
+        assert await rank.receive() == Present(sender="controller/1")
+        # 220 ms at most between two tries to connect; the rest is room for a busy machine
+        assert monotonic() - started < 1.4
+
+        await controller.listened(ORDERS)
+        await rank.listened(REPORTS)
+        controller.publish(ORDERS, Lead(epoch=2, heard={}))
+        rank.publish(REPORTS, Lead(epoch=3, heard={}))
+        assert (await heard(rank)).epoch == 2
+        assert (await heard(controller)).epoch == 3
+
+
+async def test_a_bus_may_be_opened_before_its_broker(broker: Broker) -> None:
+    """
+    When there is no broker yet, then publishing is no error, and the broker is found when it is
+    there.
+    """
+    broker.kill()
+    async with open_bus(broker.address, job="job", sender="rank.0/0", topics=[ORDERS]) as bus:
+        bus.publish(ORDERS, Lead(epoch=1, heard={}))
+
+        broker.start()
+        await bus.listened(presence("rank.0/0"))
+        await bus.listened(ORDERS)
+
+        bus.publish(ORDERS, Lead(epoch=2, heard={}))
+        assert (await heard(bus)).epoch == 2
+
+
+# ---------------------------------------------------------------- strangers
+
+
+async def test_a_message_of_other_than_two_frames_arrives_as_a_sentence(broker: Broker) -> None:
+    """
+    When something publishes a message that is not a topic and a body, then one is told.
+    """
+    async with open_bus(broker.address, job="job", sender="rank.0/0", topics=[ORDERS]) as bus:
+        await bus.listened(ORDERS)
+
+        post(broker, ORDERS, [ORDERS, b"one", b"two"])
+
+        assert await bus.receive() == Malformed(
+            why="a message of 3 frames came; one of tft has a topic and a body"
+        )
+
+
+async def test_a_frame_beyond_the_limit_does_not_get_past_the_broker(broker: Broker) -> None:
+    """
+    When a stranger publishes more than any message of ours takes, then its connection is closed
+    before it has cost anybody else memory, and the bus goes on.
+    """
+    async with open_bus(broker.address, job="job", sender="rank.0/0", topics=[ORDERS]) as bus:
+        await bus.listened(ORDERS)
+
+        post(broker, ORDERS, [ORDERS, bytes(FRAME_LIMIT + 1)])
+        bus.publish(ORDERS, Lead(epoch=1, heard={}))
+
+        assert (await heard(bus)).epoch == 1
+
+
+def post(broker: Broker, topic: bytes, frames: list[bytes]) -> None:
+    """
+    Publish frames as no bus of ours does, once somebody listens to `topic`; returns when they
+    have been taken or refused.
+    """
+    with zmq.Context() as context, context.socket(zmq.XPUB) as stranger:
+        stranger.setsockopt(zmq.IMMEDIATE, 1)
+        stranger.connect(f"tcp://{broker.address}")
+        while stranger.recv() != b"\x01" + topic:
+            pass
+        stranger.send_multipart(frames)
+
+
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":5000", "host:0", "host:65535", "h:-1"])
+async def test_what_cannot_be_a_brokers_address_is_refused(address: str) -> None:
+    """
+    When an address is not HOST:PORT with room for a second port, then the error says so.
+    """
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        async with open_bus(address, job="job", sender="rank.0/0", topics=[]):
+            pass
+
+
+async def test_an_address_that_the_network_cannot_have_is_refused() -> None:
+    """
+    When the host's name cannot be one, then the error is ours, and names the address.
+    """
+    with pytest.raises(UsageError, match="no host:5000 cannot be"):
+        async with open_bus("no host:5000", job="job", sender="rank.0/0", topics=[]):
+            pass

@@ -1,0 +1,166 @@
+"""
+The broker: everything published at PORT goes out, at PORT + 1, to whoever subscribed to it.
+
+It holds no state but the subscriptions, which come again by themselves when it is started again.
+"""
+
+import ipaddress
+import random
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import EADDRINUSE
+from pathlib import Path
+
+import zmq
+
+from tft.bus.zeromq import Socket, tuned
+from tft.errors import AddressTaken, UsageError
+
+LEAST_DESCRIPTORS = 256
+"""Open files for 100 participants at two connections each, and the broker's own."""
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: after a restart everybody comes at once."""
+
+_ENDINGS = {signal.SIGTERM, signal.SIGINT}
+
+
+def main(
+    host: str,
+    port: int,
+    *,
+    insecure: bool = False,
+    opened: Callable[[int], None] | None = None,
+) -> None:
+    """
+    Forward at `host`, ports `port` and `port` + 1, until SIGTERM or SIGINT. For the main thread.
+
+    Port 0 picks a free pair; `opened` is told the first port once both accept connections.
+    Raises `AddressTaken`, and `UsageError` for an address that is not this machine's, for one
+    beyond loopback without `insecure`, and where too few files may be open.
+    """
+    _refuse_open_door(host, insecure=insecure)
+    _make_room()
+    context: zmq.Context[Socket] = zmq.Context()
+    with (
+        _ended_by_signal(context),
+        tuned(context, zmq.XSUB) as publishers,
+        tuned(context, zmq.XPUB) as subscribers,
+    ):
+        publishers.setsockopt(zmq.BACKLOG, BACKLOG)
+        subscribers.setsockopt(zmq.BACKLOG, BACKLOG)
+        taken = _bind(publishers, subscribers, host, port)
+        if opened is not None:
+            opened(taken)
+        with suppress(zmq.ContextTerminated):
+            zmq.proxy(publishers, subscribers)
+
+
+def is_loopback(host: str) -> bool:
+    """
+    Whether only this machine can reach `host`. Of names only `localhost` is known to be so.
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# ---------------------------------------------------------------- before anything is opened
+
+
+def _refuse_open_door(host: str, *, insecure: bool) -> None:
+    if insecure or is_loopback(host):
+        return
+    raise UsageError(
+        f"a broker at {host} would take orders from anybody who can reach it: bind it to 127.0.0.1, "
+        "or allow it with --insecure on a network that only the job's machines are on"
+    )
+
+
+def _make_room() -> None:
+    """
+    Every connection is an open file. Without one left the broker would spin, accepting nobody and
+    saying nothing; where libzmq needs one for itself it aborts the process.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < LEAST_DESCRIPTORS:
+        raise UsageError(
+            f"the broker may open only {most} files and needs {LEAST_DESCRIPTORS} or more, two for "
+            "each participant of a job: raise the hard limit (ulimit -Hn)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+# ---------------------------------------------------------------- the ports
+
+
+def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
+    """
+    Bind both sockets; the port of the first.
+    """
+    for candidate in [port] if port else unused_ports():
+        try:
+            _bind_one(publishers, host, candidate)
+            _bind_one(subscribers, host, candidate + 1)
+        except AddressTaken:
+            with suppress(zmq.ZMQError):  # it was this one that could not be bound
+                publishers.unbind(f"tcp://{host}:{candidate}")
+            if port:
+                raise
+        else:
+            return candidate
+    raise AddressTaken(f"no two neighbouring ports of {host} are free")
+
+
+def _bind_one(socket: Socket, host: str, port: int) -> None:
+    try:
+        socket.bind(f"tcp://{host}:{port}")
+    except zmq.ZMQError as error:
+        if error.errno == EADDRINUSE:
+            raise AddressTaken(
+                f"the broker cannot listen at {host}:{port}: another process does; "
+                "end it, or choose another port (the broker takes that one and the next)"
+            ) from None
+        raise UsageError(f"the broker cannot listen at {host}:{port}: {error}") from None
+
+
+def unused_ports() -> list[int]:
+    """
+    Ports to try, in random order, none of which the kernel gives to outgoing connections.
+
+    While a broker is being started again, its peers try to connect to its port many times a
+    second. If the kernel may choose that very port for their own end, sooner or later one of them
+    connects to itself, and the broker finds its port taken.
+    """
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [port for port in range(10_000, 65_535) if port + 1 < low or port > high]
+    ports = ports or list(range(10_000, 65_535))
+    return random.sample(ports, k=min(100, len(ports)))
+
+
+# ---------------------------------------------------------------- the end
+
+
+@contextmanager
+def _ended_by_signal(context: zmq.Context[Socket]) -> Iterator[None]:
+    """
+    Terminate the context, and with it the proxy, when a signal asks for it.
+
+    A handler would not do: one that comes while the proxy is not waiting in the kernel is seen by
+    Python when the proxy returns, which it never does.
+    """
+
+    def wait() -> None:
+        signal.sigwait(_ENDINGS)
+        context.term()
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+    threading.Thread(target=wait, name="ended-by-signal", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,63 @@
+"""
+The bus within one process: same contract, same bytes, no sockets. For tests and simulations.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from tft.bus.base import Bus, Participant
+from tft.protocol.topics import presence
+
+
+class MemoryBroker:
+    """
+    Where the participants of one process meet.
+    """
+
+    def __init__(self) -> None:
+        self._participants: dict[Participant, tuple[bytes, ...]] = {}
+        self._subscriptions: Counter[bytes] = Counter()
+
+    @asynccontextmanager
+    async def open_bus(
+        self, *, job: str, sender: str, topics: Sequence[bytes]
+    ) -> AsyncIterator[Bus]:
+        """
+        Take part as `sender` and listen to `topics`, as `tft.bus.zeromq.open_bus` does.
+        """
+        participant = Participant(job=job, sender=sender, send=self.post)
+        for topic in self._subscriptions:
+            participant.subscribed(topic)
+        mine = tuple(dict.fromkeys((*topics, presence(sender))))
+        self._participants[participant] = mine
+        for topic in mine:
+            self._subscribe(topic)
+        try:
+            yield participant
+        finally:
+            participant.close()
+            del self._participants[participant]
+            for topic in mine:
+                self._unsubscribe(topic)
+
+    def post(self, topic: bytes, frame: bytes) -> None:
+        """
+        Deliver a frame to whoever is subscribed, as the broker does: without looking at it.
+        """
+        for participant, topics in self._participants.items():
+            if topic in topics:
+                participant.frame(topic, frame)
+
+    def _subscribe(self, topic: bytes) -> None:
+        self._subscriptions[topic] += 1
+        if self._subscriptions[topic] == 1:  # as XPUB does, only the first is news
+            for participant in self._participants:
+                participant.subscribed(topic)
+
+    def _unsubscribe(self, topic: bytes) -> None:
+        self._subscriptions[topic] -= 1
+        if self._subscriptions[topic] == 0:
+            del self._subscriptions[topic]
+            for participant in self._participants:
+                participant.unsubscribed(topic)
