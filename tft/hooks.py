@@ -134,6 +134,16 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def tft_watch(self, contributing: Callable[[], None]) -> None:
+        """
+        Call `contributing()` on the training thread in every step, when this rank has drawn its
+        batch and its random numbers and before it gives the last of its sums to the others.
+
+        From then on the others can finish the step without this rank; should it die, its
+        replacement goes on with the private state of this moment. Called once, before `tft_adopt`.
+        """
+
+    @hookspec(firstresult=True)
     def tft_rollback(self, private: bytes) -> None:
         """
         Put back what `tft_capture` returned, here or in the process that held this rank before,

@@ -88,6 +88,7 @@ class Session:
         self._window = UpdateWindow(self)
         self._hands = Hands(self, self._adaptor.hook, self._page)
         self._capture: Callable[[], bytes] = self._adaptor.hook.tft_capture
+        self._contributed = b""
         self._adopted = False
         self._thread = threading.get_ident()
         self._inside = False
@@ -160,6 +161,7 @@ class Session:
 
         Raises `UsageError` for what the adaptor cannot handle. `Any`: the framework's own types.
         """
+        self._adaptor.hook.tft_watch(contributing=self._contributing)
         self._adaptor.hook.tft_adopt(parts=parts, wrap=wrap)
         self._adopted = True
         self._observers.adopted(parts)
@@ -231,7 +233,9 @@ class Session:
         The sums are complete: the state of the next step may be made.
         """
         step = self.completed + 1
-        self._page.capture(step, self._capture(), False)
+        private = self._capture()
+        if private != self._contributed:  # else it is in the page, and is better left alone there
+            self._page.capture(step, private, False)
         self.window_open = True
         self._page.move(self.completed, True, self._clock.now())
         if step > self._lock:  # read after the window is marked: the control thread reads the
@@ -256,6 +260,10 @@ class Session:
             self._observers.window_closed(step)
         if step >= self._leave_after:
             raise Interrupted
+
+    def _contributing(self) -> None:
+        self._contributed = self._capture()
+        self._page.capture(self.completed + 1, self._contributed, False)
 
     def _wait_at_window(self, step: int) -> None:
         with self._gate:
@@ -316,7 +324,7 @@ class Session:
             files = self._hands.carry_out(execute.order)
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
-            log.warning("order_failed", order=execute.name, why=failure, exc_info=True)
+            log.warning("order_failed", order=execute.name, why=failure)
         self._control.tell(self._done(execute, began, failure, files))
 
     def _done(

@@ -1,0 +1,179 @@
+"""
+Real jobs: `tft run` in a process of its own, watched from outside, and nothing left behind.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "examples" / "gpt" / "train.py"
+LIMIT = 100.0
+"""Seconds a job may take; a hang is a failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """
+    A job that has ended.
+    """
+
+    code: int
+    output: str
+    run_dir: Path
+
+    @property
+    def report(self) -> dict[str, Any]:  # Any: JSON
+        """
+        The report in the run directory.
+        """
+        report: dict[str, Any] = json.loads((self.run_dir / "report.json").read_text())
+        return report
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:  # Any: JSON
+        """
+        The incidents of the report.
+        """
+        incidents: list[dict[str, Any]] = self.report["incidents"]
+        return incidents
+
+    def rows(self) -> dict[tuple[int, int], str]:
+        """
+        The loss of every rank and step; a step that is there twice is an error.
+        """
+        rows: dict[tuple[int, int], str] = {}
+        for path in sorted(self.run_dir.glob("steps-rank*.jsonl")):
+            rank = int(path.stem.removeprefix("steps-rank"))
+            for line in path.read_text().splitlines():
+                row = json.loads(line)
+                assert (rank, row["step"]) not in rows, f"{path} holds step {row['step']} twice"
+                rows[rank, row["step"]] = row["loss"]
+        return rows
+
+    def finals(self) -> dict[int, dict[str, str]]:
+        """
+        The final digests of every rank.
+        """
+        return {
+            int(path.stem.removeprefix("final-rank")): json.loads(path.read_text())
+            for path in self.run_dir.glob("final-rank*.json")
+        }
+
+    def chaos(self) -> list[dict[str, Any]]:  # Any: JSON
+        """
+        What chaos recorded, in the order in which it struck.
+        """
+        records = [json.loads(p.read_text()) for p in (self.run_dir / "chaos").glob("*-*.json")]
+        return sorted(records, key=lambda record: float(record["at"]))
+
+
+class Job:
+    """
+    A job that runs.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], run_dir: Path, log: Path) -> None:
+        self.process = process
+        self.run_dir = run_dir
+        self._log = log
+
+    def end(self, limit: float = LIMIT) -> Outcome:
+        """
+        Waits until the job has ended.
+        """
+        try:
+            code = self.process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job has not ended:\n{self.output()[-6000:]}") from None
+        return Outcome(code=code, output=self.output(), run_dir=self.run_dir)
+
+    def output(self) -> str:
+        """
+        What it has printed so far.
+        """
+        return self._log.read_text(errors="replace")
+
+    def pid(self, name: str) -> int:
+        """
+        The pid of one of its parts.
+        """
+        return int((self.run_dir / "pids" / f"{name}.pid").read_text())
+
+
+@contextmanager
+def job(
+    run_dir: Path,
+    *options: str,
+    script: Path = TRAIN,
+    arguments: Sequence[str] = ("--steps", "20"),
+    nproc: int = 4,
+) -> Iterator[Job]:
+    """
+    Starts `tft run`; whatever is left of it at the end is killed, by pid.
+    """
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    log = run_dir.with_name(f"{run_dir.name}-{len(list(run_dir.parent.glob('*.out')))}.out")
+    command = [
+        sys.executable, "-m", "tft", "run", "--nproc-per-node", str(nproc),
+        "--run-dir", str(run_dir), *options, str(script), *arguments,
+    ]  # fmt: skip
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield Job(process, run_dir, log)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for pid in left_behind(run_dir):
+            os.kill(pid, signal.SIGKILL)
+
+
+def run(run_dir: Path, *options: str, limit: float = LIMIT, **how: Any) -> Outcome:  # Any: job's
+    """
+    A job from its start to its end, which must leave no process behind.
+    """
+    with job(run_dir, *options, **how) as running:
+        outcome = running.end(limit)
+        assert left_behind(run_dir) == [], "processes were left behind"
+    return outcome
+
+
+def left_behind(run_dir: Path) -> list[int]:
+    """
+    The processes that belong to the job of this run directory: it is in their arguments, or in
+    their environment.
+    """
+    needle = os.fsencode(run_dir)
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z" and needle in words:
+            found.append(int(entry.name))
+    return found
+
+
+def identical(outcome: Outcome, undisturbed: Outcome) -> None:
+    """
+    Bit-identical: the same losses of all ranks and steps, and the same final digests.
+    """
+    assert outcome.rows() == undisturbed.rows()
+    assert outcome.finals() == undisturbed.finals()
+    assert undisturbed.finals()

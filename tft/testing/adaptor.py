@@ -1,0 +1,267 @@
+"""
+An adaptor without a framework: real processes, real sockets, a state of a few numbers.
+
+For tests of everything that is not a framework's: a job of four ranks is up in a second. The
+model is any object with `values`, an `array` of doubles; its ranks add numbers up with
+`group().add(x)`, which waits for all of them, as a collective does, and hangs when one is missing.
+Installed under the name `fake`.
+"""
+
+import array
+import contextlib
+import json
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import xxhash
+
+from tft.errors import UsageError
+from tft.hooks import Buffer, Parcel, hookimpl
+from tft.protocol.codec import pack, unpack
+from tft.protocol.messages import FaultKind, ShardCopies
+
+
+class Model(Protocol):
+    """
+    What can be adopted.
+    """
+
+    values: "array.array[float]"
+
+
+class Group:
+    """
+    The ranks of one regroup, joined through the store.
+    """
+
+    def __init__(self, name: str, host: str, port: int, world: int) -> None:
+        self._name = name
+        self._world = world
+        self._turn = 0
+        self._socket = socket.create_connection((host, port), timeout=10.0)
+        self._socket.settimeout(None)
+        self._file = self._socket.makefile("rb")
+
+    def add(self, number: float) -> float:
+        """
+        The sum of every rank's number, in rank-independent order. Raises `ConnectionError` when
+        the group is broken.
+        """
+        self._turn += 1
+        if self._turn > 1:  # the first is the forming of the group itself
+            _adopted.contributing()
+        ask = {"key": f"{self._name}/{self._turn}", "world": self._world, "number": number}
+        self._socket.sendall(json.dumps(ask).encode() + b"\n")
+        answer = self._file.readline()
+        if not answer:
+            raise ConnectionError("the group is broken")
+        return float(json.loads(answer))
+
+    def shut(self) -> None:
+        """
+        Whoever waits in `add`, or will, gets a `ConnectionError`.
+        """
+        with contextlib.suppress(OSError):  # shut before
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """
+        Frees the connection.
+        """
+        self._file.close()
+        self._socket.close()
+
+
+class Store(socketserver.ThreadingTCPServer):
+    """
+    Adds up what all ranks send under one key, and answers all of them when the last has come.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__((host, port), _Answer)
+        self._sums: dict[str, list[float]] = {}
+        self._full = threading.Condition()
+
+    def add(self, key: str, world: int, number: float) -> float:
+        """
+        Waits until `world` numbers have come under `key`.
+        """
+        with self._full:
+            numbers = self._sums.setdefault(key, [])
+            numbers.append(number)
+            self._full.notify_all()
+            self._full.wait_for(lambda: len(numbers) >= world)
+            return sum(sorted(numbers))
+
+
+class _Answer(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Store)
+        for line in self.rfile:
+            ask = json.loads(line)
+            answer = self.server.add(ask["key"], ask["world"], ask["number"])
+            self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+
+class _Adopted:
+    """
+    The one state of this process.
+    """
+
+    model: Model | None = None
+    data: Any = None  # Any: the user's own, with state_dict and load_state_dict
+    wrap: Callable[[], Any] | None = None
+    group: Group | None = None
+
+    def contributing(self) -> None:
+        """
+        Replaced by what `tft_watch` gets.
+        """
+
+
+_adopted = _Adopted()
+
+
+def group() -> Group:
+    """
+    The group that the last regroup has formed.
+    """
+    if _adopted.group is None:
+        raise ConnectionError("there is no group")
+    return _adopted.group
+
+
+def _model() -> Model:
+    if _adopted.model is None:
+        raise UsageError("nothing was adopted yet")
+    return _adopted.model
+
+
+@hookimpl
+def tft_strategies() -> Sequence[str]:
+    return ("retry", "recover", "dump")
+
+
+@hookimpl
+def tft_preload() -> None:
+    return None
+
+
+@hookimpl
+def tft_store(host: str, port: int, opened: Callable[[int], None]) -> None:
+    with Store(host, port) as store:
+        opened(int(store.server_address[1]))
+        store.serve_forever()
+
+
+@hookimpl
+def tft_watch(contributing: Callable[[], None]) -> None:
+    _adopted.contributing = contributing  # type: ignore[method-assign] # one state, one process
+
+
+@hookimpl
+def tft_adopt(
+    parts: Mapping[str, Any],  # Any: see the specification
+    wrap: Callable[[], Any] | None,
+) -> None:
+    if "model" not in parts:
+        raise UsageError("the fake adaptor needs a `model` with `values`")
+    _adopted.model, _adopted.data, _adopted.wrap = parts["model"], parts.get("data"), wrap
+
+
+@hookimpl
+def tft_shards(rank: int, world: int) -> Sequence[ShardCopies]:
+    return (ShardCopies(shard="dense", ranks=tuple(range(world))),)
+
+
+@hookimpl
+def tft_capture() -> bytes:
+    return pack(None if _adopted.data is None else _adopted.data.state_dict())
+
+
+@hookimpl
+def tft_rollback(private: bytes) -> None:
+    if _adopted.data is not None:
+        _adopted.data.load_state_dict(unpack(private))
+
+
+@hookimpl
+def tft_give(shard: str) -> Parcel:
+    view = memoryview(_model().values).cast("B")
+    return Parcel(meta=pack({"size": view.nbytes}), buffers=(Buffer(name="values", view=view),))
+
+
+@hookimpl
+def tft_take(shard: str, meta: bytes) -> Sequence[Buffer]:
+    values = _model().values
+    values[:] = array.array("d", bytes(unpack(meta)["size"]))
+    return (Buffer(name="values", view=memoryview(values).cast("B")),)
+
+
+@hookimpl
+def tft_taken(shard: str, meta: bytes) -> None:
+    return None
+
+
+@hookimpl
+def tft_digests() -> Mapping[str, str]:
+    return {
+        "parameters": xxhash.xxh3_128_hexdigest(_model().values.tobytes()),
+        "data": xxhash.xxh3_128_hexdigest(tft_capture()),
+    }
+
+
+@hookimpl
+def tft_quiesce() -> None:
+    if _adopted.group is not None:
+        _adopted.group.shut()
+
+
+@hookimpl
+def tft_waiting(frame: FrameType) -> bool:
+    return frame.f_code.co_filename in (__file__, socket.__file__)
+
+
+@hookimpl
+def tft_clear() -> None:
+    if _adopted.group is not None:
+        _adopted.group.shut()
+        _adopted.group.close()
+        _adopted.group = None
+
+
+@hookimpl
+def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
+    _adopted.group = Group(name, host, port, world)
+    _adopted.group.add(0.0)
+
+
+@hookimpl
+def tft_rebuild() -> Any:  # Any: the user's own wrapper
+    return _model() if _adopted.wrap is None else _adopted.wrap()
+
+
+@hookimpl
+def tft_save(directory: Path, shard: str) -> Sequence[str]:
+    name = f"{shard}.bin"
+    (directory / name).write_bytes(_model().values.tobytes())
+    return (name,)
+
+
+@hookimpl
+def tft_load(directory: Path, shard: str) -> None:
+    _model().values[:] = array.array("d", (directory / f"{shard}.bin").read_bytes())
+
+
+@hookimpl
+def tft_classify(error: BaseException) -> FaultKind | None:
+    kind: FaultKind | None = getattr(error, "tft_fault_kind", None)
+    return kind or ("network" if isinstance(error, ConnectionError) else None)
