@@ -1,0 +1,34 @@
+# Two front doors, on a machine with only Python and make: `make demo` and `make test`.
+# Each makes .venv and installs what it needs; the second time it finds both there.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+INSTALLED := .venv/.installed
+
+.PHONY: demo test check soak bench format clean
+
+demo: $(INSTALLED)
+	.venv/bin/python examples/gpt/demo.py
+
+# What "done" means, and what CI runs: format, lint, types, walls between rooms, tests.
+test check: $(INSTALLED)
+	scripts/check
+
+soak: $(INSTALLED)
+	.venv/bin/python -m pytest -m soak
+
+bench: $(INSTALLED)
+	scripts/bench
+
+format: $(INSTALLED)
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+clean:
+	rm -rf .venv
+
+# The group is read out of pyproject.toml: a Python 3.11 brings a pip that cannot do that yet.
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/python scripts/group dev > .venv/dev.txt
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement .venv/dev.txt --editable .
+	touch $@

@@ -1,0 +1,85 @@
+"""
+The launcher's processes: all of them are seen to end.
+"""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tft.bus.zeromq import open_bus
+from tft.cli.children import Child, Children
+from tft.cli.network import free_address
+from tft.protocol.topics import presence
+
+
+async def test_the_end_of_a_child_is_seen(tmp_path: Path) -> None:
+    """
+    When a part ends, then its exit status is known and its words are in its log.
+    """
+    log = tmp_path / "part.log"
+    with Children() as children:
+        child = children.start(["no-such-command"], added={}, log=log)
+
+        assert await child.ended() == 2
+        assert await children.gone(0.0)
+    assert "no-such-command" in log.read_text()
+
+
+async def test_a_child_that_is_asked_ends_as_it_likes(tmp_path: Path) -> None:
+    """
+    When a broker is asked to end, then it does so by itself and is not killed.
+    """
+    with Children() as children:
+        child = await _broker(children, tmp_path)
+        await child.end(grace=0.0, patience=20.0)
+
+        assert await child.ended() == 0
+
+
+async def test_a_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+    """
+    When a broker is stopped and cannot hear the request, then it is killed.
+    """
+    with Children() as children:
+        child = await _broker(children, tmp_path)
+        child.send(signal.SIGSTOP)
+        await child.end(grace=0.0, patience=0.1)
+
+        assert await child.ended() == -signal.SIGKILL
+
+
+async def test_an_orphan_counts_until_it_is_gone() -> None:
+    """
+    When a process ends before one that it started, then that one is waited for too, and reaped.
+    """
+    with Children() as children:
+        orphan = _orphan()
+
+        assert not await children.gone(0.05)
+        os.kill(orphan, signal.SIGKILL)
+        assert await children.gone(10.0)
+        with pytest.raises(ProcessLookupError):
+            os.kill(orphan, 0)
+
+
+async def _broker(children: Children, folder: Path) -> Child:
+    """
+    A broker that has opened its ports.
+    """
+    address = free_address("127.0.0.1")
+    port = address.partition(":")[2]
+    child = children.start(["broker", "--port", port], added={}, log=folder / "broker.log")
+    async with open_bus(address, job="j", sender="test", topics=[]) as bus:
+        await bus.listened(presence("test"))
+    return child
+
+
+def _orphan() -> int:
+    """
+    The pid of a process whose parent has ended.
+    """
+    script = "sleep 60 >/dev/null & echo $!"
+    return int(subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True).stdout)

@@ -1,0 +1,164 @@
+"""
+What `tft run` decides and refuses before it starts anything.
+"""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tft.cli.network import check_free, free_address
+from tft.cli.plan import Plan, check_open, check_settings, make_plan
+from tft.config import JobSettings
+from tft.errors import AddressTaken, UsageError
+
+
+def plan(node: int = 0, **job: Any) -> Plan:  # Any: each setting's own type
+    """
+    A plan of a job of two nodes.
+    """
+    settings = JobSettings(
+        job="j", run_dir=Path("/d"), broker="127.0.0.1:29400", nnodes=2, nproc_per_node=4, **job
+    )
+    return Plan(
+        settings=settings,
+        node=node,
+        host="127.0.0.1",
+        insecure=False,
+        report=None,
+        script="train.py",
+        arguments=("--steps", "60"),
+    )
+
+
+def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
+    """
+    The options of `tft run` as click hands them over, where only these were given.
+    """
+    return {
+        "job": None,
+        "run_dir": None,
+        "broker": None,
+        "nnodes": 1,
+        "nproc_per_node": 1,
+        "adaptor": "pytorch",
+        "enable": (),
+        "max_incidents": 100,
+        "resume": False,
+        "node_rank": 0,
+        "host": "127.0.0.1",
+        "insecure": False,
+        "report": None,
+        "script": "train.py",
+        "arguments": (),
+        **chosen,
+    }
+
+
+def test_node_0_starts_broker_and_controller_too() -> None:
+    """
+    When the job has two nodes, then the first starts all parts and the second only its agent.
+    """
+    assert list(plan(0).commands()) == ["broker", "controller", "agent-0"]
+    assert list(plan(1).commands()) == ["agent-1"]
+
+
+def test_the_script_comes_last_with_all_its_arguments() -> None:
+    """
+    When an agent is started, then what follows the script is the script's.
+    """
+    assert plan(1).commands()["agent-1"][-3:] == ["train.py", "--steps", "60"]
+
+
+def test_a_restarted_broker_is_told_the_same_address() -> None:
+    """
+    When the address of the broker is known, then its port is no longer left to it.
+    """
+    assert plan().commands()["broker"] == ["broker", "--host", "127.0.0.1", "--port", "29400"]
+
+
+def test_what_is_left_open_is_decided_anew_for_each_run() -> None:
+    """
+    When two runs are given neither job nor run directory, then they share neither.
+    """
+    first, second = make_plan(options()).settings, make_plan(options()).settings
+
+    assert first.job != second.job
+    assert first.run_dir != second.run_dir
+    assert first.run_dir.is_absolute()
+
+
+def test_nodes_must_be_told_what_they_share() -> None:
+    """
+    When a job has several nodes, then what they must agree on is not made up by each.
+    """
+    with pytest.raises(UsageError, match="a job of 2 nodes needs --job, --run-dir, the same"):
+        make_plan(options(nnodes=2, broker="127.0.0.1:29400"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"nnodes": 0}, "--nnodes is at least 1, not 0"),
+        ({"nproc_per_node": -1}, "--nproc-per-node is at least 1, not -1"),
+        ({"max_incidents": -1}, "--max-incidents is at least 0, not -1"),
+        ({"enable": ("dump", "pray")}, "--enable knows retry, recover, dump, and not pray"),
+    ],
+)
+def test_a_setting_out_of_its_bounds_is_refused(wrong: dict[str, Any], sentence: str) -> None:
+    """
+    When a number is too small or a strategy unknown, then the sentence says what is allowed.
+    """
+    settings = JobSettings(job="j", run_dir=Path("/d"), broker="h:1", **wrong)
+
+    with pytest.raises(UsageError, match=sentence):
+        check_settings(settings)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "localhost"])
+def test_loopback_needs_no_leave(host: str) -> None:
+    """
+    When only this machine can reach an address, then it is used without more ado.
+    """
+    check_open(host, "--host", insecure=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "node-1"])
+def test_what_others_can_reach_needs_leave(host: str) -> None:
+    """
+    When others could reach an address, then it is refused unless --insecure is given.
+    """
+    check_open(host, "--host", insecure=True)
+    with pytest.raises(UsageError, match="--insecure"):
+        check_open(host, "--host", insecure=False)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_port_in_use_is_refused(offset: int) -> None:
+    """
+    When something listens at either of the broker's ports, then the address is taken.
+    """
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressTaken, match=f":{port}: another process does"):
+            check_free("127.0.0.1", port - offset)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    """
+    When the broker's host is not this machine's, then that is the sentence.
+    """
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1:29400: Cannot assign"):
+        check_free("192.0.2.1", 29400)
+
+
+def test_a_found_address_is_free() -> None:
+    """
+    When the address is left to the launcher, then a broker can listen there.
+    """
+    host, port = free_address("127.0.0.1").split(":")
+
+    check_free(host, int(port))

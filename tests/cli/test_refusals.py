@@ -1,0 +1,149 @@
+"""
+`tft run` as an operator meets it: what is wrong is said in a sentence, before anything is started.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tft.cli.rundir import run_dir_of
+from tft.config import JobSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """
+    How a command ended.
+    """
+
+    code: int
+    said: str
+
+
+def tft(folder: Path, *arguments: str) -> Refusal:
+    """
+    Run `tft` in `folder`.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-m", "tft", *arguments],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Refusal(ended.returncode, ended.stderr)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """
+    A working directory with a script that says that it ran.
+    """
+    script = "from pathlib import Path\nPath('ran').touch()\n"
+    (tmp_path / "train.py").write_text(script)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere.py"], "there is no script at nowhere.py"),
+        (
+            ["--adaptor", "abacus", "train.py"],
+            "no installed package offers an adaptor named 'abacus'; found: ",
+        ),
+        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node is at least 1, not 0"),
+        (
+            ["--enable", "dump,pray", "train.py"],
+            "--enable knows retry, recover, dump, and not pray",
+        ),
+        (["--node-rank", "1", "train.py"], "--node-rank is 0 to 0 in a job of --nnodes 1, not 1"),
+        (["--nnodes", "2", "train.py"], "needs --job, --broker, --run-dir, the same on every node"),
+        (["--broker", "here", "train.py"], "the broker's address is HOST:PORT"),
+        (["--broker", "0.0.0.0:29400", "train.py"], "Add --insecure if the network is trusted"),
+        (["--host", "192.0.2.1", "train.py"], "Add --insecure if the network is trusted"),
+        (["--report", "no/where.json", "train.py"], "there is no directory no"),
+        (["--chaos", "tickle:rank=0", "train.py"], "tickle"),
+        (["--resume", "train.py"], "--resume needs the --run-dir of the run to be continued"),
+        (["--run-dir", "none", "--resume", "train.py"], "there is no usable checkpoint in"),
+        (["--run-dir", "train.py", "train.py"], "train.py is not a directory"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(folder: Path, arguments: list[str], sentence: str) -> None:
+    """
+    When a run is asked for that cannot be, then one sentence says why and nothing has happened.
+    """
+    refusal = tft(folder, "run", *arguments)
+
+    assert refusal.code == 2
+    assert sentence in refusal.said
+    assert refusal.said.startswith("tft: ")
+    assert refusal.said.count("\n") == 1
+    assert os.listdir(folder) == ["train.py"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--frobnicate", "train.py"], ["--nnodes", "two", "x"]])
+def test_wrong_usage_is_refused(folder: Path, arguments: list[str]) -> None:
+    """
+    When the command line cannot be read, then the usage is shown and nothing has happened.
+    """
+    refusal = tft(folder, "run", *arguments)
+
+    assert refusal.code == 2
+    assert refusal.said.startswith("Usage: tft run [OPTIONS] SCRIPT [ARGS]...")
+    assert os.listdir(folder) == ["train.py"]
+
+
+def test_a_run_directory_in_use_is_refused(folder: Path) -> None:
+    """
+    When another launcher is at work in a run directory, then its pid is in the sentence.
+    """
+    settings = JobSettings(job="j", run_dir=folder / "run", broker="127.0.0.1:29400")
+    with run_dir_of(settings, node=0):
+        refusal = tft(folder, "run", "--run-dir", "run", "train.py")
+
+    assert refusal.code == 2
+    assert f"in use by another `tft run` (process {os.getpid()})" in refusal.said
+
+
+def test_an_earlier_run_is_not_written_over(folder: Path) -> None:
+    """
+    When the run directory has a story, then it stays as it is.
+    """
+    story = folder / "run" / "story.jsonl"
+    story.parent.mkdir()
+    story.write_text("{}\n")
+
+    refusal = tft(folder, "run", "--run-dir", "run", "train.py")
+
+    assert refusal.code == 2
+    assert "add --resume to continue it" in refusal.said
+    assert story.read_text() == "{}\n"
+    assert os.listdir(story.parent) == ["story.jsonl"]
+
+
+@pytest.mark.parametrize("part", ["controller", "agent"])
+def test_a_part_is_refused_what_a_run_is_refused(folder: Path, part: str) -> None:
+    """
+    When a part is started by hand with settings out of bounds, then it says so as `tft run` does.
+    """
+    job = ["--job", "j", "--run-dir", "run", "--broker", "127.0.0.1:29400", "--nnodes", "0"]
+    own = ["--node", "0", "train.py"] if part == "agent" else []
+
+    assert tft(folder, part, *job, *own) == Refusal(2, "tft: --nnodes is at least 1, not 0\n")
+
+
+def test_a_broker_is_refused_a_port_in_use(folder: Path) -> None:
+    """
+    When a broker cannot listen where it was told to, then it says so and exits 2.
+    """
+    refusal = tft(folder, "broker", "--host", "192.0.2.1", "--insecure", "--port", "29400")
+
+    assert refusal.code == 2
+    assert refusal.said.startswith("tft: the broker cannot listen at 192.0.2.1:29400")

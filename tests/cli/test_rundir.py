@@ -1,0 +1,109 @@
+"""
+The run directory: who may use it, and what the launcher leaves in it.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tft.cli.rundir import FreshReport, check_run_dir, run_dir_of, write_job
+from tft.config import JobSettings
+from tft.errors import UsageError
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> JobSettings:
+    """
+    A job whose run directory is not made yet.
+    """
+    return JobSettings(job="j", run_dir=tmp_path / "run", broker="127.0.0.1:29400")
+
+
+def test_the_launcher_is_found_by_its_pid_file(settings: JobSettings) -> None:
+    """
+    When a run begins, then its directory is made and says which process looks after it.
+    """
+    with run_dir_of(settings, node=0):
+        assert (settings.run_dir / "pids" / "run.pid").read_text() == f"{os.getpid()}\n"
+        assert (settings.run_dir / "logs").is_dir()
+
+
+def test_two_launchers_do_not_share_a_run_directory(settings: JobSettings) -> None:
+    """
+    When a run is under way, then another in its directory is refused, before and at its start.
+    """
+    with run_dir_of(settings, node=0):
+        with pytest.raises(UsageError, match=f"in use by another `tft run` .process {os.getpid()}"):
+            check_run_dir(settings, node=0)
+        with pytest.raises(UsageError, match="in use"), run_dir_of(settings, node=0):
+            pass
+
+
+def test_the_launchers_of_two_nodes_share_a_run_directory(settings: JobSettings) -> None:
+    """
+    When node 0 of a job is under way, then node 1 of it may use the same directory.
+    """
+    with run_dir_of(settings, node=0):
+        check_run_dir(settings, node=1)
+        with run_dir_of(settings, node=1):
+            assert (settings.run_dir / "pids" / "run-1.pid").exists()
+
+
+def test_a_run_directory_is_free_again_after_its_run(settings: JobSettings) -> None:
+    """
+    When a run is over, then its pid file does not keep the next one away.
+    """
+    with run_dir_of(settings, node=0):
+        pass
+
+    check_run_dir(settings, node=0)
+
+
+def test_an_earlier_story_is_not_written_over(settings: JobSettings) -> None:
+    """
+    When the directory holds a story, then a new run in it is refused with a way out.
+    """
+    settings.run_dir.mkdir()
+    (settings.run_dir / "story.jsonl").touch()
+
+    with pytest.raises(UsageError, match="add --resume to continue it"):
+        check_run_dir(settings, node=0)
+
+
+def test_a_file_is_no_run_directory(settings: JobSettings) -> None:
+    """
+    When the run directory is a file, then that is the sentence.
+    """
+    settings.run_dir.touch()
+
+    with pytest.raises(UsageError, match="is not a directory"):
+        check_run_dir(settings, node=0)
+
+
+def test_what_was_run_is_kept(settings: JobSettings) -> None:
+    """
+    When a run begins, then its command and settings can be read in its directory.
+    """
+    settings.run_dir.mkdir()
+    write_job(settings, ["train.py", "--steps", "60"])
+
+    kept = json.loads((settings.run_dir / "job.json").read_text())
+    assert kept["command"] == ["train.py", "--steps", "60"]
+    assert kept["settings"]["job"] == "j"
+    assert os.listdir(settings.run_dir) == ["job.json"]
+
+
+def test_the_report_of_an_earlier_run_is_not_this_ones(settings: JobSettings) -> None:
+    """
+    When a resumed run has not written its report, then the one that is there is not taken for it.
+    """
+    settings.run_dir.mkdir()
+    written = settings.run_dir / "report.json"
+    written.write_text('{"exit_code": 3}')
+    report = FreshReport(settings.run_dir)
+
+    assert report.exit_code() is None
+    written.write_text('{"exit_code": 0}')
+    assert report.exit_code() == 0

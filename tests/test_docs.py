@@ -1,0 +1,173 @@
+"""
+The documentation says what the code does: commands, settings, variables, rooms, links.
+"""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from tft import config
+from tft.cli.main import tft
+from tft.cli.settings import settings_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+DECLARED = [
+    thing
+    for thing in vars(config).values()
+    if dataclasses.is_dataclass(thing) and isinstance(thing, type)
+]
+
+
+def section(page: str, heading: str) -> str:
+    """
+    The text of a page between a heading of level two and the next.
+    """
+    text = (ROOT / page).read_text()
+    found = re.search(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
+    )
+    assert found, f"{page} has no section {heading!r}"
+    return found[1]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """
+    The tables of a text: the first word in backticks of each row, and the row's other cells.
+    """
+    table = [line for line in text.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table]
+    return {row[0].split("`")[1].split()[0]: row[1:] for row in cells}
+
+
+def command(name: str) -> click.Command:
+    """
+    A command of `tft`, as it is installed.
+    """
+    found = tft.get_command(click.Context(tft), name)
+    assert found is not None
+    return found
+
+
+COMMANDS = tft.list_commands(click.Context(tft))
+
+
+def options(name: str) -> dict[str, click.Option]:
+    """
+    The options of a command by their names.
+    """
+    parameters = command(name).get_params(click.Context(command(name)))
+    return {each.opts[0]: each for each in parameters if isinstance(each, click.Option)}
+
+
+def test_every_command_is_documented() -> None:
+    """
+    When there is a command, then there is a section on it, and for nothing else.
+    """
+    headings = re.findall(r"^## tft (\w+)$", (ROOT / "docs/commands.md").read_text(), re.MULTILINE)
+
+    assert headings == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_documented(name: str) -> None:
+    """
+    When a command has an option, then its table has a row for it, and for nothing else.
+    """
+    documented = {
+        option for option in rows(section("docs/commands.md", f"tft {name}")) if option[0] == "-"
+    }
+
+    assert documented == set(options(name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_default_is_documented(name: str) -> None:
+    """
+    When an option has a default that is shown, then its row shows the same.
+    """
+    documented = rows(section("docs/commands.md", f"tft {name}"))
+    for option, declared in options(name).items():
+        stated = documented[option][0]
+        if declared.required:
+            assert stated == "must be given", option
+        elif declared.show_default:
+            assert stated == str(declared.default), option
+        elif declared.is_flag:
+            assert stated == "", option
+
+
+def test_the_contract_names_no_option_that_is_not_there() -> None:
+    """
+    When the contract speaks of an option, then `tft run` has it.
+    """
+    named = {word for word in rows(section("docs/contracts.md", "Commands")) if word[0] == "-"}
+
+    assert named <= set(options("run"))
+    assert len(named) == 10
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.__name__)
+def test_every_setting_is_documented(declared: type) -> None:
+    """
+    When a setting is declared, then its table has a row with its default, in the same order.
+    """
+    documented = rows(section("docs/settings.md", declared.__name__))
+    stated = {name: cells[0].strip("`") for name, cells in documented.items()}
+
+    assert stated == {
+        setting.name: "" if setting.default is dataclasses.MISSING else str(setting.default)
+        for setting in settings_of(declared)
+    }
+    assert list(stated) == [setting.name for setting in settings_of(declared)]
+
+
+def test_every_variable_is_documented() -> None:
+    """
+    When the code names a variable of ours, then the page on settings does too, and no other.
+    """
+    ours = re.compile(r"\bTFT_[A-Z_]+\b")
+    sources = [
+        path for root in ("tft", "adaptors", "plugins") for path in (ROOT / root).rglob("*.py")
+    ]
+    used = {name for path in sources for name in ours.findall(path.read_text())}
+
+    assert used == set(ours.findall((ROOT / "docs/settings.md").read_text()))
+
+
+def test_every_room_has_an_owner_on_the_map() -> None:
+    """
+    When there is a module or package in `tft`, then CONTRIBUTING.md says what it owns.
+    """
+    rooms = set(rows(section("CONTRIBUTING.md", "The rooms")))
+    found = {
+        f"tft/{path.name}" + ("/" if path.is_dir() else "")
+        for path in (ROOT / "tft").iterdir()
+        if not path.name.startswith("__")
+    }
+
+    assert rooms == found | {"adaptors/", "plugins/"}
+
+
+def test_every_target_of_make_is_named() -> None:
+    """
+    When the Makefile has a target, then CONTRIBUTING.md says what it does.
+    """
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony
+    table = section("CONTRIBUTING.md", "The commands")
+
+    assert set(re.findall(r"^\| `make (\w+)` ", table, re.MULTILINE)) == set(phony[1].split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """
+    When a page links to another of ours, then that one is there.
+    """
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target

@@ -1,0 +1,7 @@
+"""
+`python -m tft` is `tft`.
+"""
+
+from tft.cli.main import main
+
+main()

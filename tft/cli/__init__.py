@@ -1,0 +1,3 @@
+"""
+The command line: `tft run`, which looks after a job, and the parts it starts.
+"""

@@ -1,0 +1,185 @@
+"""
+The commands of `tft`, as click sees them. What they run is imported when they run.
+"""
+
+import signal
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tft.cli.settings import LOOPBACK, job_options, job_settings
+from tft.config import inherited_environment
+from tft.lifeline import die_with_parent
+from tft.logs import configure_logs
+
+
+def run_command() -> click.Command:
+    """
+    `tft run`, with the options that plugins add.
+    """
+    from tft.plugins import call_guarded, load_plugins
+
+    configure_logs()
+    plugins = load_plugins()
+
+    def run(**options: Any) -> int:  # Any: each option's own type
+        from tft.cli.plan import check_plan, make_plan
+        from tft.cli.run import launch
+
+        plan = make_plan(options)
+        added = call_guarded(plugins, "tft_environment", may_refuse=True, options=options)
+        check_plan(plan)
+        return launch(plan, {name: value for each in added for name, value in each.items()})
+
+    return click.Command(
+        "run",
+        callback=run,
+        params=[
+            *job_options(given=False),
+            click.Option(
+                ["--node-rank"],
+                type=click.INT,
+                default=0,
+                show_default=True,
+                help="Which of the nodes this is. Node 0 runs the broker and the controller.",
+            ),
+            _host_option("The address other nodes reach this one at."),
+            _insecure_option(),
+            click.Option(
+                ["--report"],
+                type=click.Path(path_type=Path, dir_okay=False),
+                help="Where to put a copy of the run directory's report.json (node 0).",
+            ),
+            *chain.from_iterable(call_guarded(plugins, "tft_options")),
+            *_script(),
+        ],
+        context_settings={"allow_interspersed_args": False, "max_content_width": 100},
+        help=(
+            "Run SCRIPT as a training job on this node and look after it until it is over.\n\n"
+            "Options after SCRIPT are the script's own."
+        ),
+    )
+
+
+def broker_command() -> click.Command:
+    """
+    `tft broker`.
+    """
+
+    def broker(host: str, port: int, insecure: bool) -> int:
+        die_with_parent()
+        from tft.bus.broker import main
+
+        def opened(first: int) -> None:
+            click.echo(f"broker at {host}:{first}", err=True)
+
+        main(host, port, insecure=insecure, opened=opened)
+        return 0
+
+    return click.Command(
+        "broker",
+        callback=broker,
+        params=[
+            _host_option("The address to listen at."),
+            click.Option(
+                ["--port"],
+                type=click.INT,
+                default=0,
+                help="Listen at PORT for publishers and PORT + 1 for subscribers; 0: a free pair.",
+            ),
+            _insecure_option(),
+        ],
+        help="Forward the messages of jobs, until it is told to end. Holds no state.",
+    )
+
+
+def controller_command() -> click.Command:
+    """
+    `tft controller`.
+    """
+
+    def controller(**options: Any) -> int:  # Any: each option's own type
+        die_with_parent()
+        # Ctrl-C ends it as any accident does: that is not how it reports the end of a job.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        configure_logs()
+        from tft.cli.plan import check_settings
+        from tft.controller.service import main
+
+        settings = job_settings(options)
+        check_settings(settings)
+        return main(settings)
+
+    return click.Command(
+        "controller",
+        callback=controller,
+        params=job_options(given=True),
+        help="Lead one job. Started again, it goes on from the story in the run directory.",
+    )
+
+
+def agent_command() -> click.Command:
+    """
+    `tft agent`.
+    """
+
+    def agent(
+        node: int, host: str, script: str, arguments: tuple[str, ...], **options: Any
+    ) -> int:  # Any: each option's own type
+        die_with_parent()
+        configure_logs()
+        from tft.agent.service import main
+        from tft.agent.settings import AgentSettings
+        from tft.cli.plan import check_settings
+
+        settings = job_settings(options)
+        check_settings(settings)
+        return main(
+            AgentSettings(
+                job=settings,
+                node=node,
+                script=script,
+                arguments=arguments,
+                host=host,
+                environment=inherited_environment(),
+            )
+        )
+
+    return click.Command(
+        "agent",
+        callback=agent,
+        params=[
+            *job_options(given=True),
+            click.Option(["--node"], type=click.INT, required=True, help="Which of the nodes."),
+            _host_option("The address other nodes reach this one at."),
+            *_script(),
+        ],
+        context_settings={"allow_interspersed_args": False},
+        help="Start this node's ranks of SCRIPT as the controller orders, and speak for them.",
+    )
+
+
+def _host_option(sentence: str) -> click.Option:
+    return click.Option(
+        ["--host"], metavar="ADDRESS", default=LOOPBACK, show_default=True, help=sentence
+    )
+
+
+def _insecure_option() -> click.Option:
+    return click.Option(
+        ["--insecure"],
+        is_flag=True,
+        help="Allow addresses that other machines can reach; the bus is not encrypted.",
+    )
+
+
+def _script() -> list[click.Parameter]:
+    """
+    SCRIPT and all that follows it.
+    """
+    return [
+        click.Argument(["script"]),
+        click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+    ]

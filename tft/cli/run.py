@@ -1,0 +1,272 @@
+"""
+`tft run`: starts the parts of a job on this node, keeps broker and controller running, passes on
+what only it can see (an agent that is gone, a signal that asks for the end), and leaves nothing
+behind.
+"""
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from tft.bus.base import Bus, Heard
+from tft.bus.zeromq import open_bus
+from tft.cli.children import Child, Children
+from tft.cli.plan import Plan
+from tft.cli.rundir import (
+    FreshReport,
+    last_line,
+    log_file,
+    pid_file,
+    run_dir_of,
+    write_atomically,
+    write_job,
+)
+from tft.cli.verdicts import COMPLETED, DUMPED, FAILED, REFUSED, RESULTS, Restarts, ended, exit_code
+from tft.clock import SystemClock
+from tft.core.delivery import Outbox
+from tft.core.policy import Policy
+from tft.protocol.messages import Envelope, Lead, NodeLost, Report, StopRequested
+from tft.protocol.topics import ORDERS, REPORTS
+
+_REPEAT = 0.1  # how often a report is sent until it is acknowledged
+_TOLD_GRACE = 15.0  # an agent that was told to end gives its ranks time to unwind
+_STOP_LIMIT = Policy().stop + Policy().save  # what the judgement allows for a last checkpoint
+_NEWS_LIMIT = 10.0  # for saying that this node's agent is lost, where nothing is left but that
+_ORPHANS_LIMIT = 5.0  # a guard needs a moment to end what a killed agent leaves
+
+
+def launch(plan: Plan, environment: Mapping[str, str]) -> int:
+    """
+    Run a node's share of a job that was checked; the exit code of `tft run`. `environment` is
+    added to that of every process of the job.
+    """
+    settings = plan.settings
+    with run_dir_of(settings, plan.node):
+        if plan.leads:
+            write_job(settings, [plan.script, *plan.arguments])
+        report = FreshReport(settings.run_dir)
+        say(f"the records of this run are in {settings.run_dir}")
+        code = asyncio.run(_run(plan, environment, report))
+        if plan.leads and plan.report is not None:
+            text = report.text()
+            if text is None:
+                say("the job ended without a report")
+            else:
+                write_atomically(plan.report, text)
+    if code == DUMPED:
+        say(
+            "the job ended with a last checkpoint: the same command, with "
+            f"--run-dir {settings.run_dir} --resume, continues it"
+        )
+    return code
+
+
+async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) -> int:
+    settings = plan.settings
+    sender = plan.sender
+    topics = [ORDERS]
+    with Children() as children:
+        async with open_bus(settings.broker, job=settings.job, sender=sender, topics=topics) as bus:
+            return await Launcher(plan, environment, children, bus, report).run()
+
+
+def say(sentence: str) -> None:
+    """
+    A line for the operator, on stderr: standard output belongs to the ranks.
+    """
+    click.echo(f"tft: {sentence}", err=True)
+
+
+class Launcher:
+    """
+    One node's parts, from the start of the first to the end of the last.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        environment: Mapping[str, str],
+        children: Children,
+        bus: Bus,
+        report: FreshReport,
+    ) -> None:
+        self._plan = plan
+        self._commands = plan.commands()
+        self._environment = environment
+        self._children = children
+        self._bus = bus
+        self._report = report
+        self._parts: dict[str, Child] = {}
+        self._clock = SystemClock()
+        self._outbox = Outbox()
+        self._grace = 0.0
+        loop = asyncio.get_running_loop()
+        self._stop: asyncio.Future[signal.Signals] = loop.create_future()
+        self._over: asyncio.Future[int] = loop.create_future()
+
+    async def run(self) -> int:
+        """
+        Start everything, look after it until the job is over, and end what is left; the exit
+        code.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        async with asyncio.TaskGroup() as tasks:
+            duties = [self._listen(), self._stop_when_asked(), self._watch_agent()]
+            if self._plan.leads:
+                duties += [self._keep("broker"), self._keep("controller")]
+            running = [tasks.create_task(duty) for duty in duties]
+            code = await asyncio.shield(self._over)
+            for task in running:
+                task.cancel()
+            await self._end()
+        return code
+
+    # ------------------------------------------------------------ the parts
+
+    async def _keep(self, name: str) -> None:
+        """
+        Run the broker or the controller until the job is over, again and again if it must be.
+        """
+        restarts = Restarts()
+        refusable = True
+        while True:
+            code = await self._start(name).ended()
+            if name == "controller" and code in RESULTS:
+                self._finish(exit_code(code, self._stopped_by), grace=_TOLD_GRACE)
+                return
+            if code == REFUSED and refusable:
+                self._refused(name)
+                return
+            if not restarts.again(self._clock.now()):
+                say(
+                    f"the {name} {ended(code)}, after {restarts.limit} restarts within "
+                    f"{restarts.within:.0f} s: giving up; {self._log_of(name)} has its last words"
+                )
+                self._finish(FAILED)
+                return
+            say(f"the {name} {ended(code)}; it is started again")
+            refusable = False
+
+    async def _watch_agent(self) -> None:
+        """
+        Run the agent. It is not started again: its ranks have died with it.
+        """
+        name = self._plan.agent
+        code = await self._start(name).ended()
+        if code == REFUSED:
+            self._refused(name)
+            return
+        if code == COMPLETED:
+            # It was told to end. Where the controller runs, that one has the last word.
+            if not self._plan.leads:
+                self._finish(self._reported())
+            return
+        why = f"the agent of node {self._plan.node} {ended(code)}"
+        say(f"{why}; {self._log_of(name)} has its last words")
+        lost = NodeLost(node=self._plan.node, why=why, at=self._clock.now())
+        if self._plan.leads:
+            await self._tell(lost)
+            return  # the controller decides whether the job can go on
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_NEWS_LIMIT):
+                await self._tell(lost)
+        self._finish(exit_code(FAILED, self._stopped_by))
+
+    def _start(self, name: str) -> Child:
+        log = self._log_of(name)
+        child = self._children.start(self._commands[name], added=self._environment, log=log)
+        self._parts[name] = child
+        write_atomically(pid_file(self._plan.settings.run_dir, name), f"{child.process.pid}\n")
+        return child
+
+    def _log_of(self, name: str) -> Path:
+        return log_file(self._plan.settings.run_dir, name)
+
+    async def _end(self) -> None:
+        """
+        Leave nothing behind. The broker goes last: the others say goodbye through it.
+        """
+        await self._parts[self._plan.agent].end(grace=self._grace)
+        for name in ("controller", "broker"):
+            if name in self._parts:
+                await self._parts[name].end(grace=0.0)
+        if not await self._children.gone(_ORPHANS_LIMIT):
+            say(f"processes of this job are still there after {_ORPHANS_LIMIT:.0f} s")
+
+    # ------------------------------------------------------------ the end of the job
+
+    def _finish(self, code: int, *, grace: float = 0.0) -> None:
+        """
+        The job is over. `grace` is for an agent that the controller has told so.
+        """
+        if not self._over.done():
+            self._grace = grace
+            self._over.set_result(code)
+
+    def _reported(self) -> int:
+        """
+        How the job ended, where the controller is on another node: it wrote the report before it
+        told the agents.
+        """
+        code = self._report.exit_code()
+        if code is None:
+            run_dir = self._plan.settings.run_dir
+            say(f"the job is over, and no report of it is in {run_dir}: do all nodes share it?")
+            return FAILED
+        return code
+
+    def _refused(self, name: str) -> None:
+        log = self._log_of(name)
+        say(f"the {name} refused to start; the reason is the last line of {log}:")
+        click.echo(last_line(log), err=True)
+        self._finish(REFUSED)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        """
+        The first signal asks for a last checkpoint, the next for the end at once.
+        """
+        if not self._stop.done() and not self._over.done():
+            self._stop.set_result(number)
+            return
+        say(f"{number.name}: everything is killed")
+        for part in self._parts.values():
+            part.send(signal.SIGKILL)
+        self._finish(exit_code(FAILED, self._stopped_by))
+
+    async def _stop_when_asked(self) -> None:
+        number = await asyncio.shield(self._stop)
+        say(f"{number.name}: the job is to end after a last checkpoint; a second one kills it")
+        why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
+        await self._tell(StopRequested(why=why, signal=number, at=self._clock.now()))
+        await asyncio.wait([self._over], timeout=_STOP_LIMIT)
+        self._finish(exit_code(FAILED, number))
+
+    @property
+    def _stopped_by(self) -> signal.Signals | None:
+        return self._stop.result() if self._stop.done() else None
+
+    # ------------------------------------------------------------ the bus
+
+    async def _tell(self, report: Report) -> None:
+        """
+        Say it until the controller has heard it, or the job is over.
+        """
+        number = self._outbox.add(report)
+        while not self._over.done() and number in dict(self._outbox.pending()):
+            for earlier, unheard in self._outbox.pending():
+                self._bus.publish(REPORTS, unheard, number=earlier)
+            await asyncio.wait([self._over], timeout=_REPEAT)
+
+    async def _listen(self) -> None:
+        while True:
+            match await self._bus.receive():
+                case Heard(envelope=Envelope(message=Lead(heard=heard))):
+                    self._outbox.acknowledge(heard.get(self._plan.sender, 0))
+                case _:
+                    pass  # orders are for ranks and agents

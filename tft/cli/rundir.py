@@ -1,0 +1,181 @@
+"""
+The run directory as the launcher sees it: whether a run may use it, what the launcher writes
+there, and who is using it now.
+
+    job.json        what was run, and with which settings
+    logs/           what each part had to say
+    pids/           the process of each part, as text; that of the launcher is locked by it
+    story.jsonl     written by the controller: its presence is the sign of an earlier run
+    report.json     written by the controller at the end
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from tft import checkpoint
+from tft.config import JobSettings
+from tft.errors import UsageError
+
+STORY = "story.jsonl"
+REPORT = "report.json"
+
+
+def launcher_name(node: int) -> str:
+    """
+    The name of a node's launcher among the parts of the job.
+    """
+    return "run" if node == 0 else f"run-{node}"
+
+
+def pid_file(run_dir: Path, part: str) -> Path:
+    """
+    Where the pid of a part is kept.
+    """
+    return run_dir / "pids" / f"{part}.pid"
+
+
+def log_file(run_dir: Path, part: str) -> Path:
+    """
+    Where the standard error of a part is kept.
+    """
+    return run_dir / "logs" / f"{part}.log"
+
+
+def check_run_dir(settings: JobSettings, node: int) -> None:
+    """
+    Raises `UsageError` where this run may not use its directory, and `CheckpointCorrupt` where
+    what it is to resume from is damaged. Nothing is written.
+    """
+    run_dir = settings.run_dir
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UsageError(f"--run-dir {run_dir} is not a directory")
+    if pid_file(run_dir, launcher_name(node)).exists():
+        with _locked(settings, node):
+            pass
+    if node != 0:
+        return  # node 0 decides; it may have begun the story before this node looks
+    if settings.resume:
+        _check_resumable(settings)
+    elif (run_dir / STORY).exists():
+        raise UsageError(
+            f"{run_dir} holds the story of an earlier run: add --resume to continue it, or "
+            "choose another --run-dir"
+        )
+
+
+@contextmanager
+def run_dir_of(settings: JobSettings, node: int) -> Iterator[None]:
+    """
+    The run directory, made if need be, and used by no other launcher of this node meanwhile.
+    """
+    try:
+        for folder in ("logs", "pids"):
+            (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as refused:
+        raise UsageError(
+            f"the run directory {settings.run_dir} cannot be made: {refused.strerror}"
+        ) from None
+    with _locked(settings, node) as lock:
+        pid = f"{os.getpid()}\n".encode()
+        os.pwrite(lock, pid, 0)  # not by renaming: it is this very file that is locked
+        os.truncate(lock, len(pid))
+        yield
+
+
+def write_job(settings: JobSettings, command: Sequence[str]) -> None:
+    """
+    Keep what was run: `command` is the script and its arguments.
+    """
+    facts = {**asdict(settings), "run_dir": str(settings.run_dir)}
+    written = {"command": list(command), "directory": str(Path.cwd()), "settings": facts}
+    write_atomically(settings.run_dir / "job.json", json.dumps(written, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """
+    Write a file that nobody sees half written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+class FreshReport:
+    """
+    The report of the run that begins now, not that of an earlier one in the same directory.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / REPORT
+        self._earlier = self._stamp()
+
+    def text(self) -> str | None:
+        """
+        What it says; None while it is not written.
+        """
+        if self._stamp() == self._earlier:
+            return None
+        return self._path.read_text()
+
+    def exit_code(self) -> int | None:
+        """
+        The exit code it says the job has; None while it is not written.
+        """
+        text = self.text()
+        return None if text is None else int(json.loads(text)["exit_code"])
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+def last_line(log: Path) -> str:
+    """
+    What a part said last.
+    """
+    return next((line for line in reversed(log.read_text().splitlines()) if line.strip()), "")
+
+
+@contextmanager
+def _locked(settings: JobSettings, node: int) -> Iterator[int]:
+    """
+    The launcher's pid file, open and locked: the kernel unlocks it when its holder is gone.
+    """
+    path = pid_file(settings.run_dir, launcher_name(node))
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 32, 0).decode().strip()
+            raise UsageError(
+                f"{settings.run_dir} is in use by another `tft run` (process {holder})"
+            ) from None
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _check_resumable(settings: JobSettings) -> None:
+    directory = checkpoint.newest(settings.run_dir)
+    if directory is None:
+        raise UsageError(f"there is no usable checkpoint in {settings.run_dir} to resume from")
+    manifest = checkpoint.verify(directory)
+    if manifest.world != settings.world:
+        raise UsageError(
+            f"{directory} is of a job of {manifest.world} ranks and cannot be resumed with "
+            f"{settings.world}"
+        )
+    if manifest.adaptor != settings.adaptor:
+        raise UsageError(
+            f"{directory} was written by the adaptor {manifest.adaptor!r} and cannot be resumed "
+            f"with {settings.adaptor!r}"
+        )

@@ -1,0 +1,146 @@
+"""
+The settings of `tft.config` as options of a command, and an object of settings as the arguments
+that say the same: each setting is declared once, there.
+"""
+
+import ast
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import click
+
+from tft.config import JobSettings
+
+LOOPBACK = "127.0.0.1"
+"""Where everything listens unless it is told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """
+    One field of a settings class, as its declaration describes it.
+    """
+
+    name: str
+    type: object
+    default: object
+    """`dataclasses.MISSING` where it must be given."""
+    sentence: str
+    """The words under its declaration."""
+
+    @property
+    def option(self) -> str:
+        """
+        What it is called on a command line.
+        """
+        return "--" + self.name.replace("_", "-")
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """
+    Words separated by commas, as a tuple.
+    """
+
+    name = "name,…"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = tuple(word.strip() for word in str(value).split(",") if word.strip())
+        if not words:
+            self.fail("name at least one", param, ctx)
+        return words
+
+
+def settings_of(declared: type) -> tuple[Setting, ...]:
+    """
+    The settings a frozen dataclass declares, in its order.
+    """
+    types = get_type_hints(declared)
+    sentences = _sentences(declared)
+    return tuple(
+        Setting(
+            name=field.name,
+            type=types[field.name],
+            default=field.default,
+            sentence=sentences[field.name],
+        )
+        for field in fields(declared)
+    )
+
+
+def job_options(*, given: bool) -> list[click.Parameter]:
+    """
+    An option for each of the settings of a job. With `given`, those without a default must be
+    given; without, they are None and it is for the caller to find them.
+    """
+    return [_option(setting, given=given) for setting in settings_of(JobSettings)]
+
+
+def job_settings(options: Mapping[str, object]) -> JobSettings:
+    """
+    The settings that the values of `job_options` stand for.
+    """
+    chosen = {setting.name: options[setting.name] for setting in settings_of(JobSettings)}
+    return JobSettings(**chosen)  # type: ignore[arg-type]  # click has converted them by type
+
+
+def job_arguments(settings: JobSettings) -> list[str]:
+    """
+    The arguments from which `job_options` make these settings again.
+    """
+    arguments: list[str] = []
+    for setting in settings_of(JobSettings):
+        value = getattr(settings, setting.name)
+        if value == setting.default:
+            continue
+        if setting.type is bool:
+            arguments.append(setting.option)
+            continue
+        arguments += [setting.option, ",".join(value) if isinstance(value, tuple) else str(value)]
+    return arguments
+
+
+def _option(setting: Setting, *, given: bool) -> click.Option:
+    kinds: Mapping[object, click.ParamType[Any]] = {  # Any: each one's own
+        str: click.STRING,
+        int: click.INT,
+        bool: click.BOOL,
+        Path: click.Path(path_type=Path),
+        tuple[str, ...]: Names(),
+    }
+    kind = kinds[setting.type]
+    if setting.default is MISSING:
+        return click.Option([setting.option], type=kind, required=given, help=setting.sentence)
+    return click.Option(
+        [setting.option],
+        type=kind,
+        is_flag=setting.type is bool,
+        default=setting.default,
+        show_default=setting.type is not bool and setting.default != (),
+        help=setting.sentence,
+    )
+
+
+def _sentences(declared: type) -> dict[str, str]:
+    """
+    The string under each field. They are no part of the class at run time, so its source is read.
+    """
+    [tree] = ast.parse(inspect.getsource(declared)).body
+    assert isinstance(tree, ast.ClassDef)
+    sentences: dict[str, str] = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(sentence))),
+            ):
+                sentences[name] = " ".join(sentence.split())
+            case _:
+                pass
+    return sentences
