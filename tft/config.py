@@ -7,7 +7,7 @@ read here and nowhere else.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,3 +123,47 @@ def inherited_environment() -> dict[str, str]:
     A copy of this process's environment, for the processes it starts.
     """
     return dict(os.environ)
+
+
+# ---------------------------------------------------------------- from parent to child
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """
+    What a training process must know before its script runs.
+    """
+
+    adaptor: str
+    """TFT_ADAPTOR: see `JobSettings.adaptor`."""
+    words: int
+    """TFT_WORDS: the inherited file descriptor that takes the last words."""
+
+
+def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
+    """
+    What `tft.worker.launch` was told. Raises `UsageError` where no agent started it.
+    """
+    try:
+        return LaunchSettings(adaptor=environ["TFT_ADAPTOR"], words=int(environ["TFT_WORDS"]))
+    except (KeyError, ValueError):
+        raise UsageError(
+            "tft.worker.launch is started by an agent, which sets TFT_ADAPTOR and TFT_WORDS: "
+            "start your script with `tft run SCRIPT`"
+        ) from None
+
+
+def parent_variable(pid: int) -> dict[str, str]:
+    """
+    TFT_PARENT: the process that the child to be started lives and dies with.
+    """
+    return {"TFT_PARENT": str(pid)}
+
+
+def take_parent(environ: MutableMapping[str, str] = os.environ) -> int | None:
+    """
+    The pid in TFT_PARENT, or None. Taken out of the environment: it is meant for this process,
+    not for those that it starts.
+    """
+    parent = environ.pop("TFT_PARENT", "")
+    return int(parent) if parent.isdigit() else None

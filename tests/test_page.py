@@ -1,0 +1,137 @@
+"""
+The page: what a reader finds, whenever the writer was killed.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tft.errors import UsageError
+from tft.page import CAPTURE_LIMIT, SLOT_BYTES, Page
+from tft.protocol.messages import Position
+
+WRITER = """
+import sys
+from tft.page import Page
+page = Page.open(int(sys.argv[1]))
+for step in range(1, 10**9):
+    for closed in (False, True):
+        page.capture(step, step.to_bytes(8, "little") * 20_000, closed)
+        page.move(step - (not closed), not closed, float(step))
+"""
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    page = Page.create()
+    yield page
+    page.close()
+
+
+def test_a_new_page_says_that_nothing_has_happened(page: Page) -> None:
+    """
+    When a page is new, it stands at step 0, outside of training, with nothing captured.
+    """
+    assert page.position() == Position(step=0, window=False)
+    assert (page.training(), page.moved(), page.private()) == (False, 0.0, {})
+
+
+def test_what_is_written_is_read_through_another_mapping(page: Page) -> None:
+    """
+    When the writer moves, whoever has the page open sees it.
+    """
+    reader = Page.open(os.dup(page.fd))
+    page.train(True, 1.5)
+    assert (reader.training(), reader.moved()) == (True, 1.5)
+    page.move(41, True, 2.5)
+    assert (reader.position(), reader.moved()) == (Position(step=41, window=True), 2.5)
+    page.move(42, False, 3.5)
+    assert reader.position() == Position(step=42, window=False)
+    page.train(False, 4.5)
+    assert (reader.training(), reader.moved()) == (False, 4.5)
+    reader.close()
+
+
+def test_the_captures_of_two_steps_are_kept(page: Page) -> None:
+    """
+    When steps go by, the last two are there; of one step the capture at its close counts.
+    """
+    for step in (1, 2, 3):
+        page.capture(step, b"opened %d" % step, False)
+        page.capture(step, b"closed %d" % step, True)
+    assert page.private() == {2: b"closed 2", 3: b"closed 3"}
+    page.capture(4, b"opened 4", False)
+    assert page.private() == {2: b"closed 2", 3: b"closed 3", 4: b"opened 4"}
+
+
+def test_an_empty_private_state_is_one(page: Page) -> None:
+    """
+    When there is nothing to capture, that is captured.
+    """
+    page.capture(0, b"", False)
+    assert page.private() == {0: b""}
+
+
+def test_a_private_state_that_does_not_fit_is_refused(page: Page) -> None:
+    """
+    When the private state is too long, a sentence says how long it may be, and nothing changes.
+    """
+    page.capture(1, b"x" * CAPTURE_LIMIT, True)
+    with pytest.raises(UsageError, match=rf"{CAPTURE_LIMIT + 1} bytes; at most {CAPTURE_LIMIT}"):
+        page.capture(5, b"x" * (CAPTURE_LIMIT + 1), True)
+    assert page.private() == {1: b"x" * CAPTURE_LIMIT}
+
+
+@given(at=st.integers(0, 123), change=st.integers(1, 255))
+def test_a_damaged_capture_is_none(at: int, change: int) -> None:
+    """
+    When any byte of a capture or its header is not what was written, it is not found.
+    """
+    page = Page.create()
+    page.capture(6, bytes(100), True)
+    start = 4096 + (13 % 4) * SLOT_BYTES + at
+    [byte] = os.pread(page.fd, 1, start)
+    os.pwrite(page.fd, bytes([byte ^ change]), start)
+
+    assert page.private() == {}
+    page.close()
+
+
+def test_a_writer_killed_at_any_moment_leaves_only_whole_captures(page: Page) -> None:
+    """
+    When the writer is killed between two stores, every capture that is found is whole.
+    """
+    for _ in range(8):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(page.fd)],
+            cwd=Path(__file__).parents[1],
+            pass_fds=[page.fd],
+        ) as writer:
+            while page.position().step < 200:
+                for step, private in page.private().items():  # while it is being written
+                    assert private == step.to_bytes(8, "little") * 20_000
+            writer.kill()
+        position = page.position()
+        found = page.private()
+        for step, private in found.items():
+            assert private == step.to_bytes(8, "little") * 20_000
+        assert position.step in found, "the last closed step is never the one being written"
+        page.move(0, False, 0.0)
+
+
+def test_a_descriptor_that_is_no_page_is_refused(tmp_path: Path) -> None:
+    """
+    When the inherited descriptor is closed or something else, a sentence says so.
+    """
+    fd = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(UsageError, match=f"file descriptor {fd}, which is something else"):
+        Page.open(fd)
+    os.close(fd)
+    with pytest.raises(UsageError, match=r"cannot be used \(Bad file descriptor\)"):
+        Page.open(fd)

@@ -1,0 +1,216 @@
+"""
+Adaptors and plugins: which are found, what is refused, and whose failure is whose.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pluggy
+import pytest
+from structlog.testing import capture_logs
+
+from tests.agent.stage import package
+from tft.errors import UnknownAdaptor, UsageError
+from tft.hooks import PluginSpecs, hookimpl
+from tft.plugins import add, call_guarded, load_adaptor, load_plugins
+
+Install = Callable[[str, str, str], None]
+
+HOOK = "from tft.hooks import hookimpl\n@hookimpl\n"
+STRATEGIES = HOOK + "def tft_strategies(): return ['dump']\n"
+ENVIRONMENT = HOOK + "def tft_environment(options): return {__name__: options['x']}\n"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """
+    Installs packages as somebody else would: a module and an entry point.
+    """
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = []
+
+    def installed(name: str, source: str, group: str) -> None:
+        package(tmp_path, name, source, group)
+        names.append(name)
+
+    yield installed
+    for name in names:
+        sys.modules.pop(name, None)
+    load_adaptor.cache_clear()
+
+
+# ---------------------------------------------------------------- adaptors
+
+
+def test_exactly_the_named_adaptor_is_loaded(install: Install) -> None:
+    """
+    When several adaptors are installed, one is imported, once.
+    """
+    install("stranger_a", STRATEGIES, "tft.adaptors")
+    install("stranger_b", "raise SystemExit('must not be imported')", "tft.adaptors")
+    adaptor = load_adaptor("stranger_a")
+
+    assert adaptor.hook.tft_strategies() == ["dump"]
+    assert load_adaptor("stranger_a") is adaptor
+
+
+def test_an_unknown_adaptor_is_refused_with_those_there_are(install: Install) -> None:
+    """
+    When no package offers the adaptor, the sentence lists the ones that are installed.
+    """
+    install("stranger_a", STRATEGIES, "tft.adaptors")
+    with pytest.raises(UnknownAdaptor, match=r"adaptor named 'torhc'; found: .*stranger_a"):
+        load_adaptor("torhc")
+
+
+def test_an_adaptor_without_its_framework_is_refused_with_the_reason(install: Install) -> None:
+    """
+    When the framework cannot be imported, the sentence says what is missing.
+    """
+    install("stranger_a", "import a_framework", "tft.adaptors")
+    with pytest.raises(
+        UnknownAdaptor, match=r"'stranger_a' cannot be imported: .*No module named 'a_framework'"
+    ):
+        load_adaptor("stranger_a")
+
+
+def test_a_hook_that_does_not_exist_is_refused_by_name(install: Install) -> None:
+    """
+    When an adaptor or a plugin implements an unknown hook, it is refused: it would never be called.
+    """
+    misspelt = HOOK + "def tft_quiese(): pass\n"
+    install("stranger_a", misspelt, "tft.adaptors")
+    with pytest.raises(UsageError, match=r"'stranger_a' does not fit .*'tft_quiese'"):
+        load_adaptor("stranger_a")
+    install("stranger_p", misspelt, "tft.plugins")
+    with pytest.raises(UsageError, match=r"'stranger_p' does not fit .*'tft_quiese'"):
+        load_plugins()
+
+
+def test_an_argument_that_no_hook_gets_is_refused(install: Install) -> None:
+    """
+    When a hook asks for what it is not given, the sentence names it.
+    """
+    install("stranger_a", HOOK + "def tft_rollback(privat): pass\n", "tft.adaptors")
+    with pytest.raises(UsageError, match=r"tft_rollback.*privat"):
+        load_adaptor("stranger_a")
+
+
+def test_a_wrapper_is_refused(install: Install) -> None:
+    """
+    When a plugin wraps a hook it is refused: plugins are called one by one.
+    """
+    wrapper = "from tft.hooks import hookimpl\n@hookimpl(wrapper=True)\ndef tft_options(): yield\n"
+    install("stranger_p", wrapper, "tft.plugins")
+    with pytest.raises(UsageError, match="it wraps tft_options"):
+        load_plugins()
+
+
+def test_two_packages_cannot_offer_one_name(install: Install, tmp_path: Path) -> None:
+    """
+    When two packages offer adaptors of one name, neither is guessed.
+    """
+    install("stranger_a", STRATEGIES, "tft.adaptors")
+    install("stranger_b", STRATEGIES, "tft.adaptors")
+    entry = tmp_path / "stranger_b-1.0.dist-info" / "entry_points.txt"
+    entry.write_text("[tft.adaptors]\nstranger_a = stranger_b\n")
+
+    with pytest.raises(UsageError, match=r"more than once: .*stranger_a.* and .*stranger_b"):
+        load_adaptor("stranger_a")
+
+
+# ---------------------------------------------------------------- plugins
+
+
+def test_a_plugin_that_cannot_be_imported_is_left_out(install: Install) -> None:
+    """
+    When one plugin cannot be imported, that is logged and the others are there.
+    """
+    install("stranger_p", "1 / 0", "tft.plugins")
+    install("stranger_q", ENVIRONMENT, "tft.plugins")
+    with capture_logs() as logs:
+        plugins = load_plugins()
+
+    assert [(line["event"], line["plugin"]) for line in logs] == [
+        ("plugin_not_loaded", "stranger_p")
+    ]
+    assert plugins.has_plugin("stranger_q")
+
+
+class Options:
+    """
+    Answers two hooks with what it was made with, or raises it.
+    """
+
+    def __init__(self, answer: str | Exception | None) -> None:
+        self._answer = answer
+
+    @hookimpl
+    def tft_environment(self, options: Mapping[str, str]) -> Mapping[str, str] | None:
+        answer = self._given()
+        return None if answer is None else {answer: options["x"]}
+
+    @hookimpl
+    def tft_fault_moment(self, kind: str) -> str | None:
+        return self._given()
+
+    def _given(self) -> str | None:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+def plugins_of(*answers: str | Exception | None) -> pluggy.PluginManager:
+    """
+    A manager with plugins that give these answers. The last one is called first.
+    """
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(PluginSpecs)
+    for number, answer in enumerate(answers):
+        add(manager, Options(answer), f"plugin {number}")
+    return manager
+
+
+def test_a_plugin_that_raises_is_logged_and_the_others_are_called() -> None:
+    """
+    When one of several plugins raises, the answers of the others come back, without the Nones.
+    """
+    plugins = plugins_of("a", RuntimeError("sorry"), None, "b")
+    with capture_logs() as logs:
+        answers = call_guarded(plugins, "tft_environment", options={"x": "1"})
+
+    assert answers == [{"b": "1"}, {"a": "1"}]
+    [line] = logs
+    assert (line["event"], line["plugin"], line["hook"]) == (
+        "plugin_failed",
+        "plugin 1",
+        "tft_environment",
+    )
+    assert line["exc_info"]
+
+
+def test_a_refusal_is_let_through_only_where_it_is_asked_for() -> None:
+    """
+    When a plugin raises a `UsageError`, the caller decides whether that is a refusal.
+    """
+    plugins = plugins_of(UsageError("not like this"), "a")
+    with pytest.raises(UsageError, match="not like this"):
+        call_guarded(plugins, "tft_environment", may_refuse=True, options={"x": "1"})
+    with capture_logs():
+        assert call_guarded(plugins, "tft_environment", options={"x": "1"}) == [{"a": "1"}]
+    plugins = plugins_of(ValueError("a bug of the plugin"), "a")
+    with capture_logs():
+        answers = call_guarded(plugins, "tft_environment", may_refuse=True, options={"x": "1"})
+    assert answers == [{"a": "1"}]
+
+
+def test_of_some_hooks_only_the_first_answer_counts() -> None:
+    """
+    When a hook wants one answer, the plugins after the one that gave it are not asked.
+    """
+    plugins = plugins_of(RuntimeError("not reached"), "known", None)
+    answers = call_guarded(
+        plugins, "tft_fault_moment", run_dir=Path(), kind="process", rank=1, seen=2.0
+    )
+    assert answers == ["known"]

@@ -1,0 +1,32 @@
+"""
+Logging as the command line sets it up: one line per event, `key=value`, on stderr.
+
+Only the command line calls this; everything else gets a logger and logs events with facts.
+"""
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logs(*, verbose: bool = False) -> None:
+    """
+    Write events as lines like `at=2026-01-31T12:00:00.123456Z level=info event=rank_silent rank=3`
+    to stderr. `verbose` adds those of level debug.
+    """
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["at", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.DEBUG if verbose else logging.INFO
+        ),
+        # a file of this moment's stderr: a test or a caller that replaces sys.stderr is obeyed
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
