@@ -1,0 +1,19 @@
+"""
+The stage the agent's tests play on.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.stage import Stage, staged
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """
+    A broker and the controller's end of the bus.
+    """
+    async with staged(tmp_path) as stage:
+        yield stage

@@ -1,0 +1,318 @@
+"""
+A stage for an agent: the real agent in a real process, a real broker, and the test as controller.
+
+The packages the agent finds (an adaptor, a plugin) are made here, as strangers would install them.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tft.agent.guard import marked
+from tft.bus.base import Bus, Heard, Present
+from tft.bus.zeromq import open_bus
+from tft.core.delivery import Inbox
+from tft.protocol.messages import Beat, Lead, Order, Pulse, Report, Spawn
+from tft.protocol.topics import BEATS, ORDERS, REPORTS, presence
+
+ROOT = Path(__file__).parents[2]
+
+R = TypeVar("R", bound=Report)
+
+BROKER = """
+from tft.bus.broker import main
+main("127.0.0.1", 0, opened=lambda port: print(port, flush=True))
+"""
+
+AGENT = """
+import json, sys
+from pathlib import Path
+from tft.agent.service import AgentSettings, main
+from tft.config import JobSettings
+from tft.errors import UsageError
+from tft.logs import configure_logs
+
+configure_logs()
+told = json.loads(sys.argv[1])
+job = told.pop("job")
+job["run_dir"] = Path(job["run_dir"])
+told["arguments"] = tuple(told["arguments"])
+try:
+    sys.exit(main(AgentSettings(job=JobSettings(**job), **told)))
+except UsageError as refused:
+    sys.exit(f"refused: {refused}")
+"""
+
+ADAPTOR = """
+import os, signal, socket, sys
+from tft.hooks import hookimpl
+
+preloaded = 0
+
+@hookimpl
+def tft_preload():
+    global preloaded
+    preloaded += 1
+
+@hookimpl
+def tft_store(host, port, opened):
+    if "NO_STORE" in os.environ:
+        sys.exit("the door is locked")
+    with socket.create_server((host, port)) as server:
+        opened(server.getsockname()[1])
+        signal.pause()
+"""
+
+PLUGIN = """
+from tft.hooks import hookimpl
+
+@hookimpl
+def tft_progressed(run_dir, node, step):
+    with open(run_dir / f"progress-{node}", "a") as progress:
+        progress.write(f"{step}\\n")
+    raise RuntimeError("an observer may fail")
+"""
+
+PAGE = """
+import os, signal, subprocess, sys, time
+from tft.page import Page
+
+page = Page.open(int(os.environ["TFT_PAGE"]))
+def say(step):
+    page.move(step, False, time.monotonic())
+"""
+"""Begins the scripts whose progress a test waits for: `say(n)` shows in the beats."""
+
+
+def package(directory: Path, name: str, source: str, group: str) -> None:
+    """
+    Install a module with one entry point of its own name.
+    """
+    (directory / f"{name}.py").write_text(source)
+    info = directory / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {name}\n")
+
+
+class Stage:
+    """
+    One job with a single node. `tmp` is the run directory, and holds the script.
+    """
+
+    def __init__(self, tmp: Path, broker: str, bus: Bus) -> None:
+        self.run_dir = tmp / "run"
+        self.run_dir.mkdir()
+        self.tmp = tmp
+        self.mark = f"TFT_TEST={uuid.uuid4().hex}"
+        """In the environment of the agent and of everything that comes of it."""
+        self.epoch = 1
+        self.acknowledging = True
+        self.reports: list[Report] = []
+        """Each once, in order."""
+        self.numbers: list[int] = []
+        """Of all reports that came, also those that came again."""
+        self._broker = broker
+        self._bus = bus
+        self._inbox = Inbox()
+        self._agents: list[subprocess.Popen[bytes]] = []
+
+    # ------------------------------------------------------------ the agent
+
+    async def agent(
+        self,
+        script: str,
+        *arguments: str,
+        nproc: int = 1,
+        adaptor: str = "staged",
+        stdout: int | None = None,
+        **environment: str,
+    ) -> "subprocess.Popen[bytes]":
+        """
+        Start an agent for a script; it listens to orders when this returns.
+        """
+        (self.tmp / "script.py").write_text(script)
+        name, _, value = self.mark.partition("=")
+        path = [str(ROOT), str(ROOT / "adaptors"), str(self.tmp / "packages")]
+        told = {
+            "job": {
+                "job": "job",
+                "run_dir": str(self.run_dir),
+                "broker": self._broker,
+                "adaptor": adaptor,
+                "nproc_per_node": nproc,
+            },
+            "node": 0,
+            "script": str(self.tmp / "script.py"),
+            "arguments": arguments,
+            "host": "127.0.0.1",
+            "environment": os.environ | {"PYTHONPATH": ":".join(path), name: value} | environment,
+        }
+        agent = self._start(told, stdout)
+        while await self._next() != "node.0/0":
+            pass
+        return agent
+
+    def _start(
+        self,
+        told: dict[str, Any],  # Any: what JSON can carry
+        stdout: int | None,
+    ) -> "subprocess.Popen[bytes]":
+        with (self.tmp / "out").open("ab") as out, (self.tmp / "err").open("ab") as err:
+            agent = subprocess.Popen(
+                [sys.executable, "-c", AGENT, json.dumps(told)],
+                env=told["environment"],
+                stdout=out if stdout is None else stdout,
+                stderr=err,
+                start_new_session=True,
+            )
+        self._agents.append(agent)
+        return agent
+
+    def close(self) -> None:
+        """
+        Nothing of the job may live longer than its test.
+        """
+        for agent in self._agents:
+            agent.kill()
+            agent.wait()
+        for pid in self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def alive(self) -> list[int]:
+        """
+        The pids of what is left of the job.
+        """
+        return list(marked(self.mark.encode()))
+
+    # ------------------------------------------------------------ the controller
+
+    def order(self, order: Order | Lead) -> None:
+        """
+        Say it, once.
+        """
+        self._bus.publish(ORDERS, order)
+
+    async def start(self, rank: int = 0, incarnation: int = 0) -> None:
+        """
+        Order the process of a rank.
+        """
+        self.order(
+            Spawn(epoch=self.epoch, node=0, rank=rank, incarnation=incarnation, cause="test")
+        )
+
+    async def report(self, kind: type[R], *, since: int = 0, **facts: object) -> R:
+        """
+        The first report of that kind and with these facts, of those after the first `since`; it
+        may have come before.
+        """
+        while True:
+            for report in self.reports[since:]:
+                if isinstance(report, kind) and all(
+                    getattr(report, name) == fact for name, fact in facts.items()
+                ):
+                    return report
+            since = len(self.reports)
+            while len(self.reports) == since:
+                await self._next()
+
+    async def beat(self) -> Beat:
+        """
+        The next beat.
+        """
+        while True:
+            arrival = await self._next()
+            if isinstance(arrival, Beat):
+                return arrival
+
+    async def pulse(self, where: Callable[[Pulse], bool]) -> Pulse:
+        """
+        The next pulse for which this holds.
+        """
+        while True:
+            for pulse in (await self.beat()).pulses:
+                if where(pulse):
+                    return pulse
+
+    async def said(self, step: int, rank: int = 0) -> None:
+        """
+        Returns when the script of a rank has said `step`.
+        """
+        await self.pulse(lambda p: p.rank == rank and p.position.step == step)
+
+    async def _next(self) -> Beat | str | None:
+        """
+        Take in one arrival: a beat, who came, or nothing that matters here.
+        """
+        match await self._bus.receive():
+            case Heard(envelope=envelope):
+                if isinstance(envelope.message, Beat):
+                    return envelope.message
+                self.numbers.append(envelope.number)
+                if self._inbox.accept(envelope.sender, envelope.number):
+                    assert isinstance(envelope.message, Report)
+                    self.reports.append(envelope.message)
+                if self.acknowledging:
+                    self.order(Lead(epoch=self.epoch, heard=self._inbox.heard()))
+            case Present(sender=sender):
+                return sender
+            case _:
+                pass
+        return None
+
+
+@asynccontextmanager
+async def staged(tmp: Path) -> AsyncIterator[Stage]:
+    """
+    A broker, the packages and the controller's end of the bus; all gone afterwards.
+    """
+    (tmp / "packages").mkdir()
+    package(tmp / "packages", "staged", ADAPTOR, "tft.adaptors")
+    async with AsyncExitStack() as opened:
+        address = opened.enter_context(_broker())
+        bus = await opened.enter_async_context(
+            open_bus(address, job="job", sender="controller/1", topics=[REPORTS, BEATS])
+        )
+        await bus.listened(presence("controller/1"))
+        stage = Stage(tmp, address, bus)
+        opened.callback(stage.close)
+        yield stage
+
+
+@contextmanager
+def _broker() -> Iterator[str]:
+    with subprocess.Popen(
+        [sys.executable, "-c", BROKER], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as broker:
+        try:
+            assert broker.stdout is not None
+            yield f"127.0.0.1:{broker.stdout.readline().strip()}"
+        finally:
+            broker.kill()
+
+
+async def gone(pid: int) -> None:
+    """
+    Returns when a process has ended.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(process, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(process)
+        os.close(process)

@@ -1,0 +1,103 @@
+"""
+Last words: whatever a rank hangs in, it says where before it is ended.
+"""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.agent.stage import PAGE, Stage, gone
+from tft.agent.ranks import LAST_WORDS_LIMIT
+from tft.protocol.messages import Exited, Kill, Spawned
+
+PRELUDE = (
+    PAGE
+    + """
+import ctypes, threading
+
+def beside():
+    threading.Event().wait()
+
+def hanging(hang):
+    threading.Thread(target=beside, daemon=True).start()
+    say(1)
+    hang()
+"""
+)
+
+HANGS = {
+    "waiting": "hanging(threading.Event().wait)",
+    "holding_the_gil": "hanging(ctypes.PyDLL(None).pause)",
+    "stopped": "hanging(lambda: os.kill(os.getpid(), signal.SIGSTOP))",
+    "computing": "hanging(lambda: sum(iter(int, 1)))",
+}
+
+
+@pytest.mark.parametrize("hang", HANGS)
+async def test_a_hanging_rank_says_where_it_hangs(stage: Stage, hang: str) -> None:
+    """
+    When a hanging rank is ended with last words, the stacks of all its threads come back.
+    """
+    await stage.agent(PRELUDE + HANGS[hang])
+    await stage.start()
+    spawned = await stage.report(Spawned)
+    await stage.said(1)
+    if hang == "stopped":
+        await _stopped(stage, spawned.pid)
+    asked = time.monotonic()
+    stage.order(_kill())
+    exited = await stage.report(Exited)
+    await gone(spawned.pid)
+
+    assert time.monotonic() - asked < 1.0
+    assert "in hanging" in exited.stack
+    assert "in beside" in exited.stack
+    assert exited.stopped == (hang == "stopped")
+
+
+async def test_a_rank_that_is_deaf_is_ended_without_a_word(stage: Stage) -> None:
+    """
+    When a rank blocks the signal, it is killed after the limit, and its stack is empty.
+    """
+    await stage.agent(
+        PAGE + "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); say(1); signal.pause()"
+    )
+    await stage.start()
+    await stage.said(1)
+    for _ in range(3):  # repeated, as orders are
+        stage.order(_kill())
+    asked = time.monotonic()
+    exited = await stage.report(Exited)
+
+    assert (exited.code, exited.stack) == (-signal.SIGKILL, "")
+    assert LAST_WORDS_LIMIT <= time.monotonic() - asked < LAST_WORDS_LIMIT + 0.5
+
+
+async def test_a_rank_that_is_killed_without_last_words_has_none(stage: Stage) -> None:
+    """
+    When no last words are asked for, a stopped rank is killed at once, and said to be stopped.
+    """
+    await stage.agent(PRELUDE + HANGS["stopped"])
+    await stage.start()
+    spawned = await stage.report(Spawned)
+    await stage.said(1)
+    await _stopped(stage, spawned.pid)
+    stage.order(_kill(last_words=False))
+    exited = await stage.report(Exited)
+
+    assert (exited.code, exited.stack, exited.stopped) == (-signal.SIGKILL, "", True)
+
+
+def _kill(*, last_words: bool = True) -> Kill:
+    return Kill(epoch=1, node=0, rank=0, incarnation=0, last_words=last_words, cause="test")
+
+
+async def _stopped(stage: Stage, pid: int) -> None:
+    while _state(pid) != "T":
+        await stage.beat()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,0 +1,169 @@
+"""
+The process of a rank before its script, and the tie to the process that started it.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.agent.stage import ADAPTOR, ROOT, package
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+CHILD = "from tft.lifeline import die_with_parent; die_with_parent(); "
+
+PARENT = f"""
+import os, subprocess, sys
+from tft.lifeline import lifeline
+child = subprocess.Popen(
+    [sys.executable, "-c", {CHILD + "print(flush=True); import signal; signal.pause()"!r}],
+    env=os.environ | lifeline(),
+    stdout=subprocess.PIPE,
+)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """
+    Runs a script as an agent would, and waits for it.
+    """
+    (tmp_path / "packages").mkdir()
+    package(tmp_path / "packages", "staged", ADAPTOR, "tft.adaptors")
+    package(tmp_path / "packages", "unfit", "import nowhere", "tft.adaptors")
+
+    def run(script: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "script.py").write_text(script)
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "tft.worker.launch", tmp_path / "script.py", *arguments],
+            env=os.environ
+            | {"PYTHONPATH": f"{ROOT}:{tmp_path / 'packages'}"}
+            | {"TFT_ADAPTOR": "staged", "TFT_WORDS": "2"}
+            | environment,
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def test_a_script_runs_as_with_python(launch: Launch, tmp_path: Path) -> None:
+    """
+    When a script is launched, it is `__main__`, with its arguments, and finds its neighbours.
+    """
+    (tmp_path / "neighbour.py").write_text("word = 'here'")
+    done = launch(
+        "import sys, pickle, neighbour\n"
+        "class Thing: pass\n"
+        "pickle.loads(pickle.dumps(Thing()))\n"
+        "print(__name__, sys.argv[1:], neighbour.word)\n"
+        "sys.exit(5)",
+        "--lr",
+        "1",
+    )
+
+    assert (done.returncode, done.stderr) == (5, "")
+    assert done.stdout == "__main__ ['--lr', '1'] here\n"
+
+
+def test_a_script_that_raises_is_shown(launch: Launch) -> None:
+    """
+    When a script raises, its traceback is on stderr and the status is 1.
+    """
+    done = launch("def train():\n    raise ValueError('a bug')\ntrain()")
+
+    assert done.returncode == 1
+    assert 'script.py", line 2, in train' in done.stderr
+    assert done.stderr.endswith("ValueError: a bug\n")
+
+
+def test_the_adaptor_is_preloaded_and_kept(launch: Launch) -> None:
+    """
+    When the script asks for its adaptor, it gets the one that was preloaded.
+    """
+    done = launch(
+        "from tft.plugins import load_adaptor\n"
+        "print(load_adaptor('staged').get_plugin('staged').preloaded)"
+    )
+
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"TFT_ADAPTOR": "lost"}, "no installed package offers an adaptor named 'lost'"),
+        ({"TFT_ADAPTOR": "unfit"}, "No module named 'nowhere'"),
+        ({"TFT_WORDS": "none"}, "start your script with `tft run SCRIPT`"),
+    ],
+)
+def test_a_wrong_start_is_refused(
+    launch: Launch, environment: Mapping[str, str], sentence: str
+) -> None:
+    """
+    When the process is not told what it needs, it says so and does not begin the script.
+    """
+    done = launch("print('begun')", **environment)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tft: ")
+    assert sentence in done.stderr
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    """
+    When the parent is killed, the child that took its lifeline ends too.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        ended = select.poll()
+        ended.register(child, select.POLLIN)
+        assert ended.poll(0) == []
+        parent.kill()
+        assert ended.poll(2000) != []
+        os.close(child)
+
+
+def test_a_child_whose_parent_was_gone_before_ends_at_once() -> None:
+    """
+    When the parent named in the lifeline is no longer the parent, the child ends itself.
+    """
+    late = {"TFT_PARENT": str(os.getppid())}
+    done = _run(CHILD + "print('lives')", late)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+def test_a_process_without_a_lifeline_lives_on_its_own() -> None:
+    """
+    When a process was started by hand it is tied to nobody; and a tie is not handed down.
+    """
+    assert _run(CHILD + "print('lives')", {}).stdout == "lives\n"
+    tied = {"TFT_PARENT": str(os.getpid())}
+    done = _run(CHILD + "import os; print(os.environ.get('TFT_PARENT'))", tied)
+    assert done.stdout == "None\n"
+
+
+def _run(code: str, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )

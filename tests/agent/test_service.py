@@ -1,0 +1,308 @@
+"""
+The agent and its orders: what it starts, what it reports, how it leaves.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.agent.stage import PAGE, PLUGIN, Stage, gone, package
+from tft.protocol.messages import EndNode, Exited, Kill, NodeJoined, Spawned, StoreOpened
+
+WAIT = PAGE + "say(1); signal.pause()"
+"""A rank that has started, and does nothing."""
+
+
+async def test_an_agent_joins_and_starts_nothing_that_was_not_ordered(stage: Stage) -> None:
+    """
+    When an agent starts, it reports its ranks and its store; a rank has no process before `Spawn`.
+    """
+    agent = await stage.agent(WAIT, nproc=2)
+    joined = await stage.report(NodeJoined)
+    opened = await stage.report(StoreOpened)
+
+    assert (joined.node, joined.ranks, joined.pid) == (0, (0, 1), agent.pid)
+    assert (opened.host, opened.port > 0) == ("127.0.0.1", True)
+    assert _pid(stage, "agent-0") == agent.pid
+    assert len(stage.alive()) == 3, "the agent, its guard and the store"
+    await stage.start(rank=1)
+    spawned = await stage.report(Spawned)
+    assert (spawned.rank, spawned.incarnation) == (1, 0)
+    assert _pid(stage, "rank-1") == spawned.pid
+    assert (await stage.pulse(lambda p: True)).rank == 1
+
+
+async def test_a_rank_finds_what_torchrun_would_give_it(stage: Stage) -> None:
+    """
+    When a rank starts, its script sees the variables of torchrun and its own arguments.
+    """
+    await stage.agent(
+        "import json, os, sys; from pathlib import Path\n"
+        "print(json.dumps([dict(os.environ), sys.argv, sys.path[0], __name__, __file__]))",
+        "--lr",
+        "0.1",
+        nproc=2,
+    )
+    opened = await stage.report(StoreOpened)
+    await stage.start(rank=1, incarnation=4)
+    assert (await stage.report(Exited)).code == 0
+    script = str(stage.tmp / "script.py")
+    environment, *python = json.loads((stage.run_dir / "logs" / "rank-1.4.log").read_text())
+
+    assert python == [[script, "--lr", "0.1"], str(stage.tmp), "__main__", script]
+    expected = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(opened.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TFT_INCARNATION": "4",
+        "TFT_RUN_DIR": str(stage.run_dir),
+    }
+    assert {name: environment.get(name) for name in expected} == expected
+
+
+async def test_the_end_of_a_rank_is_reported_at_once_with_what_it_left(stage: Stage) -> None:
+    """
+    When a rank is killed, `Exited` says so before the next beat could, with its page.
+    """
+    await stage.agent(
+        PAGE + "page.capture(7, b'rng', True); page.move(7, True, 1.0); signal.pause()"
+    )
+    await stage.start()
+    spawned = await stage.report(Spawned)
+    await stage.said(7)
+    killed = time.monotonic()
+    os.kill(spawned.pid, signal.SIGKILL)
+    exited = await stage.report(Exited)
+
+    assert exited.code == -signal.SIGKILL
+    assert (exited.position.step, exited.position.window) == (7, True)
+    assert exited.private == {7: b"rng".hex()}
+    assert exited.at - killed < 0.05  # the median here is 1 ms; a beat would take 100
+
+
+async def test_the_next_incarnation_inherits_the_page(stage: Stage) -> None:
+    """
+    When a rank is started again, it reads what the process before has captured.
+    """
+    await stage.agent(
+        PAGE + "print(page.private(), page.training())\n"
+        "page.capture(3, b'state', True); page.train(True, 1.0)"
+    )
+    for incarnation in range(2):
+        await stage.start(incarnation=incarnation)
+        await stage.report(Exited, incarnation=incarnation)
+
+    log = stage.run_dir / "logs" / "rank-0.1.log"
+    assert log.read_text() == "{3: b'state'} False\n"
+
+
+async def test_a_repeated_order_is_answered_again_and_starts_nothing(stage: Stage) -> None:
+    """
+    When `Spawn` comes again, the same `Spawned` comes again; after the end, also `Exited`.
+    """
+    await stage.agent(WAIT)
+    await stage.start()
+    first = await stage.report(Spawned)
+    await stage.said(1)
+    await stage.start()
+    assert await stage.report(Spawned, since=len(stage.reports)) == first
+
+    os.kill(first.pid, signal.SIGKILL)
+    exited = await stage.report(Exited)
+    heard = len(stage.reports)
+    await stage.start()
+    assert await stage.report(Spawned, since=heard) == first
+    assert await stage.report(Exited, since=heard) == exited
+
+
+async def test_reports_are_repeated_until_they_are_acknowledged(stage: Stage) -> None:
+    """
+    When nobody acknowledges, a report is sent again; acknowledged, it is not.
+    """
+    stage.acknowledging = False
+    await stage.agent(WAIT)
+    await stage.report(StoreOpened)
+    while stage.numbers.count(1) < 3 or stage.numbers.count(2) < 3:
+        await stage.beat()
+
+    stage.acknowledging = True
+    for _ in range(2):  # one to be acknowledged, one on its way
+        await stage.beat()
+    heard = len(stage.numbers)
+    for _ in range(3):
+        await stage.beat()
+    assert len(stage.numbers) == heard
+
+
+async def test_an_order_of_an_old_epoch_is_ignored(stage: Stage) -> None:
+    """
+    When a controller that no longer leads orders a kill, the rank lives.
+    """
+    await stage.agent(WAIT)
+    await stage.start()
+    await stage.report(Spawned)
+    await stage.said(1)
+    stage.epoch = 5
+    await stage.start()  # the agent knows the new epoch when it answers
+    await stage.report(Spawned, since=len(stage.reports))
+    stage.order(EndNode(epoch=4, grace=0.0, why="stale"))
+    stage.order(_kill(epoch=4))
+    stage.order(_kill(epoch=5, incarnation=-1))
+    await stage.start()
+    await stage.report(Spawned, since=len(stage.reports))
+
+    assert not any(isinstance(report, Exited) for report in stage.reports)
+
+
+async def test_a_newer_incarnation_ends_the_older(stage: Stage) -> None:
+    """
+    When a rank is ordered anew while its process lives, that one is ended first.
+    """
+    await stage.agent(WAIT)
+    await stage.start()
+    await stage.said(1)
+    await stage.start(incarnation=1)
+    exited = await stage.report(Exited)
+    spawned = await stage.report(Spawned, incarnation=1)
+
+    assert (exited.incarnation, exited.code) == (0, -signal.SIGKILL)
+    assert stage.reports.index(exited) < stage.reports.index(spawned)
+
+
+async def test_what_was_never_started_can_be_killed(stage: Stage) -> None:
+    """
+    When `Kill` names a process that was never started, it is reported as gone, and stays so.
+    """
+    await stage.agent(WAIT)
+    await stage.report(StoreOpened)
+    stage.order(_kill(incarnation=2))
+    exited = await stage.report(Exited)
+    assert (exited.incarnation, exited.code) == (2, -signal.SIGKILL)
+
+    await stage.start(incarnation=2)
+    assert await stage.report(Exited, since=len(stage.reports)) == exited
+    assert not any(isinstance(report, Spawned) for report in stage.reports)
+
+
+async def test_a_rank_that_cannot_be_started_is_reported(stage: Stage) -> None:
+    """
+    When the process cannot be started, `Exited` comes with status 127.
+    """
+    await stage.agent(WAIT)
+    await stage.report(StoreOpened)
+    (stage.run_dir / "logs" / "rank-0.0.log").mkdir()  # where its output is to go
+    await stage.start()
+
+    assert (await stage.report(Exited)).code == 127
+
+
+async def test_a_lost_store_is_opened_again(stage: Stage) -> None:
+    """
+    When the store is killed, a new one is reported, and ranks started after that find it.
+    """
+    await stage.agent("import os; print(os.environ['MASTER_PORT'])")
+    await stage.report(StoreOpened)
+    heard = len(stage.reports)
+    pid = _pid(stage, "store-0")
+    os.kill(pid, signal.SIGKILL)
+    second = await stage.report(StoreOpened, since=heard)
+    assert _pid(stage, "store-0") != pid
+    await stage.start()
+    await stage.report(Exited)
+
+    log = stage.run_dir / "logs" / "rank-0.0.log"
+    assert log.read_text() == f"{second.port}\n"
+
+
+async def test_a_store_that_cannot_open_ends_the_agent_with_its_reason(stage: Stage) -> None:
+    """
+    When the store never opens, the agent says what the store said.
+    """
+    agent = await stage.agent(WAIT, NO_STORE="1")
+    await gone(agent.pid)
+
+    assert agent.wait() == 1
+    said = (stage.tmp / "err").read_text().splitlines()[-1]
+    assert said.startswith("refused: the rendezvous store of adaptor 'staged' cannot be opened")
+    assert "the door is locked" in said
+
+
+async def test_plugins_hear_of_progress_and_may_fail(stage: Stage) -> None:
+    """
+    When the first rank completes a step, plugins are told once; the agent outlives their errors.
+    """
+    package(stage.tmp / "packages", "observer", PLUGIN, "tft.plugins")
+    await stage.agent(
+        PAGE + "say(int(sys.argv[1]) + int(os.environ['RANK'])); signal.pause()", "4", nproc=2
+    )
+    await stage.start(rank=1)
+    await stage.said(5, rank=1)
+    await stage.start(rank=0)
+    await stage.said(4, rank=0)
+
+    assert (stage.run_dir / "progress-0").read_text() == "5\n"
+
+
+async def test_the_end_of_the_node_leaves_nothing(stage: Stage) -> None:
+    """
+    When the job is over, ranks may leave by themselves; what has not left is ended, and 0 returned.
+    """
+    agent = await stage.agent(
+        PAGE + "say(1)\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "say(2)\n"
+        "signal.pause()",
+        nproc=2,
+    )
+    for rank in range(2):
+        await stage.start(rank=rank)
+        await stage.said(2, rank=rank)
+    leaving = await stage.report(Spawned, rank=0)
+    stage.order(EndNode(epoch=1, grace=0.3, why="done"))
+    os.kill(leaving.pid, signal.SIGTERM)
+    codes = {rank: (await stage.report(Exited, rank=rank)).code for rank in range(2)}
+    await gone(agent.pid)
+
+    assert codes == {0: 7, 1: -signal.SIGKILL}
+    assert agent.wait() == 0
+    assert stage.alive() == []
+
+
+async def test_sigterm_ends_the_agent_and_all_it_started(stage: Stage) -> None:
+    """
+    When the agent gets SIGTERM, it leaves with 143 at once and nothing is left.
+    """
+    agent = await stage.agent(WAIT, nproc=2)
+    for rank in range(2):
+        await stage.start(rank=rank)
+        await stage.said(1, rank=rank)
+    agent.terminate()
+    asked = time.monotonic()
+    await gone(agent.pid)
+
+    assert time.monotonic() - asked < 1.0
+    assert agent.wait() == 143
+    assert stage.alive() == []
+
+
+def _kill(*, epoch: int = 1, incarnation: int = 0) -> Kill:
+    return Kill(
+        epoch=epoch, node=0, rank=0, incarnation=incarnation, last_words=False, cause="test"
+    )
+
+
+def _pid(stage: Stage, name: str) -> int:
+    return int(Path(stage.run_dir / "pids" / f"{name}.pid").read_text())

@@ -1,0 +1,110 @@
+"""
+A process that the agent has started: watched through its pidfd, so the kernel tells of its end at
+once. It is reaped here and nowhere else, so a signal never reaches another process of the same pid.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+
+class Child:
+    """
+    One started process, the leader of a session and group of its own.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.pid = process.pid
+        self.code: int | None = None
+        """Exit status, or minus the signal that ended it; None while it lives."""
+        self._process = process
+        self._pidfd = -1
+        self._gone = asyncio.Event()
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        ended: Callable[["Child"], None],
+        stdin: int = subprocess.DEVNULL,
+        output: int | None = None,
+        inherited: Sequence[int] = (),
+    ) -> "Child":
+        """
+        Start `command`; `ended` is called on the loop as soon as it is gone.
+
+        `output` takes stdout and stderr; None leaves it the agent's. `inherited` are further
+        descriptors it gets under their numbers here. Raises OSError if it cannot be started.
+        """
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+        child = cls(process)
+        child._watch(ended)
+        return child
+
+    def _watch(self, ended: Callable[["Child"], None]) -> None:
+        self._pidfd = os.pidfd_open(self.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_end, ended)
+
+    def _on_end(self, ended: Callable[["Child"], None]) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self.end()  # its group, while the zombie still keeps the number from being given away
+        self.code = self._process.wait()
+        os.close(self._pidfd)
+        self._gone.set()
+        ended(self)
+
+    def signal(self, number: int) -> None:
+        """
+        Send a signal to the main thread of the process, if it still lives. A stopped process that
+        is sent another one and then SIGCONT does nothing on that thread before it takes the first.
+        """
+        if self.code is None:  # not reaped yet: nobody else can have got its number
+            ctypes.CDLL(None).tgkill(self.pid, self.pid, number)
+
+    def end(self) -> None:
+        """
+        Kill the process and whatever it started in its group.
+        """
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def stopped(self) -> bool:
+        """
+        Whether the process is stopped, as by SIGSTOP.
+        """
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_text(errors="replace")
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] in "Tt"
+
+    async def gone(self) -> None:
+        """
+        Returns when the process has ended.
+        """
+        await self._gone.wait()
+
+
+def write_pid(path: Path, pid: int) -> None:
+    """
+    Write a pid file: whoever reads it finds the whole number or no file.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(str(pid))
+    draft.replace(path)

@@ -1,0 +1,168 @@
+"""
+The two processes an agent keeps for itself: the guard and the rendezvous store. Either is started
+again when it ends.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from tft.agent.child import Child, write_pid
+from tft.agent.settings import AgentSettings, child_environment
+from tft.errors import UsageError
+
+log = structlog.get_logger(__name__)
+
+_PAUSE = 0.1
+"""Seconds before something is started again: what ends at once must not take the whole machine."""
+_ATTEMPTS = 3
+"""So many stores in a row that end before they have opened: the next one would not open either."""
+
+
+class GuardKeeper:
+    """
+    The agent's side of `tft.agent.guard`: holds the pipe that says the agent lives.
+    """
+
+    def __init__(self, settings: AgentSettings, *, marker: str) -> None:
+        self._settings = settings
+        self._marker = marker
+        self._pipe = -1
+        self._child: Child | None = None
+        self._dismissed = False
+
+    def start(self) -> None:
+        """
+        Start the guard, and again whenever it ends.
+        """
+        if self._dismissed:
+            return
+        reading, self._pipe = os.pipe()
+        try:
+            self._child = Child.start(
+                [sys.executable, "-P", "-m", "tft.agent.guard", self._marker],
+                environment=self._settings.environment,
+                stdin=reading,
+                ended=self._ended,
+            )
+        finally:
+            os.close(reading)
+
+    async def dismiss(self) -> None:
+        """
+        Let go of the pipe, as the end of the agent would, and wait until the guard has found
+        nothing left and has ended.
+        """
+        self._dismissed = True
+        if self._child is not None and self._child.code is None:
+            os.close(self._pipe)
+            await self._child.gone()
+
+    def _ended(self, child: Child) -> None:
+        if not self._dismissed:
+            log.warning("guard_ended", pid=child.pid, code=child.code)
+            os.close(self._pipe)
+            asyncio.get_running_loop().call_later(_PAUSE, self.start)
+
+
+class StoreKeeper:
+    """
+    The agent's side of `tft.agent.store`. `opened` is told the port whenever one has opened,
+    `lost` when it has ended, `failed` why none can be opened at all.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        marker: str,
+        opened: Callable[[int], None],
+        lost: Callable[[], None],
+        failed: Callable[[UsageError], None],
+    ) -> None:
+        self._settings = settings
+        self._marker = marker
+        self._opened = opened
+        self._lost = lost
+        self._failed = failed
+        self._child: Child | None = None
+        self._port = 0
+        self._reading = -1
+        self._failures = 0
+        self._dismissed = False
+        self._record: Path = settings.job.run_dir / "logs" / f"store-{settings.node}.log"
+
+    def start(self) -> None:
+        """
+        Start the store, and again whenever it ends.
+        """
+        if self._dismissed:
+            return
+        self._port = 0
+        self._reading, writing = os.pipe()
+        settings = self._settings
+        with self._record.open("ab") as record:
+            try:
+                self._child = Child.start(
+                    [
+                        *(sys.executable, "-P", "-m", "tft.agent.store"),
+                        *(settings.job.adaptor, settings.host, str(writing)),
+                    ],
+                    environment=child_environment(settings, self._marker),
+                    output=record.fileno(),
+                    inherited=(writing,),
+                    ended=self._ended,
+                )
+            finally:
+                os.close(writing)
+        write_pid(settings.job.run_dir / "pids" / f"store-{settings.node}.pid", self._child.pid)
+        asyncio.get_running_loop().add_reader(self._reading, self._read_port)
+
+    async def stop(self) -> None:
+        """
+        End the store for good.
+        """
+        self._dismissed = True
+        if self._child is not None:
+            self._child.end()
+            await self._child.gone()
+
+    def _read_port(self) -> None:
+        told = os.read(self._reading, 16)
+        self._close()
+        if told:  # else it has ended before
+            self._port = int(told)
+            self._failures = 0
+            log.info("store_opened", port=self._port)
+            self._opened(self._port)
+
+    def _close(self) -> None:
+        if self._reading >= 0:
+            asyncio.get_running_loop().remove_reader(self._reading)
+            os.close(self._reading)
+            self._reading = -1
+
+    def _ended(self, child: Child) -> None:
+        self._close()  # its port, if that is still to be read, is no use any more
+        if self._dismissed:
+            return
+        log.warning("store_ended", pid=child.pid, code=child.code, port=self._port)
+        if self._port:
+            self._lost()
+            self.start()
+            return
+        self._failures += 1
+        if self._failures < _ATTEMPTS:
+            asyncio.get_running_loop().call_later(_PAUSE, self.start)
+            return
+        said = self._record.read_text(errors="replace").strip().rpartition("\n")[2]
+        self._failed(
+            UsageError(
+                f"the rendezvous store of adaptor {self._settings.job.adaptor!r} cannot be opened "
+                f"at {self._settings.host}; it said: {said or 'nothing'} (see {self._record})"
+            )
+        )

@@ -1,0 +1,173 @@
+"""
+What the ranks print: raw into a log per process, and line by line onto the agent's own stdout.
+
+Nobody may hold up the agent: a rank that prints a lot is read a piece at a time between other
+work, and a terminal that is not read (a pager, a paused screen) costs lines, never time.
+"""
+
+import asyncio
+import contextlib
+import os
+import queue
+import threading
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_PIECE = 64 * 1024
+"""Bytes read at a time, as much as a pipe holds; a longer line is shown in parts."""
+_BACKLOG = 8 * 1024 * 1024
+"""Bytes that may wait for the terminal: all that a test run prints, and little of the memory."""
+_FAREWELL = 1.0
+"""Seconds that what waits still gets when the agent leaves."""
+
+
+class Console:
+    """
+    The agent's stdout, written whole lines at a time by a thread of its own.
+    """
+
+    def __init__(self, fd: int = 1) -> None:
+        self._fd = fd
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        # each counted by one thread only, and so without a lock
+        self._taken = 0
+        self._written = 0
+        self._left_out = 0
+        # a daemon: it may hang in a write for ever, and the agent leaves all the same
+        self._thread = threading.Thread(target=self._write, name="console", daemon=True)
+        self._thread.start()
+
+    def show(self, lines: bytes) -> None:
+        """
+        Write these whole lines when it is possible; never blocks. Lines that there is no room
+        for are left out, and their number is said once there is room again.
+        """
+        if self._taken - self._written > _BACKLOG:
+            self._left_out += lines.count(b"\n")
+            return
+        self._say_what_was_left_out()
+        self._taken += len(lines)
+        self._waiting.put(lines)
+
+    def close(self) -> None:
+        """
+        Write what waits, for `_FAREWELL` seconds at most.
+        """
+        self._say_what_was_left_out()
+        self._waiting.put(None)
+        self._thread.join(_FAREWELL)
+
+    def _say_what_was_left_out(self) -> None:
+        if self._left_out:
+            told = f"[tft] {self._left_out} lines are not shown here, they are in logs/\n"
+            self._left_out = 0
+            self._taken += len(told)
+            self._waiting.put(told.encode())
+
+    def _write(self) -> None:
+        readable = True
+        while (lines := self._waiting.get()) is not None:
+            rest = memoryview(lines)
+            while rest and readable:
+                try:
+                    rest = rest[os.write(self._fd, rest) :]
+                except OSError as error:  # whoever read it has gone: the logs are still written
+                    log.warning("console_lost", why=error.strerror)
+                    readable = False
+            self._written += len(lines)
+
+
+class Output:
+    """
+    One process's stdout and stderr, in the order in which they were written.
+    """
+
+    def __init__(self, fd: int, *, record: Path, prefix: str, console: Console) -> None:
+        self._fd = fd
+        self._record = record
+        self._log_fd = -1
+        self._prefix = prefix.encode()
+        self._console = console
+        self._unfinished = b""
+
+    @classmethod
+    def open(cls, *, record: Path, prefix: str, console: Console) -> tuple["Output", int]:
+        """
+        Begin to read from a new pipe; the output, and the end that the process is to write to,
+        which the caller closes. Raises OSError if `record` cannot be opened.
+        """
+        reading, writing = os.pipe()
+        output = cls(reading, record=record, prefix=prefix, console=console)
+        try:
+            output._log_fd = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError:
+            os.close(reading)
+            os.close(writing)
+            raise
+        os.set_blocking(reading, False)
+        asyncio.get_running_loop().add_reader(reading, output._read)
+        return output, writing
+
+    @property
+    def closed(self) -> bool:
+        """
+        Whether everything has been read: all processes that could write have ended.
+        """
+        return self._fd < 0
+
+    def finish(self) -> None:
+        """
+        Read what is there now, and no more.
+        """
+        while not self.closed:
+            if not self._read():
+                self._close()
+
+    def _read(self) -> bool:
+        """
+        Take one piece; False if there was none.
+        """
+        try:
+            piece = os.read(self._fd, _PIECE)
+        except BlockingIOError:
+            return False
+        if not piece:
+            self._close()
+            return False
+        self._keep(piece)
+        lines, newline, self._unfinished = (self._unfinished + piece).rpartition(b"\n")
+        if newline:
+            self._show(lines)
+        elif len(self._unfinished) > _PIECE:
+            self._show(self._unfinished)
+            self._unfinished = b""
+        return True
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        asyncio.get_running_loop().remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+        if self._unfinished:
+            self._show(self._unfinished)
+
+    def _show(self, lines: bytes) -> None:
+        prefix = self._prefix
+        self._console.show(prefix + lines.replace(b"\n", b"\n" + prefix) + b"\n")
+
+    def _keep(self, piece: bytes) -> None:
+        rest = memoryview(piece)
+        while rest and self._log_fd >= 0:
+            try:
+                rest = rest[os.write(self._log_fd, rest) :]
+            except OSError as error:  # the disk is full: the job can still go on
+                log.warning("log_lost", path=str(self._record), why=error.strerror)
+                with contextlib.suppress(OSError):
+                    os.close(self._log_fd)
+                self._log_fd = -1

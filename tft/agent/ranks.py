@@ -1,0 +1,326 @@
+"""
+The ranks of a node: their pages, their processes, and how these are started and ended.
+
+Started only when it is ordered; ended when it is ordered, or when a newer process of the rank is.
+What happens to a process is reported the moment it happens; an order that comes again is answered
+with the same report again.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from tft.agent.child import Child, write_pid
+from tft.agent.output import Console, Output
+from tft.agent.settings import AgentSettings, rank_environment
+from tft.clock import Clock
+from tft.lifeline import LAST_WORDS
+from tft.page import Page
+from tft.protocol.messages import Exited, Kill, Pulse, Spawn, Spawned
+
+log = structlog.get_logger(__name__)
+
+LAST_WORDS_LIMIT = 0.5
+"""Seconds to write the stacks: milliseconds even for a hundred threads, unless the machine is busy."""
+_NOT_STARTED = 127
+"""The status of a process that could not be started, as a shell has it."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """
+    One incarnation of a rank that lives.
+    """
+
+    incarnation: int
+    child: Child
+    output: Output
+    words: int
+    """The descriptor of the file that takes its last words."""
+    stopped: bool = False
+    asked: bool = False
+    """It was asked for its last words."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """
+    A rank, through all its incarnations.
+    """
+
+    rank: int
+    page: Page
+    incarnation: int = -1
+    """The newest that was started here, or was ended before it could be."""
+    due: Spawn | None = None
+    """To be started once the store is open and the process before is gone."""
+    process: _Process | None = None
+    answers: list[Spawned | Exited] = field(default_factory=list)
+    """What was reported of the newest incarnation."""
+
+
+class Ranks:
+    """
+    All ranks of this node. `report` takes what happens; a report given twice is one report.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        marker: str,
+        console: Console,
+        clock: Clock,
+        report: Callable[[Spawned | Exited], None],
+    ) -> None:
+        self._settings = settings
+        self._marker = marker
+        self._console = console
+        self._clock = clock
+        self._report = report
+        self._store: tuple[str, int] | None = None
+        self._seats = {rank: _Seat(rank=rank, page=Page.create()) for rank in settings.ranks}
+        self._outputs: list[Output] = []
+        self._leaving = False
+        self._gone = asyncio.Event()
+        self._gone.set()
+
+    # ------------------------------------------------------------ orders
+
+    def spawn(self, order: Spawn) -> None:
+        """
+        Start an incarnation of a rank, once. It waits for the store, and for the end of the
+        process before it, which is ended for it.
+        """
+        seat = self._seats.get(order.rank)
+        if seat is None or order.incarnation < seat.incarnation or self._leaving:
+            return
+        if order.incarnation == seat.incarnation:
+            self._answer_again(seat)
+            return
+        if seat.due is None or seat.due.incarnation < order.incarnation:
+            seat.due = order
+        if seat.process is not None:
+            self._end(seat.process, last_words=False)
+        self._start_due(seat)
+
+    def kill(self, order: Kill) -> None:
+        """
+        End this incarnation of a rank and any older one. One that was never started is reported
+        as killed all the same, and will not be started any more.
+        """
+        seat = self._seats.get(order.rank)
+        if seat is None or order.incarnation < seat.incarnation:
+            return
+        if seat.process is not None:
+            self._end(seat.process, last_words=order.last_words)
+        if order.incarnation > seat.incarnation:
+            if seat.due is not None and seat.due.incarnation <= order.incarnation:
+                seat.due = None
+            self._begin(seat, order.incarnation)
+            self._exited(seat, order.incarnation, code=-signal.SIGKILL)
+        elif seat.process is None:
+            self._answer_again(seat)
+
+    def store_at(self, address: tuple[str, int] | None) -> None:
+        """
+        The rendezvous store is open here (host, port), or is lost (None).
+        """
+        self._store = address
+        for seat in self._seats.values():
+            self._start_due(seat)
+
+    # ------------------------------------------------------------ status
+
+    def pulses(self) -> tuple[Pulse, ...]:
+        """
+        Every rank that has a process, as its page shows it.
+        """
+        return tuple(
+            Pulse(
+                rank=seat.rank,
+                incarnation=seat.process.incarnation,
+                position=seat.page.position(),
+                training=seat.page.training(),
+                moved=seat.page.moved(),
+            )
+            for seat in self._seats.values()
+            if seat.process is not None
+        )
+
+    def completed(self) -> int:
+        """
+        The highest step that any rank has completed.
+        """
+        return max(seat.page.position().step for seat in self._seats.values())
+
+    # ------------------------------------------------------------ the end
+
+    def leave(self) -> None:
+        """
+        From now on no process is started.
+        """
+        self._leaving = True
+        for seat in self._seats.values():
+            seat.due = None
+
+    def end(self) -> None:
+        """
+        Kill every process.
+        """
+        for seat in self._seats.values():
+            if seat.process is not None:
+                seat.process.child.end()
+
+    async def gone(self) -> None:
+        """
+        Returns when no rank has a process.
+        """
+        await self._gone.wait()
+
+    def close(self) -> None:
+        """
+        Take in what was printed last, and give the pages back.
+        """
+        for output in self._outputs:
+            output.finish()
+        for seat in self._seats.values():
+            seat.page.close()
+
+    # ------------------------------------------------------------ one process
+
+    def _start_due(self, seat: _Seat) -> None:
+        order, store = seat.due, self._store
+        if order is None or store is None or seat.process is not None:
+            return
+        seat.due = None
+        self._begin(seat, order.incarnation)
+        try:
+            seat.process = self._start(seat, order.incarnation, store)
+        except OSError as error:
+            log.warning("rank_not_started", rank=seat.rank, why=str(error))
+            self._exited(seat, order.incarnation, code=_NOT_STARTED)
+            return
+        pid = seat.process.child.pid
+        self._gone.clear()
+        write_pid(self._settings.job.run_dir / "pids" / f"rank-{seat.rank}.pid", pid)
+        log.info("rank_started", rank=seat.rank, incarnation=order.incarnation, pid=pid)
+        self._tell(
+            seat,
+            Spawned(
+                node=self._settings.node,
+                rank=seat.rank,
+                incarnation=order.incarnation,
+                pid=pid,
+                at=self._clock.now(),
+            ),
+        )
+
+    def _start(self, seat: _Seat, incarnation: int, store: tuple[str, int]) -> _Process:
+        settings, rank = self._settings, seat.rank
+        # the page still says what the process before was doing
+        seat.page.train(False, self._clock.now())
+        record = settings.job.run_dir / "logs" / f"rank-{rank}.{incarnation}.log"
+        output, writing = Output.open(
+            record=record, prefix=f"[rank {rank}] ", console=self._console
+        )
+        self._outputs = [kept for kept in self._outputs if not kept.closed] + [output]
+        words = os.memfd_create(f"tft-words-{rank}")
+        try:
+            child = Child.start(
+                [
+                    sys.executable,
+                    "-P",  # a module in the working directory must not stand in for one of ours
+                    *("-m", "tft.worker.launch", settings.script, *settings.arguments),
+                ],
+                environment=rank_environment(
+                    settings,
+                    marker=self._marker,
+                    rank=rank,
+                    incarnation=incarnation,
+                    page=seat.page.fd,
+                    words=words,
+                    store=store,
+                ),
+                output=writing,
+                inherited=(seat.page.fd, words),
+                ended=lambda _: self._ended(seat),
+            )
+        except OSError:
+            os.close(words)
+            raise
+        finally:
+            os.close(writing)
+        return _Process(incarnation=incarnation, child=child, output=output, words=words)
+
+    def _end(self, process: _Process, *, last_words: bool) -> None:
+        if process.asked and last_words:
+            return  # it is being waited for
+        process.stopped = process.stopped or process.child.stopped()
+        if not last_words:
+            process.child.end()
+            return
+        process.asked = True
+        process.child.signal(LAST_WORDS)
+        process.child.signal(signal.SIGCONT)  # a stopped process takes its signals when it goes on
+        asyncio.get_running_loop().call_later(LAST_WORDS_LIMIT, process.child.end)
+
+    def _ended(self, seat: _Seat) -> None:
+        process, seat.process = seat.process, None
+        assert process is not None
+        assert process.child.code is not None
+        self._exited(
+            seat,
+            process.incarnation,
+            code=process.child.code,
+            stack=_read(process.words),
+            stopped=process.stopped,
+        )
+        os.close(process.words)
+        if not any(other.process for other in self._seats.values()):
+            self._gone.set()
+        self._start_due(seat)
+
+    # ------------------------------------------------------------ reports
+
+    def _begin(self, seat: _Seat, incarnation: int) -> None:
+        seat.incarnation = incarnation
+        seat.answers = []
+
+    def _exited(
+        self, seat: _Seat, incarnation: int, *, code: int, stack: str = "", stopped: bool = False
+    ) -> None:
+        log.info("rank_exited", rank=seat.rank, incarnation=incarnation, code=code)
+        self._tell(
+            seat,
+            Exited(
+                node=self._settings.node,
+                rank=seat.rank,
+                incarnation=incarnation,
+                code=code,
+                position=seat.page.position(),
+                stack=stack,
+                stopped=stopped,
+                private={step: state.hex() for step, state in seat.page.private().items()},
+                at=self._clock.now(),
+            ),
+        )
+
+    def _tell(self, seat: _Seat, report: Spawned | Exited) -> None:
+        if report.incarnation == seat.incarnation:
+            seat.answers.append(report)
+        self._report(report)
+
+    def _answer_again(self, seat: _Seat) -> None:
+        for answer in seat.answers:
+            self._report(answer)
+
+
+def _read(fd: int) -> str:
+    # by position: the offset of the file is shared with the process that wrote it
+    return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")

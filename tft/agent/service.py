@@ -1,0 +1,289 @@
+"""
+The agent of a node: carries out the controller's orders, reports what happens to the ranks, and
+speaks for their status. It decides nothing: what to do about a lost rank is the controller's.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Callable, Coroutine
+
+import pluggy
+import structlog
+
+from tft.agent.child import write_pid
+from tft.agent.keepers import GuardKeeper, StoreKeeper
+from tft.agent.output import Console
+from tft.agent.ranks import Ranks
+from tft.agent.settings import AgentSettings
+from tft.bus.base import Bus, Gone, Heard, Malformed, Present
+from tft.bus.zeromq import open_bus
+from tft.clock import SystemClock
+from tft.core.delivery import Outbox
+from tft.errors import InternalError
+from tft.plugins import call_guarded, load_plugins
+from tft.protocol.messages import (
+    Beat,
+    EndNode,
+    Kill,
+    Lead,
+    Message,
+    NodeJoined,
+    NodeReport,
+    Spawn,
+    StoreOpened,
+)
+from tft.protocol.topics import BEATS, ORDERS, REPORTS
+
+__all__ = ["AgentSettings", "main"]
+
+log = structlog.get_logger(__name__)
+
+BEAT = 0.1
+"""Seconds between two beats, and between two sendings of a report that is not acknowledged."""
+LOOK = 0.01
+"""Seconds between two looks at the steps of the ranks, where a plugin wants to know of them."""
+SETTLING = 1.0
+"""Seconds the last reports get to be acknowledged: some turns of the controller."""
+CLEANING = 2.0
+"""Seconds for what was killed to be gone; the guard works on after that."""
+
+
+def main(settings: AgentSettings) -> int:
+    """
+    Be the agent of a node until the job is over there: 0 after `EndNode`, 128 + the signal after
+    SIGTERM or SIGINT. When it returns, no process it started is left.
+
+    Raises `UsageError` where the job cannot run here as it was asked for.
+    """
+    return asyncio.run(_serve(settings))
+
+
+async def _serve(settings: AgentSettings) -> int:
+    for name in ("logs", "pids"):
+        (settings.job.run_dir / name).mkdir(parents=True, exist_ok=True)
+    write_pid(settings.job.run_dir / "pids" / f"agent-{settings.node}.pid", os.getpid())
+    sender = f"node.{settings.node}/0"
+    async with open_bus(
+        settings.job.broker, job=settings.job.job, sender=sender, topics=[ORDERS]
+    ) as bus:
+        return await Agent(settings, bus, sender).run()
+
+
+class Agent:
+    """
+    One node's agent, on its loop.
+    """
+
+    def __init__(self, settings: AgentSettings, bus: Bus, sender: str) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._sender = sender
+        self._clock = SystemClock()
+        self._epoch = 0
+        self._outbox = Outbox()
+        self._settled = asyncio.Event()
+        self._leave: asyncio.Future[tuple[int, float]] = asyncio.Future()
+        """The exit status, and the seconds the ranks get to leave by themselves."""
+        self._console = Console()
+        marker = secrets.token_hex(16)
+        self._guard = GuardKeeper(settings, marker=marker)
+        self._store = StoreKeeper(
+            settings,
+            marker=marker,
+            opened=self._store_opened,
+            lost=self._store_lost,
+            failed=self._fail,
+        )
+        self._ranks = Ranks(
+            settings,
+            marker=marker,
+            console=self._console,
+            clock=self._clock,
+            report=self._report,
+        )
+
+    async def run(self) -> int:
+        """
+        See `main`.
+        """
+        plugins = load_plugins()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._callback_failed)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_end, number)
+        self._guard.start()
+        self._store.start()
+        self._join()
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._obey()),
+                group.create_task(self._every(BEAT, self._beat)),
+            ]
+            if plugins.hook.tft_progressed.get_hookimpls():
+                progress = _Progress(self._settings, self._ranks, plugins)
+                tasks.append(group.create_task(self._every(LOOK, progress.look)))
+            await asyncio.wait([self._leave])
+            await self._clean_up()
+            for task in tasks:
+                task.cancel()
+        code, _ = self._leave.result()
+        return code
+
+    # ------------------------------------------------------------ orders
+
+    async def _obey(self) -> None:
+        while True:
+            match await self._bus.receive():
+                case Heard(envelope=envelope):
+                    self._hear(envelope.message)
+                case Present():
+                    self._repeat()  # it may be the controller, new or again
+                case Malformed(why=why):
+                    log.warning("malformed_message", why=why)
+                case Gone():
+                    pass
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Lead() | Spawn() | Kill() | EndNode() if message.epoch >= self._epoch:
+                self._epoch = message.epoch
+                self._carry_out(message)
+            case _:
+                pass  # for others, or from a controller that no longer leads
+
+    def _carry_out(self, order: Lead | Spawn | Kill | EndNode) -> None:
+        match order:
+            case Lead(heard=heard):
+                self._outbox.acknowledge(heard.get(self._sender, 0))
+                if not self._outbox.pending():
+                    self._settled.set()
+            case Spawn() if order.node == self._settings.node:
+                self._ranks.spawn(order)
+            case Kill() if order.node == self._settings.node:
+                self._ranks.kill(order)
+            case EndNode(grace=grace) if not self._leave.done():
+                log.info("node_ends", why=order.why)
+                self._leave.set_result((0, grace))
+            case _:
+                pass  # for another node, or heard before
+
+    # ------------------------------------------------------------ reports
+
+    def _join(self) -> None:
+        self._report(
+            NodeJoined(
+                node=self._settings.node,
+                host=self._settings.host,
+                pid=os.getpid(),
+                ranks=tuple(self._settings.ranks),
+                at=self._clock.now(),
+            )
+        )
+
+    def _store_opened(self, port: int) -> None:
+        host = self._settings.host
+        self._report(
+            StoreOpened(node=self._settings.node, host=host, port=port, at=self._clock.now())
+        )
+        self._ranks.store_at((host, port))
+
+    def _store_lost(self) -> None:
+        self._ranks.store_at(None)
+
+    def _report(self, report: NodeReport) -> None:
+        """
+        Send it now, and again until it is acknowledged. One that waits already is not doubled.
+        """
+        if any(report == waiting for _, waiting in self._outbox.pending()):
+            return
+        number = self._outbox.add(report)
+        self._settled.clear()
+        self._bus.publish(REPORTS, report, number=number)
+
+    def _beat(self) -> None:
+        beat = Beat(node=self._settings.node, pulses=self._ranks.pulses(), at=self._clock.now())
+        self._bus.publish(BEATS, beat)
+        self._repeat()
+
+    def _repeat(self) -> None:
+        for number, report in self._outbox.pending():
+            self._bus.publish(REPORTS, report, number=number)
+
+    async def _every(self, seconds: float, act: Callable[[], None]) -> None:
+        while True:
+            act()
+            await asyncio.sleep(seconds)
+
+    # ------------------------------------------------------------ the end
+
+    def _asked_to_end(self, number: int) -> None:
+        log.info("node_ends", why=signal.Signals(number).name)
+        if self._leave.done():
+            self._ranks.end()  # it is leaving, and is to hurry
+        else:
+            self._leave.set_result((128 + number, 0.0))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._leave.done():
+            self._leave.set_exception(error)
+
+    def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        # asyncio would only log it: an end that was not reported must not be forgotten
+        error = context.get("exception")
+        log.error("callback_failed", what=context["message"], exc_info=error)
+        self._fail(error if isinstance(error, Exception) else InternalError(context["message"]))
+
+    async def _clean_up(self) -> None:
+        """
+        Leave nothing: the ranks, the store, what they started, what was printed last.
+        """
+        failed = self._leave.exception() is not None
+        code, grace = (1, 0.0) if failed else self._leave.result()
+        self._ranks.leave()
+        await _within(grace, self._ranks.gone())
+        self._ranks.end()
+        await _within(CLEANING, self._ranks.gone())
+        await _within(CLEANING, self._store.stop())
+        if code == 0:
+            await _within(SETTLING, self._settled.wait())
+        await _within(CLEANING, self._guard.dismiss())
+        self._ranks.close()
+        self._console.close()
+
+
+class _Progress:
+    """
+    Tells the plugins how far the ranks of this node have come.
+    """
+
+    def __init__(
+        self, settings: AgentSettings, ranks: Ranks, plugins: pluggy.PluginManager
+    ) -> None:
+        self._settings = settings
+        self._ranks = ranks
+        self._plugins = plugins
+        self._step = 0
+
+    def look(self) -> None:
+        step = self._ranks.completed()
+        if step > self._step:
+            self._step = step
+            call_guarded(
+                self._plugins,
+                "tft_progressed",
+                run_dir=self._settings.job.run_dir,
+                node=self._settings.node,
+                step=step,
+            )
+
+
+async def _within(seconds: float, fact: Coroutine[None, None, object]) -> None:
+    """
+    Wait for a fact, but not longer.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await fact
