@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "gpt" / "train.py"
 LIMIT = 100.0
 """Seconds a job may take; a hang is a failure."""
+MARK = "TFT_TEST_RUN"
+"""A variable that every process of a test's job inherits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,7 @@ def job(
     with log.open("w") as out:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
+            start_new_session=True, env={**os.environ, MARK: str(run_dir)},
         )  # fmt: skip
     try:
         yield Job(process, run_dir, log)
@@ -152,16 +154,15 @@ def run(run_dir: Path, *options: str, limit: float = LIMIT, **how: Any) -> Outco
 
 def left_behind(run_dir: Path) -> list[int]:
     """
-    The processes that belong to the job of this run directory: it is in their arguments, or in
-    their environment.
+    The processes that belong to the job of this run directory: it is in their environment.
     """
-    needle = os.fsencode(run_dir)
+    needle = os.fsencode(f"{MARK}={run_dir}\0")
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            words = (entry / "environ").read_bytes()
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue

@@ -1,0 +1,81 @@
+"""
+The script of the fast jobs: a few numbers instead of a model, the fake adaptor instead of torch.
+
+    fake_job.py STEPS [--bug RANK,STEP]
+"""
+
+import argparse
+import array
+import random
+import time
+from pathlib import Path
+from sys import path
+
+import tft
+from tft.testing.adaptor import group
+
+path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
+from record import Record  # noqa: E402 (a neighbour of the example, which is no package)
+
+parser = argparse.ArgumentParser()
+parser.add_argument("steps", type=int)
+parser.add_argument("--bug", default="")
+parser.add_argument("--seconds", type=float, default=0.01)
+args = parser.parse_args()
+
+session = tft.init()
+record = Record(session.run_dir, session.rank)
+
+
+class Numbers:
+    """
+    Both the model and its data: each rank draws its own numbers, and all add them up.
+    """
+
+    def __init__(self) -> None:
+        self.values = array.array("d", [0.0] * 1000)
+        self.position = 0
+
+    def draw(self) -> float:
+        """
+        The next number of this rank.
+        """
+        self.position += 1
+        return random.Random(1000 * session.rank + self.position).random()
+
+    def state_dict(self) -> dict[str, int]:
+        """
+        The position.
+        """
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """
+        Back to a position.
+        """
+        self.position = state["position"]
+
+
+numbers = Numbers()
+session.adopt(model=numbers, data=numbers)
+pause = time.sleep  # the work of a step
+
+
+def train(session: tft.Session) -> None:
+    """
+    One number a step.
+    """
+    for step in session.steps(args.steps):
+        loss = numbers.draw() + numbers.values[0]
+        record.write(step, loss)
+        if args.bug == f"{session.rank},{step}":
+            raise ValueError("a bug of the user's own")
+        pause(args.seconds)
+        total = group().add(loss)
+        with session.update():
+            for index in range(len(numbers.values)):
+                numbers.values[index] = total / (index + 1)
+
+
+session.run(train)
+record.finish(session.digests())

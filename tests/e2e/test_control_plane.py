@@ -1,0 +1,260 @@
+"""
+Every process that is not a rank may die, and so may the ranks: real processes, real signals, a
+fake framework.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import FAKE, FAKE_STEPS
+from tests.e2e.jobs import Job, Outcome, identical, job, left_behind, run
+from tft.controller.story import last_run
+from tft.page import Page
+
+LIMIT = 60.0
+
+
+def until(fact: Callable[[], bool], what: str, limit: float = 20.0) -> None:
+    """
+    Waits for a fact that no event tells: a file's content, a process in the kernel's table.
+    """
+    end = time.monotonic() + limit
+    while not fact():
+        assert time.monotonic() < end, f"{what} did not come true in {limit} s"
+        time.sleep(0.01)
+
+
+def reached(running: Job, step: int) -> Callable[[], bool]:
+    """
+    Rank 0 has begun this step.
+    """
+    path = running.run_dir / "steps-rank0.jsonl"
+    return lambda: path.exists() and path.read_text().count("\n") >= step
+
+
+def fast(run_dir: Path, *options: str, steps: int = FAKE_STEPS, more: tuple[str, ...] = ()):  # type: ignore[no-untyped-def] # a context manager of `job`
+    """
+    The fast job, of four ranks.
+    """
+    return job(run_dir, "--adaptor", "fake", *options, script=FAKE, arguments=(str(steps), *more))
+
+
+def strike(running: Job, name: str) -> None:
+    """
+    kill -9, by pid.
+    """
+    os.kill(running.pid(name), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("part", ["broker", "controller", "store-0"])
+def test_a_part_that_dies_is_started_again_and_training_goes_on(
+    part: str, tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When the broker, the controller or the store is killed while the job trains, then the job
+    completes as if nothing had been, and its story has no hole.
+    """
+    with fast(tmp_path / "run") as running:
+        until(reached(running, 20), "step 20")
+        before = running.pid(part)
+        strike(running, part)
+        until(lambda: running.pid(part) != before, f"a new {part}")
+        outcome = running.end(LIMIT)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, fake_undisturbed)
+    settings = json.loads((outcome.run_dir / "job.json").read_text())
+    assert last_run(outcome.run_dir / "story.jsonl", settings["settings"]["job"]) is not None
+
+
+@pytest.mark.parametrize("part", ["broker", "controller"])
+def test_a_part_that_dies_together_with_a_rank_does_not_stop_the_recovery(
+    part: str, tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When a rank and the broker, or the controller, are killed at once, then the recovery waits
+    for the part to come back, and is the same.
+    """
+    with fast(tmp_path / "run") as running:
+        until(reached(running, 20), "step 20")
+        strike(running, part)
+        strike(running, "rank-1")
+        outcome = running.end(LIMIT)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, fake_undisturbed)
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_kills_at_random_moments_change_nothing(
+    seed: int, tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When ranks and parts are killed at moments nobody chose, then each run still ends with the
+    losses and the state of the undisturbed one.
+    """
+    chance = random.Random(seed)
+    targets = ["rank-0", "rank-1", "rank-2", "rank-3", "broker", "controller", "store-0"]
+    with fast(tmp_path / "run") as running:
+        step = 5
+        while step < FAKE_STEPS - 10:
+            until(reached(running, step), f"step {step}")
+            strike(running, chance.choice(targets))
+            step += chance.choice([0, 1, 10, 30])
+        outcome = running.end(LIMIT)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, fake_undisturbed)
+    assert all(incident["steps_lost"] == 0 for incident in outcome.incidents)
+
+
+@pytest.mark.parametrize("part", ["run", "agent-0"])
+def test_nothing_is_left_two_seconds_after_the_launcher_or_the_agent_is_killed(
+    part: str, tmp_path: Path
+) -> None:
+    """
+    When `tft run`, or its agent, is killed with kill -9, then no process of the job is left on
+    the node two seconds later; with the agent alone killed, the job ends as failed.
+    """
+    with fast(tmp_path / "run", steps=100_000) as running:
+        until(reached(running, 20), "step 20")
+        assert len(left_behind(running.run_dir)) >= 9
+        strike(running, part)
+        if part == "run":
+            until(lambda: left_behind(running.run_dir) == [], "an empty node", limit=2.0)
+        else:
+            ranks = [running.pid(f"rank-{r}") for r in range(4)]
+            until(lambda: not any(map(_lives, ranks)), "no rank", limit=2.0)
+            assert running.end(LIMIT).code == 4
+            until(lambda: left_behind(running.run_dir) == [], "an empty node", limit=2.0)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_a_last_checkpoint_and_resume_continues(
+    number: int, code: int, tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When `tft run` is told to stop, then it saves, ends with the signal's code and leaves
+    nothing; the same command with --resume continues as if it had never stopped.
+    """
+    with fast(tmp_path / "run") as running:
+        until(reached(running, 20), "step 20")
+        running.process.send_signal(number)
+        outcome = running.end(LIMIT)
+        until(lambda: left_behind(running.run_dir) == [], "an empty node", limit=2.0)
+    assert outcome.code == code, outcome.output
+    assert outcome.report["result"] == "cancelled"
+    resumed = run(
+        tmp_path / "run", "--adaptor", "fake", "--resume", script=FAKE, arguments=(str(FAKE_STEPS),)
+    )
+    assert resumed.code == 0, resumed.output
+    identical(resumed, fake_undisturbed)
+
+
+def test_a_users_own_bug_ends_in_a_checkpoint_with_its_traceback_shown_once(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When a rank raises an exception that is no fault, then nobody is restarted, the survivors
+    save, the exit code is 3 and the traceback is shown once; without the bug, --resume continues.
+    """
+    outcome = run(
+        tmp_path / "run", "--adaptor", "fake", script=FAKE,
+        arguments=(str(FAKE_STEPS), "--bug", "2,30"),
+    )  # fmt: skip
+    assert outcome.code == 3, outcome.output
+    assert outcome.output.count("ValueError: a bug of the user's own") == 1
+    assert "rank 2" in outcome.output
+    assert outcome.report["result"] == "dumped"
+    (incident,) = outcome.incidents
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("software", 2, 30)]
+    assert (incident["strategy"], incident["pids_kept"]) == ("dump", None)
+    resumed = run(
+        tmp_path / "run", "--adaptor", "fake", "--resume", script=FAKE, arguments=(str(FAKE_STEPS),)
+    )
+    assert resumed.code == 0, resumed.output
+    identical(resumed, fake_undisturbed)
+    assert len(resumed.incidents) == 1
+
+
+def test_a_corrupt_checkpoint_is_refused_by_name_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    """
+    When a byte of a checkpoint has changed, then --resume names the file, what was expected and
+    what was found, exits 2, and leaves everything as it was.
+    """
+    arguments = (str(FAKE_STEPS), "--bug", "0,10")
+    outcome = run(tmp_path / "run", "--adaptor", "fake", script=FAKE, arguments=arguments)
+    assert outcome.code == 3, outcome.output
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    saved = checkpoint / "dense.bin"
+    content = bytearray(saved.read_bytes())
+    content[100] ^= 1
+    saved.write_bytes(content)
+    before = _snapshot(tmp_path / "run")
+    refused = run(tmp_path / "run", "--adaptor", "fake", "--resume", script=FAKE)
+    assert refused.code == 2
+    assert "dense.bin" in refused.output
+    assert "Traceback" not in refused.output
+    assert _snapshot(tmp_path / "run") == before
+
+
+def _snapshot(directory: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def test_a_process_that_claims_a_rank_that_is_held_is_told_so(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When somebody starts the script by hand with the environment of a rank, then that process
+    ends with a sentence naming the holder, and the job goes on.
+    """
+    with fast(tmp_path / "run") as running:
+        until(reached(running, 10), "step 10")
+        raw = Path(f"/proc/{running.pid('rank-1')}/environ").read_bytes()
+        environment = dict(pair.split("=", 1) for pair in raw.decode().split("\0") if "=" in pair)
+        page = Page.create()
+        environment["TFT_PAGE"] = str(page.fd)
+        second = subprocess.run(
+            [sys.executable, str(FAKE), "5"], env=environment, pass_fds=(page.fd,),
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        page.close()
+        assert second.returncode != 0
+        assert "RankTaken" in second.stderr
+        assert str(running.pid("rank-1")) in second.stderr
+        outcome = running.end(LIMIT)
+    assert outcome.code == 0, outcome.output
+    assert outcome.incidents == []
+
+
+def test_an_ordinary_script_runs_as_under_torchrun(tmp_path: Path) -> None:
+    """
+    When a script never calls `tft.init`, then it finds torchrun's variables, its output is
+    prefixed and kept, and its exit code decides.
+    """
+    script = tmp_path / "ordinary.py"
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+    script.write_text(f"import os\nprint(*(os.environ[n] for n in '{names}'.split()))\n")
+    outcome = run(tmp_path / "a", "--adaptor", "fake", script=script, arguments=(), nproc=2)
+    assert outcome.code == 0, outcome.output
+    assert "[rank 1] 1 1 2 2 127.0.0.1" in outcome.output
+    assert (outcome.run_dir / "logs" / "rank-1.0.log").read_text().startswith("1 1 2 2")
+    script.write_text("raise SystemExit(5)\n")
+    outcome = run(tmp_path / "b", "--adaptor", "fake", script=script, arguments=(), nproc=2)
+    assert outcome.code == 4, outcome.output
