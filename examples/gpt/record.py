@@ -1,0 +1,71 @@
+"""
+What the example writes down: the loss of every step, and at the end what its state came to.
+
+`steps-rank{r}.jsonl` has a row per step and rank, `final-rank{r}.json` the digests. Two runs went
+the same way if their losses and digests are the same, bit for bit.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xxhash
+
+if TYPE_CHECKING:  # records are also kept by scripts without torch
+    from torch import nn
+
+
+class Record:
+    """
+    The files of one rank in `directory`.
+
+    Rows are in order of their steps. Writing a step again, after a rollback or in a process that
+    took over the rank, first drops its old row and all later ones, and with them a row that a
+    killed process did not finish.
+    """
+
+    def __init__(self, directory: Path | str, rank: int) -> None:
+        self._final = Path(directory, f"final-rank{rank}.json")
+        self._steps = Path(directory, f"steps-rank{rank}.jsonl")
+        self._steps.parent.mkdir(parents=True, exist_ok=True)
+        self._next: int | None = None  # unknown: another process may have written before
+
+    def write(self, step: int, loss: float) -> None:
+        """
+        Add the row of `step`; when this returns it outlives the process.
+        """
+        if step != self._next:
+            self._rewind(step)
+        row = {"step": step, "loss": loss.hex(), "time": time.monotonic()}
+        with self._steps.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        self._next = step + 1
+
+    def finish(self, digests: Mapping[str, str]) -> None:
+        """
+        Write what the state came to.
+        """
+        self._final.write_text(json.dumps(dict(digests), indent=2) + "\n")
+
+    def _rewind(self, step: int) -> None:
+        if not self._steps.exists():
+            return
+        kept = 0
+        for row in self._steps.read_bytes().splitlines(keepends=True):
+            if not row.endswith(b"\n") or json.loads(row)["step"] >= step:
+                break
+            kept += len(row)
+        os.truncate(self._steps, kept)
+
+
+def digest_parameters(model: "nn.Module") -> str:
+    """
+    XXH3-128 of all parameters in their order, hexadecimal.
+    """
+    digest = xxhash.xxh3_128()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().contiguous().numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,223 @@
+"""
+The example: its data, its record, and that two runs of it go the same way bit for bit.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from corpus import BUDGET, Batches, load_corpus
+from gpt import GPT, SIZES, make_optimizer, make_scheduler
+from record import Record
+from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "gpt"
+
+PATIENCE = 60.0
+"""Seconds for four processes to import torch and train a few steps on a busy machine."""
+
+
+# ---------------------------------------------------------------- the data
+
+
+def test_the_corpus_is_the_same_bytes_every_time() -> None:
+    """
+    When the corpus is loaded twice, then it is the same, and of the size that was asked for.
+    """
+    text = load_corpus()
+
+    assert len(text) == BUDGET
+    assert text.equal(load_corpus())
+
+
+def batches(*, seed: int = 0, rank: int = 0) -> Batches:
+    """
+    A small stream.
+    """
+    return Batches(torch.arange(250, dtype=torch.uint8), batch=2, context=8, seed=seed, rank=rank)
+
+
+def test_targets_are_the_inputs_one_token_on() -> None:
+    """
+    When a batch is drawn, then every target is the token after its input.
+    """
+    inputs, targets = batches().next()
+
+    assert inputs.shape == targets.shape == (2, 8)
+    assert targets.equal(inputs + 1)
+
+
+def test_each_rank_and_seed_has_its_own_stream() -> None:
+    """
+    When rank or seed differ, then so do the batches; when neither does, they are the same.
+    """
+    first = batches().next()[0]
+
+    assert first.equal(batches().next()[0])
+    assert not first.equal(batches(rank=1).next()[0])
+    assert not first.equal(batches(seed=1).next()[0])
+
+
+def test_a_stream_goes_on_from_its_position() -> None:
+    """
+    When a position is loaded into another stream, then that goes on as this one does.
+    """
+    here, there = batches(), batches()
+    here.next()
+    state = here.state_dict()
+    there.load_state_dict(state)
+
+    assert state == {"position": 1}
+    assert here.next()[0].equal(there.next()[0])
+    assert here.state_dict() == there.state_dict()
+
+
+# ---------------------------------------------------------------- the model
+
+
+def test_a_small_model_is_not_that_small() -> None:
+    """
+    When the larger size is chosen, then there are at least 30 million parameters to move.
+    """
+    with torch.device("meta"):
+        model = GPT(SIZES["small"])
+
+    assert sum(parameter.numel() for parameter in model.parameters()) >= 30_000_000
+
+
+def test_a_schedulers_state_is_plain() -> None:
+    """
+    When the scheduler's state is asked for, then it can be packed without knowing any class.
+    """
+    optimizer = make_optimizer(GPT(SIZES["tiny"]))
+    state = make_scheduler(optimizer, steps=200).state_dict()
+
+    assert json.loads(json.dumps(state)) == state
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """
+    A process group without peers.
+    """
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_even_the_tiny_model_is_summed_in_several_buckets() -> None:
+    """
+    When DDP has sorted its buckets, after the first step, then the tiny model fills two.
+    """
+    size = SIZES["tiny"]
+    wrapped = DDP(GPT(size))
+    data = Batches(load_corpus(), batch=size.batch, context=size.context, seed=0, rank=0)
+    for _ in range(3):  # the statistics are one forward late
+        wrapped(*data.next()).backward()
+
+    told = wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call] # torch's own
+    assert len(told["rebuilt_bucket_sizes"].split(",")) == 2
+
+
+# ---------------------------------------------------------------- the record
+
+
+def steps_of(directory: Path, rank: int = 0) -> list[tuple[int, str]]:
+    """
+    The rows of a rank, without their times.
+    """
+    lines = (directory / f"steps-rank{rank}.jsonl").read_text().splitlines()
+    return [(row["step"], row["loss"]) for row in map(json.loads, lines)]
+
+
+def test_a_row_has_the_step_the_exact_loss_and_the_time(tmp_path: Path) -> None:
+    """
+    When a step is written, then its loss can be read back to the last bit, before anything is
+    closed.
+    """
+    record = Record(tmp_path, 3)
+    record.write(1, 0.1)
+    record.write(2, 1 / 3)
+
+    rows = [json.loads(row) for row in (tmp_path / "steps-rank3.jsonl").read_text().splitlines()]
+    assert [list(row) for row in rows] == [["step", "loss", "time"]] * 2
+    assert [float.fromhex(row["loss"]) for row in rows] == [0.1, 1 / 3]
+    assert rows[0]["time"] < rows[1]["time"]
+
+
+def test_a_rank_that_is_rolled_back_drops_the_rows_it_will_write_again(tmp_path: Path) -> None:
+    """
+    When step 2 is computed again after step 3, then the old rows of both are gone.
+    """
+    record = Record(tmp_path, 0)
+    for step in (1, 2, 3):
+        record.write(step, 1.0)
+    record.write(2, 2.0)
+
+    assert steps_of(tmp_path) == [(1, (1.0).hex()), (2, (2.0).hex())]
+
+
+def test_another_process_goes_on_where_a_killed_one_was_writing(tmp_path: Path) -> None:
+    """
+    When a process dies in the middle of a row, then the one that takes its place keeps what is
+    whole and before its own first step.
+    """
+    killed = Record(tmp_path, 0)
+    for step in (1, 2, 3):
+        killed.write(step, 1.0)
+    with (tmp_path / "steps-rank0.jsonl").open("ab") as file:
+        file.write(b'{"step": 4, "lo')
+    replacement = Record(tmp_path, 0)
+    replacement.write(3, 2.0)
+    replacement.write(4, 2.0)
+
+    two = (2.0).hex()
+    assert steps_of(tmp_path) == [(1, (1.0).hex()), (2, (1.0).hex()), (3, two), (4, two)]
+
+
+def test_what_the_state_came_to_is_a_file_of_its_own(tmp_path: Path) -> None:
+    """
+    When a rank finishes, then its digests are written beside its steps.
+    """
+    Record(tmp_path, 1).finish({"parameters": "00ff"})
+
+    assert json.loads((tmp_path / "final-rank1.json").read_text()) == {"parameters": "00ff"}
+
+
+# ---------------------------------------------------------------- whole runs
+
+
+def run_plain(out: Path, *, ranks: int, steps: int) -> list[list[tuple[int, str]]]:
+    """
+    `plain.py` as torchrun runs it; the rows of every rank.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": "1",
+    }
+    script = str(EXAMPLE / "plain.py")
+    command = [sys.executable, script, "--steps", str(steps), "--out", str(out)]
+    processes = [
+        subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=subprocess.DEVNULL)
+        for rank in range(ranks)
+    ]
+    try:
+        assert [process.wait(PATIENCE) for process in processes] == [0] * ranks
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [steps_of(out, rank) for rank in range(ranks)]
