@@ -1,0 +1,76 @@
+"""
+Chaos: faults on purpose, for tests and demonstrations. `tft run --chaos SPEC`, see `docs/chaos.md`.
+
+A plugin like any other: it reaches a job through the hooks of `tft.hooks` alone.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tft.errors import UsageError
+from tft.hooks import SessionView, hookimpl
+from tft_chaos.outside import strike_processes
+from tft_chaos.record import Ledger
+from tft_chaos.spec import Process, Rank, Spec, parse
+from tft_chaos.striker import open_striker
+
+VARIABLE = "TFT_CHAOS"
+"""Carries the specs to every process of the job: a JSON list of what was given to `--chaos`."""
+
+
+@hookimpl
+def tft_options() -> Sequence[click.Option]:
+    return [
+        click.Option(
+            ["--chaos"],
+            multiple=True,
+            metavar="SPEC",
+            help="Make a fault: ACTION:TARGET[,key=value...], e.g. kill:rank=2,step=30,phase=update.",
+        )
+    ]
+
+
+@hookimpl
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: as `tft run` has them
+    texts = list(options["chaos"])
+    nodes = options["nnodes"]
+    for text in texts:
+        match parse(text).target:
+            case Rank(rank=rank) if rank >= nodes * options["nproc_per_node"]:
+                last = nodes * options["nproc_per_node"] - 1
+                raise UsageError(
+                    f"--chaos {text}: the job has the ranks 0 to {last}, no rank {rank}"
+                )
+            case Process(node=node) if node >= nodes:
+                raise UsageError(
+                    f"--chaos {text}: the job has the agents 0 to {nodes - 1}, no agent {node}"
+                )
+            case _:
+                pass
+    return {VARIABLE: json.dumps(texts)} if texts else {}
+
+
+@hookimpl
+def tft_opened(session: SessionView) -> object | None:
+    return open_striker(_specs(os.environ.get(VARIABLE, "[]")), session)
+
+
+@hookimpl
+def tft_progressed(run_dir: Path, node: int, step: int) -> None:
+    strike_processes(_specs(os.environ.get(VARIABLE, "[]")), run_dir, node, step)
+
+
+@hookimpl
+def tft_fault_moment(run_dir: Path, kind: str, rank: int | None, seen: float) -> float | None:
+    return Ledger(run_dir).moment(kind, rank, seen)
+
+
+@cache  # an agent asks after every step
+def _specs(carried: str) -> tuple[Spec, ...]:
+    return tuple(parse(text) for text in json.loads(carried))

@@ -1,0 +1,283 @@
+"""
+What `--chaos` says: `ACTION:TARGET[,key=value...]`, parsed and checked. Pure.
+
+    kill:rank=2,step=30,phase=update
+    raise:rank=1,step=12,kind=memory
+    kill:broker,step=20
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn, TypeVar, assert_never, get_args
+
+from tft.errors import UsageError
+from tft.protocol.messages import OrderName
+
+Phase = Literal["forward", "backward", "collective", "update", "between", "repair"]
+FaultName = Literal["memory", "network", "numeric", "bug"]
+Part = Literal["param", "exp_avg", "exp_avg_sq"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """
+    SIGKILL.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """
+    SIGSTOP.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """
+    The training thread is blocked for ever.
+    """
+
+    gil: bool
+    """And keeps the GIL: no other thread of the process runs Python any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raise:
+    """
+    An exception leaves the training loop.
+    """
+
+    kind: FaultName
+    """What it stands for; `bug`: a bug of the user's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bitflip:
+    """
+    One bit of the rank's state is flipped, and nobody is told.
+    """
+
+    part: Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """
+    Every forward takes longer from then on.
+    """
+
+    factor: float
+
+
+Action = Kill | Stop | Hang | Raise | Bitflip | Slow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """
+    The process that holds this rank.
+    """
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """
+    A process of tft's own.
+    """
+
+    name: str
+    """As in `pids/NAME.pid`: `broker`, `controller`, `agent-1`, `store-0`."""
+    node: int
+    """The node whose agent strikes."""
+
+
+Target = Rank | Process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """
+    One `--chaos`.
+    """
+
+    text: str
+    action: Action
+    target: Target
+    step: int
+    """The first step it fires at."""
+    phase: Phase
+    """Where in the step; means nothing for a `Process`."""
+    count: int
+    """How often it fires, at one occasion after the other."""
+    order: OrderName
+    """For phase `repair`: the order that is about to be carried out."""
+
+
+T = TypeVar("T")
+
+_PHASES: Mapping[str, Phase] = {name: name for name in get_args(Phase)}
+_IN_USER_CODE: Mapping[str, Phase] = {
+    name: phase for name, phase in _PHASES.items() if phase not in ("between", "repair")
+}
+_KINDS: Mapping[str, FaultName] = {name: name for name in get_args(FaultName)}
+_PARTS: Mapping[str, Part] = {name: name for name in get_args(Part)}
+_ORDERS: Mapping[str, OrderName] = {
+    "stop": "stop", "load": "load", "fetch": "fetch", "regroup": "regroup", "rebuild": "rebuild",
+    "rollback": "rollback", "save": "save", "commit": "commit",
+}  # fmt: skip
+"""Those a training thread carries out; the others are a matter of a message."""
+
+
+def parse(text: str) -> Spec:
+    """
+    Read one spec. Raises `UsageError` with a sentence that names what is wrong and what may be
+    said instead.
+    """
+    name, _, rest = text.partition(":")
+    aim, *pairs = rest.split(",")
+    keys = _Keys(text, pairs)
+    action = _action(name, keys)
+    target = _target(aim, keys)
+    if isinstance(target, Process) and not isinstance(action, Kill | Stop):
+        keys.refuse(f"'{name}' acts inside a rank; '{aim}' can only be killed or stopped")
+    phase = _phase(name, action, keys) if isinstance(target, Rank) else "forward"
+    repair = phase == "repair"
+    spec = Spec(
+        text=text,
+        action=action,
+        target=target,
+        step=keys.whole("step", default=0 if repair else 1, least=0 if repair else 1),
+        phase=phase,
+        count=1 if isinstance(action, Slow) else keys.whole("count", default=1, least=1),
+        order=keys.choice("order", _ORDERS, default="regroup") if repair else "regroup",
+    )
+    keys.end()
+    return spec
+
+
+def _action(name: str, keys: "_Keys") -> Action:
+    match name:
+        case "kill":
+            return Kill()
+        case "stop":
+            return Stop()
+        case "hang":
+            return Hang(gil=keys.choice("gil", {"held": True}, default=False))
+        case "raise":
+            return Raise(kind=keys.choice("kind", _KINDS))
+        case "bitflip":
+            return Bitflip(part=keys.choice("target", _PARTS))
+        case "slow":
+            return Slow(factor=keys.factor("factor"))
+        case _:
+            keys.refuse(f"the action '{name}' is none of kill, raise, hang, stop, bitflip and slow")
+
+
+def _target(aim: str, keys: "_Keys") -> Target:
+    name, _, number = aim.partition("=")
+    if name in ("rank", "agent") and number.isdecimal():
+        if name == "rank":
+            return Rank(rank=int(number))
+        return Process(name=f"agent-{int(number)}", node=int(number))
+    match aim:
+        case "broker" | "controller":
+            return Process(name=aim, node=0)
+        case "store":
+            return Process(name="store-0", node=0)
+        case _:
+            keys.refuse(
+                f"the target '{aim}' is none of rank=R, broker, controller, agent=N and store"
+            )
+
+
+def _phase(name: str, action: Action, keys: "_Keys") -> Phase:
+    """
+    Where the action makes sense: a bit flips in a state that is whole, only a forward can be
+    stretched, and a bug of the user's own is met in the user's own code.
+    """
+    match action:
+        case Bitflip():
+            only: Phase = "between"
+        case Slow():
+            only = "forward"
+        case Raise(kind="bug"):
+            return keys.choice("phase", _IN_USER_CODE, default="forward")
+        case Kill() | Stop() | Hang() | Raise():
+            return keys.choice("phase", _PHASES, default="forward")
+        case _:
+            assert_never(action)
+    return keys.choice("phase", {only: only}, default=only)
+
+
+class _Keys:
+    """
+    The `key=value` pairs of one spec. Each is taken by whoever knows what it means.
+    """
+
+    def __init__(self, text: str, pairs: Sequence[str]) -> None:
+        self._text = text
+        self._values: dict[str, str] = {}
+        self._asked: list[str] = []
+        for pair in pairs:
+            key, equals, value = pair.partition("=")
+            if not equals or not value:
+                self.refuse(f"'{pair}' should be key=value")
+            if key in self._values:
+                self.refuse(f"'{key}' is given twice")
+            self._values[key] = value
+
+    def choice(self, key: str, allowed: Mapping[str, T], default: T | None = None) -> T:
+        """
+        One of the named values; without a default the key must be given.
+        """
+        value = self._take(key)
+        if value is None and default is not None:
+            return default
+        if value is None or value not in allowed:
+            self._refuse_value(key, value, " or ".join(allowed))
+        return allowed[value]
+
+    def whole(self, key: str, default: int, least: int) -> int:
+        """
+        A whole number.
+        """
+        value = self._take(key)
+        if value is None:
+            return default
+        if not value.isdecimal() or int(value) < least:
+            self._refuse_value(key, value, f"a whole number from {least} on")
+        return int(value)
+
+    def factor(self, key: str) -> float:
+        """
+        A number greater than 1, which must be given.
+        """
+        value = self._take(key)
+        if value is None or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", value) or float(value) <= 1.0:
+            self._refuse_value(key, value, "a number greater than 1")
+        return float(value)
+
+    def end(self) -> None:
+        """
+        Nothing may be left over.
+        """
+        for key in self._values:
+            self.refuse(f"'{key}' has no meaning here, but {', '.join(sorted(self._asked))} would")
+
+    def refuse(self, why: str) -> NoReturn:
+        """
+        The spec cannot be carried out.
+        """
+        raise UsageError(f"--chaos {self._text}: {why}")
+
+    def _take(self, key: str) -> str | None:
+        self._asked.append(key)
+        return self._values.pop(key, None)
+
+    def _refuse_value(self, key: str, value: str | None, allowed: str) -> NoReturn:
+        said = f"is '{value}', but" if value is not None else "is missing: it"
+        self.refuse(f"'{key}' {said} should be {allowed}")

@@ -1,0 +1,111 @@
+"""
+Chaos in one rank: which specs it takes part in, and what of the session it listens to for them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from tft.hooks import SessionView, hookimpl
+from tft.protocol.messages import OrderName
+from tft_chaos.actions import Theirs
+from tft_chaos.collective import Marks
+from tft_chaos.points import (
+    Blow,
+    flip_bit,
+    mark_collectives,
+    watch_backward,
+    watch_collective,
+    watch_forward,
+    watch_speed,
+    watch_update,
+)
+from tft_chaos.record import Ledger
+from tft_chaos.spec import Bitflip, Rank, Slow, Spec
+
+
+def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None":
+    """
+    What this process has to do for specs that have not all fired yet; None: nothing.
+    """
+    ledger = Ledger(session.run_dir)
+    blows: list[Blow] = []
+    joining: list[Spec] = []
+    for index, spec in enumerate(specs):
+        if not isinstance(spec.target, Rank) or ledger.fired(index) >= spec.count:
+            continue
+        if spec.target.rank == session.rank:
+            blows.append(Blow(index, spec, session, ledger))
+        elif spec.phase == "collective":
+            joining.append(spec)
+    return Striker(session, blows, joining) if blows or joining else None
+
+
+class Striker:
+    """
+    Everything on the training thread.
+    """
+
+    def __init__(
+        self, session: SessionView, blows: Sequence[Blow], joining: Sequence[Spec]
+    ) -> None:
+        """
+        `blows` are aimed at this rank; where others wait for their peers, in `joining`, it is one.
+        """
+        self._session = session
+        self._blows = blows
+        self._joining = joining
+        self._marks = Marks(session.run_dir)
+        self._marks.wipe(session.rank)
+        self._optimizer: Theirs = None
+
+    @hookimpl
+    def tft_on_adopted(self, parts: Mapping[str, Theirs]) -> None:
+        """
+        Take up position.
+        """
+        model, self._optimizer = parts["model"], parts["optimizer"]
+        if self._joining:
+            mark_collectives(self._joining, self._marks, self._session, model)
+        for blow in self._blows:
+            self._watch(blow, model)
+
+    def _watch(self, blow: Blow, model: Theirs) -> None:
+        match blow.spec.phase:
+            case "forward":
+                if isinstance(blow.spec.action, Slow):
+                    watch_speed(blow, blow.spec.action, model)
+                else:
+                    watch_forward(blow, model)
+            case "backward":
+                watch_backward(blow, model)
+            case "collective":
+                watch_collective(blow, self._marks, model)
+            case "update":
+                watch_update(blow, self._optimizer)
+            case "between" | "repair":
+                pass  # the session says when
+            case _:
+                assert_never(blow.spec.phase)
+
+    @hookimpl
+    def tft_on_window_closed(self, step: int) -> None:
+        """
+        Between two steps.
+        """
+        for blow in self._blows:
+            if blow.spec.phase == "between" and blow.due(step):
+                if isinstance(blow.spec.action, Bitflip):
+                    flip_bit(blow, blow.spec.action, self._optimizer, step)
+                else:
+                    blow.fall(step, {"window_closed": step})
+
+    @hookimpl
+    def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
+        """
+        Within an incident; incident 0 is the start of the job, in which nothing has to be repaired.
+        """
+        self._marks.wipe(self._session.rank)
+        for blow in self._blows:
+            wanted = blow.spec.phase == "repair" and blow.spec.order == order
+            if wanted and incident and step >= blow.spec.step and not blow.spent:
+                blow.fall(step, {"order": order, "incident": incident})

@@ -1,0 +1,303 @@
+"""
+A stage for chaos: a process that plays the session of one rank round a small real model.
+
+It leaves traces that owe nothing to what chaos writes down: a line for every place it comes to,
+and its parameters in a file that is their memory, to be read when it is dead.
+"""
+
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tft_chaos import VARIABLE, tft_opened
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tft.protocol.messages import OrderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """
+    What one process is to play.
+    """
+
+    run_dir: Path
+    chaos: tuple[str, ...]
+    rank: int = 0
+    world: int = 1
+    incarnation: int = 0
+    first: int = 1
+    last: int = 4
+    orders: tuple[tuple[OrderName, int], ...] = ()
+    """Orders, each with its incident, carried out before the first step."""
+    groups: int = 2
+    """How many parameter groups the optimizer has."""
+
+    def file(self, name: str) -> Path:
+        """
+        One of the files this process leaves.
+        """
+        return self.run_dir / f"{name}-{self.rank}.{self.incarnation}"
+
+    def places(self, step: int) -> list[str]:
+        """
+        Where it came to in one step, in order.
+        """
+        return [place for number, _, place in self._trace() if number == step]
+
+    def at(self, step: int, place: str) -> float:
+        """
+        When it came to a place (CLOCK_MONOTONIC).
+        """
+        (moment,) = (at for number, at, name in self._trace() if (number, name) == (step, place))
+        return moment
+
+    def ticks(self) -> tuple[int, int]:
+        """
+        The second thread, and how far it has counted.
+        """
+        thread, number = struct.unpack("qq", self.file("ticks").read_bytes())
+        return thread, number
+
+    def durations(self, step: int) -> tuple[float, float]:
+        """
+        Seconds that the model took in one step, and that its call took.
+        """
+        model, call = json.loads(self.file("times").read_text())[str(step)]
+        return model, call
+
+    def _trace(self) -> Iterator[tuple[int, float, str]]:
+        for line in self.file("trace").read_text().splitlines():
+            step, at, place = line.split(" ", 2)
+            yield int(step), float(at), place
+
+
+@dataclass(slots=True, kw_only=True)
+class View:
+    """
+    The session, as far as a plugin sees it.
+    """
+
+    rank: int
+    incarnation: int
+    world: int
+    run_dir: Path
+    step: int
+
+
+class Small(nn.Module):
+    """
+    Four parameters in two layers.
+    """
+
+    def __init__(self, place: "Tracer") -> None:
+        super().__init__()
+        self.place = place
+        self.took = 0.0
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.place("model entered")
+        began = time.monotonic()
+        loss: Tensor = self.layers(x).square().mean()
+        self.took = time.monotonic() - began
+        self.place("model left")
+        return loss
+
+
+class Tracer:
+    """
+    Writes down where the process is; every line is in the file before the next thing happens.
+    """
+
+    def __init__(self, scene: Scene, view: View) -> None:
+        self._view = view
+        self._file = scene.file("trace").open("ab", buffering=0)
+
+    def __call__(self, place: str) -> None:
+        self._file.write(f"{self._view.step} {time.monotonic()} {place}\n".encode())
+
+
+def play(scene: Scene) -> None:
+    """
+    Train from `first` to `last`. What is raised is traced, and the step is computed again, as
+    after a `retry`.
+    """
+    torch.set_num_threads(1)
+    os.environ[VARIABLE] = json.dumps(scene.chaos)
+    view = View(
+        rank=scene.rank,
+        incarnation=scene.incarnation,
+        world=scene.world,
+        run_dir=scene.run_dir,
+        step=scene.first,
+    )
+    place = Tracer(scene, view)
+    tick(scene)
+    chaos: Any = tft_opened(session=view) or Bystander()  # Any: whatever a plugin returns
+
+    torch.manual_seed(1)
+    model = Small(place)
+    memory = share_memory(model, scene.file("memory"))
+    for name, parameter in model.named_parameters():
+        came = partial(trace_gradient, place, name)
+        parameter.register_hook(came)  # type: ignore[no-untyped-call] # torch leaves it untyped
+    optimizer = torch.optim.AdamW(parameter_groups(model, scene.groups))
+    chaos.tft_on_adopted(parts={"model": model, "optimizer": optimizer})
+    wrapped = wrap(model, scene, place)
+    for order, incident in scene.orders:
+        place(f"order {order}")
+        chaos.tft_on_order(order=order, incident=incident, step=view.step)
+
+    times: dict[int, tuple[float, float]] = {}
+    while view.step <= scene.last:
+        try:
+            place("batch taken")
+            model.layers[0](torch.zeros(4))  # a part used alone is no model call
+            began = time.monotonic()
+            loss = wrapped(torch.full((2, 4), 0.1 * view.step))
+            times[view.step] = model.took, time.monotonic() - began
+            place("backward entered")
+            loss.backward()
+            place("window opened")
+            scene.file("before").write_bytes(memory.numpy().tobytes())
+            optimizer.step()
+            place("window closed")
+            before = state_bits(optimizer)
+            chaos.tft_on_window_closed(step=view.step)
+            place(f"bits flipped {flipped(before, state_bits(optimizer))}")
+            optimizer.zero_grad()
+            view.step += 1
+        except Exception as error:  # noqa: BLE001 (what chaos raises, and what peers do then)
+            place(f"raised {type(error).__name__} {getattr(error, 'tft_fault_kind', None)}")
+            if scene.world > 1:
+                os._exit(1)  # its connections close, and the other ranks are let go
+            optimizer.zero_grad()
+    scene.file("times").write_text(json.dumps(times))
+    place(f"end {loss.item().hex()}")
+
+
+def trace_gradient(place: Tracer, name: str, _: Tensor) -> None:
+    """
+    A parameter's gradient is known, and not yet added to it.
+    """
+    place(f"gradient of {name}")
+
+
+class Bystander:
+    """
+    For a rank that no spec concerns.
+    """
+
+    def tft_on_adopted(self, **_: object) -> None: ...
+    def tft_on_window_closed(self, **_: object) -> None: ...
+    def tft_on_order(self, **_: object) -> None: ...
+
+
+def wrap(model: Small, scene: Scene, place: Tracer) -> nn.Module:
+    """
+    With DDP, whose every collective is traced when it is launched, where there are peers.
+    """
+    if scene.world == 1:
+        return model
+
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{scene.run_dir}/meeting",
+        rank=scene.rank,
+        world_size=scene.world,
+    )
+    world = dist.group.WORLD
+    assert world is not None
+
+    def launched(
+        _: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined] # there, but not in its __all__
+    ) -> torch.futures.Future[Tensor]:
+        place("collective launched")
+        return default_hooks.allreduce_hook(world, bucket)
+
+    wrapped = DDP(model)
+    wrapped.register_comm_hook(None, launched)
+    return wrapped
+
+
+def parameter_groups(
+    model: nn.Module, groups: int
+) -> list[dict[str, Any]]:  # Any: torch's own type
+    """
+    Matrices and vectors, or all in one.
+    """
+    parameters = list(model.parameters())
+    if groups == 1:
+        return [{"params": parameters}]
+    return [{"params": [p for p in parameters if p.dim() == d]} for d in (2, 1)]
+
+
+def share_memory(model: nn.Module, path: Path) -> Tensor:
+    """
+    Move the parameters into a file, without a change of their values.
+    """
+    parameters = list(model.parameters())
+    memory = torch.from_file(str(path), shared=True, size=sum(p.numel() for p in parameters))
+    offset = 0
+    for parameter in parameters:
+        home = memory[offset : offset + parameter.numel()].view_as(parameter)
+        home.copy_(parameter.detach())
+        parameter.data = home
+        offset += parameter.numel()
+    return memory
+
+
+def state_bits(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """
+    All parameters and all that the optimizer keeps for them, each as one large number.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kinds = {
+        "param": parameters,
+        "exp_avg": [optimizer.state[p]["exp_avg"] for p in parameters],
+        "exp_avg_sq": [optimizer.state[p]["exp_avg_sq"] for p in parameters],
+    }
+    return {
+        kind: int.from_bytes(b"".join(t.detach().numpy().tobytes() for t in tensors), "little")
+        for kind, tensors in kinds.items()
+    }
+
+
+def flipped(before: dict[str, int], after: dict[str, int]) -> str:
+    """
+    How many bits differ, by kind.
+    """
+    return json.dumps({kind: (before[kind] ^ after[kind]).bit_count() for kind in before})
+
+
+def tick(scene: Scene) -> None:
+    """
+    A second thread of Python that counts in a file for as long as it is let run.
+    """
+    path = scene.file("ticks")
+    path.write_bytes(bytes(16))
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), 16)
+    never = threading.Event()
+
+    def count() -> None:
+        number = 0
+        while not never.wait(0.001):
+            number += 1
+            struct.pack_into("qq", memory, 0, threading.get_native_id(), number)
+
+    threading.Thread(target=count, daemon=True).start()

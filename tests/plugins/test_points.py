@@ -1,0 +1,316 @@
+"""
+Every phase and action, in a real process with a real model: the victim was where the spec says.
+
+Where it was is read from what the process left behind itself: its trace, its memory, what the
+kernel says of it; and then compared with the evidence that chaos has written down.
+"""
+
+import json
+import multiprocessing.connection
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tft_chaos.proc import main_thread
+
+from tests.plugins.stage import Scene
+
+Start = Callable[[Scene], ForkServerProcess]
+
+PATIENCE = 30.0
+"""Seconds a fact may take to come true on a busy machine."""
+
+
+def firings(run_dir: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
+    """
+    What chaos has written down, by file.
+    """
+    return {
+        path.name: json.loads(path.read_text())
+        for path in sorted((run_dir / "chaos").glob("*.json"))
+    }
+
+
+def until(fact: Callable[[], bool], process: ForkServerProcess) -> None:
+    """
+    Return when `fact` has come true; the process must live meanwhile.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while not fact():
+        assert time.monotonic() < deadline
+        assert not multiprocessing.connection.wait([process.sentinel], 0.005)
+
+
+def killed(start: Start, scene: Scene) -> dict[str, Any]:  # Any: JSON
+    """
+    Play a scene whose process is killed; the one firing.
+    """
+    process = start(scene)
+    process.join(PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
+    (firing,) = firings(scene.run_dir).values()
+    assert (firing["rank"], firing["incarnation"]) == (scene.rank, scene.incarnation)
+    return firing
+
+
+def test_forward_is_inside_the_model_call(start: Start, tmp_path: Path) -> None:
+    """
+    When a rank dies in `forward`, then it has entered the model in that step and not left it.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2",))
+
+    firing = killed(start, scene)
+
+    assert scene.places(2) == ["batch taken", "model entered"]
+    assert (firing["step"], firing["phase"]) == (2, "forward")
+    assert firing["evidence"] == {"computed": "layers.0"}
+
+
+def test_backward_is_after_a_gradient_and_before_the_last(start: Start, tmp_path: Path) -> None:
+    """
+    When a rank dies in `backward`, then at least one parameter has its gradient and not all.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2,phase=backward",))
+
+    firing = killed(start, scene)
+
+    assert scene.places(2)[-3:] == [
+        "backward entered",
+        "gradient of layers.2.bias",
+        "gradient of layers.2.weight",
+    ]
+    assert firing["evidence"] == {"gradients": 2, "of": 4}
+
+
+def test_collective_is_outside_while_every_peer_is_inside(start: Start, tmp_path: Path) -> None:
+    """
+    When a rank dies in `collective`, then every peer, however slow, had launched its collective of
+    that step and was waiting in it, and the victim had launched none.
+    """
+    chaos = ("kill:rank=1,step=3,phase=collective", "slow:rank=2,step=3,factor=100")
+    scenes = [Scene(run_dir=tmp_path, chaos=chaos, rank=rank, world=3) for rank in range(3)]
+
+    processes = [start(scene) for scene in scenes]
+    for process in processes:
+        process.join(PATIENCE)
+
+    assert [process.exitcode for process in processes] == [1, -signal.SIGKILL, 1]
+    assert scenes[1].places(3)[-1] == "gradient of layers.2.bias"
+    assert "collective launched" not in scenes[1].places(3)
+    firing = firings(tmp_path)["0-1.json"]
+    for peer in (scenes[0], scenes[2]):
+        launched, left = "collective launched", "raised RuntimeError None"
+        assert peer.places(3)[-2:] == [launched, left]
+        assert peer.at(3, launched) < firing["at"] < peer.at(3, left)
+    assert set(firing["evidence"]["peers"]) == {"0", "2"}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_update_is_when_some_parameters_have_changed_and_others_not(
+    start: Start, tmp_path: Path, groups: int
+) -> None:
+    """
+    When a rank dies in `update`, then the window is open, and the memory it leaves behind differs
+    from what it was in some parameters and not in others.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2,phase=update",), groups=groups)
+
+    firing = killed(start, scene)
+
+    assert scene.places(2)[-1] == "window opened"
+    sizes = {"weight 0": 32, "bias 0": 8, "weight 2": 8, "bias 2": 1}
+    layout = " ".join(f"{size * 4}s" for size in sizes.values())
+    before = struct.unpack(layout, scene.file("before").read_bytes())
+    after = struct.unpack(layout, scene.file("memory").read_bytes())
+    changed = [name for name, old, new in zip(sizes, before, after, strict=True) if old != new]
+    assert changed == {1: ["weight 0", "bias 0"], 2: ["weight 0", "weight 2"]}[groups]
+    assert firing["evidence"] == {"changed": 2, "of": 4}
+
+
+def test_between_is_after_the_window_and_before_the_next_batch(
+    start: Start, tmp_path: Path
+) -> None:
+    """
+    When a rank dies in `between`, then the step's window has closed and no batch was taken since.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2,phase=between",))
+
+    firing = killed(start, scene)
+
+    assert scene.places(2)[-1] == "window closed"
+    assert scene.places(3) == []
+    assert firing["evidence"] == {"window_closed": 2}
+
+
+def test_repair_is_at_an_order_of_an_incident(start: Start, tmp_path: Path) -> None:
+    """
+    When a rank dies in `repair`, then it was about to carry out that order of an incident: the
+    same order at the start of the job is not one.
+    """
+    scene = Scene(
+        run_dir=tmp_path,
+        chaos=("kill:rank=0,phase=repair",),
+        orders=(("regroup", 0), ("rebuild", 0), ("stop", 1), ("regroup", 1), ("rebuild", 1)),
+    )
+
+    firing = killed(start, scene)
+
+    assert scene.places(1) == [
+        "order regroup",
+        "order rebuild",
+        "order stop",
+        "order regroup",
+    ]
+    assert firing["evidence"] == {"order": "regroup", "incident": 1}
+
+
+def test_a_repair_waits_for_the_step_it_names(start: Start, tmp_path: Path) -> None:
+    """
+    When `repair` names a step that the incident has not come to, then nothing happens.
+    """
+    scene = Scene(
+        run_dir=tmp_path,
+        chaos=("kill:rank=0,phase=repair,step=9",),
+        orders=(("regroup", 1),),
+    )
+
+    process = start(scene)
+    process.join(PATIENCE)
+
+    assert (process.exitcode, firings(tmp_path)) == (0, {})
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "update", "between"])
+def test_an_exception_leaves_the_loop_and_the_rank_can_go_on(
+    start: Start, tmp_path: Path, phase: str
+) -> None:
+    """
+    When a fault is raised, then it says its kind to whoever catches it, once; the step can be
+    computed again with the same objects.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=(f"raise:rank=0,step=2,phase={phase},kind=memory",))
+
+    process = start(scene)
+    process.join(PATIENCE)
+
+    assert process.exitcode == 0
+    assert scene.places(2).count("raised MemoryFault memory") == 1
+    assert scene.places(4)[-2] == "window closed"
+    assert len(firings(tmp_path)) == 1
+
+
+def test_a_bug_of_the_users_own_says_no_kind(start: Start, tmp_path: Path) -> None:
+    """
+    When `kind=bug` is raised, then it is an ordinary exception that names no fault.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("raise:rank=0,step=2,kind=bug",))
+
+    process = start(scene)
+    process.join(PATIENCE)
+
+    assert "raised ValueError None" in scene.places(2)
+
+
+def test_a_stopped_update_is_finished_when_the_process_is_continued(
+    start: Start, tmp_path: Path
+) -> None:
+    """
+    When a rank is stopped in the middle of an update and later continued, then it ends with the
+    very state of one that was never stopped.
+    """
+    undisturbed = Scene(run_dir=tmp_path, chaos=(), rank=0)
+    disturbed = Scene(run_dir=tmp_path, chaos=("stop:rank=1,step=2,phase=update",), rank=1)
+    start(undisturbed).join(PATIENCE)
+    process = start(disturbed)
+    assert process.pid is not None
+    pid = process.pid
+
+    until(lambda: (seen := main_thread(pid)) is not None and seen.state == "T", process)
+    assert disturbed.places(2)[-1] == "window opened"
+    os.kill(pid, signal.SIGCONT)
+    process.join(PATIENCE)
+
+    assert process.exitcode == 0
+    assert disturbed.file("memory").read_bytes() == undisturbed.file("memory").read_bytes()
+    assert disturbed.places(5) == undisturbed.places(5)
+
+
+def test_a_hang_blocks_the_training_thread_and_no_other(start: Start, tmp_path: Path) -> None:
+    """
+    When the training thread hangs, then no signal wakes it, and another thread still runs Python.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("hang:rank=0,step=2",))
+    process = start(scene)
+    until(lambda: bool(firings(tmp_path)), process)
+
+    _, number = scene.ticks()
+    until(lambda: scene.ticks()[1] > number + 5, process)
+
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)  # what Python would raise it for does not reach C
+    _, number = scene.ticks()
+    until(lambda: scene.ticks()[1] > number + 5, process)
+    assert scene.places(2) == ["batch taken", "model entered"]
+
+
+def test_a_hang_that_keeps_the_gil_lets_no_other_thread_run(start: Start, tmp_path: Path) -> None:
+    """
+    When the GIL is held, then another thread of Python wakes up again and again and gets nothing
+    done.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("hang:rank=0,step=2,gil=held",))
+    process = start(scene)
+    until(lambda: bool(firings(tmp_path)), process)
+    thread, _ = scene.ticks()
+
+    def wakings() -> int:
+        status = Path(f"/proc/{process.pid}/task/{thread}/status").read_text()
+        return int(status.split("voluntary_ctxt_switches:")[1].split()[0])
+
+    def stuck() -> bool:
+        before, woken = scene.ticks()[1], wakings()
+        until(lambda: wakings() > woken + 20, process)
+        return scene.ticks()[1] == before
+
+    until(stuck, process)
+    assert scene.places(2) == ["batch taken", "model entered"]
+
+
+@pytest.mark.parametrize("part", ["param", "exp_avg", "exp_avg_sq"])
+def test_one_bit_of_the_named_state_flips(start: Start, tmp_path: Path, part: str) -> None:
+    """
+    When a bit is flipped, then exactly one bit of all the rank's state differs, in the part that
+    was named, and the rank goes on.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=(f"bitflip:rank=0,step=2,target={part}",))
+
+    process = start(scene)
+    process.join(PATIENCE)
+
+    assert process.exitcode == 0
+    flips = [json.loads(scene.places(step)[-1].removeprefix("bits flipped ")) for step in (1, 2, 3)]
+    none = {"param": 0, "exp_avg": 0, "exp_avg_sq": 0}
+    assert flips == [none, none | {part: 1}, none]
+
+
+def test_a_slow_rank_is_slow_from_its_step_on(start: Start, tmp_path: Path) -> None:
+    """
+    When a rank is made slow, then from that step on its forward takes that many times as long as
+    the model itself; that is one firing.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("slow:rank=0,step=2,factor=3",))
+
+    process = start(scene)
+    process.join(PATIENCE)
+
+    for step in (2, 3, 4):
+        model, call = scene.durations(step)
+        assert call >= 3 * model
+    ((name, firing),) = firings(tmp_path).items()
+    assert (name, firing["step"], firing["evidence"]) == ("0-1.json", 2, {"factor": 3.0})

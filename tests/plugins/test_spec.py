@@ -1,0 +1,192 @@
+"""
+What may be said after `--chaos`, and what is answered to the rest.
+"""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+from tft_chaos import tft_environment, tft_options
+from tft_chaos.spec import (
+    Bitflip,
+    Hang,
+    Kill,
+    Process,
+    Raise,
+    Rank,
+    Slow,
+    Spec,
+    Stop,
+    parse,
+)
+
+from tft.errors import UsageError
+
+
+def test_a_spec_says_what_happens_to_whom_when_and_where() -> None:
+    """
+    When every key is given, then every field has its value.
+    """
+    assert parse("kill:rank=2,step=30,phase=update,count=3") == Spec(
+        text="kill:rank=2,step=30,phase=update,count=3",
+        action=Kill(),
+        target=Rank(rank=2),
+        step=30,
+        phase="update",
+        count=3,
+        order="regroup",
+    )
+
+
+def test_what_is_not_said_is_the_first_forward_once() -> None:
+    """
+    When only action and target are given, then it fires once, in the forward of step 1.
+    """
+    spec = parse("kill:rank=0")
+
+    assert (spec.step, spec.phase, spec.count) == (1, "forward", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("kill:rank=1", Kill()),
+        ("stop:rank=1", Stop()),
+        ("hang:rank=1", Hang(gil=False)),
+        ("hang:rank=1,gil=held", Hang(gil=True)),
+        ("raise:rank=1,kind=memory", Raise(kind="memory")),
+        ("raise:rank=1,kind=network", Raise(kind="network")),
+        ("raise:rank=1,kind=numeric", Raise(kind="numeric")),
+        ("raise:rank=1,kind=bug", Raise(kind="bug")),
+        ("bitflip:rank=1,target=param", Bitflip(part="param")),
+        ("bitflip:rank=1,target=exp_avg", Bitflip(part="exp_avg")),
+        ("bitflip:rank=1,target=exp_avg_sq", Bitflip(part="exp_avg_sq")),
+        ("slow:rank=1,factor=2.5", Slow(factor=2.5)),
+    ],
+)
+def test_each_action_has_its_own_key(text: str, action: object) -> None:
+    """
+    When an action is given with its own key, then that is what it carries.
+    """
+    assert parse(text).action == action
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("kill:broker,step=20", Process(name="broker", node=0)),
+        ("stop:controller", Process(name="controller", node=0)),
+        ("kill:store", Process(name="store-0", node=0)),
+        ("kill:agent=1", Process(name="agent-1", node=1)),
+    ],
+)
+def test_a_process_of_tft_is_struck_by_the_agent_of_its_node(text: str, target: object) -> None:
+    """
+    When the target is no rank, then its pid file and its node are known.
+    """
+    assert parse(text).target == target
+
+
+def test_a_bit_flips_between_two_steps() -> None:
+    """
+    When no phase is given for `bitflip`, then it is the only one in which a state is whole.
+    """
+    assert parse("bitflip:rank=1,target=param").phase == "between"
+
+
+def test_a_repair_is_struck_in_any_incident_and_at_any_order_that_is_named() -> None:
+    """
+    When phase `repair` is given without a step, then the first incident will do.
+    """
+    assert parse("kill:rank=1,phase=repair").step == 0
+    assert parse("kill:rank=1,phase=repair,order=fetch").order == "fetch"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "the action '' is none of kill, raise, hang, stop, bitflip and slow"),
+        ("slay:rank=1", "the action 'slay' is none of kill, raise, hang"),
+        ("kill", "the target '' is none of rank=R, broker, controller, agent=N and store"),
+        ("kill:rank", "the target 'rank' is none of"),
+        ("kill:rank=", "the target 'rank=' is none of"),
+        ("kill:rank=-1", "the target 'rank=-1' is none of"),
+        ("kill:rank=two", "the target 'rank=two' is none of"),
+        ("kill:broker=1", "the target 'broker=1' is none of"),
+        ("kill:rank=1,now", "'now' should be key=value"),
+        ("kill:rank=1,step=", "'step=' should be key=value"),
+        ("kill:rank=1,", "'' should be key=value"),
+        ("kill:rank=1,step=0", "'step' is '0', but should be a whole number from 1 on"),
+        ("kill:rank=1,step=x", "'step' is 'x', but should be a whole number from 1 on"),
+        ("kill:rank=1,step=1.5", "'step' is '1.5', but should be a whole number"),
+        ("kill:rank=1,count=0", "'count' is '0', but should be a whole number from 1 on"),
+        ("kill:rank=1,step=3,step=4", "'step' is given twice"),
+        ("kill:rank=1,phase=later", "'phase' is 'later', but should be forward or backward or "),
+        ("kill:rank=1,kind=memory", "'kind' has no meaning here, but count, phase, step would"),
+        ("kill:rank=1,order=fetch", "'order' has no meaning here"),
+        ("kill:rank=1,phase=repair,order=resume", "'order' is 'resume', but should be stop or"),
+        ("raise:rank=1", "'kind' is missing: it should be memory or network or numeric or bug"),
+        ("raise:rank=1,kind=odd", "'kind' is 'odd', but should be memory or network or numeric"),
+        ("raise:rank=1,kind=bug,phase=repair", "'phase' is 'repair', but should be forward or"),
+        ("hang:rank=1,gil=free", "'gil' is 'free', but should be held"),
+        ("bitflip:rank=1", "'target' is missing: it should be param or exp_avg or exp_avg_sq"),
+        ("bitflip:rank=1,target=loss", "'target' is 'loss', but should be param or exp_avg"),
+        ("bitflip:rank=1,target=param,phase=update", "'phase' is 'update', but should be between"),
+        ("slow:rank=1", "'factor' is missing: it should be a number greater than 1"),
+        ("slow:rank=1,factor=0.5", "'factor' is '0.5', but should be a number greater than 1"),
+        ("slow:rank=1,factor=nan", "'factor' is 'nan', but should be a number greater than 1"),
+        ("slow:rank=1,factor=2,count=2", "'count' has no meaning here, but factor, phase, step"),
+        ("kill:broker,phase=update", "'phase' has no meaning here, but count, step would"),
+        ("hang:broker", "'hang' acts inside a rank; 'broker' can only be killed or stopped"),
+        ("raise:store,kind=bug", "'raise' acts inside a rank; 'store' can only be killed or"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_a_sentence(text: str, sentence: str) -> None:
+    """
+    When a part of a spec is wrong, then the sentence quotes it and says what may stand there.
+    """
+    with pytest.raises(UsageError) as refused:
+        parse(text)
+
+    assert str(refused.value).startswith(f"--chaos {text}: {sentence}")
+
+
+def test_the_option_may_be_given_several_times() -> None:
+    """
+    When `tft run` has the plugin's option, then every spec given arrives, in order.
+    """
+    seen: list[tuple[str, ...]] = []
+    command = click.Command(
+        "run", params=list(tft_options()), callback=lambda chaos: seen.append(chaos)
+    )
+
+    result = CliRunner().invoke(command, ["--chaos", "kill:rank=1", "--chaos", "kill:broker"])
+
+    assert (result.exit_code, seen) == (0, [("kill:rank=1", "kill:broker")])
+
+
+def test_the_specs_travel_in_the_environment() -> None:
+    """
+    When a run has chaos, then one variable carries it; when it has none, nothing is added.
+    """
+    specs = ("kill:rank=3,step=30", "kill:agent=1")
+    options = {"chaos": specs, "nnodes": 2, "nproc_per_node": 2}
+
+    assert tft_environment(options) == {"TFT_CHAOS": json.dumps(specs)}
+    assert tft_environment(options | {"chaos": ()}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("kill:rank=4", "--chaos kill:rank=4: the job has the ranks 0 to 3, no rank 4"),
+        ("kill:agent=2", "--chaos kill:agent=2: the job has the agents 0 to 1, no agent 2"),
+    ],
+)
+def test_who_is_not_in_the_job_is_no_target(text: str, sentence: str) -> None:
+    """
+    When a spec is aimed at a rank or an agent that the job will not have, then it is refused.
+    """
+    with pytest.raises(UsageError, match=sentence):
+        tft_environment({"chaos": (text,), "nnodes": 2, "nproc_per_node": 2})
