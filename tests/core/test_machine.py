@@ -5,7 +5,7 @@ The job machine, told what happens: each behaviour is a sentence in events.
 import pytest
 
 from tft.core.events import Received
-from tft.core.machine import TRANSITIONS, State
+from tft.core.job import TRANSITIONS, State
 from tft.core.policy import Policy
 from tft.errors import InternalError
 from tft.protocol.messages import (
@@ -19,6 +19,7 @@ from tft.protocol.messages import (
     Joined,
     Kill,
     Load,
+    NodeJoined,
     Position,
     Refused,
     Regroup,
@@ -311,7 +312,7 @@ def test_recovery_that_is_not_enabled_ends_in_a_last_checkpoint() -> None:
     assert {f.name for f in commit.files} == {"dense", *(f"private-{r}" for r in range(4))}
     (incident,) = job.reports()
     assert (incident["strategy"], incident["pids_kept"]) == ("dump", None)
-    assert {t["strategy"] for t in incident["tried"]} == {"retry", "recover"}  # type: ignore[attr-defined] # JSON
+    assert {t["strategy"] for t in incident["tried"]} == {"retry", "recover"}
 
 
 def test_savers_are_the_lowest_placed_holders_of_each_shard() -> None:
@@ -375,7 +376,7 @@ def test_a_users_own_bug_is_not_retried() -> None:
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("dumped", 3)
     (incident,) = job.reports()
-    assert len(incident["faults"]) == 1  # type: ignore[arg-type] # JSON
+    assert len(incident["faults"]) == 1
     assert incident["step"] == 4
     assert len(job.orders(Spawn)) == 4
     assert len([t for t in job.tells if t.event == "rank_faulted"]) == 1
@@ -395,7 +396,7 @@ def test_a_rank_that_hangs_is_named_killed_and_replaced() -> None:
     assert isinstance(kill, Kill)
     assert (kill.rank, kill.last_words) == (2, True)
     (incident,) = job.reports()
-    (fault,) = incident["faults"]  # type: ignore[misc] # JSON
+    (fault,) = incident["faults"]
     assert (fault["kind"], fault["rank"]) == ("hang", 2)
     assert "stuck.py" in fault["evidence"]
     assert incident["strategy"] == "recover"
@@ -414,7 +415,7 @@ def test_a_rank_that_does_not_even_answer_is_the_one_that_hangs() -> None:
     job.settle()
     job.train()
     (incident,) = job.reports()
-    (fault,) = incident["faults"]  # type: ignore[misc] # JSON
+    (fault,) = incident["faults"]
     assert (fault["kind"], fault["rank"]) == ("hang", 2)
     assert job.state is State.HEALTHY
 
@@ -597,9 +598,7 @@ def test_a_script_that_never_joins_ends_as_it_ends() -> None:
     """
     for code, result in ((0, "completed"), (1, "failed")):
         job = ScriptedJob(1)
-        job._take([])
-        job.machine.seats[0].node = 0
-        job.machine._spawn(job.machine.seats[0], "test")
+        job.report(NodeJoined(node=0, host="h", pid=1, ranks=(0,), at=job.now))
         job.kill(0, code=code)
         assert job.machine.outcome is not None
         assert job.machine.outcome.result == result
@@ -648,7 +647,7 @@ def test_a_move_that_is_not_in_the_table_is_our_bug_and_changes_nothing() -> Non
     """
     job = trained()
     with pytest.raises(InternalError):
-        job.machine._move(State.REPAIRING)
+        job.machine._job.move(State.REPAIRING)
     assert job.state is State.HEALTHY
 
 

@@ -4,7 +4,7 @@
 
 from pathlib import Path
 
-from tft.core.machine import TRANSITIONS
+from tft.core.job import TRANSITIONS
 from tft.core.policy import STRATEGIES, Policy
 
 TEXT = (Path(__file__).parents[2] / "docs" / "machine.md").read_text()

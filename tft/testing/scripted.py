@@ -6,12 +6,15 @@ No process, no socket, no time passes that a test does not let pass. A test says
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tft.core.commands import Command, JobOver, Tell
 from tft.core.events import DeadlinePassed, Led, Received, Stalled
 from tft.core.incident import Fault
-from tft.core.machine import Machine, State
+from tft.core.job import State
+from tft.core.machine import Machine
 from tft.core.policy import Policy
 from tft.core.report import incident_report
 from tft.protocol.messages import (
@@ -103,7 +106,7 @@ class ScriptedJob:
     policy: Policy = field(default_factory=Policy)
     resume: tuple[str, int] | None = None
     placement: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     now: float = 100.0
     machine: Machine = field(init=False)
     ranks: dict[int, ScriptedRank] = field(init=False)
@@ -285,7 +288,7 @@ class ScriptedJob:
         """
         return [order for order in self.said if isinstance(order, kind)]
 
-    def reports(self) -> list[dict[str, object]]:
+    def reports(self) -> list[dict[str, Any]]:  # Any: JSON
         """
         The incidents as the report has them, without anybody who knows better when they began.
         """
