@@ -67,10 +67,10 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
 
 async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) -> int:
     settings = plan.settings
-    sender = plan.sender
-    topics = [ORDERS]
     with Children() as children:
-        async with open_bus(settings.broker, job=settings.job, sender=sender, topics=topics) as bus:
+        async with open_bus(
+            settings.broker, job=settings.job, sender=plan.sender, topics=[ORDERS]
+        ) as bus:
             return await Launcher(plan, environment, children, bus, report).run()
 
 
@@ -137,6 +137,8 @@ class Launcher:
         refusable = True
         while True:
             code = await self._start(name).ended()
+            if self._over.done():
+                return
             if name == "controller" and code in RESULTS:
                 self._finish(exit_code(code, self._stopped_by), grace=_TOLD_GRACE)
                 return

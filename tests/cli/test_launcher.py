@@ -1,0 +1,146 @@
+"""
+The launcher with real parts and a fake framework: what it does that no other test of a job sees.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from tests.e2e.jobs import Job, job, left_behind
+from tft.cli.network import free_address
+
+LIMIT = 30.0
+
+ADDS = """
+import array, sys
+import tft
+from tft.testing.adaptor import group
+
+class Numbers:
+    values = array.array("d", [0.0])
+
+def train(session):
+    for step in session.steps(20):
+        group().add(1.0)
+        with session.update():
+            Numbers.values[0] += 1.0
+
+print("given", *sys.argv[1:])
+session = tft.init()
+session.adopt(model=Numbers())
+session.run(train)
+"""
+
+WAITS = """
+import signal
+import tft
+
+tft.init()
+print("waiting", flush=True)
+signal.pause()
+"""
+
+
+def until(fact: Callable[[], bool], what: str) -> None:
+    """
+    Wait for a fact that no event tells: what a file says, who is in the kernel's table.
+    """
+    end = time.monotonic() + LIMIT
+    while not fact():
+        assert time.monotonic() < end, f"{what} did not come true in {LIMIT} s"
+        time.sleep(0.01)
+
+
+def started(
+    folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()
+) -> AbstractContextManager[Job]:
+    """
+    A job of the fake adaptor, of one rank a node.
+    """
+    path = folder / "script.py"
+    path.write_text(script)
+    return job(
+        folder / "run", "--adaptor", "fake", *options, script=path, arguments=arguments, nproc=1
+    )
+
+
+def test_a_completed_run_leaves_its_report_where_it_was_asked_to(tmp_path: Path) -> None:
+    """
+    When a job completes, then a copy of the report is at --report, the run directory says what
+    was run, and what stood after the script went to the script.
+    """
+    report = tmp_path / "report.json"
+    arguments = ("--report", "mine", "--help")
+    with started(tmp_path, ADDS, "--report", str(report), arguments=arguments) as running:
+        outcome = running.end(LIMIT)
+
+    assert outcome.code == 0, outcome.output
+    assert left_behind(running.run_dir) == []
+    assert json.loads(report.read_text()) == outcome.report
+    assert "given --report mine --help" in outcome.output
+    kept = json.loads((running.run_dir / "job.json").read_text())
+    assert kept["command"] == [str(tmp_path / "script.py"), *arguments]
+
+
+def test_two_launchers_make_a_job_of_two_nodes(tmp_path: Path) -> None:
+    """
+    When `tft run` is started twice on one machine, as node 0 and as node 1, then both ranks train
+    together and both launchers end with the job's result.
+    """
+    shared = ("--nnodes", "2", "--job", "both", "--broker", free_address("127.0.0.1"))
+    with (
+        started(tmp_path, ADDS, *shared, "--node-rank", "0") as first,
+        started(tmp_path, ADDS, *shared, "--node-rank", "1") as second,
+    ):
+        outcomes = [first.end(LIMIT), second.end(LIMIT)]
+
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    assert left_behind(first.run_dir) == []
+    assert outcomes[0].report["steps"] == 20
+
+
+def test_a_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
+    """
+    When a rank does not leave after the first signal, then the second one kills it, and the exit
+    code is that of the first.
+    """
+    with started(tmp_path, WAITS) as running:
+        until(lambda: "waiting" in running.output(), "a rank that waits")
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: "SIGTERM" in running.output(), "an answer to the first signal")
+        running.process.send_signal(signal.SIGINT)
+        outcome = running.end(5.0)
+        left = left_behind(running.run_dir)
+
+    assert outcome.code == 143, outcome.output
+    assert left == []
+
+
+def test_a_broker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
+    """
+    When a broker dies more often than accidents happen, then the job is failed, with a sentence.
+    """
+    with started(tmp_path, WAITS) as running:
+        pid = 0
+        for _ in range(11):
+            pid = next_broker(running, pid)
+            os.kill(pid, signal.SIGKILL)
+        outcome = running.end(LIMIT)
+        left = left_behind(running.run_dir)
+
+    assert outcome.code == 4, outcome.output
+    assert "the broker was killed by SIGKILL, after 10 restarts within 60 s" in outcome.output
+    assert left == []
+
+
+def next_broker(running: Job, before: int) -> int:
+    """
+    The pid of the broker that follows the one with the pid `before`.
+    """
+    path = running.run_dir / "pids" / "broker.pid"
+    until(lambda: path.exists() and int(path.read_text()) != before, "a new broker")
+    return int(path.read_text())
