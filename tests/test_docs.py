@@ -5,13 +5,17 @@ The documentation says what the code does: commands, settings, variables, rooms,
 import dataclasses
 import re
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
+from tft_chaos.spec import Phase
 
 from tft import config
+from tft.cli import verdicts
 from tft.cli.main import tft
 from tft.cli.settings import settings_of
+from tft.core.report import SECONDS, job_report
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -109,6 +113,32 @@ def test_the_contract_names_no_option_that_is_not_there() -> None:
 
     assert named <= set(options("run"))
     assert len(named) == 10
+
+
+def test_the_contract_has_every_exit_code() -> None:
+    """
+    When `tft run` can end with a code, then the contract says what it means.
+    """
+    codes = re.findall(r"^\| (\d+) \|", section("docs/contracts.md", "Exit codes"), re.MULTILINE)
+
+    assert set(map(int, codes)) == {*verdicts.RESULTS, verdicts.REFUSED}
+
+
+def test_the_contract_has_every_phase_of_a_step() -> None:
+    """
+    When chaos can strike in a phase, then the contract says where that is.
+    """
+    assert tuple(rows(section("docs/contracts.md", "Step and phases"))) == get_args(Phase)
+
+
+def test_the_contract_has_every_part_of_the_report() -> None:
+    """
+    When a report names a span or a key, then the contract has it too.
+    """
+    page = section("docs/contracts.md", "Report")
+    written = job_report("completed", 0, 0, [])
+
+    assert all(f'"{name}"' in page for name in (*SECONDS, *written))
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.__name__)
