@@ -21,7 +21,7 @@ SLOT_BYTES = 256 * 1024
 """For one capture with its header. A CPU's RNG and a data position take 5 KB, each GPU a few bytes."""
 
 _SLOTS = 4
-"""Two captures (window opened, window closed) of the last two steps."""
+"""Two captures (as the window closed, and before that) of the last two steps."""
 _HEAD_BYTES = 4096
 _SIZE = _HEAD_BYTES + _SLOTS * SLOT_BYTES
 
@@ -105,8 +105,8 @@ class Page:
 
     def capture(self, step: int, private: bytes, closed: bool) -> None:
         """
-        Keep the private state of `step`, taken as its update window closed, or (not `closed`) as
-        it opened. About 2 us for 5 KB.
+        Keep the private state of `step`, taken as its update window closed, or (not `closed`)
+        before that. About 1 us for 5 KB.
 
         Raises `UsageError` for a state longer than `CAPTURE_LIMIT`.
         """
@@ -149,8 +149,8 @@ class Page:
 
     def private(self) -> dict[int, bytes]:
         """
-        The captures that are whole, by step. Of one step, the one taken at the close of its
-        window goes before the one taken at its opening.
+        The captures that are whole, by step. Of one step, the one taken as its window closed
+        goes before the earlier one.
         """
         captures: dict[int, bytes] = {}
         for tag, private in sorted(self._whole()):

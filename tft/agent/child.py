@@ -12,6 +12,10 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 
 class Child:
     """
@@ -103,8 +107,12 @@ class Child:
 
 def write_pid(path: Path, pid: int) -> None:
     """
-    Write a pid file: whoever reads it finds the whole number or no file.
+    Write a pid file: whoever reads it finds the whole number or no file. It is for others to
+    read, so a disk that is full is logged and no reason to stop.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(str(pid))
-    draft.replace(path)
+    try:
+        draft.write_text(str(pid))
+        draft.replace(path)
+    except OSError as error:
+        log.warning("pid_not_written", path=str(path), why=error.strerror)

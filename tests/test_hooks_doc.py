@@ -1,0 +1,56 @@
+"""
+docs/hooks.md and tft/hooks.py: the same hooks, with the same arguments.
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from tft.hooks import AdaptorSpecs, PluginSpecs
+
+PAGE = (Path(__file__).parents[1] / "docs" / "hooks.md").read_text()
+
+
+def specified(specs: type) -> list[str]:
+    """
+    The hooks of a class of specifications, in its order, as headings have them.
+    """
+    return [
+        f"{name}({', '.join(list(inspect.signature(function).parameters)[1:])})"
+        for name, function in vars(specs).items()
+        if name.startswith("tft_")
+    ]
+
+
+def documented(section: str) -> dict[str, str]:
+    """
+    The headings in a section of the page, and the text under each.
+    """
+    [text] = re.findall(rf"(?ms)^## {section}\n(.*?)(?=^## |\Z)", PAGE)
+    return dict(re.findall(r"(?ms)^### (.*?)\n(.*?)(?=^### |\Z)", text))
+
+
+@pytest.mark.parametrize(
+    ("specs", "section"),
+    [(AdaptorSpecs, "Hooks of an adaptor"), (PluginSpecs, "Hooks of a plugin")],
+)
+def test_every_hook_is_documented_with_its_arguments(specs: type, section: str) -> None:
+    """
+    When a hook is specified, the page has it under its name and arguments, in the same order.
+    """
+    assert list(documented(section)) == specified(specs)
+    assert all(text.strip() for text in documented(section).values())
+
+
+def test_every_hook_of_an_adaptor_says_its_thread() -> None:
+    """
+    When an adaptor's hook is documented, the thread it is called on is named.
+    """
+    silent = [
+        hook
+        for hook, text in documented("Hooks of an adaptor").items()
+        if not re.search(r"(?i)(main|training|control|transfer)\s+thread", text)
+    ]
+    assert silent == []
