@@ -4,13 +4,16 @@ The run directory: who may use it, and what the launcher leaves in it.
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tft import checkpoint
 from tft.cli.rundir import FreshReport, check_run_dir, run_dir_of, write_job
 from tft.config import JobSettings
-from tft.errors import UsageError
+from tft.errors import CheckpointCorrupt, UsageError
 
 
 @pytest.fixture
@@ -70,6 +73,65 @@ def test_an_earlier_story_is_not_written_over(settings: JobSettings) -> None:
 
     with pytest.raises(UsageError, match="add --resume to continue it"):
         check_run_dir(settings, node=0)
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ({"nproc_per_node": 4}, "is of a job of 2 ranks and cannot be resumed with 4"),
+        ({"adaptor": "fake"}, "written by the adaptor 'pytorch' and cannot be resumed with 'fake'"),
+    ],
+)
+def test_another_job_cannot_resume_a_checkpoint(
+    settings: JobSettings, other: dict[str, Any], sentence: str
+) -> None:
+    """
+    When the world size or the adaptor is not the checkpoint's, then both are in the sentence.
+    """
+    saved(settings)
+    again = replace(settings, nproc_per_node=2, resume=True)
+
+    check_run_dir(again, node=0)
+    with pytest.raises(UsageError, match=sentence):
+        check_run_dir(replace(again, **other), node=0)
+
+
+def test_a_damaged_checkpoint_is_refused(settings: JobSettings) -> None:
+    """
+    When a byte of a checkpoint has changed, then the file, the digest it should have and the one
+    it has are named.
+    """
+    file = saved(settings) / "private-rank0.bin"
+    expected = checkpoint.digest_file(file.parent, file.name).digest
+    file.write_bytes(b"positiom")
+    found = checkpoint.digest_file(file.parent, file.name).digest
+
+    with pytest.raises(CheckpointCorrupt, match=rf"{file.name}.*{expected}.*{found}"):
+        check_run_dir(replace(settings, nproc_per_node=2, resume=True), node=0)
+
+
+def test_a_checkpoint_that_was_not_finished_is_none(settings: JobSettings) -> None:
+    """
+    When all there is was never committed, then there is nothing to resume from.
+    """
+    final = saved(settings)
+    final.rename(checkpoint.partial(final))
+
+    with pytest.raises(UsageError, match="there is no usable checkpoint in"):
+        check_run_dir(replace(settings, nproc_per_node=2, resume=True), node=0)
+
+
+def saved(settings: JobSettings) -> Path:
+    """
+    A checkpoint of two ranks of the adaptor `pytorch`.
+    """
+    final = settings.run_dir / "checkpoints" / "step-00000007"
+    partial = checkpoint.partial(final)
+    partial.mkdir(parents=True)
+    files = [checkpoint.write_private(partial, 0, b"position")]
+    manifest = checkpoint.manifest(step=7, world=2, adaptor="pytorch", files=files)
+    checkpoint.commit(partial, final, manifest)
+    return final
 
 
 def test_a_file_is_no_run_directory(settings: JobSettings) -> None:
