@@ -290,7 +290,8 @@ class PluginSpecs:
     @hookspec
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        An order of an incident is about to be carried out (training thread).
+        An order of an incident is about to be carried out (training thread). `step` is the one
+        this rank is at; for `regroup` the one that everyone is heading for.
         """
 
     # ------------------------------------------------------------ in an agent
@@ -305,7 +306,9 @@ class PluginSpecs:
     # ------------------------------------------------------------ in the report
 
     @hookspec(firstresult=True)
-    def tft_fault_moment(self, run_dir: Path, kind: str, rank: int | None, seen: float) -> float | None:
+    def tft_fault_moment(
+        self, run_dir: Path, kind: str, rank: int | None, seen: float
+    ) -> float | None:
         """
         When a fault really happened (CLOCK_MONOTONIC), if this plugin knows; `seen` is when its
         first evidence was.

@@ -55,7 +55,7 @@ def regroup(**which: int) -> Regroup:
     """
     A regroup for rank 0.
     """
-    return Regroup(**key(**which), to=(0,), name="g", host="h", port=1)
+    return Regroup(**key(**which), to=(0,), step=4, name="g", host="h", port=1)
 
 
 def order(machine: RankMachine, name: OrderName, what: RankOrder, at: float) -> list[RankCommand]:

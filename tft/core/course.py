@@ -318,7 +318,12 @@ class Course:
         host, port = self._job.store or ("", 0)
         name = f"{self._job.name}/{self._job.incident.number}.{self._job.incident.round}"
         regroup = Regroup(
-            **self._job.key(), to=tuple(self._job.seats), name=name, host=host, port=port
+            **self._job.key(),
+            to=tuple(self._job.seats),
+            step=step + 1,
+            name=name,
+            host=host,
+            port=port,
         )
         self._job.issue(regroup, limit=self._job.policy.regroup)
         if self._fresh() and self._job.resume is not None:

@@ -380,6 +380,8 @@ class Regroup:
     incident: int
     round: int
     to: tuple[int, ...]
+    step: int
+    """The first step that will be computed in them."""
     name: str
     host: str
     port: int

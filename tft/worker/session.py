@@ -32,6 +32,7 @@ from tft.protocol.messages import (
     Joined,
     Position,
     Ready,
+    Regroup,
     Resume,
     SavedFile,
     Trained,
@@ -161,7 +162,7 @@ class Session:
 
         Raises `UsageError` for what the adaptor cannot handle. `Any`: the framework's own types.
         """
-        self._adaptor.hook.tft_watch(contributing=self._contributing)
+        self._adaptor.hook.tft_watch(contributing=self.contributing)
         self._adaptor.hook.tft_adopt(parts=parts, wrap=wrap)
         self._adopted = True
         self._observers.adopted(parts)
@@ -261,7 +262,10 @@ class Session:
         if step >= self._leave_after:
             raise Interrupted
 
-    def _contributing(self) -> None:
+    def contributing(self) -> None:
+        """
+        The adaptor says: from here on the others can finish the step without this rank.
+        """
         self._contributed = self._capture()
         self._page.capture(self.completed + 1, self._contributed, False)
 
@@ -320,9 +324,10 @@ class Session:
         failure: str | None = None
         files: tuple[SavedFile, ...] = ()
         try:
-            self._observers.order(execute.name, execute.order.incident, self.step)
+            heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
+            self._observers.order(execute.name, execute.order.incident, heading)
             files = self._hands.carry_out(execute.order)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (an order that fails is answered, not raised)
             failure = f"{type(error).__name__}: {error}"
             log.warning("order_failed", order=execute.name, why=failure)
         self._control.tell(self._done(execute, began, failure, files))

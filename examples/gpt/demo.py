@@ -1,0 +1,195 @@
+"""
+The demo: train the small GPT twice, once left alone and once with two ranks killed, one of them
+rank 0, and compare: every loss of every rank, and the final state, bit for bit.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+TRAIN = Path(__file__).with_name("train.py")
+SPEC = "kill:rank=2,step={0},phase=update", "kill:rank=0,step={1},phase=backward"
+PHASES = ("detect", "freeze", "clear", "await", "rebuild", "repair", "rollback", "resume", "total")
+
+
+class Tail:
+    """
+    The lines that are added to a file of JSON lines.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def news(self) -> Iterator[dict[str, Any]]:  # Any: JSON
+        """
+        The whole lines since the last call. A file that was cut back is read from its new end.
+        """
+        if not self._path.exists():
+            return
+        content = self._path.read_bytes()
+        self._read = min(self._read, len(content))
+        whole = content[self._read : content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            yield json.loads(line)
+
+
+class Progress:
+    """
+    What the records of a run say about its ranks, as they are written.
+    """
+
+    def __init__(self, run_dir: Path, ranks: int) -> None:
+        self._story = Tail(run_dir / "story.jsonl")
+        self._losses = [Tail(run_dir / f"steps-rank{r}.jsonl") for r in range(ranks)]
+        self.step = [0] * ranks
+        self.loss = [float("nan")] * ranks
+        self.state = ["starting"] * ranks
+        self.process = [0] * ranks
+
+    def update(self) -> None:
+        """
+        Reads what is new.
+        """
+        for rank, losses in enumerate(self._losses):
+            for row in losses.news():
+                self.step[rank], self.loss[rank] = row["step"], float.fromhex(row["loss"])
+        for line in self._story.news():
+            self._tell(line["kind"], line["body"])
+
+    def _tell(self, kind: str, body: dict[str, Any]) -> None:  # Any: JSON
+        rank = body.get("rank")
+        states = {"Joined": "joined", "Ready": "waiting", "Exited": "[red]lost[/red]",
+                  "Finished": "finished", "Faulted": "[red]fault[/red]"}  # fmt: skip
+        if rank is None:
+            return
+        if kind == "Spawned":
+            self.process[rank] = body["pid"]
+            self.state[rank] = "[yellow]starting[/yellow]" if body["incarnation"] else "starting"
+        elif kind == "Answered":
+            resumed = body["order"] == "resume"
+            self.state[rank] = "[green]training[/green]" if resumed else body["order"]
+        elif kind in states:
+            self.state[rank] = states[kind]
+
+    def table(self, title: str) -> Table:
+        """
+        One row per rank.
+        """
+        table = Table(title=title)
+        for name in ("rank", "process", "step", "loss", "state"):
+            table.add_column(name, justify="left" if name == "state" else "right", min_width=8)
+        for rank, step in enumerate(self.step):
+            loss, pid = f"{self.loss[rank]:.4f}", str(self.process[rank])
+            table.add_row(str(rank), pid, str(step), loss, self.state[rank])
+        return table
+
+
+def train(title: str, run_dir: Path, steps: int, ranks: int, chaos: list[str]) -> int:
+    """
+    One run, shown while it goes on; its exit code.
+    """
+    struck = [word for spec in chaos for word in ("--chaos", spec)]
+    command = [
+        sys.executable, "-m", "tft", "run", "--nproc-per-node", str(ranks),
+        "--run-dir", str(run_dir), *struck, str(TRAIN), "--steps", str(steps),
+    ]  # fmt: skip
+    progress = Progress(run_dir, ranks)
+    output = run_dir.with_suffix(".out")
+    with output.open("w") as out, Live(progress.table(title), refresh_per_second=12) as live:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        running = True
+        while running:
+            try:
+                process.wait(timeout=0.08)
+                running = False
+            except subprocess.TimeoutExpired:
+                pass  # it trains: show how far it is
+            progress.update()
+            live.update(progress.table(title))
+    if process.returncode:
+        print(output.read_text(), file=sys.stderr)
+    return process.returncode
+
+
+def same(run_dir: Path, other: Path, pattern: str, *, drop: str = "") -> bool:
+    """
+    The files of both runs that match say the same, apart from one key of their rows.
+    """
+
+    def told(directory: Path) -> dict[str, list[dict[str, Any]]]:  # Any: JSON
+        files = sorted(directory.glob(pattern))
+        rows = {f.name: f.read_text() for f in files}
+        return {
+            name: [
+                {k: v for k, v in json.loads(line).items() if k != drop}
+                for line in (text.splitlines() if drop else [text])
+            ]
+            for name, text in rows.items()
+        }
+
+    return told(run_dir) == told(other) != {}
+
+
+def summary(report: dict[str, Any], losses: bool, state: bool) -> Table:  # Any: JSON
+    """
+    Each incident, and the verdict.
+    """
+    table = Table(title="what happened (seconds; phases overlap)")
+    for name in ("incident", "fault", "strategy", "step", "lost", *PHASES):
+        table.add_column(name, justify="right")
+    for incident in report["incidents"]:
+        seconds = incident["seconds"]
+        faults = ", ".join(f"{f['kind']}, rank {f['rank']}" for f in incident["faults"])
+        cells = ["-" if seconds[p] is None else f"{seconds[p]:.3f}" for p in PHASES]
+        table.add_row(
+            str(incident["id"]), faults, incident["strategy"], str(incident["step"]),
+            str(incident["steps_lost"]), *cells,
+        )  # fmt: skip
+    verdict = "bit-identical" if losses and state else "[red]DIFFERENT[/red]"
+    table.caption = (
+        f"losses of all ranks and steps: {'the same' if losses else 'different'}; "
+        f"final digests: {'the same' if state else 'different'}: {verdict}"
+    )
+    return table
+
+
+def main() -> int:
+    """
+    Both runs and the comparison; 0 if they are the same.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--ranks", type=int, default=4)
+    args = parser.parse_args()
+    runs = Path(tempfile.mkdtemp(prefix="tft-demo-"))
+    chaos = [spec.format(args.steps // 3, 2 * args.steps // 3) for spec in SPEC]
+    calm, struck = runs / "undisturbed", runs / "struck"
+    for title, run_dir, specs in (
+        ("undisturbed", calm, []),
+        (f"with {', '.join(chaos)}", struck, chaos),
+    ):
+        code = train(title, run_dir, args.steps, args.ranks, specs)
+        if code:
+            return code
+    losses = same(calm, struck, "steps-rank*.jsonl", drop="time")
+    state = same(calm, struck, "final-rank*.json")
+    report = json.loads((struck / "report.json").read_text())
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(summary(report, losses, state))
+    console.print(f"the records of both runs: {runs}")
+    return 0 if losses and state and len(report["incidents"]) == len(chaos) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""
+The example, on real torch, with its ranks killed, hung and broken in every phase: each run is
+compared bit for bit with the undisturbed one.
+
+`make test` runs a covering part of the table, several incidents to a job; `make soak` runs every
+row of it, a job each.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import GPT_STEPS
+from tests.e2e.jobs import ROOT, Outcome, identical, run
+
+PHASES = ("forward", "backward", "collective", "update", "between")
+STEPS = ("--steps", str(GPT_STEPS))
+
+
+def chaos(*specs: str) -> list[str]:
+    """
+    Options for `tft run`.
+    """
+    return [word for spec in specs for word in ("--chaos", spec)]
+
+
+def recovered(incident: dict[str, Any], rank: int, kind: str = "process") -> None:  # Any: JSON
+    """
+    One fault, one new process, everybody else kept, nothing lost.
+    """
+    assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [(kind, rank)]
+    assert incident["strategy"] == "recover"
+    assert incident["pids_kept"] is True
+    assert incident["processes_started"] == 1
+    assert incident["steps_lost"] == 0
+
+
+def test_a_rank_killed_in_any_phase_changes_nothing(
+    tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When a rank, rank 0 included, is killed in each phase of a step in turn, then each time it
+    is one incident, one process is started, and losses and final state are those of the
+    undisturbed run.
+    """
+    victims = dict(zip(PHASES, (0, 1, 2, 3, 0), strict=True))
+    specs = [
+        f"kill:rank={rank},step={7 * (turn + 1)},phase={phase}"
+        for turn, (phase, rank) in enumerate(victims.items())
+    ]
+    outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, gpt_undisturbed)
+    assert [(c["phase"], c["rank"], c["step"]) for c in outcome.chaos()] == [
+        (phase, rank, 7 * (turn + 1)) for turn, (phase, rank) in enumerate(victims.items())
+    ]
+    assert len(outcome.incidents) == len(PHASES)
+    for incident, (phase, rank) in zip(outcome.incidents, victims.items(), strict=True):
+        recovered(incident, rank)
+        fault = incident["faults"][0]
+        done = phase in ("update", "between")  # the sums were complete: that step counts
+        assert incident["step"] == fault["step"] + (done and phase == "update")
+        assert incident["seconds"]["detect"] is not None
+
+
+def test_a_second_victim_during_the_repair_joins_the_incident(
+    tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When a survivor, and in another incident the replacement itself, is killed while groups are
+    formed, then it is one incident with two faults each, and nothing changes.
+    """
+    specs = (
+        "kill:rank=1,step=10,phase=forward", "kill:rank=2,step=10,phase=repair",
+        "kill:rank=3,step=25,phase=update", "kill:rank=3,step=25,phase=repair",
+    )  # fmt: skip
+    outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, gpt_undisturbed)
+    first, second = outcome.incidents
+    assert [f["rank"] for f in first["faults"]] == [1, 2]
+    assert [f["rank"] for f in second["faults"]] == [3, 3]
+    for incident in (first, second):
+        assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
+        assert incident["processes_started"] == 2
+
+
+def test_faults_that_are_raised_are_retried_without_a_new_process(
+    tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When a rank reports a device memory fault in the middle of its update, and another one a
+    broken connection, then every process is kept and the state is copied anew.
+    """
+    specs = (
+        "raise:rank=1,step=10,phase=update,kind=memory",
+        "raise:rank=0,step=18,phase=forward,kind=memory",
+        "raise:rank=2,step=26,phase=backward,kind=network",
+    )
+    outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, gpt_undisturbed)
+    kinds = [i["faults"][0]["kind"] for i in outcome.incidents]
+    assert kinds == ["memory", "memory", "network"]
+    for incident in outcome.incidents:
+        assert (incident["strategy"], incident["pids_kept"]) == ("retry", True)
+        assert (incident["processes_started"], incident["steps_lost"]) == (0, 0)
+
+
+@pytest.mark.timeout(200)
+def test_a_rank_that_hangs_or_is_stopped_is_found_and_replaced(
+    tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When a training thread blocks, blocks with the interpreter held, or its process is stopped,
+    then that rank is found within the limit, its stack is kept, and nothing changes.
+    """
+    specs = (
+        "hang:rank=1,step=12,phase=forward",
+        "hang:rank=2,step=20,phase=backward,gil=held",
+        "stop:rank=3,step=28,phase=forward",
+    )
+    outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS, limit=150)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, gpt_undisturbed)
+    assert len(outcome.incidents) == 3
+    for incident, rank in zip(outcome.incidents, (1, 2, 3), strict=True):
+        recovered(incident, rank, "hang")
+        (fault,) = incident["faults"]
+        assert "most recent call first" in fault["evidence"]
+        assert "train.py" in fault["evidence"]
+        assert incident["seconds"]["detect"] < 30
+
+
+@pytest.mark.timeout(200)
+def test_a_job_that_cannot_recover_is_dumped_and_resumed_bit_for_bit(
+    tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When recovery is not enabled and a rank dies in its update, then the survivors save one copy
+    of everything and the exit code is 3; the same command with --resume goes on bit for bit.
+    """
+    options = ("--enable", "dump", *chaos("kill:rank=0,step=15,phase=update"))
+    outcome = run(tmp_path / "run", *options, arguments=STEPS)
+    assert outcome.code == 3, outcome.output
+    assert outcome.report["result"] == "dumped"
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["step"], incident["pids_kept"]) == ("dump", 16, None)
+    resumed = run(tmp_path / "run", *options, "--resume", arguments=STEPS)
+    assert resumed.code == 0, resumed.output
+    identical(resumed, gpt_undisturbed)
+    assert len(resumed.incidents) == 1
+
+
+def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
+    """
+    When the model raises something that is no fault, then nobody is restarted, the traceback is
+    shown once with its rank and step, and the exit code is 3.
+    """
+    outcome = run(
+        tmp_path / "run", *chaos("raise:rank=2,step=8,kind=bug"), arguments=("--steps", "20")
+    )
+    assert outcome.code == 3, outcome.output
+    (incident,) = outcome.incidents
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("software", 2, 8)]
+    assert incident["processes_started"] == 0
+    assert outcome.output.count("ValueError: chaos") == 1
+
+
+@pytest.mark.timeout(240)
+def test_a_model_of_thirty_million_parameters_survives_the_same(tmp_path: Path) -> None:
+    """
+    When the state is a third of a gigabyte, then it is copied and nothing changes.
+    """
+    arguments = ("--steps", "6", "--size", "small")
+    calm = run(tmp_path / "calm", arguments=arguments, limit=120)
+    assert calm.code == 0, calm.output
+    outcome = run(
+        tmp_path / "run", *chaos("kill:rank=0,step=4,phase=update"), arguments=arguments, limit=120
+    )
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm)
+    recovered(outcome.incidents[0], 0)
+
+
+def test_the_losses_are_those_of_the_ordinary_script(
+    tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When the same training runs under torchrun without tft, then every loss is the same, bit for
+    bit: being survivable changes no number.
+    """
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone",
+        str(ROOT / "examples" / "gpt" / "plain.py"), *STEPS, "--out", str(tmp_path),
+    ]  # fmt: skip
+    subprocess.run(
+        command, check=True, timeout=90, cwd=ROOT, capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    plain = Outcome(code=0, output="", run_dir=tmp_path)
+    assert plain.rows() == gpt_undisturbed.rows()
+    finals = gpt_undisturbed.finals()
+    assert {r: f["parameters"] for r, f in plain.finals().items()} == {
+        r: f["parameters"] for r, f in finals.items()
+    }
+
+
+# ---------------------------------------------------------------- the whole table
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_rank_in_every_phase(
+    phase: str, rank: int, tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When any rank is killed in any phase, then it is one incident and nothing changes.
+    """
+    outcome = run(
+        tmp_path / "run", *chaos(f"kill:rank={rank},step=20,phase={phase}"), arguments=STEPS
+    )
+    assert outcome.code == 0, outcome.output
+    identical(outcome, gpt_undisturbed)
+    (incident,) = outcome.incidents
+    recovered(incident, rank)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("second", range(4))
+def test_every_rank_as_second_victim(
+    first: int, second: int, tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When any rank is killed while the death of any rank is repaired, then it is one incident and
+    nothing changes.
+    """
+    specs = (f"kill:rank={first},step=20", f"kill:rank={second},phase=repair")
+    outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, gpt_undisturbed)
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
+    assert incident["processes_started"] == 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("phase", ["forward", "backward", "update", "between"])
+def test_every_rank_with_a_memory_fault(
+    phase: str, rank: int, tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When any rank reports a device memory fault in any phase, then it is retried and nothing
+    changes.
+    """
+    spec = f"raise:rank={rank},step=20,phase={phase},kind=memory"
+    outcome = run(tmp_path / "run", *chaos(spec), arguments=STEPS)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, gpt_undisturbed)
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["pids_kept"]) == ("retry", True)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("how", ["hang", "hang-gil", "stop"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_kind_of_hang_in_every_phase(
+    how: str, phase: str, tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When a rank hangs in any phase, in any way, then it is named, replaced, and nothing changes.
+    """
+    action, _, gil = how.partition("-")
+    spec = f"{action}:rank=2,step=20,phase={phase}" + (",gil=held" if gil else "")
+    outcome = run(tmp_path / "run", *chaos(spec), arguments=STEPS, limit=150)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, gpt_undisturbed)
+    (incident,) = outcome.incidents
+    recovered(incident, 2, "hang")
