@@ -1,11 +1,8 @@
 """
-The example: its data, its record, and that two runs of it go the same way bit for bit.
+The example: its data, its model, its record. Whole runs of it are in `tests/e2e`.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +12,8 @@ import torch.distributed as dist
 from corpus import BUDGET, Batches, load_corpus
 from gpt import GPT, SIZES, make_optimizer, make_scheduler
 from record import Record
-from torch._C._distributed_c10d import HashStore, TCPStore
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-EXAMPLE = Path(__file__).parent.parent / "examples" / "gpt"
-
-PATIENCE = 60.0
-"""Seconds for four processes to import torch and train a few steps on a busy machine."""
-
 
 # ---------------------------------------------------------------- the data
 
@@ -191,33 +182,3 @@ def test_what_the_state_came_to_is_a_file_of_its_own(tmp_path: Path) -> None:
     Record(tmp_path, 1).finish({"parameters": "00ff"})
 
     assert json.loads((tmp_path / "final-rank1.json").read_text()) == {"parameters": "00ff"}
-
-
-# ---------------------------------------------------------------- whole runs
-
-
-def run_plain(out: Path, *, ranks: int, steps: int) -> list[list[tuple[int, str]]]:
-    """
-    `plain.py` as torchrun runs it; the rows of every rank.
-    """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": "1",
-    }
-    script = str(EXAMPLE / "plain.py")
-    command = [sys.executable, script, "--steps", str(steps), "--out", str(out)]
-    processes = [
-        subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=subprocess.DEVNULL)
-        for rank in range(ranks)
-    ]
-    try:
-        assert [process.wait(PATIENCE) for process in processes] == [0] * ranks
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [steps_of(out, rank) for rank in range(ranks)]

@@ -6,14 +6,12 @@ until all ranks have joined in. The victim stands at its first gradient, which c
 collective of its own, and waits there until all peers have left their marks and sleep.
 """
 
-import json
-import os
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from tft_chaos.actions import ChaosMissed
+from tft_chaos.marks import Marks
 from tft_chaos.proc import MainThread, main_thread
 
 PATIENCE = 30.0
@@ -24,43 +22,6 @@ GLANCES = 6
 
 PAUSE = 0.005
 """Seconds between two looks; longer than a thread on its way to sleep takes for it."""
-
-
-class Marks:
-    """
-    Which ranks have all their gradients of a step: a file for each that has.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self._directory = run_dir / "chaos"
-
-    def leave(self, rank: int, step: int) -> None:
-        """
-        This process, which holds `rank`, is about to enter its last collective of `step`.
-        """
-        self._directory.mkdir(parents=True, exist_ok=True)
-        draft = self._directory / f".inside-rank{rank}.{os.getpid()}"
-        draft.write_text(json.dumps({"step": step, "pid": os.getpid()}))
-        draft.replace(self._path(rank))
-
-    def wipe(self, rank: int) -> None:
-        """
-        What was marked belongs to an attempt at the step that is over.
-        """
-        self._path(rank).unlink(missing_ok=True)
-
-    def pid(self, rank: int, step: int) -> int | None:
-        """
-        The process of a rank that has left its mark at this step.
-        """
-        try:
-            mark = json.loads(self._path(rank).read_text())
-        except FileNotFoundError:
-            return None
-        return int(mark["pid"]) if mark["step"] == step else None
-
-    def _path(self, rank: int) -> Path:
-        return self._directory / f"inside-rank{rank}"
 
 
 def await_peers(marks: Marks, peers: Sequence[int], step: int) -> dict[str, object]:
@@ -77,7 +38,7 @@ def await_peers(marks: Marks, peers: Sequence[int], step: int) -> dict[str, obje
                 f"chaos: the ranks {list(peers)} were not all inside a collective of step {step} "
                 f"within {PATIENCE:.0f} s; last seen: {glances[-1:]}"
             )
-        pids = {rank: marks.pid(rank, step) for rank in peers}
+        pids = {rank: marks.inside(rank, step) for rank in peers}
         glance = {rank: None if pid is None else main_thread(pid) for rank, pid in pids.items()}
         if any(seen is None or seen.state != "S" for seen in glance.values()):
             glances = []

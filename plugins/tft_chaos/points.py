@@ -11,7 +11,8 @@ from functools import wraps
 
 from tft.hooks import SessionView
 from tft_chaos.actions import ChaosMissed, Theirs, act, flip
-from tft_chaos.collective import Marks, await_peers
+from tft_chaos.collective import await_peers
+from tft_chaos.marks import Marks
 from tft_chaos.record import Firing, Ledger
 from tft_chaos.spec import Bitflip, Hang, Kill, Raise, Slow, Spec, Stop
 
@@ -173,7 +174,7 @@ def mark_collectives(
     def seen(number: int, of: int) -> None:
         step = session.step
         if number == of and any(s.step <= step < s.step + s.count for s in specs):
-            marks.leave(session.rank, step)
+            marks.enter(step)
 
     watch_gradients(model, seen)
 

@@ -8,7 +8,7 @@ from typing import assert_never
 from tft.hooks import SessionView, hookimpl
 from tft.protocol.messages import OrderName
 from tft_chaos.actions import Theirs
-from tft_chaos.collective import Marks
+from tft_chaos.marks import Marks
 from tft_chaos.points import (
     Blow,
     flip_bit,
@@ -35,7 +35,7 @@ def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None
             continue
         if spec.target.rank == session.rank:
             blows.append(Blow(index, spec, session, ledger))
-        elif spec.phase == "collective":
+        elif spec.phase in ("collective", "repair"):
             joining.append(spec)
     return Striker(session, blows, joining) if blows or joining else None
 
@@ -49,13 +49,15 @@ class Striker:
         self, session: SessionView, blows: Sequence[Blow], joining: Sequence[Spec]
     ) -> None:
         """
-        `blows` are aimed at this rank; where others wait for their peers, in `joining`, it is one.
+        `blows` are aimed at this rank; those in `joining` at others, who need to know where it is.
         """
         self._session = session
         self._blows = blows
         self._joining = joining
-        self._marks = Marks(session.run_dir)
-        self._marks.wipe(session.rank)
+        specs = [*joining, *(blow.spec for blow in blows)]
+        self._repairs = any(spec.phase == "repair" for spec in specs)
+        self._marks = Marks(session.run_dir, session.rank)
+        self._marks.leave()
         self._optimizer: Theirs = None
 
     @hookimpl
@@ -64,8 +66,9 @@ class Striker:
         Take up position.
         """
         model, self._optimizer = parts["model"], parts["optimizer"]
-        if self._joining:
-            mark_collectives(self._joining, self._marks, self._session, model)
+        collectives = [spec for spec in self._joining if spec.phase == "collective"]
+        if collectives:
+            mark_collectives(collectives, self._marks, self._session, model)
         for blow in self._blows:
             self._watch(blow, model)
 
@@ -104,8 +107,14 @@ class Striker:
         """
         Within an incident; incident 0 is the start of the job, in which nothing has to be repaired.
         """
-        self._marks.wipe(self._session.rank)
+        self._marks.leave()
+        if not incident or not self._repairs:
+            return
+        self._marks.met(incident, step)
+        # a replacement knows no step before it has its state; the others have stopped by the time
+        # it gets its first order, and they know
+        reached = self._marks.furthest(incident)
         for blow in self._blows:
-            wanted = blow.spec.phase == "repair" and blow.spec.order == order
-            if wanted and incident and step >= blow.spec.step and not blow.spent:
-                blow.fall(step, {"order": order, "incident": incident})
+            wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent
+            if wanted and reached >= blow.spec.step:
+                blow.fall(reached, {"order": order, "incident": incident})

@@ -20,6 +20,7 @@ import pytest
 from tft_chaos.proc import main_thread
 
 from tests.plugins.stage import Scene
+from tft.protocol.messages import OrderName
 
 Start = Callable[[Scene], ForkServerProcess]
 
@@ -184,6 +185,23 @@ def test_a_repair_waits_for_the_step_it_names(start: Start, tmp_path: Path) -> N
     process.join(PATIENCE)
 
     assert (process.exitcode, firings(tmp_path)) == (0, {})
+
+
+def test_a_replacement_learns_the_step_of_an_incident_from_the_others(
+    start: Start, tmp_path: Path
+) -> None:
+    """
+    When `repair` names a step, and the victim is a process that has no state yet, then it is
+    struck in an incident that met the others at that step.
+    """
+    chaos = ("kill:rank=0,phase=repair,step=25",)
+    orders: tuple[tuple[OrderName, int], ...] = (("stop", 2), ("regroup", 2))
+    survivor = Scene(run_dir=tmp_path, chaos=chaos, rank=1, first=25, last=25, orders=orders)
+    start(survivor).join(PATIENCE)
+
+    firing = killed(start, Scene(run_dir=tmp_path, chaos=chaos, incarnation=1, orders=orders))
+
+    assert (firing["step"], firing["evidence"]) == (25, {"order": "regroup", "incident": 2})
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "update", "between"])

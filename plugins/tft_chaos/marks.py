@@ -1,0 +1,58 @@
+"""
+What the ranks of a job tell each other for the sake of chaos: small files in the run directory.
+"""
+
+import json
+import os
+from pathlib import Path
+
+
+class Marks:
+    """
+    The marks of all ranks; a rank leaves only its own.
+    """
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self._directory = run_dir / "chaos"
+        self._rank = rank
+
+    def enter(self, step: int) -> None:
+        """
+        This process is about to enter its last collective of `step`.
+        """
+        self._write(f"inside-rank{self._rank}", {"step": step, "pid": os.getpid()})
+
+    def leave(self) -> None:
+        """
+        What was marked belongs to an attempt at the step that is over.
+        """
+        (self._directory / f"inside-rank{self._rank}").unlink(missing_ok=True)
+
+    def inside(self, rank: int, step: int) -> int | None:
+        """
+        The process of a rank that has marked its entry at this step.
+        """
+        try:
+            mark = json.loads((self._directory / f"inside-rank{rank}").read_text())
+        except FileNotFoundError:
+            return None
+        return int(mark["pid"]) if mark["step"] == step else None
+
+    def met(self, incident: int, step: int) -> None:
+        """
+        This rank stands at `step` in an incident.
+        """
+        self._write(f"met-{incident}-rank{self._rank}", step)
+
+    def furthest(self, incident: int) -> int:
+        """
+        The step at which an incident has met the rank that was furthest.
+        """
+        met = self._directory.glob(f"met-{incident}-rank*")
+        return max((int(path.read_text()) for path in met), default=0)
+
+    def _write(self, name: str, mark: object) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        draft = self._directory / f".{name}.{os.getpid()}"
+        draft.write_text(json.dumps(mark))
+        draft.replace(self._directory / name)
