@@ -233,6 +233,7 @@ def test_a_second_death_joins_the_incident(order: type, second: int) -> None:
     (incident,) = job.reports()
     assert (incident["strategy"], incident["step"]) == ("recover", 4)
     assert incident["processes_started"] == started
+    assert {fault["step"] for fault in incident["faults"]} == {4}
     assert job.state is State.HEALTHY
 
 

@@ -25,6 +25,7 @@ from tft.cli.rundir import (
     write_atomically,
     write_job,
 )
+from tft.cli.summary import summary
 from tft.cli.verdicts import COMPLETED, DUMPED, FAILED, REFUSED, RESULTS, Restarts, ended, exit_code
 from tft.clock import SystemClock
 from tft.core.delivery import Outbox
@@ -57,6 +58,8 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
                 say("the job ended without a report")
             else:
                 write_atomically(plan.report, text)
+    for line in summary(report.incidents()) if plan.leads else ():
+        say(line)
     if code == DUMPED:
         say(
             "the job ended with a last checkpoint: the same command, with "

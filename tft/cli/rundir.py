@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tft import checkpoint
 from tft.config import JobSettings
@@ -113,6 +114,20 @@ class FreshReport:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / REPORT
         self._earlier = self._stamp()
+        self._told = 0 if self._earlier is None else len(self._read()["incidents"])
+
+    def incidents(self) -> list[dict[str, Any]]:  # Any: JSON
+        """
+        The incidents of this run alone; a resumed job's report begins with the earlier ones.
+        """
+        if self.text() is None:
+            return []
+        incidents: list[dict[str, Any]] = self._read()["incidents"]
+        return incidents[self._told :]
+
+    def _read(self) -> dict[str, Any]:  # Any: JSON
+        report: dict[str, Any] = json.loads(self._path.read_text())
+        return report
 
     def text(self) -> str | None:
         """

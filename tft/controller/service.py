@@ -31,8 +31,8 @@ from tft.protocol.topics import BEATS, ORDERS, REPORTS
 
 REPEAT = 0.1
 """Seconds between repetitions of orders that are not answered."""
-LEAD = 0.25
-"""Seconds between two `Lead`s when there is nothing new to acknowledge."""
+LEAD = 1.0
+"""Seconds between two `Lead`s when there is nothing new to acknowledge: every rank reads each."""
 FAREWELL = 3.0
 """Seconds for the agents to hear that the job is over, and to leave."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)

@@ -353,7 +353,7 @@ class Machine:
         evidence = message.stack or seat.doomed or _how(message.code)
         if seat.blame == "hang" and message.stopped:
             evidence = f"the process was stopped (SIGSTOP)\n{evidence}"
-        step = message.position.step + 1
+        step = self._step_of(message, was)
         if self._blamed(seat):
             self._update_evidence(seat, evidence)
         elif was is not Process.READY and message.code >= 0:
@@ -369,6 +369,16 @@ class Machine:
             self._course.fault("process", seat.rank, step, message.at, evidence)
         self._course.lost(seat)
         return None
+
+    def _step_of(self, message: Exited, was: Process) -> int:
+        """
+        The step that was being computed; for a process that had not come so far, the one that
+        the others wait to compute.
+        """
+        repaired = was is Process.READY and self._job.seats[message.rank].repaired
+        if message.incarnation == 0 or repaired:
+            return message.position.step + 1
+        return self._job.incident.step or self._job.incident.furthest + 1
 
     def _left_late(self, seat: Seat, message: Exited) -> None:
         """
@@ -462,7 +472,7 @@ class Machine:
             case "save":
                 self._job.saved |= {file.name: file for file in message.files}
             case "resume":
-                seat.training = True
+                seat.training = seat.repaired = True
             case "fetch" | "load":
                 seat.trusted = True
             case "rollback":

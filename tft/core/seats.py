@@ -52,6 +52,8 @@ class Seat:
     trusted: bool = True
     training: bool = False
     finished: bool = False
+    repaired: bool = False
+    """This process has been in the loop: its position is the job's."""
     doomed: str = ""
     """Why the agent was told to end it; empty while it was not."""
     blame: str = ""
@@ -82,7 +84,7 @@ class Seat:
         self.pid = self.started = 0
         self.held = None
         self.trusted = True
-        self.training = self.finished = False
+        self.training = self.finished = self.repaired = False
         self.doomed = self.blame = ""
         self.position = START
         self.spawned = at

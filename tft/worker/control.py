@@ -85,6 +85,7 @@ class Control:
         self._refused = ""
         self._timer: asyncio.TimerHandle | None = None
         self._closing = asyncio.Event()
+        self._owing = asyncio.Event()
 
     def start(self, joined: Joined) -> None:
         """
@@ -168,9 +169,12 @@ class Control:
 
     async def _repeat(self, bus: Bus) -> None:
         while True:
+            await self._owing.wait()  # a rank that owes nothing does not even wake up
             await asyncio.sleep(REPEAT)
             for number, message in self._outbox.pending():
                 bus.publish(REPORTS, message, number=number)
+            if not self._outbox.pending():
+                self._owing.clear()
 
     def _hear(self, message: object) -> None:
         rank = self._settings.rank
@@ -190,6 +194,7 @@ class Control:
 
     def _post(self, message: RankReport) -> None:
         number = self._outbox.add(message)
+        self._owing.set()
         if self._bus is not None:
             self._bus.publish(REPORTS, message, number=number)
 
