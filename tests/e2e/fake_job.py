@@ -15,7 +15,7 @@ import tft
 from tft.testing.adaptor import group
 
 path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
-from record import Record  # noqa: E402 (a neighbour of the example, which is no package)
+from record import Record
 
 parser = argparse.ArgumentParser()
 parser.add_argument("steps", type=int)

@@ -320,7 +320,7 @@ class Machine:
         evidence = message.traceback or message.summary
         self._course.fault(message.kind, seat.rank, message.step, message.at, evidence)
         if message.kind == "software":
-            self._course.force(f"a user's own bug is not retried: {message.summary}")
+            self._course.force("a user's own bug is not retried")
 
     def _known(self, message: Faulted) -> bool:
         """
