@@ -79,6 +79,8 @@ class Progress:
         elif kind == "Answered":
             resumed = body["order"] == "resume"
             self.state[rank] = "[green]training[/green]" if resumed else body["order"]
+        elif kind == "Exited" and body["code"] == 0:
+            self.state[rank] = "done"
         elif kind in states:
             self.state[rank] = states[kind]
 

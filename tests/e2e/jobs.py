@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,3 +179,28 @@ def identical(outcome: Outcome, undisturbed: Outcome) -> None:
     assert outcome.rows() == undisturbed.rows()
     assert outcome.finals() == undisturbed.finals()
     assert undisturbed.finals()
+
+
+def until(fact: Callable[[], bool], what: str, limit: float = 20.0) -> None:
+    """
+    Waits for a fact that no event tells: a file's content, a process in the kernel's table.
+    """
+    end = time.monotonic() + limit
+    while not fact():
+        assert time.monotonic() < end, f"{what} did not come true in {limit} s"
+        time.sleep(0.01)
+
+
+def reached(running: Job, step: int) -> Callable[[], bool]:
+    """
+    Rank 0 has begun this step.
+    """
+    path = running.run_dir / "steps-rank0.jsonl"
+    return lambda: path.exists() and path.read_text().count("\n") >= step
+
+
+def strike(running: Job, name: str) -> None:
+    """
+    kill -9, by pid.
+    """
+    os.kill(running.pid(name), signal.SIGKILL)

@@ -4,41 +4,29 @@ fake framework.
 """
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import FAKE, FAKE_STEPS
-from tests.e2e.jobs import Job, Outcome, identical, job, left_behind, run
+from tests.e2e.jobs import (
+    Outcome,
+    identical,
+    job,
+    left_behind,
+    reached,
+    run,
+    strike,
+    until,
+)
 from tft.controller.story import last_run
 from tft.page import Page
 
 LIMIT = 60.0
-
-
-def until(fact: Callable[[], bool], what: str, limit: float = 20.0) -> None:
-    """
-    Waits for a fact that no event tells: a file's content, a process in the kernel's table.
-    """
-    end = time.monotonic() + limit
-    while not fact():
-        assert time.monotonic() < end, f"{what} did not come true in {limit} s"
-        time.sleep(0.01)
-
-
-def reached(running: Job, step: int) -> Callable[[], bool]:
-    """
-    Rank 0 has begun this step.
-    """
-    path = running.run_dir / "steps-rank0.jsonl"
-    return lambda: path.exists() and path.read_text().count("\n") >= step
 
 
 def fast(run_dir: Path, *options: str, steps: int = FAKE_STEPS, more: tuple[str, ...] = ()):  # type: ignore[no-untyped-def] # a context manager of `job`
@@ -46,13 +34,6 @@ def fast(run_dir: Path, *options: str, steps: int = FAKE_STEPS, more: tuple[str,
     The fast job, of four ranks.
     """
     return job(run_dir, "--adaptor", "fake", *options, script=FAKE, arguments=(str(steps), *more))
-
-
-def strike(running: Job, name: str) -> None:
-    """
-    kill -9, by pid.
-    """
-    os.kill(running.pid(name), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("part", ["broker", "controller", "store-0"])

@@ -7,6 +7,7 @@ row of it, a job each.
 """
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import GPT_STEPS
-from tests.e2e.jobs import ROOT, Outcome, identical, run
+from tests.e2e.jobs import ROOT, Outcome, identical, job, reached, run, strike, until
 
 PHASES = ("forward", "backward", "collective", "update", "between")
 STEPS = ("--steps", str(GPT_STEPS))
@@ -281,3 +282,27 @@ def test_every_kind_of_hang_in_every_phase(
     identical(outcome, gpt_undisturbed)
     (incident,) = outcome.incidents
     recovered(incident, 2, "hang")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_at_moments_nobody_chose(seed: int, tmp_path: Path) -> None:
+    """
+    When ranks and parts are killed at random moments, some at once, then each run ends with the
+    losses and the state of the undisturbed one.
+    """
+    chance = random.Random(seed)
+    steps = ("--steps", "150")
+    calm = run(tmp_path / "calm", arguments=steps)
+    targets = ["rank-0", "rank-1", "rank-2", "rank-3", "broker", "controller", "store-0"]
+    with job(tmp_path / "run", arguments=steps) as running:
+        step = 3
+        while step < 140:
+            until(reached(running, step), f"step {step}", limit=60)
+            strike(running, chance.choice(targets))
+            step += chance.choice([0, 1, 5, 20])
+        outcome = running.end(200)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm)
+    assert all(incident["steps_lost"] == 0 for incident in outcome.incidents)
