@@ -72,7 +72,7 @@ def step_time(kind: str, where: Path) -> float:
         command, stdout=quiet, stderr=quiet, check=True, cwd=ROOT, timeout=120, env=environment
     )
     rows = [json.loads(line) for line in (where / "steps-rank0.jsonl").read_text().splitlines()]
-    times = [row["time"] for row in rows][WARM:]
+    times: list[float] = [row["time"] for row in rows][WARM:]
     return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 

@@ -2,6 +2,7 @@
 The story of a run on disk: whole, in order, and enough to go on from.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,18 +60,11 @@ def test_the_story_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> N
     assert last_run(path, "j") is None
     write(path, OPENED, EVENTS)
     assert last_run(path, "k") is None
-    write(path, Opened(**{**vars_of(OPENED), "job": "k"}), EVENTS[:1])
+    write(path, replace(OPENED, job="k"), EVENTS[:1])
     told = last_run(path, "k")
     assert told is not None
     assert told[1] == EVENTS[:1]
     assert path.read_bytes().count(b"\n") == 7
-
-
-def vars_of(opened: Opened) -> dict[str, object]:
-    """
-    The fields of a frozen, slotted dataclass.
-    """
-    return {name: getattr(opened, name) for name in opened.__slots__}
 
 
 def test_a_line_its_writer_did_not_live_to_finish_is_cut_off(tmp_path: Path) -> None:
