@@ -56,10 +56,22 @@ def test_silence_beyond_the_limit_is_a_stall() -> None:
     When nobody has moved for longer than the limit, then the silence is returned.
     """
     watch, at = learnt(0.1)
-    assert watch.heard(beat(at + 1.9, 11, moved=at), at + 1.9) is None
-    silence = watch.heard(beat(at + 2.5, 11, moved=at), at + 2.5)
-    assert silence is not None
-    assert silence > 2.0
+    silences = [
+        watch.heard(beat(at + after, 11, moved=at), at + after) for after in (0.5, 1.0, 1.9, 2.5)
+    ]
+    assert silences[:3] == [None, None, None]
+    assert silences[3] is not None
+    assert silences[3] > 2.0
+
+
+def test_a_machine_that_was_paused_is_not_a_rank_that_hangs() -> None:
+    """
+    When the agent itself was silent, then everyone on its node stood still with it, and the
+    silence begins anew.
+    """
+    watch, at = learnt(0.1)
+    assert watch.heard(beat(at + 30.0, 11, moved=at), at + 30.0) is None
+    assert watch.heard(beat(at + 30.9, 11, moved=at), at + 30.9) is None
 
 
 def test_a_beat_that_comes_late_is_not_a_rank_that_hangs() -> None:

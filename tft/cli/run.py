@@ -58,8 +58,11 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
                 say("the job ended without a report")
             else:
                 write_atomically(plan.report, text)
-    for line in summary(report.incidents()) if plan.leads else ():
-        say(line)
+    if plan.leads:
+        for line in summary(report.incidents()):
+            say(line)
+        if code not in (COMPLETED, DUMPED):
+            say(f"the job did not complete: {report.why()}")
     if code == DUMPED:
         say(
             "the job ended with a last checkpoint: the same command, with "

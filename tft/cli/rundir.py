@@ -125,6 +125,12 @@ class FreshReport:
         incidents: list[dict[str, Any]] = self._read()["incidents"]
         return incidents[self._told :]
 
+    def why(self) -> str:
+        """
+        Why the job ended; empty while that is not written.
+        """
+        return "" if self.text() is None else str(self._read()["why"])
+
     def _read(self) -> dict[str, Any]:  # Any: JSON
         report: dict[str, Any] = json.loads(self._path.read_text())
         return report

@@ -282,9 +282,7 @@ class Controller:
             return min(known, default=None)
 
         incidents = [incident_report(each, moment) for each in self._machine.incidents]
-        report = job_report(
-            outcome.result, self._machine.last_step, outcome.code, [*self._earlier(), *incidents]
-        )
+        report = job_report(outcome, self._machine.last_step, [*self._earlier(), *incidents])
         _write_whole(run_dir / "report.json", json.dumps(report, indent=1))
 
 

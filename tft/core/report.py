@@ -5,6 +5,7 @@ The report of a job (schema 1), made from its incidents. The words are those of
 
 from collections.abc import Callable, Sequence
 
+from tft.core.commands import JobOver
 from tft.core.incident import Fault, Incident
 
 SECONDS = ("detect", "freeze", "clear", "await", "rebuild", "repair", "rollback", "resume")
@@ -51,16 +52,17 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
 
 
 def job_report(
-    result: str, steps: int, code: int, incidents: Sequence[dict[str, object]]
+    outcome: JobOver, steps: int, incidents: Sequence[dict[str, object]]
 ) -> dict[str, object]:
     """
     The whole report; `incidents` are those of earlier runs of a resumed job, then this one's.
     """
     return {
         "schema": 1,
-        "result": result,
+        "result": outcome.result,
+        "why": outcome.why,
         "steps": steps,
-        "exit_code": code,
+        "exit_code": outcome.code,
         "incidents": list(incidents),
     }
 

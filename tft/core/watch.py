@@ -12,6 +12,8 @@ from tft.protocol.messages import Beat
 
 LEARNT = 5
 """Steps seen before their times are believed: the first ones warm caches up."""
+ASLEEP = 1.0
+"""Seconds between two beats as sent: after more, the whole node was paused, not one rank of it."""
 REMEMBERED = 64
 """Steps remembered: enough for a median, few enough to follow a job that changes."""
 
@@ -27,6 +29,7 @@ class Watch:
         self._last: dict[int, tuple[int, int, float]] = {}  # rank: incarnation, step, moved
         self._moved = float("-inf")
         self._beats: dict[int, float] = {}
+        self._sent: dict[int, float] = {}
 
     def limit(self) -> float:
         """
@@ -55,6 +58,9 @@ class Watch:
         a delayed beat is not a rank that hangs.
         """
         self._beats[beat.node] = at
+        if beat.at - self._sent.get(beat.node, beat.at) > ASLEEP:
+            self._moved = max(self._moved, beat.at)
+        self._sent[beat.node] = beat.at
         training = [pulse for pulse in beat.pulses if pulse.training]
         for pulse in training:
             last = self._last.get(pulse.rank)

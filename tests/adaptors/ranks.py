@@ -1,0 +1,429 @@
+"""
+Rank processes for the tests of the adaptor: each holds a training state and does with the adaptor
+what a session would do, one request at a time. A second thread answers in their stead of the
+control thread.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import tft_pytorch as adaptor
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.lr_scheduler import LRScheduler
+
+PATIENCE = 30.0
+"""Seconds a test waits for an answer before it fails."""
+
+WIDTH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """
+    What a rank trains.
+    """
+
+    optimizer: str = "adamw"
+    norm: str = "layer"
+    wrapped: bool = True
+    wrapper: dict[str, Any] = field(default_factory=dict)  # Any: arguments of DDP
+    backwards: int = 1
+    """Micro-batches of a step, each with its own sums."""
+
+
+class Net(nn.Module):
+    """
+    Two megabytes of parameters, so that DDP makes more than one bucket of them; a tied and a
+    frozen parameter, dropout, and a norm that may keep running statistics.
+    """
+
+    def __init__(self, norm: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(7))
+        self.norm = nn.BatchNorm1d(WIDTH) if norm == "batch" else nn.LayerNorm(WIDTH)
+        self.mask: Tensor
+        self.dropout = nn.Dropout(0.2)
+        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last.weight = self.first.weight
+        self.frozen = nn.Parameter(torch.randn(WIDTH), requires_grad=False)
+        self.register_buffer("mask", torch.ones(WIDTH, dtype=torch.bool), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        (batch, WIDTH) to the same.
+        """
+        x = self.first(x) + self.frozen
+        for layer in self.layers:
+            x = x + self.dropout(torch.tanh(layer(self.norm(x))))
+        return self.last(x * self.mask)  # type: ignore[no-any-return]  # torch has no types here
+
+
+class Batches:
+    """
+    Random batches, the same for the same rank and position.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._position = 0
+
+    def next(self) -> Tensor:
+        """
+        The batch at the position, which moves on.
+        """
+        self._position += 1
+        generator = torch.Generator().manual_seed(1000 * self._rank + self._position)
+        return torch.randn(4, WIDTH, generator=generator)
+
+    def state_dict(self) -> dict[str, int]:
+        """
+        The position.
+        """
+        return {"position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """
+        To that position.
+        """
+        self._position = state["position"]
+
+
+def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    """
+    Two groups, one of them without decay.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=torch.tensor(1e-3) if kind == "tensor_lr" else 1e-3)
+
+
+class Actor:
+    """
+    In the rank's process: its methods are the requests.
+    """
+
+    def adopt(self, rank: int, recipe: Recipe) -> None:
+        """
+        Set up as a script does, and hand over.
+        """
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.recipe = recipe
+        self.net = Net(recipe.norm)
+        self.optimizer = make_optimizer(recipe.optimizer, self.net)
+        self.scheduler: LRScheduler = torch.optim.lr_scheduler.MultiStepLR(
+            self.optimizer, [2, 4], gamma=0.5
+        )
+        self.data = Batches(rank)
+        self.step = 0
+        self.privates: dict[int, bytes] = {}
+        self.kept: list[Any] = []  # Any: whatever a test's function leaves
+        torch.manual_seed(100 + rank)
+        parts = {
+            "model": self.net,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "data": self.data,
+        }
+        wrap = (lambda: DDP(self.net, **recipe.wrapper)) if recipe.wrapped else None
+        adaptor.tft_adopt(parts, wrap)
+
+    def form(self, name: str, port: int, rank: int, world: int) -> None:
+        """
+        The process groups alone.
+        """
+        adaptor.tft_regroup(name, "127.0.0.1", port, rank, world)
+
+    def build(self) -> None:
+        """
+        The wrapper.
+        """
+        self.model = adaptor.tft_rebuild()
+
+    def roll_back(self, step: int, private: bytes | None) -> None:
+        """
+        To the end of `step`; None: what was captured here.
+        """
+        if private is None and step == 0 and 0 not in self.privates:
+            self.privates[0] = adaptor.tft_capture()
+        if private is not None:
+            self.privates[step] = private  # as the page does, which outlives the process
+        adaptor.tft_rollback(self.privates[step])
+        self.step = step
+
+    def train(self, last: int) -> list[tuple[str, str]]:
+        """
+        Up to step `last`; of each step the loss and a digest of the summed gradients.
+        """
+        told = []
+        while self.step < last:
+            told.append(self.half_step())
+            self.privates[self.step + 1] = adaptor.tft_capture()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.privates[self.step + 1] = adaptor.tft_capture()
+            self.step += 1
+            self.optimizer.zero_grad()
+        return told
+
+    def half_step(self) -> tuple[str, str]:
+        """
+        A step up to its update window.
+        """
+        for _ in range(self.recipe.backwards):
+            loss = self.model(self.data.next()).square().mean()
+            loss.backward()
+        digest = xxhash.xxh3_128()
+        for parameter in self.net.parameters():
+            if parameter.grad is not None:
+                digest.update(parameter.grad.numpy().data)
+        return loss.item().hex(), digest.hexdigest()
+
+    def private(self, step: int) -> bytes:
+        """
+        What was captured at the end of `step`.
+        """
+        return self.privates[step]
+
+    def interrupt(self) -> None:
+        """
+        Half a step, the opening of its window, and no more of it: a fault struck elsewhere.
+        """
+        self.half_step()
+        adaptor.tft_capture()
+
+    def clear(self) -> None:
+        """
+        As after an exception has left the loop.
+        """
+        self.model = None
+        adaptor.tft_clear()
+
+    def give(self) -> tuple[bytes, list[bytes]]:
+        """
+        The shard.
+        """
+        parcel = adaptor.tft_give("dense")
+        return parcel.meta, [bytes(buffer.view) for buffer in parcel.buffers]
+
+    def take(self, meta: bytes, contents: list[bytes]) -> None:
+        """
+        The shard of another rank.
+        """
+        buffers = adaptor.tft_take("dense", meta)
+        for buffer, content in zip(buffers, contents, strict=True):
+            buffer.view[:] = content
+        adaptor.tft_taken("dense", meta)
+
+    def save(self, directory: Path) -> list[str]:
+        """
+        A checkpoint.
+        """
+        return list(adaptor.tft_save(directory, "dense"))
+
+    def load(self, directory: Path) -> None:
+        """
+        What `save` wrote.
+        """
+        adaptor.tft_load(directory, "dense")
+
+    def digests(self) -> dict[str, str]:
+        """
+        As at the end of a job.
+        """
+        return dict(adaptor.tft_digests())
+
+    def damage(self) -> None:
+        """
+        The state is no longer to be trusted.
+        """
+        with torch.no_grad():
+            for parameter in self.net.parameters():
+                parameter.fill_(float("nan"))
+        for kept in self.optimizer.state.values():
+            kept.clear()
+        self.scheduler.step()
+
+    def all_reduce(self) -> float:
+        """
+        Ones, summed.
+        """
+        ones = torch.ones(100_000)
+        dist.all_reduce(ones)
+        return float(ones[0])
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:  # Any: the test's own
+        """
+        A function of the test's own, given this actor.
+        """
+        return function(self, *arguments)
+
+    def quiesce(self) -> None:
+        """
+        On the second thread.
+        """
+        adaptor.tft_quiesce()
+
+    def waits(self) -> bool:
+        """
+        On the second thread: whether the training thread may be waiting for others.
+        """
+        return adaptor.tft_waiting(sys._current_frames()[_main_thread()])
+
+    def forms(self) -> bool:
+        """
+        On the second thread: whether the training thread is forming a group.
+        """
+        frame: FrameType | None = sys._current_frames()[_main_thread()]
+        while frame is not None and frame.f_code.co_name != "tft_regroup":
+            frame = frame.f_back
+        return frame is not None
+
+
+def _main_thread() -> int:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    return ident
+
+
+def perform(work: Connection, control: Connection) -> None:
+    """
+    What a rank's process runs: requests of `work` on this thread, of `control` on another.
+    """
+    actor = Actor()
+    threading.Thread(target=_serve, args=(actor, control), daemon=True).start()
+    _serve(actor, work)
+
+
+def _serve(actor: Actor, requests: Connection) -> None:
+    while True:
+        try:
+            name, arguments = requests.recv()
+        except EOFError:
+            return
+        try:
+            answer = getattr(actor, name)(*arguments)
+        except Exception as error:  # noqa: BLE001 (the test is told)
+            kind = adaptor.tft_classify(error)
+            answer = Failure(f"{type(error).__name__}: {error}", kind)
+        requests.send(answer)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """
+    What a request raised, and how the adaptor classifies it.
+    """
+
+    words: str
+    kind: str | None
+
+
+class Rank:
+    """
+    On the test's side: one rank's process.
+    """
+
+    def __init__(self, context: ForkServerContext) -> None:
+        self._work, work = context.Pipe()
+        self._control, control = context.Pipe()
+        self.process: BaseProcess = context.Process(target=perform, args=(work, control))
+        self.process.start()
+        work.close()
+        control.close()
+
+    def tell(self, request: str, *arguments: Any) -> None:  # Any: each request's own
+        """
+        Ask for something on the training thread, and do not wait.
+        """
+        self._work.send((request, arguments))
+
+    def hear(self) -> Any:  # Any: each request's own
+        """
+        The answer to what was asked first; a `Failure` where it raised.
+        """
+        return _await(self._work)
+
+    def ask(self, request: str, *arguments: Any) -> Any:  # Any: each request's own
+        """
+        The answer of the training thread; fails the test where it raised.
+        """
+        self.tell(request, *arguments)
+        return sound(self.hear())
+
+    def interject(self, request: str, *arguments: Any) -> Any:  # Any: each request's own
+        """
+        The answer of the second thread.
+        """
+        self._control.send((request, arguments))
+        return sound(_await(self._control))
+
+    def await_waiting(self) -> None:
+        """
+        Return once the training thread is where it waits for others.
+        """
+        while not self.interject("waits"):
+            pass
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """
+        The process does not run meanwhile.
+        """
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """
+        At once.
+        """
+        self.process.kill()
+        self.process.join()
+
+    def close(self) -> None:
+        """
+        Leave nothing behind.
+        """
+        self.kill()
+        self.process.close()
+        self._work.close()
+        self._control.close()
+
+
+def _await(connection: Connection) -> Any:  # Any: each request's own
+    if not connection.poll(PATIENCE):
+        raise TimeoutError(f"no answer within {PATIENCE:.0f} s")
+    return connection.recv()
+
+
+def sound(answer: Any) -> Any:  # Any: each request's own
+    """
+    The answer, if it is not a failure.
+    """
+    assert not isinstance(answer, Failure), answer
+    return answer

@@ -1,0 +1,166 @@
+"""
+What kinds of DDP are rebuilt, and which are refused.
+"""
+
+from typing import Any
+
+import pytest
+import tft_pytorch as adaptor
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel.distributed import _MixedPrecision
+
+from tests.adaptors.conftest import NewJob
+from tests.adaptors.ranks import WIDTH, Actor, Failure
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "complaint"),
+    [({"static_graph": True}, "static_graph"), ({"mixed_precision": "bf16"}, "mixed_precision")],
+)
+def test_a_ddp_whose_sums_cannot_be_repeated_is_refused(
+    job: NewJob, wrapper: dict[str, Any], complaint: str
+) -> None:
+    """
+    When `wrap` builds a DDP with an option that tft cannot carry over an incident, then the first
+    rebuild says so, before any step is trained.
+    """
+    one = job(1).ranks[0]
+    one.tell("call", rebuild_as, wrapper)
+    answer = one.hear()
+    assert isinstance(answer, Failure)
+    assert answer.words.startswith("UsageError: tft cannot rebuild")
+    assert complaint in answer.words
+
+
+def test_a_wrapper_that_sums_otherwise_than_before_is_refused(job: NewJob) -> None:
+    """
+    When `wrap` builds a DDP with other buckets after an incident, then that is an error, and not
+    a job that goes on with other bits.
+    """
+    one = job(1).ranks[0]
+    one.ask("train", 2)
+    one.tell("call", rebuild_as, {"bucket_cap_mb": 0.5})
+    answer = one.hear()
+    assert isinstance(answer, Failure)
+    assert "must build the same one each time" in answer.words
+
+
+def test_a_rebuild_sets_off_no_hook_of_the_users(job: NewJob) -> None:
+    """
+    When parameters have hooks, then bringing a new DDP to its layout does not call them, and
+    leaves no gradient.
+    """
+    one = job(1).ranks[0]
+    one.ask("train", 3)
+    assert one.ask("call", rebuild_watched) == ([], True)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_layout_is_the_same_after_a_rebuild(job: NewJob, *, sparse: bool) -> None:
+    """
+    When a model has parameters of several types, with sparse gradients too, and several wrappers,
+    then DDP says of each rebuilt one that its buckets are those of the one before.
+    """
+    ranks = job(2)
+    ranks.all("clear")
+    ranks.all("call", adopt_mixed, sparse)
+    ranks.form()
+    before = ranks.all("call", train_mixed)
+    after = ranks.all("call", rebuild_mixed)
+    assert before[0] == before[1] == after[0] == after[1]
+    assert len(before[0]) == 2  # type: ignore[arg-type]  # lists
+
+
+# ---------------------------------------------------------------- in the rank's process
+
+
+def rebuild_as(actor: Actor, options: dict[str, Any]) -> None:
+    """
+    Rebuild, with a DDP of these options.
+    """
+    if options.get("mixed_precision"):
+        options["mixed_precision"] = _MixedPrecision(param_dtype=torch.bfloat16)
+    actor.recipe.wrapper.update(options)
+    actor.build()
+
+
+def rebuild_watched(actor: Actor) -> tuple[list[str], bool]:
+    """
+    Rebuild; which hooks were called, and whether all gradients are gone.
+    """
+    called: list[str] = []
+    for parameter in actor.net.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda _: called.append("hook"))  # type: ignore[no-untyped-call]  # torch has no types here
+    actor.build()
+    return called, all(parameter.grad is None for parameter in actor.net.parameters())
+
+
+class Mixed(nn.Module):
+    """
+    Two parts, each to be wrapped alone: large and small, of two types, with a sparse gradient.
+    """
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(100, WIDTH, sparse=sparse)
+        self.inner = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+        self.wide = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """
+        (batch) to (batch, WIDTH).
+        """
+        x = self.words(words)
+        for layer in (self.inner[3], self.inner[0], self.inner[4], self.inner[2], self.inner[1]):
+            x = layer(x)
+        return self.wide(x.double())  # type: ignore[no-any-return]  # torch has no types here
+
+
+def adopt_mixed(actor: Actor, sparse: bool) -> None:
+    """
+    Two models, each in its own wrapper, and one optimizer.
+    """
+    parts = nn.ModuleList(Mixed(sparse=sparse) for _ in range(2))
+    actor.optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
+    adaptor.tft_adopt(
+        {"model": parts, "optimizer": actor.optimizer},
+        lambda: [DDP(part, bucket_cap_mb=1) for part in parts],
+    )
+
+
+def train_mixed(actor: Actor) -> list[list[list[int]]]:
+    """
+    Three steps; the buckets of each wrapper.
+    """
+    wrapped = adaptor.tft_rebuild()
+    for _ in range(3):
+        for ddp in wrapped:
+            ddp(torch.tensor([1, 5, 1])).square().mean().backward()
+        actor.optimizer.step()
+        adaptor.tft_capture()
+        actor.optimizer.zero_grad()
+    return [buckets_of(ddp) for ddp in wrapped]
+
+
+def rebuild_mixed(_: Actor) -> list[list[list[int]]]:
+    """
+    Their buckets in the first backward after a rebuild.
+    """
+    wrapped = adaptor.tft_rebuild()
+    for ddp in wrapped:  # sparse buckets exist during a backward alone
+        ddp(torch.tensor([1, 5, 1])).square().mean().backward()
+    return [buckets_of(ddp) for ddp in wrapped]
+
+
+def buckets_of(ddp: Any) -> list[list[int]]:  # Any: the reducer has no types
+    """
+    As the reducer itself uses them, by the parameters in them.
+    """
+    places = {id(parameter): place for place, parameter in enumerate(ddp.module.parameters())}
+    return sorted(  # in which order buckets are summed changes no sum
+        [places[id(parameter)] for parameter in bucket.parameters()]
+        for bucket in ddp.reducer._get_zeros_like_grad_buckets()
+    )

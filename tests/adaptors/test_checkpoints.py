@@ -1,0 +1,161 @@
+"""
+Last checkpoints: another process goes on exactly from one, and so does plain torch.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tft_pytorch.adopted import adopt
+
+from tests.adaptors.conftest import NewJob
+from tests.adaptors.ranks import Recipe
+from tft import checkpoint
+from tft.errors import CheckpointCorrupt, OrderRefused
+
+BUILD = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 8))
+    model.tied = model[0]
+    optimizer = torch.optim.AdamW(
+        [{"params": model[0].parameters(), "lr": 0.01},
+         {"params": [*model[1].parameters(), *model[3].parameters()], "weight_decay": 0.0}]
+    )
+    return model, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], gamma=0.5)
+
+def train(model, optimizer, scheduler, steps):
+    losses = []
+    for step in steps:
+        torch.manual_seed(step)
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(loss.item().hex())
+    return losses
+"""
+
+PLAIN = """
+import sys
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+model, optimizer, scheduler = build()
+model_state, optimizer_state = get_state_dict(model, optimizer)
+state = {"model": model_state, "optim": optimizer_state, "scheduler": scheduler.state_dict()}
+dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)
+set_state_dict(
+    model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+)
+scheduler.load_state_dict(state["scheduler"])
+
+assert not [name for name in sys.modules if name.startswith("tft")]
+print(*train(model, optimizer, scheduler, range(3, 7)))
+"""
+
+
+def test_plain_torch_loads_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    """
+    When a script that knows nothing of tft loads model, optimizer and scheduler, then its next
+    losses are those of the job that was saved.
+    """
+    namespace: dict[str, Any] = {}
+    exec(BUILD, namespace)
+    model, optimizer, scheduler = namespace["build"]()
+    namespace["train"](model, optimizer, scheduler, range(3))
+    state = adopt({"model": model, "optimizer": optimizer, "scheduler": scheduler}, None)
+    state.save(tmp_path, "dense")
+    expected = namespace["train"](model, optimizer, scheduler, range(3, 7))
+
+    plain = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "-c", BUILD + PLAIN, str(tmp_path / "dense")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout.split() == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "completed"),
+    [
+        (Recipe(), 0),
+        (Recipe(), 3),
+        (Recipe(optimizer="sgd", norm="batch"), 1),
+        (Recipe(optimizer="tensor_lr"), 2),
+    ],
+    ids=["before the first step", "adamw", "sgd and batch norm", "tensor lr"],
+)
+def test_a_resumed_job_changes_no_bit(
+    job: NewJob, tmp_path: Path, recipe: Recipe, completed: int
+) -> None:
+    """
+    When one rank saves in the middle of a step, and fresh processes load that and their own
+    private state, then every later loss, gradient and final digest is as if nothing had happened.
+    """
+    saved = job(3, recipe)
+    saved.all("train", completed)
+    privates = saved.all("private", completed)
+    saved.all("interrupt")
+    saved.all("clear")
+    names = saved.ranks[1].ask("save", tmp_path)
+    saved.form()
+    saved.all("build")
+    saved.all("roll_back", completed, None)
+    expected = saved.all("train", 6), saved.all("digests")
+
+    resumed = job(3, recipe)
+    resumed.all("clear")
+    resumed.all("load", tmp_path)
+    resumed.form()
+    resumed.all("build")
+    for rank, private in zip(resumed.ranks, privates, strict=True):
+        rank.ask("roll_back", completed, private)
+
+    assert names == ["dense/.metadata", "dense/__0_0.distcp"]
+    assert all((tmp_path / name).is_file() for name in names)
+    assert (resumed.all("train", 6), resumed.all("digests")) == expected
+
+
+def test_saving_again_replaces_what_an_earlier_attempt_left(tmp_path: Path) -> None:
+    """
+    When a save is repeated, then no file of the earlier attempt is left among its files.
+    """
+    model = torch.nn.Linear(2, 2)
+    state = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
+    (tmp_path / "dense").mkdir()
+    (tmp_path / "dense" / "__1_0.distcp").write_bytes(b"of a saver that was killed")
+
+    names = state.save(tmp_path, "dense")
+
+    assert sorted(f"dense/{file.name}" for file in (tmp_path / "dense").iterdir()) == names
+    assert [checkpoint.digest_file(tmp_path, name).size > 0 for name in names] == [True, True]
+
+
+def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
+    """
+    When there is nothing, or a checkpoint that another program wrote, then that is said; and
+    there is one shard only.
+    """
+    model = torch.nn.Linear(2, 2)
+    state = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
+    with pytest.raises(CheckpointCorrupt, match="cannot be read"):
+        state.load(tmp_path, "dense")
+
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    save({"model": model.state_dict()}, checkpoint_id=tmp_path / "dense", no_dist=True)
+    with pytest.raises(CheckpointCorrupt, match=r"no entry tft\.meta"):
+        state.load(tmp_path, "dense")
+    with pytest.raises(OrderRefused, match="no 'sparse'"):
+        state.save(tmp_path, "sparse")

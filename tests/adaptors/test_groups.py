@@ -1,0 +1,275 @@
+"""
+Process groups: brought out of any wait, formed again, really freed.
+"""
+
+import os
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.adaptors.conftest import NewJob, Start
+from tests.adaptors.ranks import Actor, Failure, Rank, Recipe
+
+AT_ONCE = 2.0
+"""Seconds: far above the few milliseconds it takes, far below any time limit of torch."""
+
+
+def adopted(start: Start, number: int) -> Rank:
+    """
+    A rank that has adopted a state and formed no group.
+    """
+    rank = start()
+    rank.ask("adopt", number, Recipe(wrapped=False))
+    return rank
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """
+    What happens inside takes no longer.
+    """
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < seconds
+
+
+def test_quiesce_ends_a_collective_whose_peer_does_not_answer(job: NewJob) -> None:
+    """
+    When a peer is stopped in the middle of a sum, then `quiesce` makes the others raise, and all
+    three can form a group again and sum.
+    """
+    three = job(3, Recipe(wrapped=False))
+    with three.ranks[2].stopped():
+        for rank in three.ranks[:2]:
+            rank.tell("all_reduce")
+        answers = quiesced(three.ranks[:2])
+        assert [answer.kind for answer in answers] == ["network", "network"]
+
+    three.all("clear")
+    three.form()
+    assert three.all("all_reduce") == [3.0, 3.0, 3.0]
+
+
+def test_quiesce_ends_a_backward_whose_peer_does_not_answer(job: NewJob) -> None:
+    """
+    When DDP sums inside backward and a peer is stopped, then `quiesce` makes backward raise.
+    """
+    three = job(3)
+    three.all("train", 1)
+    with three.ranks[0].stopped():
+        for rank in three.ranks[1:]:
+            rank.tell("train", 2)
+        answers = quiesced(three.ranks[1:])
+        assert [answer.kind for answer in answers] == ["network", "network"]
+
+
+def test_quiesce_ends_the_forming_of_a_group_that_a_rank_never_joins(
+    start: Start, store: int
+) -> None:
+    """
+    When two of three ranks wait for the third, then `quiesce` makes them raise; the next group is
+    formed by those two and one that never waited.
+    """
+    ranks = [adopted(start, number) for number in range(3)]
+    for number, rank in enumerate(ranks[:2]):
+        rank.tell("form", "absent", store, number, 3)
+    assert [answer.words for answer in quiesced(ranks[:2])] == [
+        "OrderRefused: the forming of group 'absent' was called off"
+    ] * 2
+
+    for number, rank in enumerate(ranks):
+        rank.tell("form", "complete", store, number, 3)
+    assert [rank.hear() for rank in ranks] == [None, None, None]
+    for rank in ranks:
+        rank.tell("all_reduce")
+    assert [rank.hear() for rank in ranks] == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_quiesce_ends_the_wait_for_a_store_that_does_not_answer(
+    start: Start, *, listening: bool
+) -> None:
+    """
+    When nobody listens at the store's port, or somebody who never answers, then `quiesce` ends
+    the wait all the same.
+    """
+    rank = adopted(start, 0)
+    with closing(socket.socket()) as silent:
+        silent.bind(("127.0.0.1", 0))
+        if listening:
+            silent.listen()
+        rank.tell("form", "no store", silent.getsockname()[1], 0, 1)
+        while not rank.interject("forms"):
+            pass
+        with within(AT_ONCE + 1.0):  # an attempt to connect takes up to a second
+            rank.interject("quiesce")
+            answer = rank.hear()
+    assert isinstance(answer, Failure)
+    assert "called off" in answer.words
+
+
+def test_a_quiesce_that_came_before_does_not_stop_the_next_group(start: Start, store: int) -> None:
+    """
+    When `quiesce` is called while there is no group, then nothing happens, and a group forms.
+    """
+    rank = adopted(start, 0)
+    rank.interject("quiesce")
+    rank.ask("clear")
+    rank.interject("quiesce")
+    rank.ask("form", "alone", store, 0, 1)
+    assert rank.ask("all_reduce") == 1.0
+
+
+def test_quiesce_spares_every_other_connection(start: Start, store: int) -> None:
+    """
+    When the process has connections of its own, older than the group without any mark, or
+    younger and marked as Python marks them, then they work after `quiesce` as before.
+    """
+    rank = adopted(start, 0)
+    rank.ask("call", open_connection, "inheritable")
+    rank.ask("form", "spared", store, 0, 1)
+    rank.ask("call", open_connection, "closed on exec")
+    rank.interject("quiesce")
+    assert rank.ask("call", talk) == [b"hello", b"hello"]
+
+
+def test_clear_frees_groups_and_wrappers(job: NewJob) -> None:
+    """
+    When groups and wrappers are cleared after steps were trained, then no connection, thread or
+    wrapper is left of them, and `sys.excepthook` is what it was.
+    """
+    two = job(2)
+    two.all("clear")
+    before = two.all("call", left_over)
+    for _ in range(2):
+        two.form()
+        two.all("build")
+        two.all("train", 2)
+        two.all("call", watch_wrapper)
+        two.all("clear")
+
+    assert two.all("call", left_over) == before
+    assert two.all("call", wrappers_are_gone) == [True, True]
+
+
+def test_a_wrapper_that_the_user_keeps_does_no_harm(job: NewJob) -> None:
+    """
+    When something still refers to the old wrapper and its group, then its connections are shut,
+    its hooks are gone, and training goes on with the new one.
+    """
+    two = job(2)
+    two.all("train", 1)
+    two.all("call", keep_wrapper)
+    two.ranks[0].ask("clear")
+
+    two.ranks[1].tell("all_reduce")
+    assert isinstance(two.ranks[1].hear(), Failure)
+
+    two.ranks[1].ask("clear")
+    two.form()
+    two.all("build")
+    two.all("train", 3)
+    first, second = two.all("digests")
+    assert first["parameters"] == second["parameters"]  # type: ignore[index]  # dictionaries
+
+
+def test_the_users_own_groups_work_and_are_brought_down_too(job: NewJob) -> None:
+    """
+    When the script makes a group of its own, then `quiesce` ends a wait in it as well.
+    """
+    three = job(3, Recipe(wrapped=False))
+    assert three.all("call", sum_in_own_group) == [2.0, 2.0, 0.0]
+    with three.ranks[1].stopped():
+        three.ranks[0].tell("call", sum_in_own_group)
+        assert [answer.kind for answer in quiesced(three.ranks[:1])] == ["network"]
+
+
+def quiesced(ranks: list[Rank]) -> list[Failure]:
+    """
+    All wait for others; all are brought out of it, at once, by a call that may be repeated.
+    """
+    for rank in ranks:
+        rank.await_waiting()
+    with within(AT_ONCE):
+        for rank in [*ranks, *ranks]:
+            rank.interject("quiesce")
+        answers = [rank.hear() for rank in ranks]
+    return [answer for answer in answers if isinstance(answer, Failure)]
+
+
+# ---------------------------------------------------------------- in the rank's process
+
+
+def open_connection(actor: Actor, how: str) -> None:
+    """
+    A TCP connection of the process with itself.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        pair = (socket.create_connection(server.getsockname()), server.accept()[0])
+    for end in pair:
+        end.set_inheritable(how == "inheritable")
+    actor.kept.append(pair)
+
+
+def talk(actor: Actor) -> list[bytes]:
+    """
+    What comes out of each connection at the other end.
+    """
+    heard = []
+    for one, other in actor.kept:
+        one.sendall(b"hello")
+        heard.append(other.recv(5))
+    return heard
+
+
+def left_over(_: Actor) -> tuple[int, int, str]:
+    """
+    Sockets, threads, and who would show an exception.
+    """
+    sockets = 0
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists the directory
+            sockets += os.readlink(fd).startswith("socket:")
+    return sockets, len(os.listdir("/proc/self/task")), sys.excepthook.__qualname__
+
+
+def watch_wrapper(actor: Actor) -> None:
+    """
+    Without holding it.
+    """
+    actor.kept.append(weakref.ref(actor.model))
+
+
+def wrappers_are_gone(actor: Actor) -> bool:
+    """
+    All that were watched.
+    """
+    return all(watched() is None for watched in actor.kept)
+
+
+def keep_wrapper(actor: Actor) -> None:
+    """
+    As a careless script does.
+    """
+    actor.kept.append((actor.model, dist.group.WORLD))
+
+
+def sum_in_own_group(actor: Actor) -> float:
+    """
+    In a group of ranks 0 and 1, made the first time.
+    """
+    if not actor.kept:
+        actor.kept.append(dist.new_group([0, 1]))
+    ones = torch.ones(10)
+    if dist.get_rank() == 2:
+        return 0.0
+    dist.all_reduce(ones, group=actor.kept[0])
+    return float(ones[0])

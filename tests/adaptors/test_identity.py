@@ -1,0 +1,123 @@
+"""
+A job that lost a rank goes on bit for bit as one that lost none.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.adaptors.conftest import Job, NewJob
+from tests.adaptors.ranks import Recipe
+
+WORLD = 3
+"""With two ranks a sum has one order only, and nothing could be told from it."""
+
+LAST = 7
+
+RECIPES = {
+    "adamw": Recipe(),
+    "sgd": Recipe(optimizer="sgd", wrapper={"gradient_as_bucket_view": True}),
+    "tensor lr": Recipe(optimizer="tensor_lr"),
+    "batch norm": Recipe(norm="batch"),
+    "unused parameters looked for": Recipe(wrapper={"find_unused_parameters": True}),
+    "two sums a step": Recipe(backwards=2),
+}
+
+Record = tuple[list[object], list[object]]
+Undisturbed = Callable[[str], Record]
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Record]:
+    """
+    Records of undisturbed jobs, by recipe.
+    """
+    return {}
+
+
+@pytest.fixture
+def undisturbed(job: NewJob, known: dict[str, Record]) -> Undisturbed:
+    """
+    What every step's losses and gradients, and the digests at the end, are to be.
+    """
+
+    def undisturbed(recipe: str) -> Record:
+        if recipe not in known:
+            whole = job(WORLD, RECIPES[recipe])
+            known[recipe] = whole.all("train", LAST), whole.all("digests")
+        return known[recipe]
+
+    return undisturbed
+
+
+def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) -> None:
+    """
+    All have completed that many steps and are in the middle of the next one when the victim's
+    process is killed, or its memory is damaged; a survivor gives its state.
+    """
+    private = job.ranks[victim].ask("private", completed)
+    job.all("interrupt")
+    if process:
+        job.replace(victim)
+    else:
+        job.ranks[victim].ask("damage")
+    job.all("clear")
+    job.ranks[victim].ask("take", *job.ranks[(victim + 1) % WORLD].ask("give"))
+    job.form()
+    job.all("build")
+    for rank in job.ranks:
+        rank.ask("roll_back", completed, private if rank is job.ranks[victim] else None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "completed", "victim"),
+    [("adamw", completed, completed % WORLD) for completed in (0, 1, 2, 5)]
+    + [("sgd", 1, 0), ("sgd", 3, 2), ("tensor lr", 2, 1), ("batch norm", 0, 1)]
+    + [("batch norm", 3, 0), ("unused parameters looked for", 2, 1)]
+    + [("two sums a step", 0, 0), ("two sums a step", 1, 2)],
+)
+def test_the_loss_of_a_rank_changes_no_bit(
+    job: NewJob, undisturbed: Undisturbed, recipe: str, completed: int, victim: int
+) -> None:
+    """
+    When a rank is killed in the step after `completed` steps, then every later loss, sum of
+    gradients and final digest is that of the undisturbed run.
+    """
+    disturbed = job(WORLD, RECIPES[recipe])
+    before = disturbed.all("train", completed)
+
+    lose_a_rank(disturbed, victim, completed)
+
+    after = disturbed.all("train", LAST)
+    steps, final = undisturbed(recipe)
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert disturbed.all("digests") == final
+
+
+def test_the_repair_of_a_live_rank_changes_no_bit(job: NewJob, undisturbed: Undisturbed) -> None:
+    """
+    When a rank keeps its process but takes its state from another, then nothing differs either.
+    """
+    disturbed = job(WORLD, RECIPES["adamw"])
+    disturbed.all("train", 3)
+
+    lose_a_rank(disturbed, 1, 3, process=False)
+
+    steps, final = undisturbed("adamw")
+    assert disturbed.all("train", LAST) == [told[3:] for told in steps]  # type: ignore[index]  # lists
+    assert disturbed.all("digests") == final
+
+
+def test_losing_ranks_again_and_again_changes_no_bit(job: NewJob, undisturbed: Undisturbed) -> None:
+    """
+    When ranks are lost twice in the first step, then in the second, then one that has just been
+    replaced gives its state away, then still nothing differs.
+    """
+    disturbed = job(WORLD, RECIPES["batch norm"])
+
+    for victim, completed in ((0, 0), (2, 0), (1, 1), (0, 1), (2, 4)):
+        disturbed.all("train", completed)
+        lose_a_rank(disturbed, victim, completed)
+
+    disturbed.all("train", LAST)
+    assert disturbed.all("digests") == undisturbed("batch norm")[1]

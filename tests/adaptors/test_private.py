@@ -1,0 +1,268 @@
+"""
+The private state: cheap to capture, and the same draws after it was put back.
+"""
+
+import random
+import timeit
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from tft_pytorch.adopted import Adopted, adopt
+from tft_pytorch.running import INLINE
+from torch import Tensor, nn
+
+from tests.adaptors.ranks import Batches
+from tft.errors import MalformedMessage
+from tft.protocol.codec import pack, unpack
+
+
+def adopted(model: nn.Module | None = None, **parts: Any) -> Adopted:
+    """
+    A state with a plain optimizer.
+    """
+    model = model or nn.Linear(4, 4)
+    return adopt(
+        {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), **parts}, None
+    )
+
+
+def test_the_same_is_drawn_again_after_a_rollback() -> None:
+    """
+    When a captured state is put back, then the generators draw what they drew, and the data
+    continues where it was.
+    """
+    data = Batches(0)
+    state = adopted(data=data, rng=("torch", "python", "numpy"))
+
+    def draw() -> list[object]:
+        return [
+            torch.rand(3).tolist(),
+            random.random(),
+            random.gauss(0.0, 1.0),
+            numpy.random.rand(),
+            numpy.random.standard_normal(),
+            data.next().tolist(),
+        ]
+
+    draw()
+    private = state.capture()
+    drawn = draw()
+    state.rollback(private)
+
+    assert draw() == drawn
+
+
+def test_generators_that_were_not_named_are_left_alone() -> None:
+    """
+    When only torch's generator is kept, which is the default, then Python's goes its own way.
+    """
+    state = adopted()
+    private = state.capture()
+    drawn = random.random()
+    state.rollback(private)
+
+    assert random.random() != drawn
+
+
+def test_a_rollback_drops_the_gradients() -> None:
+    """
+    When a state is put back, then no gradient of the step that was given up is left.
+    """
+    model = nn.Linear(4, 4)
+    state = adopted(model)
+    model(torch.ones(1, 4)).sum().backward()
+
+    state.rollback(state.capture())
+
+    assert [parameter.grad for parameter in model.parameters()] == [None, None]
+
+
+def test_a_capture_costs_a_few_microseconds() -> None:
+    """
+    When torch's generator and a small position are captured, then in the best of many rounds it
+    takes far less than a window may cost.
+    """
+    state = adopted(data=Batches(0))
+
+    best = min(timeit.repeat(state.capture, number=200, repeat=20)) / 200
+
+    assert best < 6e-6
+
+
+@pytest.mark.parametrize("private", [b"\xc1", pack([]), pack({"data": 1})])
+def test_a_strangers_private_state_is_refused(private: bytes) -> None:
+    """
+    When the bytes are not what `capture` returns, then that is said.
+    """
+    with pytest.raises(MalformedMessage):
+        adopted().rollback(private)
+
+
+class Counting(nn.Module):
+    """
+    Its forward changes one buffer in place, puts another in place of the old, and has a norm.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.total: Tensor
+        self.last: Tensor
+        self.register_buffer("total", torch.zeros(size))
+        self.register_buffer("last", torch.zeros(4))
+        self.register_buffer("still", torch.arange(5))
+        self.register_buffer("absent", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        (batch, 4) to the same.
+        """
+        self.total += x.sum()
+        self.last = x[0].detach().clone()
+        return self.norm(self.layer(x))  # type: ignore[no-any-return]  # torch has no types here
+
+
+class Trainee:
+    """
+    A rank that trains `Counting`, with the calls a session makes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.model = Counting(size)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.state = adopt({"model": self.model, "optimizer": self.optimizer}, None)
+        self.state.rebuild()
+
+    def forward(self) -> None:
+        """
+        Half a step, up to the opening of its window.
+        """
+        self.model(torch.randn(3, 4)).sum().backward()
+        self.state.capture()
+
+    def train(self, steps: int) -> bytes:
+        """
+        Whole steps; the private state at the end of the last.
+        """
+        private = b""
+        for _ in range(steps):
+            self.forward()
+            self.optimizer.step()
+            private = self.state.capture()
+        return private
+
+    def buffers(self) -> list[Tensor]:
+        """
+        Copies of them.
+        """
+        return [buffer.clone() for buffer in self.model.buffers()]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    """
+    Whether all are equal.
+    """
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+SIZES = pytest.mark.parametrize("size", [10, INLINE])
+"""Of what the forward changes: small enough to go with the private state, and too large for it."""
+
+
+@SIZES
+@pytest.mark.parametrize("steps", [0, 3])
+def test_what_the_forward_pass_changes_is_rolled_back(size: int, steps: int) -> None:
+    """
+    When a step is given up after its forward, then buffers that the forward changed are as they
+    were at the end of the step before, in the first step and in any other, time after time.
+    """
+    rank = Trainee(size)
+    private = rank.state.capture()
+    if steps:
+        private = rank.train(steps)
+    expected = rank.buffers()
+
+    for _ in range(5):
+        rank.forward()
+        assert not same(rank.buffers(), expected)
+        rank.state.rollback(private)
+        assert same(rank.buffers(), expected)
+
+
+@SIZES
+def test_a_rank_gives_its_buffers_as_they_were_after_its_last_step(size: int) -> None:
+    """
+    When the loop was left in the middle of a step, then clearing brings back what the shard held
+    at the end of the last one: so it is given and saved.
+    """
+    rank = Trainee(size)
+    rank.state.rollback(rank.state.capture())
+    rank.train(2)
+    expected = rank.buffers()
+    rank.forward()
+
+    rank.state.clear()
+
+    assert same(rank.buffers(), expected)
+
+
+def test_what_was_taken_from_another_rank_is_not_wound_back() -> None:
+    """
+    When a second fault comes after a shard was taken and before the rollback, then clearing
+    leaves what was taken.
+    """
+    rank, other = Trainee(10), Trainee(10)
+    rank.train(1)
+    other.train(2)
+    parcel = other.state.give("dense")
+    for buffer, room in zip(parcel.buffers, rank.state.take("dense", parcel.meta), strict=True):
+        room.view[:] = buffer.view
+    rank.state.taken("dense", parcel.meta)
+
+    rank.state.clear()
+
+    assert same(rank.buffers(), other.buffers())
+
+
+def test_small_buffers_outlive_the_process() -> None:
+    """
+    When another process is given the private state, then it has the buffers of the dead one, and
+    not those of the rank whose shard it took.
+    """
+    dead, heir = Trainee(10), Trainee(10)
+    private = dead.train(2)
+    heir.train(1)
+
+    heir.state.rollback(private)
+
+    assert same(dead.buffers(), heir.buffers())
+
+
+def test_large_buffers_of_a_dead_process_stay_as_they_came() -> None:
+    """
+    When the private state of a dead process refers to copies that died with it, then the buffers
+    stay as they came with the shard, and further rollbacks come back to that.
+    """
+    dead, heir = Trainee(INLINE), Trainee(INLINE)
+    private = dead.train(2)
+    came = heir.buffers()
+
+    for _ in range(3):
+        heir.state.rollback(private)
+        assert same(heir.buffers(), came)
+        heir.forward()
+
+
+def test_a_model_whose_forward_changes_nothing_is_not_copied() -> None:
+    """
+    When buffers stay as they are, then after the first capture they are left out.
+    """
+    model = nn.Linear(4, 4)
+    model.register_buffer("still", torch.arange(1000))
+    state = adopted(model)
+
+    assert "buffers" in unpack(state.capture())
+    assert "buffers" not in unpack(state.capture())

@@ -1,0 +1,376 @@
+"""
+The shard: every kind of state goes to another process and comes out the same; what cannot is
+refused at the door.
+"""
+
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from tft_pytorch.adopted import Adopted, adopt
+from tft_pytorch.memory import readable, writable
+from tft_pytorch.trees import Disassembly, put_together
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.adaptors.ranks import Batches, Net, make_optimizer
+from tft.errors import MalformedMessage, OrderRefused, UsageError
+from tft.protocol.codec import pack, unpack
+
+
+class Odd(nn.Module):
+    """
+    Tensors of every kind that can be moved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bfloat = nn.Parameter(torch.randn(5, 3, dtype=torch.bfloat16))
+        self.turned = nn.Parameter(torch.randn(4, 6).t())
+        self.images = nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last))
+        self.scalar = nn.Parameter(torch.randn(()))
+        self.empty = nn.Parameter(torch.randn(0, 3))
+        self.complex = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.register_buffer("count", torch.tensor(int(torch.randint(1 << 40, ()))))
+        self.register_buffer("mask", torch.rand(7) > 0.5, persistent=False)
+        self.register_buffer("absent", None)
+
+
+def trained(kind: str, seed: int, steps: int) -> tuple[Net, torch.optim.Optimizer, Any]:
+    """
+    A model, its optimizer and its scheduler after some steps.
+    """
+    torch.manual_seed(seed)
+    net = Net("batch")
+    optimizer = make_optimizer(kind, net)
+    scheduler = torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0 / (1 + epoch)),
+            torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]),
+        ],
+        [2],
+    )
+    data = Batches(seed)
+    for _ in range(steps):
+        net(data.next()).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return net, optimizer, scheduler
+
+
+def move(giver: Adopted, taker: Adopted) -> None:
+    """
+    The shard, byte by byte.
+    """
+    parcel = giver.give("dense")
+    for buffer, room in zip(parcel.buffers, taker.take("dense", parcel.meta), strict=True):
+        assert buffer.name == room.name
+        room.view[:] = buffer.view
+    taker.taken("dense", parcel.meta)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "tensor_lr"])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_fresh_process_takes_the_whole_state(kind: str, steps: int) -> None:
+    """
+    When a model that was never trained takes the shard of one that was, then the digests are
+    equal, and so is what the next steps make of it.
+    """
+    kept = [trained(kind, 1, steps), trained(kind, 2, 0)]
+    one, other = (adopt({"model": m, "optimizer": o, "scheduler": s}, None) for m, o, s in kept)
+
+    move(one, other)
+
+    for name in ("parameters", "optimizer", "scheduler"):
+        assert one.digests()[name] == other.digests()[name]
+    for net, optimizer, scheduler in kept:
+        torch.manual_seed(3)
+        for _ in range(3):
+            net(torch.randn(4, 256)).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    assert one.digests() == other.digests()
+
+
+def test_every_kind_of_tensor_is_moved() -> None:
+    """
+    When tensors have odd types, no elements, no dimensions or no row-major order, then they come
+    out the same all the same.
+    """
+    models = [Odd(), Odd()]
+    one, other = (
+        adopt({"model": m, "optimizer": torch.optim.SGD(m.parameters(), lr=0.1)}, None)
+        for m in models
+    )
+    strides = [tensor.stride() for tensor in models[1].state_dict().values()]
+
+    move(one, other)
+
+    for (name, there), here in zip(
+        models[0].state_dict().items(), models[1].state_dict().values(), strict=True
+    ):
+        assert torch.equal(there, here), name
+    assert torch.equal(models[0].get_buffer("mask"), models[1].get_buffer("mask"))
+    assert [tensor.stride() for tensor in models[1].state_dict().values()] == strides
+
+
+def test_every_kind_of_tensor_is_saved(tmp_path: Path) -> None:
+    """
+    When tensors of those kinds are written to the disk, then another process reads them back.
+    """
+    models = [Odd(), Odd()]
+    one, other = (
+        adopt({"model": m, "optimizer": torch.optim.SGD(m.parameters(), lr=0.1)}, None)
+        for m in models
+    )
+
+    one.save(tmp_path, "dense")
+    other.load(tmp_path, "dense")
+
+    assert one.digests() == other.digests()
+
+
+def test_state_is_lent_in_place() -> None:
+    """
+    When a tensor lies in one piece, then it is read and written where it is, without a copy.
+    """
+    tensor = torch.arange(4.0)
+
+    view = readable("x", tensor).view
+    writable("x", tensor).buffer.view[:4] = bytes(4)
+
+    assert (view.format, view.ndim, view.nbytes) == ("B", 1, 16)
+    tensor[3] = 7.0
+    assert numpy.frombuffer(view, numpy.float32).tolist() == [0.0, 1.0, 2.0, 7.0]
+
+
+def test_digests_tell_every_part_apart() -> None:
+    """
+    When one part changes, then its digest does, and no other.
+    """
+    net, optimizer, scheduler = trained("adamw", 1, 1)
+    data = Batches(0)
+    adopted = adopt(
+        {"model": net, "optimizer": optimizer, "scheduler": scheduler, "data": data}, None
+    )
+    before = adopted.digests()
+    assert adopted.digests() == before
+
+    def changed() -> set[str]:
+        nonlocal before
+        earlier, before = before, adopted.digests()
+        return {name for name in before if before[name] != earlier[name]}
+
+    with torch.no_grad():
+        net.first.weight[3, 3] += 1e-6
+    assert changed() == {"parameters"}
+    next(iter(optimizer.state.values()))["exp_avg"][0] += 1e-6
+    assert changed() == {"optimizer"}
+    scheduler.last_epoch += 1
+    assert changed() == {"scheduler"}
+    torch.rand(1)
+    assert changed() == {"rng"}
+    data.next()
+    assert changed() == {"data"}
+
+
+def test_what_the_transfer_leaves_half_done_is_not_used() -> None:
+    """
+    When buffers come for another description than room was made for, then they are refused.
+    """
+    net, optimizer, _ = trained("adamw", 1, 1)
+    adopted = adopt({"model": net, "optimizer": optimizer}, None)
+    parcel = adopted.give("dense")
+
+    with pytest.raises(OrderRefused, match="no room was made"):
+        adopted.taken("dense", parcel.meta)
+
+
+@pytest.mark.parametrize("difference", ["shape", "type", "groups", "scheduler"])
+def test_the_shard_of_another_model_is_refused(difference: str) -> None:
+    """
+    When giver and taker do not train the same thing, then the taker says in what they differ.
+    """
+
+    def build(layers: int, dtype: torch.dtype, **parts: Any) -> Adopted:
+        model = nn.Linear(3, layers).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if difference == "scheduler" and parts:
+            parts["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        if difference == "groups" and parts:
+            optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
+        return adopt({"model": model, "optimizer": optimizer, **parts}, None)
+
+    there = build(3, torch.float32)
+    here = build(
+        4 if difference == "shape" else 3,
+        torch.float64 if difference == "type" else torch.float32,
+        data=Batches(0),
+    )
+
+    with pytest.raises(OrderRefused) as refused:
+        here.take("dense", there.give("dense").meta)
+
+    telling = {
+        "shape": "float32 [3",
+        "type": "float64",
+        "groups": "parameter groups",
+        "scheduler": "having a scheduler",
+    }
+    assert telling[difference] in str(refused.value)
+
+
+def test_a_description_of_another_form_is_refused() -> None:
+    """
+    When the giver runs another version of the adaptor, then the taker says so.
+    """
+    model = nn.Linear(2, 2)
+    adopted = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
+
+    with pytest.raises(MalformedMessage, match="form 2; form 1"):
+        adopted.take("dense", pack({"form": 2}))
+
+
+def parts(**others: Any) -> dict[str, Any]:
+    """
+    A sound pair, and what the test puts in its place.
+    """
+    model = others.pop("model", None) or nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if isinstance(model, nn.Module) else 1
+    return {"model": model, "optimizer": optimizer} | others
+
+
+def expanded() -> nn.Module:
+    """
+    A model with a buffer whose elements share memory.
+    """
+    model = nn.Linear(2, 2)
+    model.register_buffer("wide", torch.zeros(1).expand(3))
+    return model
+
+
+def stranger() -> torch.optim.Optimizer:
+    """
+    An optimizer of a parameter that belongs to no model.
+    """
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+class Unplain:
+    """
+    A scheduler whose state is not plain.
+    """
+
+    def state_dict(self) -> dict[str, object]:
+        """
+        With a set.
+        """
+        return {"seen": {1, 2}}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """
+        Never called.
+        """
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (lambda: parts(model=3), "model must be a torch.nn.Module, not a int"),
+        (lambda: parts(optimizer=None), "optimizer must be a torch.optim.Optimizer"),
+        (lambda: parts(data=3), "data must have state_dict"),
+        (lambda: parts(ema=3), "was given ema"),
+        (lambda: parts(rng=("torch", "jax")), "jax is not known"),
+        (lambda: parts(optimizer=stranger()), "parameters that are not the model's"),
+        (lambda: parts(model=nn.Linear(2, 2, device="meta")), "is on device meta"),
+        (lambda: parts(model=nn.LazyLinear(2)), "lazy"),
+        (lambda: parts(model=expanded()), "wide is expanded"),
+        (lambda: parts(scheduler=Unplain()), "scheduler.seen holds a builtins.set"),
+    ],
+)
+def test_what_cannot_be_handled_is_refused_at_the_door(given: Any, complaint: str) -> None:
+    """
+    When something is handed over that could not be kept, then `adopt` says what and why.
+    """
+    with pytest.raises(UsageError, match=complaint):
+        adopt(given(), None)
+
+
+def test_trees_keep_their_types() -> None:
+    """
+    When state is taken apart, packed, and put together, then its containers are of the same types
+    and its tensors are those given.
+    """
+    weight = torch.ones(2)
+    tree = {
+        "betas": (0.9, 0.999),
+        "nested": [{"x": (1, [2, None])}, OrderedDict(b=1, a=2)],
+        "milestones": Counter({3: 1, 5: 2}),
+        "weight": weight,
+        "numpy": numpy.float64(0.5),
+        "size": torch.Size([2, 3]),
+        7: {"tensor": "not one"},
+        (1, 2): b"bytes",
+    }
+    apart = Disassembly()
+
+    plain = unpack(pack(apart.take_apart(tree, "t")))
+    back = put_together(plain, {"t.weight": weight})
+
+    assert isinstance(back, dict)
+    assert apart.tensors == {"t.weight": weight}
+    assert back.pop("weight") is tree.pop("weight")
+    assert back == tree
+    assert type(back["milestones"]) is Counter
+    assert type(back["nested"][1]) is OrderedDict
+    assert list(back["nested"][1]) == ["b", "a"]
+
+
+def test_a_tensor_in_two_places_stays_one() -> None:
+    """
+    When two values are the same tensor, then they are the same tensor afterwards.
+    """
+    apart = Disassembly()
+    rate = torch.ones(())
+    plain = [apart.take_apart([rate, 1], "groups"), apart.take_apart({"last": rate}, "scheduler")]
+
+    groups, scheduler = (put_together(part, apart.tensors) for part in plain)
+
+    assert list(apart.tensors) == ["groups.0"]
+    assert groups == [rate, 1]
+    assert isinstance(scheduler, dict)
+    assert scheduler["last"] is rate
+
+
+@pytest.mark.parametrize("plain", [{"a": 1, "b": 2}, {"set": []}, {"tensor": "gone"}, {}])
+def test_a_tree_that_was_not_taken_apart_here_is_refused(plain: object) -> None:
+    """
+    When what came is no packed state, then that is said, not guessed at.
+    """
+    with pytest.raises(MalformedMessage):
+        put_together(plain, {})
+
+
+def test_a_wrapped_model_is_refused() -> None:
+    """
+    When the model handed over is a DDP already, then the user is told where to build it.
+    """
+
+    class Wrapped(DDP):
+        """
+        A DDP that needs no group to be made.
+        """
+
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.module = nn.Linear(2, 2)
+
+    with pytest.raises(UsageError, match="wrap=lambda"):
+        adopt(parts(model=Wrapped()), None)

@@ -1,0 +1,192 @@
+"""
+A last checkpoint on the disk: committed or not there, and checked before it is trusted.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tft import checkpoint
+from tft.checkpoint import Manifest
+from tft.errors import CheckpointCorrupt
+from tft.protocol.messages import SavedFile
+
+
+def write(run_dir: Path, step: int, content: bytes = b"weights", ranks: int = 2) -> Path:
+    """
+    Everything of a checkpoint but its commit; returns its final place.
+    """
+    final = run_dir / "checkpoints" / f"step-{step:08d}"
+    directory = checkpoint.partial(final)
+    (directory / "dense").mkdir(parents=True)
+    (directory / "dense" / "weights").write_bytes(content)
+    for rank in range(ranks):
+        checkpoint.write_private(directory, rank, bytes([rank]))
+    return final
+
+
+def describe(directory: Path, step: int = 5, ranks: int = 2) -> Manifest:
+    """
+    The manifest of what `write` has written.
+    """
+    names = ["dense/weights", *(f"private-rank{rank}.bin" for rank in range(ranks))]
+    files = [checkpoint.digest_file(directory, name) for name in names]
+    return checkpoint.manifest(step=step, world=ranks, adaptor="pytorch", files=files)
+
+
+def committed(run_dir: Path, step: int, content: bytes = b"weights") -> Path:
+    """
+    A whole checkpoint.
+    """
+    final = write(run_dir, step, content)
+    directory = checkpoint.partial(final)
+    checkpoint.commit(directory, final, describe(directory, step))
+    return final
+
+
+def test_what_was_committed_is_verified_and_read_back(tmp_path: Path) -> None:
+    """
+    When a checkpoint is committed, then its manifest holds, and so does each rank's own state.
+    """
+    final = committed(tmp_path, 5)
+
+    assert checkpoint.verify(final) == describe(final)
+    assert [checkpoint.read_private(final, rank) for rank in (0, 1)] == [b"\x00", b"\x01"]
+    assert not checkpoint.partial(final).exists()
+
+
+def test_the_manifest_does_not_depend_on_the_order_of_the_savers() -> None:
+    """
+    When the same files are reported in another order, then the manifest is the same.
+    """
+    files = [
+        SavedFile(name=name, size=1, digest="0" * 32)
+        for name in ("private-rank0.bin", "dense/.metadata", "private-rank10.bin")
+    ]
+    first = checkpoint.manifest(step=1, world=11, adaptor="pytorch", files=files)
+
+    assert first == checkpoint.manifest(step=1, world=11, adaptor="pytorch", files=files[::-1])
+    assert first.private == {0: "private-rank0.bin", 10: "private-rank10.bin"}
+
+
+def test_a_commit_repeated_changes_nothing(tmp_path: Path) -> None:
+    """
+    When a commit is done again, as an order that is repeated does, then the checkpoint stays.
+    """
+    final = write(tmp_path, 5)
+    directory = checkpoint.partial(final)
+    manifest = describe(directory)
+    checkpoint.commit(directory, final, manifest)
+    inode = (final / checkpoint.MANIFEST).stat().st_ino
+
+    checkpoint.commit(directory, final, manifest)
+
+    assert (final / checkpoint.MANIFEST).stat().st_ino == inode
+
+
+def test_a_commit_of_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    """
+    When nothing was written, or something else is there already, then a commit says so.
+    """
+    final = committed(tmp_path, 5)
+    other = checkpoint.manifest(step=5, world=3, adaptor="pytorch", files=())
+
+    with pytest.raises(CheckpointCorrupt, match=r"\.partial is gone"):
+        checkpoint.commit(checkpoint.partial(final), final, other)
+
+
+def test_a_second_checkpoint_of_a_step_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """
+    When a resumed job ends at the very step it was resumed at, then its checkpoint counts.
+    """
+    committed(tmp_path, 5, b"of the first run")
+    final = committed(tmp_path, 5, b"of the second run")
+
+    assert (final / "dense" / "weights").read_bytes() == b"of the second run"
+    assert os.listdir(final.parent) == [final.name]
+    checkpoint.verify(final)
+
+
+def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
+    """
+    When there are several, then steps are compared as numbers; what was never committed and what
+    is no checkpoint is passed over.
+    """
+    assert checkpoint.newest(tmp_path) is None
+    committed(tmp_path, 5)
+    highest = committed(tmp_path, 100_000_000)
+    write(tmp_path, 200_000_000)
+    (tmp_path / "checkpoints" / "step-00000300").mkdir()
+
+    assert checkpoint.newest(tmp_path) == highest
+
+
+def test_a_checkpoint_on_its_way_out_counts_while_nothing_has_replaced_it(tmp_path: Path) -> None:
+    """
+    When a commit was cut off between its two renames, then the earlier checkpoint is still found.
+    """
+    final = committed(tmp_path, 5)
+    replaced = final.rename(final.with_name(f"{final.name}.replaced"))
+
+    assert checkpoint.newest(tmp_path) == replaced
+    assert committed(tmp_path, 5) == checkpoint.newest(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_is_named(tmp_path: Path, damage: str) -> None:
+    """
+    When a file was changed, shortened or removed after the commit, then `verify` names it, what
+    was expected and what is there.
+    """
+    final = committed(tmp_path, 5)
+    victim = final / "dense" / "weights"
+    match damage:
+        case "flip":
+            victim.write_bytes(b"weighus")
+        case "cut":
+            victim.write_bytes(b"weight")
+        case _:
+            victim.unlink()
+
+    with pytest.raises(CheckpointCorrupt) as refused:
+        checkpoint.verify(final)
+
+    words = str(refused.value)
+    assert "dense/weights" in words
+    assert "cannot be read" in words if damage == "remove" else words.count("digest") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "cannot be understood"),
+        ('{"schema": 1}', "cannot be understood"),
+        ('{"schema":2,"step":1,"world":1,"adaptor":"a","files":[],"private":{}}', "schema 2"),
+        (
+            '{"schema":1,"step":1,"world":1,"adaptor":"a",'
+            '"files":[{"name":"../x","size":1,"digest":""}],"private":{}}',
+            "outside",
+        ),
+        ('{"schema":1,"step":1,"world":1,"adaptor":"a","files":[],"private":{"0":"x"}}', "among"),
+    ],
+)
+def test_a_manifest_that_cannot_be_trusted_is_refused(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    """
+    When the manifest is cut off, of another schema, or leads out of the checkpoint, then it is
+    refused with a sentence.
+    """
+    (tmp_path / checkpoint.MANIFEST).write_text(text)
+
+    with pytest.raises(CheckpointCorrupt, match=complaint):
+        checkpoint.verify(tmp_path)
+
+
+def test_private_state_of_a_rank_that_has_none_is_refused(tmp_path: Path) -> None:
+    """
+    When a rank asks for its own state in a checkpoint of fewer ranks, then it is told so.
+    """
+    with pytest.raises(CheckpointCorrupt, match="no private state of rank 7"):
+        checkpoint.read_private(committed(tmp_path, 5), 7)
