@@ -78,6 +78,9 @@ class ScriptedRank:
     training: bool = False
     announce: bool = False
     waiting: bool = True
+    key: tuple[int, int] = (-1, 0)
+    """The newest round it has heard of; older orders are absorbed, repeated ones too."""
+    heard: set[OrderName] = field(default_factory=set)
     hung: bool = False
     """Answers nothing and trains nothing until it is killed."""
 
@@ -250,6 +253,18 @@ class ScriptedJob:
         """
         self.report(StopRequested(why="SIGTERM came", signal=signal, at=self.now))
 
+    def reopen_store(self, port: int) -> None:
+        """
+        The rendezvous store comes back, maybe elsewhere.
+        """
+        self.report(StoreOpened(node=0, host="h", port=port, at=self.now))
+
+    def repeat(self) -> None:
+        """
+        Everything unanswered is said once more.
+        """
+        self._queue.extend(self.machine.outstanding())
+
     def lose_node(self, node: int) -> None:
         """
         An agent and all its ranks are gone.
@@ -369,6 +384,11 @@ class ScriptedJob:
         name = NAMES[type(order)]
         if not one.alive or one.hung or (one.rank, name) in self.muted:
             return
+        key = (order.incident, order.round)
+        if key < one.key or (key == one.key and name in one.heard):
+            return
+        one.heard = one.heard | {name} if key == one.key else {name}
+        one.key = key
         failures = self.failures.get((one.rank, name), [])
         failure = failures.pop(0) if failures else None
         if failure is None:
