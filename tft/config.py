@@ -134,6 +134,8 @@ class LaunchSettings:
     What a training process must know before its script runs.
     """
 
+    rank: int
+    """RANK: global rank."""
     adaptor: str
     """TFT_ADAPTOR: see `JobSettings.adaptor`."""
     words: int
@@ -145,12 +147,31 @@ def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
     What `tft.worker.launch` was told. Raises `UsageError` where no agent started it.
     """
     try:
-        return LaunchSettings(adaptor=environ["TFT_ADAPTOR"], words=int(environ["TFT_WORDS"]))
+        return LaunchSettings(
+            rank=int(environ["RANK"]),
+            adaptor=environ["TFT_ADAPTOR"],
+            words=int(environ["TFT_WORDS"]),
+        )
     except (KeyError, ValueError):
         raise UsageError(
-            "tft.worker.launch is started by an agent, which sets TFT_ADAPTOR and TFT_WORDS: "
-            "start your script with `tft run SCRIPT`"
+            "tft.worker.launch is started by an agent, which sets RANK, TFT_ADAPTOR and "
+            "TFT_WORDS: start your script with `tft run SCRIPT`"
         ) from None
+
+
+def descriptor_variables(*, page: int, words: int) -> dict[str, str]:
+    """
+    TFT_PAGE and TFT_WORDS: under which numbers a training process has these descriptors.
+    """
+    return {"TFT_PAGE": str(page), "TFT_WORDS": str(words)}
+
+
+def replace_environment(variables: Mapping[str, str]) -> None:
+    """
+    From now on this process, its libraries in C too, has these variables and no others.
+    """
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def parent_variable(pid: int) -> dict[str, str]:

@@ -48,7 +48,7 @@ async def test_a_killed_agent_leaves_no_process(stage: Stage) -> None:
         await stage.start(rank=rank)
         await stage.said(1, rank=rank)
     alive = stage.alive()
-    assert len(alive) == 1 + 2 + 2 * 2, "agent, guard and store, two ranks and what they started"
+    assert len(alive) == 1 + 3 + 2 * 2, "the agent, its keepers, two ranks and what they started"
     killed = time.monotonic()
     agent.kill()
     agent.wait()

@@ -47,7 +47,7 @@ def launch(tmp_path: Path) -> Launch:
             [sys.executable, "-P", "-m", "tft.worker.launch", tmp_path / "script.py", *arguments],
             env=os.environ
             | {"PYTHONPATH": f"{ROOT}:{tmp_path / 'packages'}"}
-            | {"TFT_ADAPTOR": "staged", "TFT_WORDS": "2"}
+            | {"RANK": "0", "TFT_ADAPTOR": "staged", "TFT_WORDS": "2"}
             | environment,
             capture_output=True,
             text=True,

@@ -1,6 +1,9 @@
 """
 A process that the agent has started: watched through its pidfd, so the kernel tells of its end at
 once. It is reaped here and nowhere else, so a signal never reaches another process of the same pid.
+
+The agent is also given the children of those that end before them (`tft.lifeline.adopt_orphans`).
+Some it waits for, as they were forked for it; the others are strangers, and are only reaped.
 """
 
 import asyncio
@@ -16,18 +19,21 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
+_watched: set[int] = set()
+"""The pids that a `Child` reaps. One set, as there is one table of children in the kernel."""
+
 
 class Child:
     """
     One started process, the leader of a session and group of its own.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.pid = process.pid
+    def __init__(self, pid: int, pidfd: int, wait: Callable[[], int]) -> None:
+        self.pid = pid
         self.code: int | None = None
         """Exit status, or minus the signal that ended it; None while it lives."""
-        self._process = process
-        self._pidfd = -1
+        self._pidfd = pidfd
+        self._wait = wait
         self._gone = asyncio.Event()
 
     @classmethod
@@ -56,20 +62,32 @@ class Child:
             pass_fds=inherited,
             start_new_session=True,
         )
-        child = cls(process)
+        child = cls(process.pid, os.pidfd_open(process.pid), process.wait)
+        child._watch(ended)
+        return child
+
+    @classmethod
+    def adopt(cls, pid: int, pidfd: int, *, ended: Callable[["Child"], None]) -> "Child":
+        """
+        Watch a process that was forked elsewhere and is a child of this one now, not reaped yet.
+        Closes `pidfd` in the end.
+        """
+        child = cls(pid, pidfd, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         child._watch(ended)
         return child
 
     def _watch(self, ended: Callable[["Child"], None]) -> None:
-        self._pidfd = os.pidfd_open(self.pid)
+        _watched.add(self.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_end, ended)
 
     def _on_end(self, ended: Callable[["Child"], None]) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self.end()  # its group, while the zombie still keeps the number from being given away
-        self.code = self._process.wait()
+        self.code = self._wait()
+        _watched.discard(self.pid)
         os.close(self._pidfd)
         self._gone.set()
+        reap_strangers()  # those that stood behind this one
         ended(self)
 
     def signal(self, number: int) -> None:
@@ -103,6 +121,20 @@ class Child:
         Returns when the process has ended.
         """
         await self._gone.wait()
+
+
+def reap_strangers() -> None:
+    """
+    Reap what has ended and is no `Child`. To be called on the loop when SIGCHLD comes.
+    """
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in _watched:
+            return  # its own turn comes on the loop, and the others' after it
+        os.waitpid(ended.si_pid, 0)
 
 
 def write_pid(path: Path, pid: int) -> None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 import structlog
 
 from tft.agent.child import Child, write_pid
+from tft.agent.nursery import Newborn, Nursery
 from tft.agent.output import Console, Output
 from tft.agent.settings import AgentSettings, rank_environment
 from tft.clock import Clock
-from tft.lifeline import LAST_WORDS
+from tft.lifeline import LAST_WORDS, Task
 from tft.page import Page
 from tft.protocol.messages import Exited, Kill, Pulse, Spawn, Spawned
 
@@ -58,7 +59,10 @@ class _Seat:
     incarnation: int = -1
     """The newest that was started here, or was ended before it could be."""
     due: Spawn | None = None
-    """To be started once the store is open and the process before is gone."""
+    """
+    To be started once the store is open, the process before is gone, and there is a newborn for it
+    or none is to be had.
+    """
     process: _Process | None = None
     answers: list[Spawned | Exited] = field(default_factory=list)
     """What was reported of the newest incarnation."""
@@ -89,6 +93,13 @@ class Ranks:
         self._leaving = False
         self._gone = asyncio.Event()
         self._gone.set()
+        self._nursery = Nursery(settings, marker=marker, console=console, changed=self._start_due)
+
+    def prepare(self) -> None:
+        """
+        Begin to import what the ranks will need, before the first of them is ordered.
+        """
+        self._nursery.start()
 
     # ------------------------------------------------------------ orders
 
@@ -107,7 +118,7 @@ class Ranks:
             seat.due = order
         if seat.process is not None:
             self._end(seat.process, last_words=False)
-        self._start_due(seat)
+        self._start_due()
 
     def kill(self, order: Kill) -> None:
         """
@@ -132,8 +143,7 @@ class Ranks:
         The rendezvous store is open here (host, port), or is lost (None).
         """
         self._store = address
-        for seat in self._seats.values():
-            self._start_due(seat)
+        self._start_due()
 
     # ------------------------------------------------------------ status
 
@@ -168,6 +178,7 @@ class Ranks:
         self._leaving = True
         for seat in self._seats.values():
             seat.due = None
+        self._nursery.stop()
 
     def end(self) -> None:
         """
@@ -189,19 +200,32 @@ class Ranks:
         """
         for output in self._outputs:
             output.finish()
+        self._nursery.close()
         for seat in self._seats.values():
             seat.page.close()
 
     # ------------------------------------------------------------ one process
 
-    def _start_due(self, seat: _Seat) -> None:
-        order, store = seat.due, self._store
-        if order is None or store is None or seat.process is not None:
+    def _start_due(self) -> None:
+        if self._store is None:
             return
+        waiting = 0
+        for seat in self._seats.values():
+            if seat.due is None or seat.process is not None:
+                continue
+            if (newborn := self._nursery.take()) or not self._nursery.hopeful:
+                self._start(seat, seat.due, self._store, newborn)
+            else:
+                waiting += 1
+        self._nursery.want(waiting)
+
+    def _start(
+        self, seat: _Seat, order: Spawn, store: tuple[str, int], newborn: Newborn | None
+    ) -> None:
         seat.due = None
         self._begin(seat, order.incarnation)
         try:
-            seat.process = self._start(seat, order.incarnation, store)
+            seat.process = self._process(seat, order.incarnation, store, newborn)
         except OSError as error:
             log.warning("rank_not_started", rank=seat.rank, why=str(error))
             self._exited(seat, order.incarnation, code=_NOT_STARTED)
@@ -209,7 +233,13 @@ class Ranks:
         pid = seat.process.child.pid
         self._gone.clear()
         write_pid(self._settings.job.run_dir / "pids" / f"rank-{seat.rank}.pid", pid)
-        log.info("rank_started", rank=seat.rank, incarnation=order.incarnation, pid=pid)
+        log.info(
+            "rank_started",
+            rank=seat.rank,
+            incarnation=order.incarnation,
+            pid=pid,
+            forked=newborn is not None,
+        )
         self._tell(
             seat,
             Spawned(
@@ -221,7 +251,9 @@ class Ranks:
             ),
         )
 
-    def _start(self, seat: _Seat, incarnation: int, store: tuple[str, int]) -> _Process:
+    def _process(
+        self, seat: _Seat, incarnation: int, store: tuple[str, int], newborn: Newborn | None
+    ) -> _Process:
         settings, rank = self._settings, seat.rank
         # the page still says what the process before was doing
         seat.page.train(False, self._clock.now())
@@ -231,26 +263,27 @@ class Ranks:
         )
         self._outputs = [kept for kept in self._outputs if not kept.closed] + [output]
         words = os.memfd_create(f"tft-words-{rank}")
+        task = Task(
+            arguments=(settings.script, *settings.arguments),
+            environment=rank_environment(
+                settings,
+                marker=self._marker,
+                rank=rank,
+                incarnation=incarnation,
+                page=seat.page.fd,
+                words=words,
+                store=store,
+            ),
+            output=writing,
+            page=seat.page.fd,
+            words=words,
+        )
+
+        def ended(_: Child) -> None:
+            self._ended(seat)
+
         try:
-            child = Child.start(
-                [
-                    sys.executable,
-                    "-P",  # a module in the working directory must not stand in for one of ours
-                    *("-m", "tft.worker.launch", settings.script, *settings.arguments),
-                ],
-                environment=rank_environment(
-                    settings,
-                    marker=self._marker,
-                    rank=rank,
-                    incarnation=incarnation,
-                    page=seat.page.fd,
-                    words=words,
-                    store=store,
-                ),
-                output=writing,
-                inherited=(seat.page.fd, words),
-                ended=lambda _: self._ended(seat),
-            )
+            child = (newborn and newborn.begin(task, ended)) or _execute(task, ended)
         except OSError:
             os.close(words)
             raise
@@ -284,7 +317,7 @@ class Ranks:
         os.close(process.words)
         if not any(other.process for other in self._seats.values()):
             self._gone.set()
-        self._start_due(seat)
+        self._start_due()
 
     # ------------------------------------------------------------ reports
 
@@ -319,6 +352,23 @@ class Ranks:
     def _answer_again(self, seat: _Seat) -> None:
         for answer in seat.answers:
             self._report(answer)
+
+
+def _execute(task: Task, ended: Callable[[Child], None]) -> Child:
+    """
+    Start a process of a rank from nothing, imports and all. Raises OSError if that cannot be.
+    """
+    return Child.start(
+        [
+            sys.executable,
+            "-P",  # a module in the working directory must not stand in for one of ours
+            *("-m", "tft.worker.launch", *task.arguments),
+        ],
+        environment=task.environment,
+        output=task.output,
+        inherited=(task.page, task.words),
+        ended=ended,
+    )
 
 
 def _read(fd: int) -> str:

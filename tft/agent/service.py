@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 import pluggy
 import structlog
 
-from tft.agent.child import write_pid
+from tft.agent.child import reap_strangers, write_pid
 from tft.agent.keepers import GuardKeeper, StoreKeeper
 from tft.agent.output import Console
 from tft.agent.ranks import Ranks
@@ -23,6 +23,7 @@ from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.core.delivery import Outbox
 from tft.errors import InternalError
+from tft.lifeline import adopt_orphans
 from tft.plugins import call_guarded, load_plugins
 from tft.protocol.messages import (
     Beat,
@@ -114,8 +115,11 @@ class Agent:
         loop.set_exception_handler(self._callback_failed)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
+        loop.add_signal_handler(signal.SIGCHLD, reap_strangers)
+        adopt_orphans()  # the processes that the nursery forks are among them
         self._guard.start()
         self._store.start()
+        self._ranks.prepare()
         self._join()
         async with asyncio.TaskGroup() as group:
             tasks = [

@@ -5,7 +5,7 @@ What an agent was told, and the environment it gives to its ranks.
 from dataclasses import dataclass
 
 from tft.agent.guard import VARIABLE
-from tft.config import JobSettings, RankSettings
+from tft.config import JobSettings, RankSettings, descriptor_variables
 from tft.lifeline import lifeline
 
 
@@ -44,6 +44,19 @@ def child_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     return settings.environment | {VARIABLE: marker} | lifeline()
 
 
+def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
+    """
+    What all ranks have in common. Libraries look at it while they are imported, so a process that
+    ranks are to be forked from has it too.
+    """
+    return {
+        # one thread a rank, unless the user says otherwise: the ranks of a node share its cores
+        "OMP_NUM_THREADS": "1",
+        **child_environment(settings, marker),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
 def rank_environment(
     settings: AgentSettings,
     *,
@@ -74,11 +87,9 @@ def rank_environment(
     )
     node = str(settings.node)
     return {
-        # one thread a rank, unless the user says otherwise: the ranks of a node share its cores
-        "OMP_NUM_THREADS": "1",
-        **child_environment(settings, marker),
+        **python_environment(settings, marker),
         **told.environment(),
-        "TFT_WORDS": str(words),
+        **descriptor_variables(page=page, words=words),
         "LOCAL_RANK": str(rank - settings.ranks.start),
         "LOCAL_WORLD_SIZE": str(job.nproc_per_node),
         "NODE_RANK": node,
@@ -89,5 +100,4 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": job.job,
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "PYTHONUNBUFFERED": "1",
     }

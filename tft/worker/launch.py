@@ -1,5 +1,6 @@
 """
-How the process of a rank begins: `python -m tft.worker.launch SCRIPT ARGS...`, run by an agent.
+How the process of a rank begins: `python -m tft.worker.launch SCRIPT ARGS...`, run by an agent; or
+in a process that `tft.worker.nursery` has forked, which comes here with the imports done.
 
 Before the script starts, the process ties its life to the agent's, gets ready to say its last
 words, and imports what the framework will need. Then it is an ordinary Python that runs the
@@ -7,13 +8,15 @@ script, whether or not that ever calls `tft.init`.
 """
 
 import faulthandler
+import functools
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 
 from tft.config import launch_settings
 from tft.errors import UsageError
-from tft.lifeline import LAST_WORDS, die_with_parent
+from tft.lifeline import LAST_WORDS, die_with_parent, name_process
 
 
 def main() -> None:
@@ -21,14 +24,21 @@ def main() -> None:
     Run the script named on the command line. What it raises is shown, and the status is the one
     that Python itself would end with; 2 where the process was started wrongly.
     """
+    launch(sys.argv[1:])
+
+
+def launch(arguments: Sequence[str]) -> None:
+    """
+    Be the process of a rank, as the environment says, and run the script with its arguments.
+    """
     die_with_parent()
     try:
         _prepare()
     except UsageError as refused:
         sys.stderr.write(f"tft: {refused}\n")
         sys.exit(2)
-    script = sys.argv[1]
-    sys.argv = sys.argv[1:]
+    script = arguments[0]
+    sys.argv = list(arguments)
     # as `python SCRIPT` has it; the agent's -P has kept the working directory out
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     runpy.run_path(script, run_name="__main__")
@@ -36,13 +46,22 @@ def main() -> None:
 
 def _prepare() -> None:
     settings = launch_settings()
+    name_process(f"tft-rank-{settings.rank}")
     # In C, on whatever thread the signal comes to, without the GIL: it works in any kind of hang.
     # Chained to the signal's default action, which ends the process once it has written.
     faulthandler.register(LAST_WORDS, file=settings.words, all_threads=True, chain=True)
+    preload(settings.adaptor)
 
+
+@functools.cache  # once in a process: a forked one has had it
+def preload(adaptor: str) -> None:
+    """
+    Import the adaptor of that name, and what its framework will need. Raises `UsageError` where it
+    cannot be had.
+    """
     from tft.plugins import load_adaptor  # late: until here a hang could not have told its place
 
-    load_adaptor(settings.adaptor).hook.tft_preload()
+    load_adaptor(adaptor).hook.tft_preload()
 
 
 if __name__ == "__main__":

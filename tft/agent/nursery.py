@@ -1,0 +1,235 @@
+"""
+The agent's side of `tft.worker.nursery`: has processes forked for the ranks, and knows when there
+is no use in waiting for one. Ranks can always be started without it, only slower.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from tft.agent.child import Child
+from tft.agent.output import Console, Output
+from tft.agent.settings import AgentSettings, python_environment
+from tft.lifeline import ANOTHER, READY, Task, give_task
+
+log = structlog.get_logger(__name__)
+
+_PAUSE = 0.1
+"""Seconds before it is started again: what ends at once must not take the whole machine."""
+_ATTEMPTS = 3
+"""So many in a row that are killed before they are ready: there is no room for one here."""
+_LOADING_LIMIT = 60.0
+"""Seconds for the imports, ten times what they take on a busy machine. Each rank needs them too."""
+_FORKING_LIMIT = 2.0
+"""Seconds for a fork, milliseconds for any framework: longer, and imports take less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newborn:
+    """
+    A process that was forked, is a child of this one, and waits for its task.
+    """
+
+    pid: int
+    pidfd: int
+    channel: socket.socket
+
+    def begin(self, task: Task, ended: Callable[[Child], None]) -> Child | None:
+        """
+        Have it become a rank; None if it has ended in the meantime.
+        """
+        with self.channel:
+            try:
+                give_task(self.channel, task)
+            except OSError as error:
+                log.warning("newborn_lost", pid=self.pid, why=error.strerror)
+                os.close(self.pidfd)
+                return None
+        return Child.adopt(self.pid, self.pidfd, ended=ended)
+
+    def dismiss(self) -> None:
+        """
+        There is nothing to do for it: it ends.
+        """
+        self.channel.close()
+        os.close(self.pidfd)
+
+
+class Nursery:
+    """
+    Keeps the nursery of a node. `changed` is called when a newborn has come, and when none will:
+    what it does not `take` then is dismissed.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        marker: str,
+        console: Console,
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._marker = marker
+        self._console = console
+        self._changed = changed
+        self.hopeful = False
+        """Whether it is worth while to wait for a newborn."""
+        self._child: Child | None = None
+        self._door: socket.socket | None = None
+        self._output: Output | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        self._ready = False
+        self._refusal = ""
+        self._awaited = 0
+        self._newborn: list[Newborn] = []
+        self._failures = 0
+        self._stopped = False
+
+    def start(self) -> None:
+        """
+        Start the nursery, and again when it ends, unless that would not help.
+        """
+        if self._stopped:
+            return
+        try:
+            self._start()
+        except OSError as error:
+            self._give_up(str(error))
+            return
+        self.hopeful = True
+        self._limit_to(_LOADING_LIMIT)
+
+    def want(self, count: int) -> None:
+        """
+        So many newborns are needed, with those that were asked for before and have not come.
+        """
+        if not self._ready or self._door is None:
+            return
+        while self._awaited < count:
+            with contextlib.suppress(OSError):  # its end, or the time limit, is noticed elsewhere
+                self._door.send(ANOTHER)
+            self._awaited += 1
+            self._limit_to(_FORKING_LIMIT)
+
+    def take(self) -> Newborn | None:
+        """
+        One that has come and was not taken yet.
+        """
+        return self._newborn.pop(0) if self._newborn else None
+
+    def stop(self) -> None:
+        """
+        End the nursery for good.
+        """
+        self._stopped = True
+        if self._child is not None:
+            self._child.end()
+
+    def close(self) -> None:
+        """
+        Take in what it printed last.
+        """
+        if self._output is not None:
+            self._output.finish()
+
+    def _start(self) -> None:
+        settings = self._settings
+        if self._output is not None:
+            self._output.finish()
+        self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._door.setblocking(False)
+        with theirs:
+            # a pipe, as the ranks have it: what Python has found out about its stdout stays true
+            self._output, writing = Output.open(
+                record=settings.job.run_dir / "logs" / f"nursery-{settings.node}.log",
+                prefix="[nursery] ",
+                console=self._console,
+            )
+            try:
+                self._child = Child.start(
+                    [
+                        *(sys.executable, "-P", "-m", "tft.worker.nursery"),
+                        *(settings.job.adaptor, str(theirs.fileno())),
+                    ],
+                    environment=python_environment(settings, self._marker),
+                    output=writing,
+                    inherited=(theirs.fileno(),),
+                    ended=self._ended,
+                )
+            finally:
+                os.close(writing)
+        asyncio.get_running_loop().add_reader(self._door, self._hear)
+
+    def _hear(self) -> None:
+        assert self._door is not None
+        try:
+            said, descriptors, _, _ = socket.recv_fds(self._door, 1024, 2, socket.MSG_CMSG_CLOEXEC)
+        except OSError:  # as at its end: that comes by itself
+            said, descriptors = b"", []
+        if not said:
+            asyncio.get_running_loop().remove_reader(self._door)
+        elif descriptors:
+            pidfd, channel = descriptors
+            self._welcome(
+                Newborn(pid=int(said), pidfd=pidfd, channel=socket.socket(fileno=channel))
+            )
+        elif said == READY:
+            self._ready = True
+            self._failures = 0
+            self._limit_to(None)
+            log.info("nursery_ready")
+            self._changed()
+        else:
+            self._refusal = said.decode(errors="replace")
+
+    def _welcome(self, newborn: Newborn) -> None:
+        self._awaited -= 1
+        self._limit_to(_FORKING_LIMIT if self._awaited else None)
+        self._newborn.append(newborn)
+        self._changed()
+        while left := self.take():
+            left.dismiss()
+
+    def _limit_to(self, seconds: float | None) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        if seconds is not None:
+            self._limit = asyncio.get_running_loop().call_later(seconds, self._too_late, seconds)
+
+    def _too_late(self, seconds: float) -> None:
+        log.warning("nursery_silent", ready=self._ready, seconds=seconds)
+        if self._child is not None:
+            self._child.end()
+
+    def _ended(self, child: Child) -> None:
+        if self._door is not None:
+            asyncio.get_running_loop().remove_reader(self._door)
+            self._door.close()  # one that is just being forked finds nobody, and ends
+            self._door = None
+        self._limit_to(None)
+        assert child.code is not None
+        was_ready, self._ready, self._awaited = self._ready, False, 0
+        self.hopeful = False
+        if self._stopped:
+            return
+        self._changed()  # nobody waits for the next one
+        self._failures += not was_ready
+        if self._refusal or (not was_ready and child.code >= 0):
+            self._give_up(self._refusal or f"it ended with {child.code}, see logs/")
+        elif self._failures >= _ATTEMPTS:
+            self._give_up(f"it was killed {self._failures} times while it was loading")
+        else:
+            log.warning("nursery_ended", pid=child.pid, code=child.code)
+            asyncio.get_running_loop().call_later(_PAUSE, self.start)
+
+    def _give_up(self, why: str) -> None:
+        log.warning("ranks_not_forked", why=why)
+        self._changed()
