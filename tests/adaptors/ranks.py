@@ -138,6 +138,7 @@ class Actor:
         self.data = Batches(rank)
         self.step = 0
         self.privates: dict[int, bytes] = {}
+        self.contributed: list[int] = []
         self.kept: list[Any] = []  # Any: whatever a test's function leaves
         torch.manual_seed(100 + rank)
         parts = {
@@ -146,8 +147,16 @@ class Actor:
             "scheduler": self.scheduler,
             "data": self.data,
         }
+        adaptor.tft_watch(self.contributing)
         wrap = (lambda: DDP(self.net, **recipe.wrapper)) if recipe.wrapped else None
         adaptor.tft_adopt(parts, wrap)
+
+    def contributing(self) -> None:
+        """
+        Called by the adaptor, as a session's method of that name.
+        """
+        self.contributed.append(self.step + 1)
+        self.privates[self.step + 1] = adaptor.tft_capture()
 
     def form(self, name: str, port: int, rank: int, world: int) -> None:
         """

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import tft_pytorch as adaptor
 import torch
+import torch.distributed as dist
+import xxhash
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket  # as torch.distributed has it
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.parallel.distributed import _MixedPrecision
 
@@ -57,6 +61,23 @@ def test_a_rebuild_sets_off_no_hook_of_the_users(job: NewJob) -> None:
     assert one.ask("call", rebuild_watched) == ([], True)
 
 
+@pytest.mark.parametrize("unused", [False, True])
+def test_a_rank_says_that_it_contributes_before_its_last_sum(job: NewJob, *, unused: bool) -> None:
+    """
+    When a step is trained, then exactly once in it, after its random numbers are drawn and before
+    the last bucket is summed, the adaptor says so; after a rebuild too, and not in between.
+    """
+    alone = job(1)
+    alone.all("clear")
+    alone.all("call", adopt_listening, unused)
+    alone.form()
+    for _ in range(2):
+        told = alone.ranks[0].ask("call", train_listening)
+        assert [what for what, _ in told] == ["contributing", "last sum", "end"] * 2
+        assert len({drawn for _, drawn in told[:3]}) == 1
+        assert len({drawn for _, drawn in told}) == 2
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_layout_is_the_same_after_a_rebuild(job: NewJob, *, sparse: bool) -> None:
     """
@@ -96,6 +117,44 @@ def rebuild_watched(actor: Actor) -> tuple[list[str], bool]:
             parameter.register_hook(lambda _: called.append("hook"))  # type: ignore[no-untyped-call]  # torch has no types here
     actor.build()
     return called, all(parameter.grad is None for parameter in actor.net.parameters())
+
+
+def adopt_listening(actor: Actor, unused: bool) -> None:
+    """
+    Adopt, with a DDP that notes when its last bucket is summed.
+    """
+
+    def note(what: str) -> None:
+        actor.kept.append((what, xxhash.xxh3_64_hexdigest(torch.get_rng_state().numpy().data)))
+
+    def summing(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        if bucket.is_last():
+            note("last sum")
+        assert dist.group.WORLD is not None
+        return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
+
+    def wrap() -> DDP:
+        ddp = DDP(actor.net, find_unused_parameters=unused)
+        ddp.register_comm_hook(None, summing)
+        return ddp
+
+    adaptor.tft_watch(lambda: note("contributing"))
+    adaptor.tft_adopt({"model": actor.net, "optimizer": actor.optimizer}, wrap)
+
+
+def train_listening(actor: Actor) -> list[tuple[str, str]]:
+    """
+    Two steps after a rebuild; what was noted, each with the random state of the moment.
+    """
+    actor.build()
+    actor.kept.clear()
+    for _ in range(2):
+        actor.half_step()
+        adaptor.tft_capture()
+        actor.optimizer.step()
+        adaptor.tft_capture()
+        actor.kept.append(("end", xxhash.xxh3_64_hexdigest(torch.get_rng_state().numpy().data)))
+    return list(actor.kept)
 
 
 class Mixed(nn.Module):

@@ -1,0 +1,155 @@
+"""
+The adaptor for PyTorch: data-parallel training with DistributedDataParallel over gloo.
+
+Each hook of `tft.hooks.AdaptorSpecs` is one function here; the work is done in the modules below.
+A process has one training state, taken charge of by `tft_adopt`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tft.errors import UsageError
+from tft.hooks import Buffer, Parcel, hookimpl
+from tft.protocol.messages import FaultKind, ShardCopies
+from tft_pytorch.adopted import Adopted, adopt
+from tft_pytorch.faults import classify, waiting
+from tft_pytorch.groups import Groups
+from tft_pytorch.state import SHARD
+
+_groups = Groups()
+_adopted: Adopted | None = None
+_contributing: Callable[[], None] | None = None
+
+
+def _state() -> Adopted:
+    if _adopted is None:
+        raise UsageError("there is no training state yet: call session.adopt first")
+    return _adopted
+
+
+# ---------------------------------------------------------------- the process
+
+
+@hookimpl
+def tft_strategies() -> Sequence[str]:
+    return ("retry", "recover", "dump")
+
+
+@hookimpl
+def tft_preload() -> None:
+    from tft_pytorch.preload import preload  # takes a second: only processes that train need it
+
+    preload()
+
+
+@hookimpl
+def tft_store(host: str, port: int, opened: Callable[[int], None]) -> None:
+    from tft_pytorch.store import serve
+
+    serve(host, port, opened)
+
+
+# ---------------------------------------------------------------- the state
+
+
+@hookimpl
+def tft_watch(contributing: Callable[[], None]) -> None:
+    global _contributing
+    _contributing = contributing
+
+
+@hookimpl
+def tft_adopt(
+    parts: Mapping[str, Any],  # Any: the user's own objects, checked by `adopt`
+    wrap: Callable[[], Any] | None,
+) -> None:
+    global _adopted
+    _adopted = adopt(parts, wrap, _contributing)
+
+
+@hookimpl
+def tft_shards(rank: int, world: int) -> Sequence[ShardCopies]:
+    return (ShardCopies(shard=SHARD, ranks=tuple(range(world))),)
+
+
+@hookimpl
+def tft_capture() -> bytes:
+    return _state().capture()
+
+
+@hookimpl
+def tft_rollback(private: bytes) -> None:
+    _state().rollback(private)
+
+
+@hookimpl
+def tft_give(shard: str) -> Parcel:
+    return _state().give(shard)
+
+
+@hookimpl
+def tft_take(shard: str, meta: bytes) -> Sequence[Buffer]:
+    return _state().take(shard, meta)
+
+
+@hookimpl
+def tft_taken(shard: str, meta: bytes) -> None:
+    _state().taken(shard, meta)
+
+
+@hookimpl
+def tft_digests() -> Mapping[str, str]:
+    return _state().digests()
+
+
+# ---------------------------------------------------------------- groups and wrappers
+
+
+@hookimpl
+def tft_quiesce() -> None:
+    _groups.quiesce()
+
+
+@hookimpl
+def tft_waiting(frame: FrameType) -> bool:
+    return waiting(frame)
+
+
+@hookimpl
+def tft_clear() -> None:
+    if _adopted is not None:
+        _adopted.clear()
+    _groups.clear()
+
+
+@hookimpl
+def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
+    _groups.form(name, host, port, rank, world, cuda=_state().on_cuda)
+
+
+@hookimpl
+def tft_rebuild() -> Any:  # Any: the user's own wrapper
+    return _state().rebuild()
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@hookimpl
+def tft_save(directory: Path, shard: str) -> Sequence[str]:
+    return _state().save(directory, shard)
+
+
+@hookimpl
+def tft_load(directory: Path, shard: str) -> None:
+    _state().load(directory, shard)
+
+
+# ---------------------------------------------------------------- faults
+
+
+@hookimpl
+def tft_classify(error: BaseException) -> FaultKind | None:
+    return classify(error)

@@ -1,0 +1,249 @@
+"""
+The training state of this process: the user's objects, checked when they are handed over, and
+what is done with them between incidents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+
+from tft.errors import OrderRefused, UsageError
+from tft.hooks import Buffer, Parcel
+from tft.protocol.codec import pack
+from tft_pytorch.buckets import Wrappers
+from tft_pytorch.private import Private
+from tft_pytorch.state import SHARD, Dense, named_tensors
+
+_PARTS = frozenset({"model", "optimizer", "scheduler", "data", "rng"})
+
+
+def adopt(
+    parts: Mapping[str, Any],  # Any: the user's own objects
+    wrap: Callable[[], Any] | None,
+    contributing: Callable[[], None] | None = None,
+) -> "Adopted":
+    """
+    Take charge of the user's objects; `UsageError` for what cannot be handled. `contributing` is
+    what `tft_watch` was given.
+    """
+    _check(parts)
+    adopted = Adopted(
+        model=parts["model"],
+        optimizer=parts["optimizer"],
+        scheduler=parts.get("scheduler"),
+        data=parts.get("data"),
+        rngs=parts.get("rng") or ("torch",),
+        wrap=wrap,
+        contributing=contributing,
+    )
+    adopted.begin()
+    return adopted
+
+
+class Adopted:
+    """
+    What `adopt` took charge of.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any,  # Any: torch's schedulers have no common type
+        data: Any,  # Any: the user's own object
+        rngs: Sequence[str],
+        wrap: Callable[[], Any] | None,
+        contributing: Callable[[], None] | None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._wrap = wrap
+        self._wrappers = Wrappers(contributing)
+        self._dense = Dense(model, optimizer, scheduler, self._wrappers)
+        self._private = Private(model, data, rngs)
+
+    def begin(self) -> None:
+        """
+        Describe everything once, so that what cannot be moved is refused now, not in an incident.
+        Only then is anything of the user's touched.
+        """
+        self._dense.describe(self._dense.inventory())
+        pack(self._private.digestible())
+        self._private.watch(self._optimizer)
+
+    @property
+    def on_cuda(self) -> bool:
+        """
+        Whether gradients are summed between CUDA devices.
+        """
+        return any(parameter.is_cuda for parameter in self._model.parameters())
+
+    # ------------------------------------------------------------ between steps
+
+    def capture(self) -> bytes:
+        """
+        The private state, at an edge of an update window. The closing edge of a step is the
+        first after the optimizer's: there it is also noted what the step leaves behind.
+        """
+        closing = self._private.closing()
+        if closing:
+            self._wrappers.note()
+        return self._private.capture(closing=closing)
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Put a private state back and drop the gradients.
+        """
+        self._private.rollback(private)
+
+    # ------------------------------------------------------------ wrappers
+
+    def clear(self) -> None:
+        """
+        Drop the wrappers. What a half-done forward has changed is put back: this rank may have
+        to give its state away.
+        """
+        self._wrappers.drop()
+        self._private.running.rewind()
+
+    def rebuild(self) -> Any:  # Any: whatever the user's factory returns
+        """
+        Call the user's factory, and bring what it built to the sums of the wrapper before.
+        """
+        self._wrappers.drop()
+        built = self._model if self._wrap is None else self._wrap()
+        self._wrappers.settle(built)
+        self._private.running.rest()  # DDP's constructor broadcasts all buffers
+        return built
+
+    # ------------------------------------------------------------ the shard
+
+    def give(self, shard: str) -> Parcel:
+        """
+        The shard, to be moved.
+        """
+        _refuse_other(shard)
+        return self._dense.give()
+
+    def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        """
+        Room for the shard.
+        """
+        _refuse_other(shard)
+        return self._dense.take(meta)
+
+    def taken(self, shard: str, meta: bytes) -> None:
+        """
+        The shard is whole: use it.
+        """
+        _refuse_other(shard)
+        self._dense.taken(meta)
+        self._private.running.forget()
+
+    def save(self, directory: Path, shard: str) -> list[str]:
+        """
+        Write the shard; the names of its files.
+        """
+        from tft_pytorch.checkpoints import save  # late: a second of imports, see preload.py
+
+        _refuse_other(shard)
+        return save(directory, shard, self._model, self._dense, self._scheduler)
+
+    def load(self, directory: Path, shard: str) -> None:
+        """
+        Read what `save` wrote.
+        """
+        from tft_pytorch.checkpoints import load
+
+        _refuse_other(shard)
+        load(directory, shard, self._dense)
+        self._private.running.forget()
+
+    def digests(self) -> dict[str, str]:
+        """
+        Of all that makes up this rank's state.
+        """
+        private = {
+            name: xxhash.xxh3_128_hexdigest(pack(content))
+            for name, content in self._private.digestible().items()
+        }
+        return self._dense.digests() | private
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
+    unknown = sorted(parts.keys() - _PARTS)
+    if unknown:
+        raise UsageError(
+            f"session.adopt was given {', '.join(unknown)}; the adaptor pytorch takes "
+            f"{', '.join(sorted(_PARTS))}"
+        )
+    model, optimizer = parts.get("model"), parts.get("optimizer")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}"
+        )
+    for part in ("scheduler", "data"):
+        stranger = parts.get(part)
+        if stranger is not None and not (
+            hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
+        ):
+            raise UsageError(
+                f"{part} must have state_dict() and load_state_dict(); "
+                f"a {type(stranger).__name__} has not"
+            )
+    if any(isinstance(module, DDP) for module in model.modules()):
+        raise UsageError(
+            "model must be the plain model: build DDP in wrap, wrap=lambda: DDP(model)"
+        )
+    if dist.is_initialized():
+        raise UsageError(
+            "tft forms the process groups itself, again after every incident: remove "
+            "torch.distributed.init_process_group from the script"
+        )
+    for parameter in model.parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise UsageError("model has lazy modules: run one forward before session.adopt")
+    for name, tensor in named_tensors(model).items():
+        _check_tensor(name, tensor)
+    known = set(model.parameters())
+    if any(p not in known for group in optimizer.param_groups for p in group["params"]):
+        raise UsageError(
+            "the optimizer has parameters that are not the model's: put all that is trained into "
+            "one torch.nn.Module"
+        )
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    why = None
+    if tensor.device.type not in ("cpu", "cuda"):
+        why = f"is on device {tensor.device}; cpu and cuda can be handled"
+    elif tensor.layout != torch.strided:
+        why = f"is {tensor.layout}; only dense tensors can be moved"
+    elif hasattr(tensor, "device_mesh"):
+        why = "is a DTensor, sharded between ranks; this adaptor handles state that all ranks share"
+    elif any(
+        step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
+        why = "is expanded, several elements in one place of memory: register a .clone() of it"
+    if why is not None:
+        raise UsageError(f"{name} {why}")
+
+
+def _refuse_other(shard: str) -> None:
+    if shard != SHARD:
+        raise OrderRefused(f"the adaptor pytorch has one shard, {SHARD!r}, and no {shard!r}")

@@ -1,0 +1,161 @@
+"""
+The process groups: formed anew under a new name, cut off from another thread, really freed.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore  # as torch.distributed has them
+from torch.distributed import distributed_c10d
+
+from tft.errors import OrderRefused, TftError
+from tft_pytorch.sockets import census, cut
+
+GROUP_TIMEOUT = timedelta(minutes=30)
+"""torch's own default. A collective that hangs is ended by `quiesce`, when the controller has
+found out; a shorter limit could only end one that is merely slow."""
+
+STORE_TIMEOUT = timedelta(seconds=60)
+"""Until the store must have answered. It is a process on the same machine or the next, and it is
+started again within a second when it dies."""
+
+_ATTEMPT = timedelta(seconds=1)
+"""Of one attempt to reach the store: a call that has no connection yet has nothing to be cut, so
+it is kept short and `quiesce` is asked for in between."""
+
+_CUT_AGAIN = 0.02
+"""Seconds between two cuts while a group is being formed: connections are made all the while."""
+
+
+class Groups:
+    """
+    The default group of this process, and all that the user makes beside it.
+
+    `form` and `clear` are called on the training thread, `quiesce` on any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spared: frozenset[int] | None = None
+        self._store_port = 0
+        self._left: threading.Event | None = None
+        self._abandoned = False
+        self._excepthook = sys.excepthook
+
+    def form(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
+        """
+        Join the group of this name at the store; returns when all ranks have. `OrderRefused`
+        when `quiesce` came first.
+        """
+        self.clear()
+        left = threading.Event()
+        with self._lock:
+            self._spared, self._store_port = census(), port
+            self._left, self._abandoned = left, False
+        self._excepthook = sys.excepthook
+        try:
+            self._join(name, host, port, rank, world, cuda=cuda)
+        except Exception as error:
+            with self._lock:
+                abandoned = self._abandoned
+            if abandoned and not isinstance(error, TftError):
+                raise OrderRefused(f"the forming of group {name!r} was called off") from error
+            raise
+        finally:
+            with self._lock:
+                self._left = None
+            left.set()
+
+    def _join(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
+        store = self._connect(name, host, port)
+        # A group that failed to form leaves its number behind, and that number is part of the
+        # keys by which ranks find each other: one that counts from elsewhere is never found.
+        distributed_c10d._world.group_count = 0
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=PrefixStore(name, store),
+            rank=rank,
+            world_size=world,
+            timeout=GROUP_TIMEOUT,
+        )
+        self._refuse_if_abandoned(name)
+
+    def _connect(self, name: str, host: str, port: int) -> TCPStore:
+        attempts = int(STORE_TIMEOUT / _ATTEMPT)
+        for attempt in range(1, attempts + 1):
+            self._refuse_if_abandoned(name)
+            try:
+                store = TCPStore(host, port, is_master=False, timeout=_ATTEMPT)
+            except dist.DistError:
+                if attempt == attempts:
+                    raise
+            else:
+                store.set_timeout(STORE_TIMEOUT)
+                return store
+        raise AssertionError("the last attempt has returned or raised")
+
+    def _refuse_if_abandoned(self, name: str) -> None:
+        with self._lock:
+            if self._abandoned:
+                raise OrderRefused(f"the forming of group {name!r} was called off")
+
+    def quiesce(self) -> None:
+        """
+        Whoever waits in a collective of this process, or for the forming of a group, is to raise.
+        """
+        with self._lock:
+            spared, port, left = self._spared, self._store_port, self._left
+            begun, self._abandoned = self._abandoned, left is not None
+        if spared is None:
+            return
+        cut(spared, port)
+        if left is not None and not begun:
+            threading.Thread(
+                target=_keep_cutting, args=(left, spared, port), name="tft-quiesce", daemon=True
+            ).start()
+        if left is None:
+            _abort_device_groups()
+
+    def clear(self) -> None:
+        """
+        Drop all groups. Their connections are cut first: a pending operation would otherwise hold
+        up the destructor until its time limit, and a connection that a child process inherited
+        would outlive the group, so that the peers would not see it end.
+        """
+        with self._lock:
+            spared, port = self._spared, self._store_port
+            self._spared = None
+        if spared is None:
+            return
+        cut(spared, port)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        sys.excepthook = self._excepthook  # torch wraps it once more for each default group
+
+
+def _keep_cutting(left: threading.Event, spared: frozenset[int], port: int) -> None:
+    while not left.wait(_CUT_AGAIN):
+        cut(spared, port)
+
+
+def _abort_device_groups() -> None:
+    """
+    NCCL's collectives run on the device and hang there; its own abort ends them. It may take a
+    while, so it has its own thread.
+    """
+    on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types here
+    if not (on_device and dist.is_initialized()):
+        return
+
+    def abort(call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the group may have gone meanwhile
+            call()
+
+    group = dist.group.WORLD
+    if group is not None:
+        threading.Thread(target=abort, args=(group.abort,), name="tft-abort", daemon=True).start()

@@ -1,0 +1,67 @@
+"""
+Tensors as bytes: in place where a tensor lies contiguously in host memory, else by a copy.
+
+Through numpy, because it alone gives a tensor's memory the buffer protocol; as bytes, because
+numpy does not know bfloat16 and its like.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tft.hooks import Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """
+    Writable bytes that stand for a tensor.
+    """
+
+    buffer: Buffer
+    tensor: torch.Tensor
+    staging: torch.Tensor | None
+    """Where the bytes really are, when they are not the tensor's own."""
+
+    def keep(self) -> None:
+        """
+        The bytes have come: make them the tensor's.
+        """
+        if self.staging is not None:
+            with torch.no_grad():
+                self.tensor.copy_(self.staging)
+
+
+def in_place(tensor: torch.Tensor) -> bool:
+    """
+    Whether the tensor's elements, in order, are one stretch of host memory.
+    """
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def flat_bytes(tensor: torch.Tensor) -> memoryview:
+    """
+    The memory of a tensor that is `in_place`. The view keeps it alive.
+    """
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def readable(name: str, tensor: torch.Tensor) -> Buffer:
+    """
+    The tensor's content in row-major order.
+    """
+    source = tensor.detach()
+    return Buffer(name=name, view=flat_bytes(source if in_place(source) else _staging(source)))
+
+
+def writable(name: str, tensor: torch.Tensor) -> Room:
+    """
+    Room for the tensor's content in row-major order.
+    """
+    staging = None if in_place(tensor) else _staging(tensor)
+    view = flat_bytes(tensor if staging is None else staging)
+    return Room(buffer=Buffer(name=name, view=view), tensor=tensor, staging=staging)
+
+
+def _staging(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu").contiguous()

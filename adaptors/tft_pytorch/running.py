@@ -1,0 +1,163 @@
+"""
+Module buffers that the forward pass changes, such as the running statistics of BatchNorm.
+
+They change outside every update window, and differently on each rank, so they are treated as the
+rank's private state, as its RNG is: a step that is computed again starts from what they were.
+Which buffers these are is seen from torch's own count of in-place changes; but those of the norms
+always are, because torch's native kernels change running statistics without counting.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
+
+from tft.errors import MalformedMessage
+from tft_pytorch.memory import flat_bytes, in_place
+
+INLINE = 224 * 1024
+"""
+Bytes that may travel with the private state, and so outlive the process. The slot they go to has
+256 KiB; the rest is for the RNG (5 KiB) and the user's data position. ResNet-50 needs 208 KiB.
+"""
+
+_KEPT = 4
+"""Copies kept here when they may not travel: of the last complete step, and of the present one when
+it contributes, at the opening of its window, and when it is interrupted."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    tensor: Tensor | None
+    changes: int
+
+
+class RunningBuffers:
+    """
+    Copies of the buffers that the forward pass of a model changes, and their way back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        slots = [(module, name) for module in model.modules() for name in module._buffers]
+        self._slots = [(module._buffers, name) for module, name in slots]
+        self._seen = [_Seen(None, 0) for _ in slots]
+        self._moving = {i for i, (module, _) in enumerate(slots) if isinstance(module, _NormBase)}
+        self._views: dict[int, tuple[Tensor, memoryview]] = {}
+        self._kept: dict[bytes, list[Tensor]] = {}
+        self._process = os.urandom(8)
+        self._count = 0
+        self._begun = False
+        self._settled: dict[str, object] | None = None
+        self.rest()
+
+    def rest(self) -> None:
+        """
+        What has changed until now was not the forward pass.
+        """
+        for index, seen in enumerate(self._seen):
+            tensor = self._tensor(index)
+            seen.tensor, seen.changes = tensor, 0 if tensor is None else tensor._version
+
+    def copy(self, *, closing: bool) -> dict[str, object] | None:
+        """
+        A plain description of the present content, for `restore`; None where nothing moves.
+        `closing`: a step is complete, and `rewind` is to come back to here.
+        """
+        if not self._slots:
+            return None
+        self._notice()
+        # The first time nothing has moved yet, and anything may before the next.
+        indices = sorted(self._moving) if self._begun else range(len(self._slots))
+        present = [(i, tensor) for i in indices if (tensor := self._tensor(i)) is not None]
+        if not present:
+            return None
+        copy = self._inline(present)
+        if copy is None:
+            self._count += 1
+            copy = self._keep(present, self._process + self._count.to_bytes(8, "big"))
+        if closing or not self._begun:
+            self._settled = copy
+        self._begun = True
+        return copy
+
+    def restore(self, copy: object) -> None:
+        """
+        Put back what `copy` described, here or in the process before. What was kept there and
+        could not travel is taken to be what came with the shard.
+        """
+        if copy is not None:
+            if not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys():
+                raise MalformedMessage("private state with buffers that cannot be read")
+            present = [(i, t) for i in copy["at"] if (t := self._tensor(i)) is not None]
+            if "bytes" in copy:
+                _write(present, copy["bytes"])
+            elif copy["kept"] in self._kept:
+                kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])  # now the newest
+                for (_, tensor), content in zip(present, kept, strict=True):
+                    tensor.copy_(content)
+            else:
+                self._keep(present, copy["kept"])
+        self._settled = copy
+        self._begun = True
+        self.rest()
+
+    def rewind(self) -> None:
+        """
+        Back to the end of the last complete step: the state this rank holds.
+        """
+        if self._settled is not None:
+            with torch.no_grad():
+                self.restore(self._settled)
+
+    def forget(self) -> None:
+        """
+        The state now held came from elsewhere: there is nothing to rewind to before a rollback.
+        """
+        self._settled = None
+
+    def _tensor(self, index: int) -> Tensor | None:
+        buffers, name = self._slots[index]
+        return buffers[name]
+
+    def _notice(self) -> None:
+        for index, seen in enumerate(self._seen):
+            tensor = self._tensor(index)
+            if tensor is not seen.tensor or (
+                tensor is not None and tensor._version != seen.changes
+            ):
+                self._moving.add(index)
+
+    def _inline(self, present: list[tuple[int, Tensor]]) -> dict[str, object] | None:
+        size = 0
+        views: list[memoryview] = []
+        for index, tensor in present:
+            size += tensor.nbytes
+            if size > INLINE or not in_place(tensor):
+                return None
+            known = self._views.get(index)
+            if known is None or known[0] is not tensor:
+                known = self._views[index] = tensor, flat_bytes(tensor)
+            views.append(known[1])
+        return {"at": [index for index, _ in present], "bytes": b"".join(views)}
+
+    def _keep(self, present: list[tuple[int, Tensor]], token: bytes) -> dict[str, object]:
+        self._kept[token] = [tensor.detach().clone() for _, tensor in present]
+        settled = None if self._settled is None else self._settled.get("kept")
+        for oldest in list(self._kept)[:-_KEPT]:
+            if oldest != settled:
+                del self._kept[oldest]
+        return {"at": [index for index, _ in present], "kept": token}
+
+
+def _write(present: list[tuple[int, Tensor]], content: bytes) -> None:
+    at = 0
+    for _, tensor in present:
+        part = bytearray(content[at : at + tensor.nbytes])
+        at += tensor.nbytes
+        if len(part) != tensor.nbytes:
+            raise MalformedMessage("private state with fewer bytes than the model's buffers have")
+        if part:
+            source = torch.frombuffer(part, dtype=torch.uint8)
+            tensor.copy_(source.view(tensor.dtype).view(tensor.shape))

@@ -1,0 +1,303 @@
+"""
+The state that every rank has a copy of: parameters, module buffers, optimizer, scheduler. One
+shard, `dense`. How it is named, described, given, taken and digested.
+
+Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`), because the
+shard is saved under them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tft.errors import MalformedMessage, OrderRefused, UsageError
+from tft.hooks import Buffer, Parcel
+from tft.protocol.codec import pack, unpack
+from tft_pytorch.buckets import Wrappers
+from tft_pytorch.memory import Room, readable, writable
+from tft_pytorch.trees import Disassembly, Plain, expect, put_together
+
+SHARD = "dense"
+
+_FORM = 1
+"""Of the meta; another one is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """
+    All there is of the state at one moment.
+    """
+
+    model: dict[str, Tensor]
+    kept: dict[str, Tensor]
+    """By optimizer and scheduler."""
+    optimizer_tree: Plain
+    scheduler_tree: Plain
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """
+        Every tensor by its name, in the order in which they are moved.
+        """
+        return self.model | self.kept
+
+    def of(self, prefix: str) -> dict[str, Tensor]:
+        """
+        Those kept under names that begin so.
+        """
+        return {name: tensor for name, tensor in self.kept.items() if name.startswith(prefix)}
+
+
+class Dense:
+    """
+    The shard `dense` of this rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any,  # Any: torch's schedulers have no common type
+        wrappers: Wrappers,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._wrappers = wrappers
+        self._awaited: tuple[bytes, list[Room]] | None = None
+
+    # ------------------------------------------------------------ what there is
+
+    def inventory(self) -> Inventory:
+        """
+        The present state. Raises `UsageError` for what cannot be moved.
+        """
+        kept = Disassembly()
+        optimizer_tree = kept.take_apart(self.optimizer_state(), "optim")
+        state = None if self._scheduler is None else self._scheduler.state_dict()
+        scheduler_tree = kept.take_apart(state, "scheduler")
+        return Inventory(
+            model=named_tensors(self._model),
+            kept=kept.tensors,
+            optimizer_tree=optimizer_tree,
+            scheduler_tree=scheduler_tree,
+        )
+
+    def optimizer_state(self) -> dict[str, Any]:  # Any: optimizers keep what they like
+        """
+        Optimizer state and groups with parameters by name, as torch's own
+        `torch.distributed.checkpoint.state_dict.get_state_dict` has them.
+        """
+        names: dict[Tensor, str] = {p: name for name, p in self._model.named_parameters()}
+        groups = self._optimizer.param_groups
+        members = [[names[parameter] for parameter in group["params"]] for group in groups]
+        state = {names.get(key, key): kept for key, kept in self._optimizer.state.items()}
+        strange = state.keys() - {name for group in members for name in group}
+        if strange:
+            raise UsageError(
+                f"the optimizer keeps state that belongs to no parameter of its groups: {strange}"
+            )
+        return {
+            # in the order of the groups, so that it is the same on all ranks
+            "state": {
+                name: dict(state[name]) for group in members for name in group if name in state
+            },
+            "param_groups": [
+                {**group, "params": trained} for group, trained in zip(groups, members, strict=True)
+            ],
+        }
+
+    def describe(self, inventory: Inventory) -> bytes:
+        """
+        The meta: all that is no tensor, and of each tensor what is needed to make room for it.
+        """
+        told: dict[str, object] = {
+            "form": _FORM,
+            "tensors": [
+                [name, _dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type]
+                for name, tensor in inventory.tensors.items()
+            ],
+            "optimizer": inventory.optimizer_tree,
+            "scheduler": inventory.scheduler_tree,
+            "groups": self._group_members(),
+            "layouts": self._wrappers.layouts(),
+        }
+        return pack(told)
+
+    def digests(self) -> dict[str, str]:
+        """
+        Of `parameters` (with the module buffers), `optimizer` and `scheduler`.
+        """
+        found = self.inventory()
+        return {
+            "parameters": _digest(None, found.model),
+            "optimizer": _digest(found.optimizer_tree, found.of("optim.")),
+            "scheduler": _digest(found.scheduler_tree, found.of("scheduler.")),
+        }
+
+    # ------------------------------------------------------------ moving it
+
+    def give(self) -> Parcel:
+        """
+        Everything, in place where that is possible.
+        """
+        found = self.inventory()
+        return Parcel(
+            meta=self.describe(found),
+            buffers=tuple(readable(name, tensor) for name, tensor in found.tensors.items()),
+        )
+
+    def take(self, meta: bytes) -> Sequence[Buffer]:
+        """
+        Room for what `meta` describes: this process's own tensors where they fit, new ones for
+        optimizer state that it does not have yet.
+        """
+        rooms = [writable(name, tensor) for name, tensor in self.room(meta).items()]
+        self._awaited = meta, rooms
+        return [room.buffer for room in rooms]
+
+    def taken(self, meta: bytes) -> None:
+        """
+        The buffers are filled: put them to use.
+        """
+        if self._awaited is None or self._awaited[0] != meta:
+            raise OrderRefused(f"no room was made for this description of the shard {SHARD!r}")
+        rooms = self._awaited[1]
+        self._awaited = None
+        for room in rooms:
+            room.keep()
+        self.settle(meta, {room.buffer.name: room.tensor for room in rooms})
+
+    def room(self, meta: bytes) -> dict[str, Tensor]:
+        """
+        The tensors to be filled, by name, in the giver's order. Nothing is changed yet. Raises
+        `OrderRefused` where the shard is not one of this model.
+        """
+        told = _read(meta)
+        here = self.inventory()
+        self._refuse_another_model(told, here.model)
+        named = dict(self._model.named_parameters())
+        room: dict[str, Tensor] = {}
+        for name, dtype, shape, device in _described(told):
+            known = here.tensors.get(name)
+            if known is None or not _same(known, dtype, shape) or known.device.type != device:
+                known = _new(dtype, shape, device, named.get(_owner(name)))
+            room[name] = known
+        return room
+
+    def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
+        """
+        Make optimizer, scheduler and wrappers use these tensors and what else `meta` holds.
+        """
+        told = _read(meta)
+        optimizer = expect(put_together(told["optimizer"], tensors), dict, "the optimizer's state")
+        named = dict(self._model.named_parameters())
+        state = self._optimizer.state
+        state.clear()
+        for name, kept in optimizer["state"].items():
+            state[named[name]] = kept
+        groups = zip(self._optimizer.param_groups, optimizer["param_groups"], strict=True)
+        for group, values in groups:
+            group.update({key: value for key, value in values.items() if key != "params"})
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(put_together(told["scheduler"], tensors))
+        self._wrappers.restore(told["layouts"])
+
+    def _group_members(self) -> list[list[str]]:
+        return [group["params"] for group in self.optimizer_state()["param_groups"]]
+
+    def _refuse_another_model(self, told: dict[str, Any], model: dict[str, Tensor]) -> None:
+        theirs = {
+            name: f"{_dtype_name(dtype)} {shape}"
+            for name, dtype, shape, _ in _described(told)
+            if name.startswith("model.")
+        }
+        ours = {name: f"{_dtype_name(t.dtype)} {list(t.shape)}" for name, t in model.items()}
+        for name in theirs.keys() | ours.keys():
+            if theirs.get(name) != ours.get(name):
+                raise OrderRefused(
+                    f"the shard {SHARD!r} is of another model: {name} is "
+                    f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                )
+        groups, own = told["groups"], self._group_members()
+        if groups != own:
+            raise OrderRefused(
+                f"the optimizer of the shard {SHARD!r} has parameter groups of "
+                f"{[len(group) for group in groups]} parameters, the one here of "
+                f"{[len(group) for group in own]}, or others in them"
+            )
+        if (told["scheduler"] is None) != (self._scheduler is None):
+            raise OrderRefused(f"the shard {SHARD!r} and this rank differ in having a scheduler")
+
+
+# ---------------------------------------------------------------- names and descriptions
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """
+    Parameters, tied ones once, and all buffers, also those that `state_dict` leaves out.
+    """
+    return {
+        f"model.{name}": tensor.detach()
+        for named in (model.named_parameters(), model.named_buffers())
+        for name, tensor in named
+    }
+
+
+def _owner(name: str) -> str:
+    """
+    The parameter that `optim.state.PARAMETER.KEY` belongs to.
+    """
+    return name.removeprefix("optim.state.").rpartition(".")[0]
+
+
+def _read(meta: bytes) -> dict[str, Any]:  # Any: checked where it is used
+    told = expect(unpack(meta), dict, "the description of a shard")
+    if told.get("form") != _FORM:
+        raise MalformedMessage(
+            f"the description of a shard has form {told.get('form')!r}; form {_FORM} is known here"
+        )
+    return told
+
+
+def _described(told: dict[str, Any]) -> list[tuple[str, torch.dtype, list[int], str]]:
+    described = []
+    for name, dtype_name, shape, device in told["tensors"]:
+        dtype = getattr(torch, dtype_name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise MalformedMessage(f"{name} is of type {dtype_name!r}, which this torch has not")
+        described.append((str(name), dtype, shape, str(device)))
+    return described
+
+
+def _same(tensor: Tensor, dtype: torch.dtype, shape: list[int]) -> bool:
+    return tensor.dtype == dtype and list(tensor.shape) == shape
+
+
+def _new(dtype: torch.dtype, shape: list[int], device: str, owner: Tensor | None) -> Tensor:
+    """
+    Optimizer state that is not there yet: beside its parameter, and laid out as it is.
+    """
+    if owner is not None and owner.device.type == device:
+        if list(owner.shape) == shape:
+            return torch.empty_like(owner, dtype=dtype, requires_grad=False)
+        return torch.empty(shape, dtype=dtype, device=owner.device)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _digest(tree: Plain, tensors: Mapping[str, Tensor]) -> str:
+    digest = xxhash.xxh3_128(pack(tree))
+    for name, tensor in tensors.items():
+        digest.update(pack([name, _dtype_name(tensor.dtype), list(tensor.shape)]))
+        digest.update(readable(name, tensor).view)
+    return digest.hexdigest()
