@@ -58,22 +58,62 @@ print(json.dumps({
 """
 
 
-def test_nothing_large_is_imported_after_the_preload() -> None:
+def run(script: str) -> str:
     """
-    When a process has preloaded, then its first step, move and checkpoint import at most a few
-    small modules of torch, and the first step is hardly slower than the second.
+    What a script prints in a fresh process, with one thread as ranks have it.
     """
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT],
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'adaptors'}", "PATH": "/usr/bin:/bin"},
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'adaptors'}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
+    return ran.stdout
+
+
+def test_nothing_large_is_imported_after_the_preload() -> None:
+    """
+    When a process has preloaded, then its first step, move and checkpoint import at most a few
+    small modules of torch, and the first step is hardly slower than the second.
+    """
+    told = json.loads(run(SCRIPT))
 
     assert len(told["late"]) <= 5, told["late"]
     assert not [name for name in told["late"] if name.startswith(("torch._", "torch.distributed"))]
     assert told["seconds"][0] - told["seconds"][1] < 0.1
     assert not told["cuda"]
+
+
+FORKS = """
+import os, sys
+import numpy
+import tft_pytorch
+tft_pytorch.tft_preload()
+
+def drawn_in_a_fork():
+    here, there = os.pipe()
+    if os.fork() == 0:
+        os.write(there, str(numpy.random.rand()).encode())
+        os._exit(0)
+    os.wait()
+    return os.read(here, 100).decode()
+
+print(len(os.listdir("/proc/self/task")), drawn_in_a_fork(), drawn_in_a_fork())
+numpy.random.seed(3)
+print(numpy.random.rand(), drawn_in_a_fork(), drawn_in_a_fork(), numpy.random.rand())
+"""
+
+
+def test_ranks_forked_after_the_preload_draw_their_own_numbers() -> None:
+    """
+    When ranks are forked from one process that has preloaded, then it had one thread, and numpy
+    draws other numbers in each; a generator that the script has seeded is inherited as ever.
+    """
+    ran = run(FORKS)
+    unseeded, seeded = (line.split() for line in ran.splitlines())
+
+    assert unseeded[0] == "1"
+    assert len(set(unseeded[1:])) == 2
+    assert seeded[1] == seeded[2] == seeded[3] != seeded[0]

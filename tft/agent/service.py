@@ -43,9 +43,8 @@ __all__ = ["AgentSettings", "main"]
 log = structlog.get_logger(__name__)
 
 BEAT = 0.1
-"""Seconds between two beats, and between two sendings of a report that is not acknowledged."""
-LOOK = 0.01
-"""Seconds between two looks at the steps of the ranks, where a plugin wants to know of them."""
+"""Seconds between two beats, between two sendings of a report that is not acknowledged, and between
+two looks at the steps of the ranks for plugins that want to know of them."""
 SETTLING = 1.0
 """Seconds the last reports get to be acknowledged: some turns of the controller."""
 CLEANING = 2.0
@@ -128,7 +127,7 @@ class Agent:
             ]
             if plugins.hook.tft_progressed.get_hookimpls():
                 progress = _Progress(self._settings, self._ranks, plugins)
-                tasks.append(group.create_task(self._every(LOOK, progress.look)))
+                tasks.append(group.create_task(self._every(BEAT, progress.look)))
             await asyncio.wait([self._leave])
             await self._clean_up()
             for task in tasks:

@@ -167,7 +167,7 @@ class Course:
                 return self._choose()
             case S.REPAIRING if not any(task.waiting for task in tasks.values()):
                 return self._job.step_to(
-                    S.REBUILDING, self._job.to_all(Rebuild), self._job.policy.repair
+                    S.REBUILDING, self._job.to_all(Rebuild), self._job.policy.rebuild
                 )
             case S.REBUILDING if self._job.answered_all("rebuild"):
                 self._job.virgin = False

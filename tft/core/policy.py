@@ -32,6 +32,8 @@ class Policy:
     """For orders that move or load state: bounded by its size, not by us."""
     regroup: float = 60.0
     """Forming groups takes tens of milliseconds when everyone is there."""
+    rebuild: float = 120.0
+    """Building wrappers is the user's code, and may send a model once round."""
     join: float = 300.0
     """From spawning a process to its `Session.run`: imports and the building of a model."""
     save: float = 1800.0

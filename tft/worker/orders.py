@@ -90,6 +90,9 @@ class Hands:
         """
         match order:
             case Stop():
+                # the last reference to the old wrapper outside the adaptor: freed any later, its
+                # process group would be torn down beside the new one
+                self._state.model = None
                 self._hook.tft_clear()
             case Load():
                 self._load(order)
