@@ -23,6 +23,7 @@ from tests.e2e.jobs import (
     strike,
     until,
 )
+from tft.config import RankSettings
 from tft.controller.story import last_run
 from tft.page import Page
 
@@ -207,10 +208,13 @@ def test_a_process_that_claims_a_rank_that_is_held_is_told_so(
     """
     with fast(tmp_path / "run") as running:
         until(reached(running, 10), "step 10")
-        raw = Path(f"/proc/{running.pid('rank-1')}/environ").read_bytes()
-        environment = dict(pair.split("=", 1) for pair in raw.decode().split("\0") if "=" in pair)
+        told = json.loads((running.run_dir / "job.json").read_text())["settings"]
         page = Page.create()
-        environment["TFT_PAGE"] = str(page.fd)
+        claim = RankSettings(
+            rank=1, world=4, job=told["job"], run_dir=running.run_dir, broker=told["broker"],
+            adaptor="fake", incarnation=0, page=page.fd, host="127.0.0.1",
+        )  # fmt: skip
+        environment = {**os.environ, **claim.environment()}
         second = subprocess.run(
             [sys.executable, str(FAKE), "5"], env=environment, pass_fds=(page.fd,),
             capture_output=True, text=True, timeout=30, check=False,

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import structlog
 
+from tft.files import write_whole
+
 log = structlog.get_logger(__name__)
 
 _watched: set[int] = set()
@@ -142,9 +144,7 @@ def write_pid(path: Path, pid: int) -> None:
     Write a pid file: whoever reads it finds the whole number or no file. It is for others to
     read, so a disk that is full is logged and no reason to stop.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(str(pid))
-        draft.replace(path)
+        write_whole(path, str(pid))
     except OSError as error:
         log.warning("pid_not_written", path=str(path), why=error.strerror)

@@ -22,7 +22,6 @@ from tft.cli.rundir import (
     log_file,
     pid_file,
     run_dir_of,
-    write_atomically,
     write_job,
 )
 from tft.cli.summary import summary
@@ -30,6 +29,7 @@ from tft.cli.verdicts import COMPLETED, DUMPED, FAILED, REFUSED, RESULTS, Restar
 from tft.clock import SystemClock
 from tft.core.delivery import Outbox
 from tft.core.policy import Policy
+from tft.files import write_whole
 from tft.protocol.messages import Envelope, Lead, NodeLost, Report, StopRequested
 from tft.protocol.topics import ORDERS, REPORTS
 
@@ -57,7 +57,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             if text is None:
                 say("the job ended without a report")
             else:
-                write_atomically(plan.report, text)
+                write_whole(plan.report, text)
     if plan.leads:
         for line in summary(report.incidents()):
             say(line)
@@ -190,7 +190,7 @@ class Launcher:
         log = self._log_of(name)
         child = self._children.start(self._commands[name], added=self._environment, log=log)
         self._parts[name] = child
-        write_atomically(pid_file(self._plan.settings.run_dir, name), f"{child.process.pid}\n")
+        write_whole(pid_file(self._plan.settings.run_dir, name), f"{child.process.pid}\n")
         return child
 
     def _log_of(self, name: str) -> Path:

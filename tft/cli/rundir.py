@@ -21,6 +21,7 @@ from typing import Any
 from tft import checkpoint
 from tft.config import JobSettings
 from tft.errors import UsageError
+from tft.files import write_whole
 
 STORY = "story.jsonl"
 REPORT = "report.json"
@@ -94,16 +95,7 @@ def write_job(settings: JobSettings, command: Sequence[str]) -> None:
     """
     facts = {**asdict(settings), "run_dir": str(settings.run_dir)}
     written = {"command": list(command), "directory": str(Path.cwd()), "settings": facts}
-    write_atomically(settings.run_dir / "job.json", json.dumps(written, indent=2) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """
-    Write a file that nobody sees half written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    write_whole(settings.run_dir / "job.json", json.dumps(written, indent=2) + "\n")
 
 
 class FreshReport:

@@ -4,8 +4,6 @@ The controller's shell: bus → event → story → machine → orders → bus. 
 
 import asyncio
 import json
-import os
-from pathlib import Path
 from typing import assert_never, get_args
 
 import structlog
@@ -25,6 +23,7 @@ from tft.core.machine import Machine
 from tft.core.policy import STRATEGIES, Policy
 from tft.core.report import incident_report, job_report
 from tft.core.watch import Watch
+from tft.files import write_whole
 from tft.plugins import call_guarded, load_plugins
 from tft.protocol.messages import Beat, Lead, NodeLost, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
@@ -283,13 +282,4 @@ class Controller:
 
         incidents = [incident_report(each, moment) for each in self._machine.incidents]
         report = job_report(outcome, self._machine.last_step, [*self._earlier(), *incidents])
-        _write_whole(run_dir / "report.json", json.dumps(report, indent=1))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """
-    The file is there whole or as it was before.
-    """
-    beside = path.with_suffix(".tmp")
-    beside.write_text(text)
-    os.replace(beside, path)
+        write_whole(run_dir / "report.json", json.dumps(report, indent=1))

@@ -1,0 +1,241 @@
+"""
+Ranks that are forked from a process with the imports done: the same to their script and to the
+controller as those that were started from nothing, and none is missing when there is no nursery.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.agent.stage import ADAPTOR, PAGE, Stage, gone, package
+from tft.protocol.messages import Exited, Spawned, StoreOpened
+
+THREADED = (
+    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+)
+"""A module that cannot be forked once it is imported."""
+
+WAYS = ["forked", "executed"]
+
+ENDS = {
+    "a status": ("import sys; sys.exit(5)", 5),
+    "a sentence": ("import sys; sys.exit('no use')", 1),
+    "an error": ("def train():\n    raise ValueError('a bug')\ntrain()", 1),
+    "a signal": ("import os; os.kill(os.getpid(), 11)", -signal.SIGSEGV),
+    "what is left to do": (
+        "import atexit, threading, time\n"
+        "atexit.register(print, 'at exit')\n"
+        "main = threading.current_thread()\n"
+        "threading.Thread(target=lambda: (main.join(), print('a thread'))).start()",
+        0,
+    ),
+}
+
+
+async def _agent(stage: Stage, way: str, script: str, *arguments: str, nproc: int = 1) -> None:
+    if way == "executed":
+        package(stage.tmp / "packages", "threaded", THREADED + ADAPTOR, "tft.adaptors")
+    adaptor = "staged" if way == "forked" else "threaded"
+    await stage.agent(script, *arguments, nproc=nproc, adaptor=adaptor)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_rank_ends_as_python_does(stage: Stage, way: str, end: str) -> None:
+    """
+    When a script ends, in whatever way, the status and what it says at its end are Python's.
+    """
+    script, code = ENDS[end]
+    await _agent(stage, way, script)
+    await stage.start()
+    exited = await stage.report(Exited)
+    said = _log(stage, 0)
+
+    assert exited.code == code, said
+    assert _forked(stage) == (way == "forked")
+    match end:
+        case "a sentence":
+            assert said == "no use\n"
+        case "an error":
+            assert said.startswith("Traceback (most recent call last):\n")
+            assert 'script.py", line 2, in train' in said
+            assert said.endswith("ValueError: a bug\n")
+        case "what is left to do":
+            assert said == "a thread\nat exit\n"
+        case _:
+            assert said == ""
+
+
+async def test_both_ways_give_a_script_the_same(stage: Stage) -> None:
+    """
+    When a rank is forked, it has the variables, signals, limits and descriptors that one started
+    from nothing has, and leads a session of its own.
+    """
+    script = (
+        "import json, os, signal, sys\n"
+        "number = lambda name: int(os.environ.pop(name))\n"
+        "own = [number('TFT_PAGE'), number('TFT_WORDS')]\n"
+        "open_fds = [int(fd) for fd in os.listdir('/proc/self/fd')]\n"
+        "files = [os.readlink(f'/proc/self/fd/{fd}') for fd in own]\n"
+        "signals = [str(signal.getsignal(n)) for n in signal.valid_signals()]\n"
+        "facts = dict(os.environ)\n"
+        "rest = [os.getsid(0) == os.getpgid(0) == os.getpid(), sys.argv, sys.path[0], files,\n"
+        "        sorted(set(open_fds) - set(own))[:3], os.stat(0).st_rdev, __name__,\n"
+        "        str(signal.pthread_sigmask(signal.SIG_BLOCK, [])), signals,\n"
+        "        sys.stdout.write_through, sys.stdout.seekable(), os.getppid(),\n"
+        "        open('/proc/self/comm').read(), os.getcwd()]\n"
+        "alive = [fd for fd in set(open_fds) - set(own) if os.path.exists(f'/proc/self/fd/{fd}')]\n"
+        "print(json.dumps([facts, rest, sorted(alive)]))"
+    )
+    agent = await stage.agent(script, nproc=2, adaptor="staged")
+    await stage.start(rank=0)
+    await stage.report(Exited)
+    nursery = _nursery(stage)
+    os.kill(nursery, signal.SIGSTOP)  # it does not answer: the next one is not forked
+    await stage.start(rank=0, incarnation=1)
+    await stage.report(Exited, incarnation=1)
+    forked, executed = (json.loads(_log(stage, 0, incarnation)) for incarnation in range(2))
+
+    for facts in (forked[0], executed[0]):
+        facts.pop("TFT_INCARNATION")
+    assert forked == executed
+    assert forked[1][0] is True
+    assert forked[1][-3:-1] == [agent.pid, "tft-rank-0\n"]
+    assert forked[2] == [0, 1, 2], "no descriptor of the nursery's"
+    assert "nursery_silent" in (stage.tmp / "err").read_text()
+
+
+async def test_forked_ranks_share_no_randomness(stage: Stage) -> None:
+    """
+    When two ranks are forked from the same process, they do not draw the same numbers.
+    """
+    await _agent(
+        stage,
+        "forked",
+        "import random, multiprocessing as m\nprint(random.random(), m.current_process().authkey)",
+        nproc=2,
+    )
+    for rank in range(2):
+        await stage.start(rank=rank)
+    for rank in range(2):
+        assert (await stage.report(Exited, rank=rank)).code == 0
+
+    drawn = [set(_log(stage, 0, rank=rank).split(maxsplit=1)) for rank in range(2)]
+    assert not drawn[0] & drawn[1]
+
+
+async def test_a_killed_nursery_costs_nothing(stage: Stage) -> None:
+    """
+    When the nursery is killed, the ranks live on, another takes its place, and forks.
+    """
+    await _agent(stage, "forked", PAGE + "say(1); signal.pause()", nproc=2)
+    await stage.start(rank=0)
+    await stage.said(1, rank=0)
+    first = _nursery(stage)
+    os.kill(first, signal.SIGKILL)
+    await gone(first)
+    while (stage.tmp / "err").read_text().count("nursery_ready") < 2:
+        await stage.beat()
+    assert _nursery(stage) != first
+    await stage.start(rank=1)
+    await stage.said(1, rank=1)
+
+    assert _forked(stage)
+    assert not any(isinstance(report, Exited) for report in stage.reports)
+
+
+async def test_a_nursery_that_dies_while_it_is_asked_is_done_without(stage: Stage) -> None:
+    """
+    When the nursery is killed with a rank on its way, the rank is started from nothing.
+    """
+    await _agent(stage, "forked", PAGE + "say(1); signal.pause()")
+    await stage.report(StoreOpened)
+    while "nursery_ready" not in (stage.tmp / "err").read_text():
+        await stage.beat()
+    nursery = _nursery(stage)
+    os.kill(nursery, signal.SIGSTOP)
+    await stage.start()
+    await stage.beat()
+    os.kill(nursery, signal.SIGKILL)
+    spawned = await stage.report(Spawned)
+    await stage.said(1)
+
+    assert b"tft.worker.launch" in Path(f"/proc/{spawned.pid}/cmdline").read_bytes()
+
+
+async def test_a_module_with_threads_is_not_forked(stage: Stage) -> None:
+    """
+    When the adaptor has threads once it is loaded, the agent says so once and forks no rank.
+    """
+    await _agent(stage, "executed", "pass", nproc=2)
+    for rank in range(2):
+        await stage.start(rank=rank)
+        await stage.report(Exited, rank=rank)
+
+    said = (stage.tmp / "err").read_text()
+    assert said.count("ranks_not_forked") == 1
+    assert "the adaptor 'threaded' has 2 threads once loaded" in said
+
+
+async def test_forked_ranks_die_with_their_agent(stage: Stage) -> None:
+    """
+    When the agent is killed, forked ranks and the nursery end, and nothing is left.
+    """
+    agent = await stage.agent(PAGE + "say(1); signal.pause()", nproc=2)
+    for rank in range(2):
+        await stage.start(rank=rank)
+        await stage.said(1, rank=rank)
+    assert _forked(stage)
+    alive = stage.alive()
+    agent.kill()
+    agent.wait()
+    await asyncio.gather(*map(gone, alive))
+
+    assert stage.alive() == []
+
+
+async def test_orphans_of_a_rank_are_reaped(stage: Stage) -> None:
+    """
+    When what a rank has started outlives it, the agent takes it in and leaves no zombie.
+    """
+    await _agent(
+        stage,
+        "forked",
+        PAGE + "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE, start_new_session=True)\n"
+        "print(child.pid); os._exit(0)",
+    )
+    await stage.start()
+    await stage.report(Exited)
+    orphan = int(_log(stage, 0))
+    await gone(orphan)
+    while Path(f"/proc/{orphan}").exists():
+        await stage.beat()
+
+
+def _log(stage: Stage, incarnation: int, *, rank: int = 0) -> str:
+    return (stage.run_dir / "logs" / f"rank-{rank}.{incarnation}.log").read_text()
+
+
+def _forked(stage: Stage) -> bool:
+    """
+    Whether all ranks until now were forked.
+    """
+    said = (stage.tmp / "err").read_text()
+    return all(" forked" in line for line in said.splitlines() if "rank_started" in line)
+
+
+def _nursery(stage: Stage) -> int:
+    """
+    Of those with that command line, the one that is not a rank.
+    """
+    ranks = {report.pid for report in stage.reports if isinstance(report, Spawned)}
+    [nursery] = [
+        pid
+        for pid in set(stage.alive()) - ranks
+        if b"tft.worker.nursery" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return nursery
