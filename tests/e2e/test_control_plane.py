@@ -4,6 +4,7 @@ fake framework.
 """
 
 import json
+import os
 import random
 import signal
 import subprocess
