@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.stage import ADAPTOR, PAGE, Stage, gone, package
-from tft.protocol.messages import Exited, Spawned, StoreOpened
+from tft.protocol.messages import Exited, Spawned
 
 THREADED = (
     "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -72,7 +72,7 @@ async def test_a_rank_ends_as_python_does(stage: Stage, way: str, end: str) -> N
 
 async def test_both_ways_give_a_script_the_same(stage: Stage) -> None:
     """
-    When a rank is forked, it has the variables, signals, limits and descriptors that one started
+    When a rank is forked, it has the variables, signals and descriptors that one started
     from nothing has, and leads a session of its own.
     """
     script = (
@@ -146,25 +146,6 @@ async def test_a_killed_nursery_costs_nothing(stage: Stage) -> None:
 
     assert _forked(stage)
     assert not any(isinstance(report, Exited) for report in stage.reports)
-
-
-async def test_a_nursery_that_dies_while_it_is_asked_is_done_without(stage: Stage) -> None:
-    """
-    When the nursery is killed with a rank on its way, the rank is started from nothing.
-    """
-    await _agent(stage, "forked", PAGE + "say(1); signal.pause()")
-    await stage.report(StoreOpened)
-    while "nursery_ready" not in (stage.tmp / "err").read_text():
-        await stage.beat()
-    nursery = _nursery(stage)
-    os.kill(nursery, signal.SIGSTOP)
-    await stage.start()
-    await stage.beat()
-    os.kill(nursery, signal.SIGKILL)
-    spawned = await stage.report(Spawned)
-    await stage.said(1)
-
-    assert b"tft.worker.launch" in _command(spawned.pid)
 
 
 async def test_a_module_with_threads_is_not_forked(stage: Stage) -> None:

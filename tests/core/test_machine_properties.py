@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tft.core.job import State
 from tft.core.policy import Policy
-from tft.protocol.messages import Fetch, Stop
+from tft.protocol.messages import Fetch, OrderName, Stop
 from tft.testing.scripted import ScriptedJob
 
 ACTIONS = st.sampled_from(
@@ -27,7 +27,7 @@ def act(job: ScriptedJob, action: str, number: int) -> None:
         case "kill" if one.alive:
             job.kill(one.rank)
         case "memory" | "network" | "software" | "numeric" if one.training and not one.hung:
-            job.fault(one.rank, action)  # type: ignore[arg-type] # four of the kinds
+            job.fault(one.rank, action)
         case "hang" if one.alive and one.training:
             one.hung, one.waiting = True, False
         case "stall":
@@ -51,10 +51,14 @@ def act(job: ScriptedJob, action: str, number: int) -> None:
         case "wait" if job.machine.next_deadline() is not None and number < 2:
             job.wait()
         case "fail":
-            names = ("fetch", "regroup", "rebuild", "save", "stop")
+            names: tuple[OrderName, ...] = ("fetch", "regroup", "rebuild", "save", "stop")
             job.failures[one.rank, names[number % 5]] = ["it broke"]
         case _:
             pass
+
+
+def _resuming(job: ScriptedJob) -> bool:
+    return job.state is State.RESUMING
 
 
 def _all_had_their_sums(job: ScriptedJob, rank: int) -> bool:
@@ -89,7 +93,7 @@ def test_whatever_happens_is_absorbed_and_every_incident_ends(
             break
         if job.state is State.RESUMING:
             job.train()
-            if job.state is State.RESUMING and any(r.hung for r in job.ranks.values()):
+            if _resuming(job) and any(r.hung for r in job.ranks.values()):
                 job.stall()
         elif job.machine.next_deadline() is not None:
             job.wait()
