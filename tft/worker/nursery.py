@@ -3,7 +3,8 @@ The nursery: `python -m tft.worker.nursery ADAPTOR FD`, one per node, run by an 
 once what every rank needs, and then forks a process whenever the agent wants one for a rank.
 
 A fork copies one thread only, so there must be only one: where the imports have started others
-(a BLAS with a pool), the nursery says so and ends, and ranks are started without it.
+(a BLAS with a pool, as numpy's when OMP_NUM_THREADS is more than 1), the nursery says so and ends,
+and ranks are started without it.
 
 A forked process becomes the agent's child: the process between it and the nursery ends at once,
 and the agent takes in orphans. It waits for its task, for which the agent may never have a use.
