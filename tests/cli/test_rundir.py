@@ -163,7 +163,7 @@ def test_the_report_of_an_earlier_run_is_not_this_ones(settings: JobSettings) ->
     """
     settings.run_dir.mkdir()
     written = settings.run_dir / "report.json"
-    written.write_text('{"exit_code": 3}')
+    written.write_text('{"exit_code": 3, "incidents": []}')
     report = FreshReport(settings.run_dir)
 
     assert report.exit_code() is None

@@ -68,6 +68,7 @@ class Children:
     def __init__(self) -> None:
         self._known: dict[int, Child] = {}
         self._none_left = asyncio.Event()
+        self._earlier = _children()  # not ours to wait for
 
     def __enter__(self) -> Self:
         _adopt_orphans(yes=True)
@@ -105,7 +106,8 @@ class Children:
 
     async def gone(self, limit: float) -> bool:
         """
-        Wait until no child and no orphan is left, `limit` seconds at most; whether that is so.
+        Wait until no child and no orphan is left of those that came since this was made, `limit`
+        seconds at most; whether that is so.
         """
         self._reap()
         try:
@@ -124,12 +126,19 @@ class Children:
                 self._none_left.set()
                 return
             if found is None:
+                if not _children() - self._earlier:
+                    self._none_left.set()
                 return
             child = self._known.pop(found.si_pid, None)
             if child is None:
                 os.waitpid(found.si_pid, 0)
             else:
                 child.reap()
+
+
+def _children() -> set[int]:
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
 
 
 def _adopt_orphans(*, yes: bool) -> None:
