@@ -57,6 +57,8 @@ def measure(outcome: Outcome) -> dict[str, object]:
         "benchmark": "recovery",
         "unit": "s",
         "incidents": len(seconds),
+        "total_median": round(statistics.median(s["total"] for s in seconds), 4),
+        "total_worst": round(max(s["total"] for s in seconds), 4),
         "own_median": round(statistics.median(own), 4),
         "own_worst": round(max(own), 4),
         "detect_median": round(statistics.median(detect), 4),
