@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
+import structlog
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # as torch.distributed has them
@@ -15,6 +16,8 @@ from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, TftError
 from tft_pytorch.sockets import census, cut
+
+log = structlog.get_logger()
 
 GROUP_TIMEOUT = timedelta(minutes=30)
 """torch's own default. A collective that hangs is ended by `quiesce`, when the controller has
@@ -27,6 +30,9 @@ started again within a second when it dies."""
 _ATTEMPT = timedelta(seconds=1)
 """Of one attempt to reach the store: a call that has no connection yet has nothing to be cut, so
 it is kept short and `quiesce` is asked for in between."""
+
+_FREEING = 0.05
+"""Seconds for the groups to be freed, which takes ten milliseconds."""
 
 _CUT_AGAIN = 0.02
 """Seconds between two cuts while a group is being formed: connections are made all the while."""
@@ -134,8 +140,27 @@ class Groups:
             return
         cut(spared, port)
         if dist.is_initialized():
+            groups = list(distributed_c10d._world.pg_map)
             dist.destroy_process_group()
+            _free(groups)
         sys.excepthook = self._excepthook  # torch wraps it once more for each default group
+
+
+def _free(groups: list[dist.ProcessGroup]) -> None:
+    """
+    Let go of groups that torch has forgotten, on a thread of its own.
+
+    A gloo group's destructor joins the threads that carry out its collectives. Now and then one
+    of these has begun to receive just as its connection broke: gloo wakes it for neither, and it
+    waits for `GROUP_TIMEOUT`. (Seen at one survivor in some fifty deaths of a peer between two buckets of
+    DDP, with gloo's `UnboundBuffer::waitRecv` at the top.) Such a group keeps two sleeping threads and
+    its buffers until then; a training thread that waited for it would keep the whole job.
+    """
+    freeing = threading.Thread(target=groups.clear, name="tft-free-groups", daemon=True)
+    freeing.start()
+    freeing.join(_FREEING)
+    if freeing.is_alive():
+        log.warning("group_left_behind", why="a collective of it does not end", until=GROUP_TIMEOUT)
 
 
 def _keep_cutting(left: threading.Event, spared: frozenset[int], port: int) -> None:
