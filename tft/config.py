@@ -29,6 +29,8 @@ class JobSettings:
     """Where the records of the run are kept."""
     broker: str
     """HOST:PORT of the broker."""
+    run: str = ""
+    """One start of `tft run`, which chooses it: a restarted controller goes on with its own run."""
     nnodes: int = 1
     """How many agents take part."""
     nproc_per_node: int = 1

@@ -128,7 +128,7 @@ def saved(settings: JobSettings) -> Path:
     final = settings.run_dir / "checkpoints" / "step-00000007"
     partial = checkpoint.partial(final)
     partial.mkdir(parents=True)
-    files = [checkpoint.write_private(partial, 0, b"position")]
+    files = [checkpoint.write_private(partial, rank, b"position") for rank in range(2)]
     manifest = checkpoint.manifest(step=7, world=2, adaptor="pytorch", files=files)
     checkpoint.commit(partial, final, manifest)
     return final

@@ -13,7 +13,7 @@ from tft.errors import InternalError
 from tft.protocol.messages import Exited, Position
 
 OPENED = Opened(
-    job="j", world=2, enable=("dump",), max_incidents=3, resume=("/c/step-00000007", 7),
+    job="j", run="r", world=2, enable=("dump",), max_incidents=3, resume=("/c/step-00000007", 7),
     first_incident=2, at=1.0,
 )  # fmt: skip
 EVENTS: list[Event] = [
@@ -48,7 +48,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     """
     path = tmp_path / "story.jsonl"
     write(path, OPENED, EVENTS)
-    assert last_run(path, "j") == (OPENED, EVENTS)
+    assert last_run(path, "j", "r") == (OPENED, EVENTS)
 
 
 def test_the_story_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> None:
@@ -57,11 +57,11 @@ def test_the_story_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> N
     to go on from; when there are several, then it is the last one.
     """
     path = tmp_path / "story.jsonl"
-    assert last_run(path, "j") is None
+    assert last_run(path, "j", "r") is None
     write(path, OPENED, EVENTS)
-    assert last_run(path, "k") is None
+    assert last_run(path, "k", "r") is None
     write(path, replace(OPENED, job="k"), EVENTS[:1])
-    told = last_run(path, "k")
+    told = last_run(path, "k", "r")
     assert told is not None
     assert told[1] == EVENTS[:1]
     assert path.read_bytes().count(b"\n") == 7
@@ -76,10 +76,10 @@ def test_a_line_its_writer_did_not_live_to_finish_is_cut_off(tmp_path: Path) -> 
     write(path, OPENED, EVENTS[:2])
     with path.open("ab") as file:
         file.write(b'{"n":4,"at":9')
-    assert last_run(path, "j") == (OPENED, EVENTS[:2])
+    assert last_run(path, "j", "r") == (OPENED, EVENTS[:2])
     with Story(path) as story:
         story.event(EVENTS[2])
-    assert last_run(path, "j") == (OPENED, EVENTS[:3])
+    assert last_run(path, "j", "r") == (OPENED, EVENTS[:3])
 
 
 def test_a_hole_in_the_story_is_said(tmp_path: Path) -> None:
@@ -91,4 +91,4 @@ def test_a_hole_in_the_story_is_said(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2] + lines[3:]))
     with pytest.raises(InternalError, match="line 3 says it is line 4"):
-        last_run(path, "j")
+        last_run(path, "j", "r")

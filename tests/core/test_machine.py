@@ -669,3 +669,123 @@ def test_the_same_events_give_the_same_orders() -> None:
 
 def _store() -> StoreOpened:
     return StoreOpened(node=0, host="h", port=1, at=0.0)
+
+
+def test_a_torn_rank_still_writes_its_own_private_state() -> None:
+    """
+    When a user's bug strikes inside the update window of one rank, then that rank saves no shard
+    but its RNG and data position, without which nothing could be resumed.
+    """
+    job = trained(world=3)
+    for rank in range(3):
+        job.window(rank)
+    job.fault(2, "software")
+    job.settle()
+    saves = {s.to: s.shards for s in job.orders(Save) if isinstance(s, Save)}
+    assert saves == {(0,): ("dense",), (1,): (), (2,): ()}
+    (commit,) = job.orders(Commit)
+    assert isinstance(commit, Commit)
+    assert {f.name for f in commit.files} == {"dense", "private-0", "private-1", "private-2"}
+
+
+def test_nothing_is_committed_before_a_saver_that_hangs_is_gone() -> None:
+    """
+    When a saver does not answer, then the commit waits for its end, and another holder writes
+    its shard first.
+    """
+    groups: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (2, 3)}
+    job = ScriptedJob(4, groups=groups).start()
+    job.train(3)
+    job.muted = {(2, "save")}
+    job.stop()
+    job.settle()
+    job.wait()
+    assert job.orders(Commit) == []
+    job.settle()
+    (commit,) = job.orders(Commit)
+    assert isinstance(commit, Commit)
+    assert {"a", "b"} <= {f.name for f in commit.files}
+
+
+def test_a_link_that_keeps_breaking_does_not_cost_the_last_holders() -> None:
+    """
+    When every rank has reported a broken link, then replacing them all would lose the state:
+    it is saved instead.
+    """
+    job = trained()
+    for rank in (0, 1, 2, 3, 0):
+        job.fault(rank, "network")
+        job.settle()
+    assert job.orders(Kill) == []
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_limits_begin_anew_with_a_new_controller() -> None:
+    """
+    When the controller was away for longer than a limit, then nobody could have answered: the
+    ranks are asked again, not killed.
+    """
+    job = trained()
+    job.muted = {(r, "freeze") for r in range(4)}
+    job.kill(1)
+    job.settle()
+    job.now += 60.0
+    job.lead(2)
+    deadline = job.machine.next_deadline()
+    assert deadline is not None
+    assert deadline > job.now
+    assert job.orders(Kill) == []
+
+
+def test_a_controller_that_is_started_again_after_the_end_says_the_end_again() -> None:
+    """
+    When the controller is killed while it says goodbye, then the next one does so.
+    """
+    job = trained()
+    job.finish()
+    job.over = None
+    job.lead(2)
+    assert job.over is not None
+
+
+def test_a_stall_that_comes_back_ends() -> None:
+    """
+    When nobody moves, nobody can be blamed and a retry does not help, then it is not retried
+    for ever.
+    """
+    job = trained()
+    for _ in range(10):
+        if job.over is None:
+            job.stall()
+            job.settle()
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_a_suspicion_does_not_outlive_what_it_was_about() -> None:
+    """
+    When a hung rank has been replaced and another one is killed, then a rank that merely
+    computes is not taken for one that hangs.
+    """
+    job = trained()
+    job.ranks[1].waiting = False
+    job.stall()
+    job.settle()
+    job.ranks[0].waiting = False
+    job.kill(2)
+    job.settle()
+    assert [k.rank for k in job.orders(Kill) if isinstance(k, Kill)] == [1]
+
+
+def test_a_rank_that_never_leaves_after_the_end_is_ended() -> None:
+    """
+    When all is done and a rank does not even hear it, then it does not keep the job.
+    """
+    job = trained()
+    job.muted = {(2, "complete")}
+    job.finish()
+    job.wait()
+    job.settle()
+    assert job.over is not None
+    assert job.over.result == "failed"

@@ -55,7 +55,8 @@ def test_a_part_that_dies_is_started_again_and_training_goes_on(
     assert outcome.code == 0, outcome.output
     identical(outcome, fake_undisturbed)
     settings = json.loads((outcome.run_dir / "job.json").read_text())
-    assert last_run(outcome.run_dir / "story.jsonl", settings["settings"]["job"]) is not None
+    told = settings["settings"]
+    assert last_run(outcome.run_dir / "story.jsonl", told["job"], told["run"]) is not None
 
 
 @pytest.mark.parametrize("part", ["broker", "controller"])

@@ -92,6 +92,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     found = {
         # Also the key of the job's ports, so it is not to be guessed.
         "job": options["job"] or secrets.token_hex(8),
+        "run": options.get("run") or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),
         "run_dir": (options["run_dir"] or _new_run_dir()).absolute(),
     }

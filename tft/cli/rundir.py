@@ -182,6 +182,12 @@ def _check_resumable(settings: JobSettings) -> None:
     if directory is None:
         raise UsageError(f"there is no usable checkpoint in {settings.run_dir} to resume from")
     manifest = checkpoint.verify(directory)
+    missing = sorted(set(range(manifest.world)) - set(manifest.private))
+    if missing:
+        raise UsageError(
+            f"{directory} holds no RNG and data position of ranks {missing}, which were lost with "
+            "their node: it can be loaded by hand, but not resumed"
+        )
     if manifest.world != settings.world:
         raise UsageError(
             f"{directory} is of a job of {manifest.world} ranks and cannot be resumed with "

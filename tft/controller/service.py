@@ -4,7 +4,8 @@ The controller's shell: bus → event → story → machine → orders → bus. 
 
 import asyncio
 import json
-from typing import assert_never, get_args
+import os
+from typing import Any, assert_never, get_args
 
 import structlog
 
@@ -71,7 +72,7 @@ class Controller:
 
     def _begin(self) -> tuple[Machine, Policy]:
         path = self._settings.run_dir / "story.jsonl"
-        told = last_run(path, self._settings.job)
+        told = last_run(path, self._settings.job, self._settings.run)
         if told is None:
             opened = self._open()
             events: list[Event] = []
@@ -106,6 +107,7 @@ class Controller:
         earlier = [int(str(incident["id"])) for incident in self._earlier()]
         return Opened(
             job=settings.job,
+            run=settings.run,
             world=settings.world,
             enable=settings.enable or STRATEGIES,
             max_incidents=settings.max_incidents,
@@ -135,6 +137,7 @@ class Controller:
         settings = self._settings
         async with open_bus(settings.broker, job=settings.job, sender=sender, topics=topics) as bus:
             self._bus = bus
+            asyncio.get_running_loop().set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=self._epoch))
             self._repeat(bus)
             tasks = [
@@ -283,3 +286,11 @@ class Controller:
         incidents = [incident_report(each, moment) for each in self._machine.incidents]
         report = job_report(outcome, self._machine.last_step, [*self._earlier(), *incidents])
         write_whole(run_dir / "report.json", json.dumps(report, indent=1))
+
+
+def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
+    """
+    A controller that could not act on an event must not go on: the next one reads the story.
+    """
+    log.critical("controller_failed", what=context["message"], exc_info=context.get("exception"))
+    os._exit(70)

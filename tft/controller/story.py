@@ -26,6 +26,8 @@ class Opened:
     """
 
     job: str
+    run: str
+    """One start of `tft run`: a controller that is started again goes on with its own run only."""
     world: int
     enable: tuple[str, ...]
     max_incidents: int
@@ -84,12 +86,14 @@ class Story:
     def _write(self, line: dict[str, Any]) -> None:  # Any: JSON
         self._lines += 1
         text = json.dumps({"n": self._lines, **line}, separators=(",", ":"))
-        os.write(self._file, text.encode() + b"\n")
+        left = memoryview(text.encode() + b"\n")
+        while left:  # a disk that is full takes a part of it, and then raises
+            left = left[os.write(self._file, left) :]
 
 
-def last_run(path: Path, job: str) -> tuple[Opened, list[Event]] | None:
+def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | None:
     """
-    The beginning and the events of the last run in the file, if it is `job`'s.
+    The beginning and the events of the last run in the file, if it is this one.
     """
     opened: Opened | None = None
     events: list[Event] = []
@@ -101,7 +105,7 @@ def last_run(path: Path, job: str) -> tuple[Opened, list[Event]] | None:
             opened, events = Opened(**body), []
         else:
             events.append(_event(line))
-    if opened is None or opened.job != job:
+    if opened is None or (opened.job, opened.run) != (job, run):
         return None
     return opened, events
 

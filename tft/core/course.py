@@ -179,6 +179,8 @@ class Course:
                 return True
             case S.HEALTHY if self._job.every(lambda s: s.finished):
                 return self._complete()
+            case S.DUMPING if self._job.dying():
+                return False  # what it was to write is planned anew when its end has come in
             case S.DUMPING if self._job.answered_all("save") and "commit" not in tasks:
                 return self._commit()
             case S.DUMPING if "commit" in tasks and self._job.answered_all("commit"):
@@ -221,6 +223,7 @@ class Course:
         finish = self._job.incident.reached
         if self._job.incident.suspicion and not self._job.incident.faults:
             self.fault("network", None, finish + 1, self._job.now, self._job.incident.suspicion)
+        self._job.incident.suspicion = ""
         self._job.move(S.CLEARING)
         to = tuple(s.rank for s in self._job.seats.values() if s.ready)
         if to:
@@ -267,9 +270,20 @@ class Course:
             return self._why_not_respawn(lost[0])
         if isinstance(agreed, str) and not self._fresh():
             return agreed
-        if strategy == "recover" and not self._job.incident.respawns and not self._replaceable():
-            return "no rank can be named whose process should be replaced"
+        if strategy == "recover" and not self._job.incident.respawns:
+            return self._why_not_replace()
         return None
+
+    def _why_not_replace(self) -> str | None:
+        """
+        Replacing the processes of the faulty ranks must leave every shard a holder.
+        """
+        going = {seat.rank for seat in self._replaceable()}
+        if not going:
+            return "no rank can be named whose process should be replaced"
+        staying = {r: h for r, h in self._job.holders().items() if r not in going}
+        left = planner.agreed_step(self._job.groups(), staying)
+        return None if isinstance(left, int) else f"with ranks {sorted(going)} replaced, {left}"
 
     def _why_no_dump(self, agreed: int | str) -> str | None:
         if isinstance(agreed, str):
@@ -393,7 +407,8 @@ class Course:
         self._job.saved = {}
         self._job.incident.step = agreed + 1
         shards = planner.savers(self._job.groups(), self._job.holders(), agreed)
-        writers = [s.rank for s in self._job.seats.values() if s.ready and s.held is not None]
+        # a torn rank too: what it holds is void, but its RNG and data position are nobody else's
+        writers = [s.rank for s in self._job.seats.values() if s.able]
         orphans = {
             s.rank: s.private[agreed]
             for s in self._job.seats.values()
@@ -418,7 +433,7 @@ class Course:
 
     def _commit(self) -> bool:
         step = (self._job.incident.step or 1) - 1
-        committer = min(s.rank for s in self._job.seats.values() if s.ready and s.held is not None)
+        committer = min(s.rank for s in self._job.seats.values() if s.able)
         commit = Commit(
             **self._job.key(),
             to=(committer,),
@@ -449,6 +464,8 @@ class Course:
         """
         if self._job.state in SETTLED:
             return
+        if result == "failed":
+            self._job.last_step = max(self._job.last_step, self._job.incident.furthest)
         if self._job.stop is not None and result == "failed":
             result, code = "cancelled", 128 + self._job.stop.signal
         if self._job.state is not S.HEALTHY and self._job.incident not in self._job.incidents:

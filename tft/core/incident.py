@@ -59,6 +59,8 @@ class Task:
     orders: tuple[RankOrder, ...]
     waiting: set[int]
     issued: float
+    limit: float
+    """Seconds it may take."""
     deadline: float
 
 

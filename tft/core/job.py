@@ -108,7 +108,7 @@ class Job:
         self.resume = resume
         self.state = State.AWAITING
         self.epoch = 0
-        self.now = at
+        self.now = self.led = at
         self.said: list[Command] = []
         self.seats = {rank: Seat(rank=rank) for rank in range(world)}
         self.nodes: dict[int, tuple[int, ...]] = {}
@@ -190,7 +190,11 @@ class Job:
         """
         waiting = {rank for order in orders for rank in order.to}
         self.incident.tasks[_name(orders[0])] = Task(
-            orders=orders, waiting=waiting, issued=self.now, deadline=self.now + limit
+            orders=orders,
+            waiting=waiting,
+            issued=self.now,
+            limit=limit,
+            deadline=self.now + limit,
         )
         self.said.extend(orders)
 

@@ -131,12 +131,25 @@ class Machine:
             case Stalled():
                 self._stalled(event)
             case Led():
-                self._job.epoch = event.epoch
+                self._led(event)
             case _:
                 assert_never(event)
         while self._course.advance():
             pass
         return self._job.said
+
+    def _led(self, event: Led) -> None:
+        """
+        While nobody led, nobody could answer: every limit begins anew.
+        """
+        job = self._job
+        job.epoch, job.led = event.epoch, event.at
+        for task in job.incident.tasks.values():
+            task.deadline = event.at + task.limit
+        if job.deadline is not None:
+            job.deadline = event.at + 3 * job.policy.leave
+        if job.state is S.ENDED and job.outcome is not None:
+            job.said = [*job.ending, job.outcome]  # whoever led before may not have said it
 
     def outstanding(self) -> list[Order]:
         """
@@ -157,7 +170,7 @@ class Machine:
         moments = [t.deadline for t in self._job.incident.tasks.values() if t.waiting]
         if self._job.state not in SETTLED:
             moments += [
-                seat.spawned + self._job.policy.join
+                max(seat.spawned, self._job.led) + self._job.policy.join
                 for seat in self._job.seats.values()
                 if seat.process in (Process.ORDERED, Process.SPAWNED, Process.JOINED)
             ]
@@ -429,12 +442,16 @@ class Machine:
         if self._job.state not in (S.HEALTHY, S.RESUMING):
             return
         self._course.open()
-        self._job.incident.suspicion = (
+        why = (
             f"no rank has moved for {event.silence:.1f} s; the job's own step times allow "
             f"{event.limit:.1f} s"
         )
         self._job.tell("stalled", silence=event.silence, limit=event.limit)
-        self._course.freeze()
+        if self._job.state is S.RESUMING:  # what was done about it last time has not helped
+            self._course.again(why)
+        else:
+            self._course.freeze()
+        self._job.incident.suspicion = why
 
     def _blamed(self, seat: Seat) -> bool:
         return any(
@@ -498,7 +515,7 @@ class Machine:
                     "failed", 4, f"rank {seat.rank} could not load the checkpoint: {why}"
                 )
             case "save" | "commit":
-                seat.held = None  # its copy cannot be written: another holder has to
+                seat.held, seat.unable = None, True  # another holder has to write its part
                 self._course.dump()
             case "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
                 self._course.again(f"rank {seat.rank} could not {order}: {why}")
@@ -514,7 +531,10 @@ class Machine:
                 return
         for seat in self._job.seats.values():
             starting = seat.process in (Process.ORDERED, Process.SPAWNED, Process.JOINED)
-            late = starting and seat.spawned + self._job.policy.join <= self._job.now
+            late = (
+                starting
+                and max(seat.spawned, self._job.led) + self._job.policy.join <= self._job.now
+            )
             if late and self._job.state not in SETTLED and self._job.anyone_joined():
                 seat.spawned = self._job.now
                 self._course.doom(
@@ -537,7 +557,10 @@ class Machine:
             case "freeze" | "stop" | "load" | "fetch" | "rollback" | "save" | "commit":
                 for rank in ranks:
                     self._course.doom(self._job.seats[rank], why, "hang")
-            case "complete" | "end":
+            case "complete":
+                for rank in ranks:
+                    self._course.doom(self._job.seats[rank], why, "process")
+            case "end":
                 self._job.incident.tasks.pop(order)
             case _:
                 assert_never(order)

@@ -46,5 +46,7 @@ class Policy:
     """No stall is called earlier: a busy machine pauses a process for a second now and then."""
     stall_factor: float = 20.0
     """How many median steps without any progress make a stall."""
+    warming: float = 10.0
+    """How many times longer the first step after a resume may take: a new process is cold."""
     node_silence: float = 10.0
     """A node that sends no beat for this long, while others do, is lost."""

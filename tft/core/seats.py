@@ -52,6 +52,8 @@ class Seat:
     trusted: bool = True
     training: bool = False
     finished: bool = False
+    unable: bool = False
+    """It could not write its part of a checkpoint."""
     repaired: bool = False
     """This process has been in the loop: its position is the job's."""
     doomed: str = ""
@@ -69,6 +71,13 @@ class Seat:
         """
         return self.process is Process.READY
 
+    @property
+    def able(self) -> bool:
+        """
+        The rank can take part in a last checkpoint.
+        """
+        return self.ready and not self.doomed and not self.unable
+
     def holder(self) -> Holder:
         """
         The rank as the planner sees it.
@@ -84,7 +93,7 @@ class Seat:
         self.pid = self.started = 0
         self.held = None
         self.trusted = True
-        self.training = self.finished = self.repaired = False
+        self.training = self.finished = self.repaired = self.unable = False
         self.doomed = self.blame = ""
         self.position = START
         self.spawned = at

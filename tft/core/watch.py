@@ -28,6 +28,7 @@ class Watch:
         self._durations: deque[float] = deque(maxlen=REMEMBERED)
         self._last: dict[int, tuple[int, int, float]] = {}  # rank: incarnation, step, moved
         self._moved = float("-inf")
+        self._warming = False
         self._beats: dict[int, float] = {}
         self._sent: dict[int, float] = {}
 
@@ -37,11 +38,12 @@ class Watch:
         """
         if len(self._durations) < LEARNT:
             return self._policy.first_step
-        return max(
+        learnt = max(
             self._policy.stall_floor,
             self._policy.stall_factor * median(self._durations),
             3 * max(self._durations),
         )
+        return learnt * (self._policy.warming if self._warming else 1.0)
 
     def resumed(self, at: float) -> None:
         """
@@ -49,6 +51,7 @@ class Watch:
         """
         self._moved = max(self._moved, at)
         self._last.clear()
+        self._warming = True
 
     def heard(self, beat: Beat, at: float) -> float | None:
         """
@@ -67,6 +70,7 @@ class Watch:
             step = pulse.position.step
             if last is not None and last[0] == pulse.incarnation and step > last[1]:
                 self._durations.append((pulse.moved - last[2]) / (step - last[1]))
+                self._warming = False
             if last is None or step != last[1] or pulse.incarnation != last[0]:
                 self._last[pulse.rank] = (pulse.incarnation, step, pulse.moved)
             self._moved = max(self._moved, pulse.moved)

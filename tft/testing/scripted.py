@@ -140,7 +140,7 @@ class ScriptedJob:
         """
         Agents, store and ranks come up; everyone trains.
         """
-        self._take(self.machine.handle(Led(at=self.now, epoch=1)))
+        self.lead(1)
         for node, ranks in self.placement.items():
             self.report(NodeJoined(node=node, host="h", pid=1, ranks=ranks, at=self.now))
         self.report(StoreOpened(node=0, host="h", port=1, at=self.now))
@@ -246,6 +246,12 @@ class ScriptedJob:
         """
         self.now += silence
         self._take(self.machine.handle(Stalled(at=self.now, silence=silence, limit=3.0)))
+
+    def lead(self, epoch: int) -> None:
+        """
+        A controller takes over.
+        """
+        self._take(self.machine.handle(Led(at=self.now, epoch=epoch)))
 
     def stop(self, signal: int = 15) -> None:
         """

@@ -7,7 +7,7 @@ Dull on purpose: it reads the bus, hands what came to the rank machine, and does
 import asyncio
 import os
 import threading
-from typing import Protocol, assert_never, get_args
+from typing import Any, Protocol, assert_never, get_args
 
 import structlog
 
@@ -138,6 +138,7 @@ class Control:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_give_up)
         settings = self._settings
         async with open_bus(
             settings.broker, job=settings.job, sender=self._sender, topics=(ORDERS,)
@@ -239,3 +240,11 @@ class Control:
 
     def _wake(self) -> None:
         self._handle(Woken(at=self._clock.now()))
+
+
+def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
+    """
+    An event of the training thread that was lost would be waited for, for ever.
+    """
+    log.critical("control_failed", what=context["message"], exc_info=context.get("exception"))
+    os._exit(70)  # the agent sees it at once, and the rank is replaced

@@ -49,6 +49,7 @@ def _prepare() -> None:
     name_process(f"tft-rank-{settings.rank}")
     # In C, on whatever thread the signal comes to, without the GIL: it works in any kind of hang.
     # Chained to the signal's default action, which ends the process once it has written.
+    faulthandler.enable(file=settings.words)  # a crash in C leaves its stacks as well
     faulthandler.register(LAST_WORDS, file=settings.words, all_threads=True, chain=True)
     preload(settings.adaptor)
 

@@ -220,6 +220,13 @@ class Session:
         """
         return self._window
 
+    def expect(self, seconds: float) -> None:
+        """
+        Announces a long phase, an evaluation or a checkpoint: no rank is taken for one that
+        hangs before so many seconds have passed.
+        """
+        self._page.train(True, self._clock.now() + seconds)
+
     def digests(self) -> Mapping[str, str]:
         """
         Digests of parameters, optimizer, scheduler, RNG and data position.
