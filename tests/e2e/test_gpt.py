@@ -305,4 +305,5 @@ def test_kills_at_moments_nobody_chose(seed: int, tmp_path: Path) -> None:
         outcome = running.end(200)
     assert outcome.code == 0, outcome.output
     identical(outcome, calm)
-    assert all(incident["steps_lost"] == 0 for incident in outcome.incidents)
+    for incident in outcome.incidents:  # a step is lost only with all that had completed it
+        assert incident["steps_lost"] < len(incident["faults"])
