@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from corpus import BUDGET, Batches, load_corpus
+from demo import Progress
 from gpt import GPT, SIZES, make_optimizer, make_scheduler
 from record import Record
 from torch._C._distributed_c10d import HashStore
@@ -182,3 +183,15 @@ def test_what_the_state_came_to_is_a_file_of_its_own(tmp_path: Path) -> None:
     Record(tmp_path, 1).finish({"parameters": "00ff"})
 
     assert json.loads((tmp_path / "final-rank1.json").read_text()) == {"parameters": "00ff"}
+
+
+def test_the_demos_display_follows_a_record_that_is_cut_back(tmp_path: Path) -> None:
+    """
+    When a rank is rolled back, its record shrinks and grows again: the display reads on.
+    """
+    record = Record(tmp_path, 0)
+    progress = Progress(tmp_path, ranks=1)
+    for step in (1, 2, 3, 2, 3, 4):
+        record.write(step, 1.0 / step)
+        progress.update()
+        assert (progress.step, progress.loss) == ([step], [1.0 / step])

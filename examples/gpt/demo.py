@@ -32,16 +32,26 @@ class Tail:
 
     def news(self) -> Iterator[dict[str, Any]]:  # Any: JSON
         """
-        The whole lines since the last call. A file that was cut back is read from its new end.
+        The whole lines since the last call.
         """
         if not self._path.exists():
             return
         content = self._path.read_bytes()
-        self._read = min(self._read, len(content))
         whole = content[self._read : content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
             yield json.loads(line)
+
+
+def last_row(path: Path) -> dict[str, Any] | None:  # Any: JSON
+    """
+    The last whole line of a rank's record. A record is cut back when its rank is rolled back, so
+    it is read anew each time.
+    """
+    if not path.exists():
+        return None
+    *lines, _ = path.read_bytes().split(b"\n")
+    return json.loads(lines[-1]) if lines else None
 
 
 class Progress:
@@ -51,7 +61,7 @@ class Progress:
 
     def __init__(self, run_dir: Path, ranks: int) -> None:
         self._story = Tail(run_dir / "story.jsonl")
-        self._losses = [Tail(run_dir / f"steps-rank{r}.jsonl") for r in range(ranks)]
+        self._records = [run_dir / f"steps-rank{r}.jsonl" for r in range(ranks)]
         self.step = [0] * ranks
         self.loss = [float("nan")] * ranks
         self.state = ["starting"] * ranks
@@ -61,8 +71,8 @@ class Progress:
         """
         Reads what is new.
         """
-        for rank, losses in enumerate(self._losses):
-            for row in losses.news():
+        for rank, record in enumerate(self._records):
+            if (row := last_row(record)) is not None:
                 self.step[rank], self.loss[rank] = row["step"], float.fromhex(row["loss"])
         for line in self._story.news():
             self._tell(line["kind"], line["body"])
