@@ -789,3 +789,36 @@ def test_a_rank_that_never_leaves_after_the_end_is_ended() -> None:
     job.settle()
     assert job.over is not None
     assert job.over.result == "failed"
+
+
+def test_a_node_that_is_lost_before_anything_was_trained_ends_the_job_once() -> None:
+    """
+    When a node with several ranks is lost while the job starts, then the first of them ends the
+    job, and the others are no faults any more.
+    """
+    job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
+    job.lose_node(1)
+    job.settle()
+    assert job.machine.outcome is not None
+    lonely = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)})
+    for node, ranks in lonely.placement.items():
+        lonely.report(NodeJoined(node=node, host="h", pid=1, ranks=ranks, at=lonely.now))
+    lonely.settle()
+    lonely.lose_node(1)
+    assert lonely.machine.outcome is not None
+    assert lonely.machine.outcome.result == "failed"
+
+
+def test_a_rank_that_hung_is_named_with_the_step_it_hung_in() -> None:
+    """
+    When a rank could not say where it stood, then the page it left behind does.
+    """
+    job = trained()
+    job.ranks[2].hung = True
+    job.stall()
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [fault["step"] for fault in incident["faults"]] == [4]

@@ -368,7 +368,7 @@ class Machine:
             evidence = f"the process was stopped (SIGSTOP)\n{evidence}"
         step = self._step_of(message, was)
         if self._blamed(seat):
-            self._update_evidence(seat, evidence)
+            self._update_evidence(seat, evidence, step)
         elif was is not Process.READY and message.code >= 0:
             self._course.fault("software", seat.rank, step, message.at, evidence)
             self._course.force(
@@ -427,7 +427,7 @@ class Machine:
         self._job.lost_nodes.add(message.node)
         for rank in self._job.nodes.get(message.node, ()):
             seat = self._job.seats[rank]
-            if seat.process is Process.GONE:
+            if seat.process is Process.GONE or self._job.state in SETTLED:
                 continue
             seat.process = Process.GONE
             seat.training = False
@@ -459,9 +459,12 @@ class Machine:
             for fault in self._job.incident.faults
         )
 
-    def _update_evidence(self, seat: Seat, evidence: str) -> None:
+    def _update_evidence(self, seat: Seat, evidence: str, step: int) -> None:
+        """
+        What a process left behind says more than what was known when it was told to end.
+        """
         self._job.incident.faults = [
-            replace(fault, evidence=f"{fault.evidence}\n{evidence}")
+            replace(fault, evidence=f"{fault.evidence}\n{evidence}", step=step)
             if (fault.rank, fault.kind) == (seat.rank, seat.blame)
             else fault
             for fault in self._job.incident.faults

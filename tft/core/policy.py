@@ -26,7 +26,7 @@ class Policy:
     """A live control thread answers in milliseconds; more than this and it does not run."""
     grace: float = 1.0
     """What peers have already contributed to a collective arrives in less than this."""
-    stop: float = 30.0
+    stop: float = 10.0
     """A training thread reaches a collective or a step boundary within this, or is stuck."""
     repair: float = 300.0
     """For orders that move or load state: bounded by its size, not by us."""
