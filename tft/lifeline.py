@@ -70,12 +70,12 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(*, yes: bool = True) -> None:
     """
     From now on a descendant whose own parent ends becomes a child of this process, which has to
-    reap it.
+    reap it; with `yes` false no more.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 def name_process(name: str) -> None:

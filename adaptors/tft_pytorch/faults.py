@@ -51,8 +51,6 @@ def classify(error: BaseException) -> FaultKind | None:
             return declared  # type: ignore[no-any-return]  # it is one of the kinds, just checked
         for kind_of_error, message, kind in _TABLE:
             if isinstance(link, kind_of_error) and re.search(message, str(link)):
-                if kind is None:
-                    return None
                 return kind
     return None
 

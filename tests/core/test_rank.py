@@ -92,7 +92,6 @@ def training() -> RankMachine:
     resume = Resume(**key(incident=0, round=0), to=(0,), step=1)
     assert order(machine, "resume", resume, 0.0) == [Execute(name="resume", order=resume)]
     done(machine, "resume", resume, 0.0)
-    machine.position = Position(step=3, window=False)
     return machine
 
 

@@ -3,7 +3,6 @@ The processes that the launcher starts, and those that they leave behind: each o
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
@@ -14,9 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from tft.config import inherited_environment
-from tft.lifeline import lifeline
-
-_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+from tft.lifeline import adopt_orphans, lifeline
 
 
 class Child:
@@ -71,7 +68,7 @@ class Children:
         self._earlier = _children()  # not ours to wait for
 
     def __enter__(self) -> Self:
-        _adopt_orphans(yes=True)
+        adopt_orphans(yes=True)
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
         return self
 
@@ -82,7 +79,7 @@ class Children:
         for child in self._known.values():
             child.process.kill()
             child.process.wait()
-        _adopt_orphans(yes=False)
+        adopt_orphans(yes=False)
 
     def start(self, arguments: Sequence[str], *, added: Mapping[str, str], log: Path) -> Child:
         """
@@ -139,10 +136,3 @@ class Children:
 def _children() -> set[int]:
     tasks = Path("/proc/self/task").iterdir()
     return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-
-
-def _adopt_orphans(*, yes: bool) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")

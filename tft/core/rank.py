@@ -161,7 +161,6 @@ class RankMachine:
     """The training thread is in the loop, or on its way into it."""
     busy: bool = False
     """The training thread is carrying out an order."""
-    position: Position = field(default_factory=lambda: Position(step=0, window=False))
     _queue: list[Execute] = field(default_factory=list)
     _stop: Stop | None = None
     _stop_at: float = 0.0
@@ -240,7 +239,6 @@ class RankMachine:
         return self._abort(at) if self.busy else []
 
     def _locked(self, event: Locked) -> list[RankCommand]:
-        self.position = event.position
         if self._freeze_at is None:
             return []
         answer = self._answer(
@@ -255,7 +253,6 @@ class RankMachine:
         return [answer]
 
     def _leaving(self, event: Leaving) -> list[RankCommand]:
-        self.position = event.position
         if not self.inside or self._stop is None:
             return []
         if event.position.step >= self._stop.finish:
@@ -282,7 +279,6 @@ class RankMachine:
         self.busy = False
         if not self.inside:
             self._wake = None
-        self.position = event.position
         if event.name == "resume" and event.failure is not None:
             self.inside = False
         commands: list[RankCommand] = []
