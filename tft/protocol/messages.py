@@ -12,15 +12,20 @@ CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass
 from typing import Literal
 
-VERSION = 1
+VERSION = 2
 """Raised when a message changes shape; a peer that speaks another one is refused with a sentence."""
 
-FaultKind = Literal["process", "node", "memory", "network", "numeric", "hang", "software"]
+FaultKind = Literal[
+    "process", "node", "memory", "network", "numeric", "hang", "straggler", "corruption", "software"
+]
 
 OrderName = Literal[
-    "freeze", "stop", "load", "fetch", "regroup", "rebuild", "rollback", "resume",
-    "save", "commit", "complete", "end",
+    "freeze", "stop", "load", "fetch", "restore", "regroup", "rebuild", "rollback", "resume",
+    "hold", "check", "release", "save", "commit", "complete", "end",
 ]  # fmt: skip
+
+Verdict = Literal["pass", "isolate", "end"]
+"""What a check says of a rank: go on, take its node out of the job, or end the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,9 @@ class Ready:
     rank: int
     incarnation: int
     shards: tuple[ShardCopies, ...]
+    column: tuple[int, ...] = ()
+    """The ranks that can only leave and come back together when the job shrinks or grows; empty:
+    this one alone."""
     at: float
 
 
@@ -111,6 +119,8 @@ class Faulted:
     """Exception type and message, one line."""
     traceback: str
     position: Position
+    polluted: bool = False
+    """The last update may have spread what is wrong: no copy of `position.step` is sound."""
     at: float
 
 
@@ -130,10 +140,16 @@ class Answered:
     position: Position
     held: int | None
     """The step whose whole state this rank has in memory; None while it is torn."""
+    backups: tuple[int, ...] = ()
+    """Earlier steps of whose whole state this rank keeps a copy."""
     waiting: bool = False
     """For `freeze`: the training thread sits in a collective, or is out of the loop."""
     files: tuple[SavedFile, ...] = ()
     """For `save`."""
+    verdict: Verdict = "pass"
+    """For `check`."""
+    finding: str = ""
+    """For `check`: the sentence behind a verdict that is not `pass`."""
     began: float
     at: float
 
@@ -163,6 +179,20 @@ class Finished:
     at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointed:
+    """
+    A periodic checkpoint of the whole job is complete: what is left when no copy is.
+    """
+
+    rank: int
+    incarnation: int
+    directory: str
+    step: int
+    """The step whose end it holds."""
+    at: float
+
+
 # ---------------------------------------------------------------- reports of agents and the launcher
 
 
@@ -176,6 +206,8 @@ class NodeJoined:
     host: str
     pid: int
     ranks: tuple[int, ...]
+    spare: int = 0
+    """For how many more ranks it has room: those of a node that is lost."""
     at: float
 
 
@@ -249,6 +281,74 @@ class StopRequested:
     at: float
 
 
+# ---------------------------------------------------------------- reports of people and plugins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRequested:
+    """
+    Somebody asks for the job to stand still at a step boundary, its groups kept.
+    """
+
+    why: str
+    check: str
+    """The check to be run while it stands, after which it goes on by itself; empty: none, and it
+    goes on when it is asked to."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequested:
+    """
+    Somebody asks for a paused job to go on.
+    """
+
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """
+    A fault of a rank was seen from outside of it: by an observer, a scheduler, an operator.
+    """
+
+    rank: int
+    kind: FaultKind
+    evidence: str
+    polluted: bool = False
+    """As in `Faulted`."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """
+    What a recovery plugin says to the strategies it was offered.
+    """
+
+    incident: int
+    round: int
+    """Of the offer that is answered; advice to an older one is absorbed."""
+    strategy: str = ""
+    """The one to follow: one that was offered, or a name of the plugin's own for `base`; empty:
+    the default."""
+    base: str = ""
+    """For a name of its own: the strategy it is a variant of."""
+    not_after: int | None = None
+    """For a name of its own: go back to this step or an earlier one."""
+    skip: int = 0
+    """For a name of its own: how many batches to leave out."""
+    replace: tuple[int, ...] = ()
+    """For a name of its own: ranks whose processes are replaced too."""
+    veto: tuple[str, ...] = ()
+    """Strategies not to be followed in this incident."""
+    wait: float = 0.0
+    """Seconds to wait for further advice before anything is chosen."""
+    why: str
+    at: float
+
+
 # ---------------------------------------------------------------- levels
 
 
@@ -287,6 +387,10 @@ class Lead:
     epoch: int
     heard: dict[str, int]
     """Sender (`rank.3/1`, `node.0/0`) to the highest report number acted on."""
+    state: str = ""
+    """What the job as a whole is doing: a state of `docs/machine.md`."""
+    incident: int = 0
+    """The number of the newest incident; 0 before the first."""
 
 
 # ---------------------------------------------------------------- orders to ranks
@@ -371,6 +475,19 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """
+    Take back the copy you keep of the end of `step`.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
     """
     Form the process groups anew under `name`, at the store at `host`:`port`. All ranks at once.
@@ -385,6 +502,8 @@ class Regroup:
     name: str
     host: str
     port: int
+    without: tuple[int, ...] = ()
+    """The ranks of the world that have no part in the groups: the job has shrunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,6 +529,8 @@ class Rollback:
     round: int
     to: tuple[int, ...]
     step: int
+    skip: int = 0
+    """How many batches to draw after that, and drop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,6 +544,45 @@ class Resume:
     round: int
     to: tuple[int, ...]
     step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """
+    Go on to the end of `step` and no further; answered when you stand there, with your sums of
+    the next step complete and your groups kept.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """
+    Run this check while you stand still, and say what it found.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """
+    Go on from where you stand.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -538,25 +698,36 @@ class Refused:
     why: str
 
 
-RankReport = Joined | Ready | Faulted | Answered | Trained | Finished
+RankReport = Joined | Ready | Faulted | Answered | Trained | Finished | Checkpointed
 NodeReport = NodeJoined | Spawned | Exited | StoreOpened
-Report = RankReport | NodeReport | NodeLost | StopRequested
+OutsideReport = NodeLost | StopRequested | PauseRequested | ResumeRequested | Noticed | Advised
+Report = RankReport | NodeReport | OutsideReport
 RankOrder = (
-    Freeze | Stop | Load | Fetch | Regroup | Rebuild | Rollback | Resume
-    | Save | Commit | Complete | End
+    Freeze | Stop | Load | Fetch | Restore | Regroup | Rebuild | Rollback | Resume
+    | Hold | Check | Release | Save | Commit | Complete | End
 )  # fmt: skip
 NodeOrder = Spawn | Kill | EndNode
 Order = RankOrder | NodeOrder | Refused
 Message = Report | Order | Beat | Lead
 
 MESSAGES: tuple[type, ...] = (
-    Joined, Ready, Faulted, Answered, Trained, Finished,
+    Joined, Ready, Faulted, Answered, Trained, Finished, Checkpointed,
     NodeJoined, Spawned, Exited, StoreOpened, NodeLost, StopRequested,
+    PauseRequested, ResumeRequested, Noticed, Advised,
     Beat, Lead,
-    Freeze, Stop, Load, Fetch, Regroup, Rebuild, Rollback, Resume, Save, Commit, Complete, End,
+    Freeze, Stop, Load, Fetch, Restore, Regroup, Rebuild, Rollback, Resume, Hold, Check, Release,
+    Save, Commit, Complete, End,
     Spawn, Kill, EndNode, Refused,
 )  # fmt: skip
 """All of them, in the order of `docs/wire.md`. The class name is the name on the wire."""
+
+ORDER_NAMES: dict[type[RankOrder], OrderName] = {
+    Freeze: "freeze", Stop: "stop", Load: "load", Fetch: "fetch", Restore: "restore",
+    Regroup: "regroup", Rebuild: "rebuild", Rollback: "rollback", Resume: "resume", Hold: "hold",
+    Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
+    End: "end",
+}  # fmt: skip
+"""What an answer calls the order it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
