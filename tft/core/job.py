@@ -6,6 +6,7 @@ What is known of a job, and the small parts every decision is made with. Decides
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Any
 
 from tft.core import planner
 from tft.core.commands import Command, JobOver, Tell
@@ -174,7 +175,7 @@ class Job:
         """
         return order(**self.key(), to=tuple(self.seats), **facts)
 
-    def key(self) -> dict[str, int]:
+    def key(self) -> dict[str, Any]:  # Any: the fields' own types
         """
         What every order to ranks carries.
         """
@@ -182,6 +183,7 @@ class Job:
             "epoch": self.epoch,
             "incident": self.incident.number,
             "round": self.incident.round,
+            "seats": {s.rank: s.incarnation for s in self.seats.values() if s.incarnation > 0},
         }
 
     def issue(self, *orders: RankOrder, limit: float) -> None:

@@ -9,7 +9,7 @@ Ranks are global ranks, steps are optimizer steps (1-based; 0 is "none yet"), an
 CLOCK_MONOTONIC of the sender's machine in seconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 VERSION = 2
@@ -394,6 +394,11 @@ class Lead:
 
 
 # ---------------------------------------------------------------- orders to ranks
+#
+# All of them carry `epoch`, `incident` and `round`, to be known when they are late; `to`, the ranks
+# that are meant; and `seats`, the incarnation that holds the seat of a rank where it is not the
+# first (0). A process that does not hold the seat (one that was given up but lives on, one that
+# will take over later) obeys nothing.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,6 +411,7 @@ class Freeze:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     cause: str
 
 
@@ -420,6 +426,7 @@ class Stop:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     finish: int
     grace: float
     """Seconds to reach `finish` before the collective is aborted."""
@@ -435,6 +442,7 @@ class Load:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     directory: str
     step: int
     """The step whose end the checkpoint holds."""
@@ -470,6 +478,7 @@ class Fetch:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     step: int
     transfers: tuple[Transfer, ...]
 
@@ -484,6 +493,7 @@ class Restore:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     step: int
 
 
@@ -497,6 +507,7 @@ class Regroup:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     step: int
     """The first step that will be computed in them."""
     name: str
@@ -516,6 +527,7 @@ class Rebuild:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -528,6 +540,7 @@ class Rollback:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     step: int
     skip: int = 0
     """How many batches to draw after that, and drop."""
@@ -543,6 +556,7 @@ class Resume:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     step: int
 
 
@@ -557,6 +571,7 @@ class Hold:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     step: int
 
 
@@ -570,6 +585,7 @@ class Check:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     name: str
 
 
@@ -583,6 +599,7 @@ class Release:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -595,6 +612,7 @@ class Save:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     directory: str
     step: int
     shards: tuple[str, ...]
@@ -612,6 +630,7 @@ class Commit:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     directory: str
     step: int
     files: tuple[SavedFile, ...]
@@ -627,6 +646,7 @@ class Complete:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -639,6 +659,7 @@ class End:
     incident: int
     round: int
     to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
     code: int
     why: str
 
