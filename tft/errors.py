@@ -11,6 +11,7 @@ Every error that tft raises, and whose fault it is.
     │   ├── TransferFailed
     │   └── OrderRefused
     ├── CheckpointCorrupt     the world's: what is on the disk is not what was written
+    ├── StoryCorrupt          the same of the record of a run
     └── InternalError         ours: please report it
     JobEnded(SystemExit)      not an error: the job is over and this process is to leave
     Interrupted(BaseException)  not an error: the training loop is left, to be entered again
@@ -76,6 +77,12 @@ class OrderRefused(PeerError):
 class CheckpointCorrupt(TftError):
     """
     A checkpoint is not the one that was committed: a file is missing or its digest differs.
+    """
+
+
+class StoryCorrupt(TftError):
+    """
+    The record of a run is not as it was written: a line is missing, or cannot be read.
     """
 
 

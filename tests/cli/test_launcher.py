@@ -137,6 +137,26 @@ def test_a_broker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     assert left == []
 
 
+def test_a_story_that_is_damaged_while_the_job_runs_ends_the_job(tmp_path: Path) -> None:
+    """
+    When the controller dies and the next one finds a garbled story, then it is not tried ten
+    times: the job ends as failed, and the sentence that names the line is shown.
+    """
+    with started(tmp_path, WAITS) as running:
+        until(lambda: "waiting" in running.output(), "the rank's start")
+        story = running.run_dir / "story.jsonl"
+        content = story.read_bytes()
+        story.write_bytes(content.replace(b'"kind":"Led"', b'"kind":Led"', 1))
+        os.kill(running.pid("controller"), signal.SIGKILL)
+        outcome = running.end(LIMIT)
+
+    assert outcome.code == 4
+    assert "the controller refused to start" in outcome.output
+    assert f"tft: {story}, line 2: it cannot be read as JSON" in outcome.output
+    assert outcome.output.count("it is started again") == 1
+    assert left_behind(running.run_dir) == []
+
+
 def next_broker(running: Job, before: int) -> int:
     """
     The pid of the broker that follows the one with the pid `before`.

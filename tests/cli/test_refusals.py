@@ -139,6 +139,22 @@ def test_a_part_is_refused_what_a_run_is_refused(folder: Path, part: str) -> Non
     assert tft(folder, part, *job, *own) == Refusal(2, "tft: --nnodes is at least 1, not 0\n")
 
 
+def test_a_controller_refuses_a_story_that_is_damaged(folder: Path) -> None:
+    """
+    When a line of the story cannot be read, then the controller says which and leaves with 2.
+    """
+    story = folder / "run" / "story.jsonl"
+    story.parent.mkdir()
+    story.write_text('{"n":1,"at":1.0,"kind":"Ope\n')
+    job = ["--job", "j", "--run", "r", "--run-dir", "run", "--broker", "127.0.0.1:29400"]
+
+    refusal = tft(folder, "controller", *job)
+
+    assert refusal.code == 2
+    assert refusal.said.startswith("tft: run/story.jsonl, line 1: it cannot be read as JSON")
+    assert refusal.said.count("\n") == 1
+
+
 def test_a_broker_is_refused_a_port_in_use(folder: Path) -> None:
     """
     When a broker cannot listen where it was told to, then it says so and exits 2.

@@ -1,20 +1,25 @@
 """
-The story of a run on disk: whole, in order, and enough to go on from.
+The story of a run on disk: whole, in order, and enough to go on from and to judge once more.
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tft.controller.story import Opened, Story, last_run
+from tft.controller.story import Opened, Story, Told, all_runs, fingerprint, last_run
+from tft.core.commands import Command, JobOver, Tell
 from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
-from tft.errors import InternalError
-from tft.protocol.messages import Exited, Position
+from tft.core.machine import Machine
+from tft.core.policy import Policy
+from tft.errors import StoryCorrupt, UsageError
+from tft.protocol.messages import Exited, Position, Spawn
 
 OPENED = Opened(
-    job="j", run="r", world=2, enable=("dump",), max_incidents=3, resume=("/c/step-00000007", 7),
-    first_incident=2, at=1.0,
+    job="j", run="r", world=2, policy=Policy(enable=frozenset({"dump"}), max_incidents=3),
+    checkpoints="/c", resume=("/c/step-00000007", 7), first_incident=2, at=1.0,
 )  # fmt: skip
 EVENTS: list[Event] = [
     Led(at=1.5, epoch=1),
@@ -30,16 +35,19 @@ EVENTS: list[Event] = [
     Stalled(at=3.0, silence=2.5, limit=2.0),
     DeadlinePassed(at=4.0),
 ]  # fmt: skip
+SPAWN = Spawn(epoch=1, node=0, rank=1, incarnation=1, cause="lost")
 
 
-def write(path: Path, opened: Opened, events: list[Event]) -> None:
+def write(
+    path: Path, opened: Opened, events: list[Event], then: Sequence[Command] | None = ()
+) -> None:
     """
     One run, written and closed.
     """
     with Story(path) as story:
         story.opened(opened)
         for event in events:
-            story.event(event)
+            story.event(event, then)
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
@@ -51,6 +59,20 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert last_run(path, "j", "r") == (OPENED, EVENTS)
 
 
+def test_every_limit_is_in_the_story(tmp_path: Path) -> None:
+    """
+    When a limit is not the default, then it is read back as it was: a later version with other
+    defaults judges by those of the run.
+    """
+    path = tmp_path / "story.jsonl"
+    policy = Policy(freeze=0.25, attempts=7, enable=frozenset({"retry", "dump"}))
+    write(path, replace(OPENED, policy=policy), [])
+
+    [run] = all_runs(path.read_bytes(), "s")
+    assert run.opened.policy == policy
+    assert json.loads(path.read_text())["body"]["policy"]["enable"] == ["dump", "retry"]
+
+
 def test_the_story_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> None:
     """
     When the last run in the directory is another job's, or there is none, then there is nothing
@@ -58,13 +80,15 @@ def test_the_story_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> N
     """
     path = tmp_path / "story.jsonl"
     assert last_run(path, "j", "r") is None
+    path.touch()
+    assert last_run(path, "j", "r") is None
     write(path, OPENED, EVENTS)
     assert last_run(path, "k", "r") is None
     write(path, replace(OPENED, job="k"), EVENTS[:1])
     told = last_run(path, "k", "r")
     assert told is not None
     assert told[1] == EVENTS[:1]
-    assert path.read_bytes().count(b"\n") == 7
+    assert [len(run.told) for run in all_runs(path.read_bytes(), "s")] == [4, 1]
 
 
 def test_a_line_its_writer_did_not_live_to_finish_is_cut_off(tmp_path: Path) -> None:
@@ -78,17 +102,136 @@ def test_a_line_its_writer_did_not_live_to_finish_is_cut_off(tmp_path: Path) -> 
         file.write(b'{"n":4,"at":9')
     assert last_run(path, "j", "r") == (OPENED, EVENTS[:2])
     with Story(path) as story:
-        story.event(EVENTS[2])
+        story.event(EVENTS[2], [])
     assert last_run(path, "j", "r") == (OPENED, EVENTS[:3])
 
 
-def test_a_hole_in_the_story_is_said(tmp_path: Path) -> None:
+# ---------------------------------------------------------------- what followed
+
+
+def test_the_story_says_what_was_commanded(tmp_path: Path) -> None:
     """
-    When a line is missing, then the story is not believed.
+    When commands follow from an event, then its line says of which kinds, and a digest of all
+    they say; when the machine failed at it, then the line says nothing.
     """
     path = tmp_path / "story.jsonl"
+    then: list[Command] = [SPAWN, replace(SPAWN, rank=0), JobOver(result="failed", code=4, why="w")]
+    with Story(path) as story:
+        story.opened(OPENED)
+        story.event(EVENTS[0], then)
+        story.event(EVENTS[2], [])
+        story.event(EVENTS[3], None)
+
+    assert fingerprint(then).startswith("2 Spawn, JobOver: ")
+    [run] = all_runs(path.read_bytes(), "s")
+    assert run.told == (
+        Told(line=2, event=EVENTS[0], then=fingerprint(then)),
+        Told(line=3, event=EVENTS[2], then=""),
+        Told(line=4, event=EVENTS[3], then=None),
+    )
+
+
+def test_what_is_only_told_is_no_difference() -> None:
+    """
+    When the words for the log change, then the same was commanded; when an order changes in the
+    least, or comes in another place, then not.
+    """
+    other = replace(SPAWN, rank=0)
+    said = fingerprint([SPAWN, other])
+
+    assert fingerprint([SPAWN, Tell(event="e", facts={"any": object()}), other]) == said
+    assert fingerprint([other, SPAWN]) != said
+    assert fingerprint([SPAWN, replace(other, cause="losT")]) != said
+
+
+def test_a_machine_is_made_with_all_that_was_written() -> None:
+    """
+    When a run is opened, then its machine has the limits, the place for checkpoints, and the
+    number of the first incident of the story.
+    """
+    machine = replace(OPENED, at=7.0).machine()
+
+    assert isinstance(machine, Machine)
+    assert machine.last_step == 7
+    assert machine.incident.opened == 7.0
+
+
+# ---------------------------------------------------------------- what is no story
+
+
+def damaged(path: Path, line: int, instead: bytes) -> StoryCorrupt:
+    """
+    The refusal of a story of which a line was replaced.
+    """
     write(path, OPENED, EVENTS)
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:2] + lines[3:]))
-    with pytest.raises(InternalError, match="line 3 says it is line 4"):
+    lines[line - 1] = instead
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(StoryCorrupt) as refused:
         last_run(path, "j", "r")
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("instead", "what"),
+    [
+        (b"", "line 3: it says that it is line 4"),
+        (b'{"n":3,"at":2.0,"fr\n', "line 3: it cannot be read as JSON"),
+        (b"\0" * 40 + b"\n", "line 3: it cannot be read as JSON"),
+        (b"\xff\xfe\n", "line 3: it cannot be read as JSON"),
+        (b"[" * 100_000 + b"\n", "line 3: it cannot be read as JSON"),
+        (b"[3]\n", "line 3: no line of a story (Expected `object`, got `array`)"),
+        (b'{"n":3,"at":"2","kind":"Led","body":{}}\n', "line 3: no line of a story (Expected `float`"),
+        (b'{"n":3,"at":2,"kind":"Led","body":{}}\n', "line 3: Object missing required field `epoch`"),
+        (b'{"n":3,"at":2,"kind":"Sung","body":{}}\n', "line 3: a message of kind 'Sung', which"),
+        (b'{"n":3,"at":2,"kind":"Exited","body":{}}\n', "line 3: a Exited that cannot be read"),
+        (
+            b'{"n":3,"at":2,"kind":"Lead","body":{"epoch":1,"heard":{}}}\n',
+            "line 3: a Lead is nothing that a controller is told",
+        ),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_is_named(tmp_path: Path, instead: bytes, what: str) -> None:
+    """
+    When a line is missing, cut off or garbled, then a sentence says which, how, and what to do.
+    """
+    path = tmp_path / "story.jsonl"
+    sentence = str(damaged(path, 3, instead))
+
+    assert sentence.startswith(f"{path}, {what}")
+    assert "Put the whole file back" in sentence
+    assert "tft run --resume" in sentence
+
+
+def test_damage_in_the_beginning_is_named(tmp_path: Path) -> None:
+    """
+    When the line a run begins with is not whole, or is not there, then that is said.
+    """
+    path = tmp_path / "story.jsonl"
+    opening = b'{"n":1,"at":1.0,"kind":"Opened","body":{"job":"j","run":"r","policy":{}}}\n'
+    assert "line 1: no beginning of a run" in str(damaged(path, 1, opening))
+    path.unlink()
+    led = b'{"n":1,"at":1.0,"kind":"Led","body":{"epoch":1}}\n'
+    assert "line 1: a Led before any run was opened" in str(damaged(path, 1, led))
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ({"enable": ["dump"], "max_incidents": 3}, "the story of an earlier tft"),
+        ({"policy": {"mercy": 1, "freeze": 2.0}}, "the story of another tft, which knows mercy"),
+    ],
+)
+def test_a_story_of_another_form_is_refused(
+    tmp_path: Path, body: dict[str, object], what: str
+) -> None:
+    """
+    When a story was written by a version that says less, or more, then it is not guessed at.
+    """
+    path = tmp_path / "story.jsonl"
+    line = {"n": 1, "at": 1.0, "kind": "Opened", "body": {"job": "j", "run": "r", **body}}
+    path.write_text(json.dumps(line) + "\n")
+
+    with pytest.raises(UsageError, match=f"line 1: {what}"):
+        last_run(path, "j", "r")
+    assert last_run(path, "j", "the next run") is None

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from tft.errors import CheckpointCorrupt, UsageError
+from tft.errors import CheckpointCorrupt, StoryCorrupt, UsageError
 
 _REFUSED = 2
 _INTERRUPTED = 130
@@ -48,7 +48,7 @@ def main() -> None:
     except click.ClickException as wrong:
         wrong.show()
         sys.exit(wrong.exit_code)
-    except (UsageError, CheckpointCorrupt) as refused:
+    except (UsageError, CheckpointCorrupt, StoryCorrupt) as refused:
         click.echo(f"tft: {refused}", err=True)
         sys.exit(_REFUSED)
     sys.exit(code)

@@ -148,8 +148,9 @@ class Launcher:
             if name == "controller" and code in RESULTS:
                 self._finish(exit_code(code, self._stopped_by), grace=_TOLD_GRACE)
                 return
-            if code == REFUSED and refusable:
-                self._refused(name)
+            if code == REFUSED and (refusable or name == "controller"):
+                # A broker may find its port taken for a moment; a story is not mended by waiting.
+                self._refused(name, REFUSED if refusable else FAILED)
                 return
             if not restarts.again(self._clock.now()):
                 say(
@@ -168,7 +169,7 @@ class Launcher:
         name = self._plan.agent
         code = await self._start(name).ended()
         if code == REFUSED:
-            self._refused(name)
+            self._refused(name, REFUSED)
             return
         if code == COMPLETED:
             # It was told to end. Where the controller runs, that one has the last word.
@@ -229,11 +230,11 @@ class Launcher:
             return FAILED
         return code
 
-    def _refused(self, name: str) -> None:
+    def _refused(self, name: str, code: int) -> None:
         log = self._log_of(name)
         say(f"the {name} refused to start; the reason is the last line of {log}:")
         click.echo(last_line(log), err=True)
-        self._finish(REFUSED)
+        self._finish(code)
 
     def _signalled(self, number: signal.Signals) -> None:
         """

@@ -79,23 +79,14 @@ class Controller:
             self._story.opened(opened)
         else:
             opened, events = told
-        policy = Policy(enable=frozenset(opened.enable), max_incidents=opened.max_incidents)
-        machine = Machine(
-            opened.world,
-            policy,
-            job=opened.job,
-            checkpoints=str(self._settings.run_dir / "checkpoints"),
-            at=opened.at,
-            resume=opened.resume,
-            first_incident=opened.first_incident,
-        )
+        machine = opened.machine()
         for event in events:
             if isinstance(event, Received):
                 self._inbox.accept(event.sender, event.number)
             machine.handle(event)
         if events:
             log.info("story_read", events=len(events), state=str(machine.state))
-        return machine, policy
+        return machine, opened.policy
 
     def _open(self) -> Opened:
         settings = self._settings
@@ -109,8 +100,11 @@ class Controller:
             job=settings.job,
             run=settings.run,
             world=settings.world,
-            enable=settings.enable or STRATEGIES,
-            max_incidents=settings.max_incidents,
+            policy=Policy(
+                enable=frozenset(settings.enable or STRATEGIES),
+                max_incidents=settings.max_incidents,
+            ),
+            checkpoints=str(settings.run_dir / "checkpoints"),
             resume=resume,
             first_incident=max(earlier, default=0) + 1,
             at=self._clock.now(),
@@ -232,16 +226,28 @@ class Controller:
     # ---------------------------------------------------------------- events and commands
 
     def _feed(self, event: Event) -> None:
-        self._story.event(event)
-        for command in self._machine.handle(event):
+        for command in self._judge(event):
             self._do(command)
-        self._machine.check()
         if self._machine.state is not self._state:
             self._state = self._machine.state
             log.info("state", state=str(self._state), incident=self._machine.incident.number)
             if self._state is State.RESUMING:
                 self._watch.resumed(event.at)
         self._set_timer()
+
+    def _judge(self, event: Event) -> list[Command]:
+        """
+        What is to be done. Before anyone is told, the story has the event and what follows from
+        it; an event the machine fails at is in there too, or it could not be found out why.
+        """
+        try:
+            commands = self._machine.handle(event)
+            self._machine.check()
+        except Exception:
+            self._story.event(event, None)
+            raise
+        self._story.event(event, commands)
+        return commands
 
     def _do(self, command: Command) -> None:
         match command:
