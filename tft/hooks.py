@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import click
 import pluggy
 
-from tft.protocol.messages import FaultKind, OrderName, ShardCopies
+from tft.protocol.messages import FaultKind, OrderName, ShardCopies, Verdict
 
 hookspec = pluggy.HookspecMarker("tft")
 hookimpl = pluggy.HookimplMarker("tft")
@@ -44,6 +44,18 @@ class Parcel:
     meta: bytes
     """What the receiver must know before it can take the buffers, and all that is no tensor."""
     buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """
+    What a check has found on one rank.
+    """
+
+    verdict: Verdict
+    """`pass`: go on; `isolate`: take this rank's node out of the job; `end`: end the job."""
+    finding: str = ""
+    """The sentence behind a verdict that is not `pass`, for an operator to act on."""
 
 
 class SessionView(Protocol):
@@ -82,7 +94,8 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_strategies(self) -> Sequence[str]:
         """
-        The strategies this adaptor can take part in, of `retry`, `recover`, `dump`.
+        The strategies this adaptor can take part in, of `retry`, `recover`, `scale_in`,
+        `scale_out`, `migrate`, `dump`.
         """
         raise NotImplementedError
 
@@ -151,10 +164,38 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_give(self, shard: str) -> Parcel:
+    def tft_skip(self, batches: int) -> None:
         """
-        The buffers of a shard, to be read while the training thread is out of the loop. Called on
-        a transfer thread.
+        Draw so many batches and drop them, after a rollback. Not needed: without it no batch can
+        be left out.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_backup(self, step: int) -> None:
+        """
+        `step` is complete (every step): keep a copy of the whole state, and give up the oldest.
+        Not needed: without it no copy is kept, and the next two hooks are not called.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_backups(self) -> Sequence[int]:
+        """
+        The steps of whose end a whole copy is kept. Called on any thread.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_restore(self, step: int) -> None:
+        """
+        Take back the copy of the end of `step`; the copy is kept.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_give(self, shard: str, step: int) -> Parcel:
+        """
+        The buffers of a shard as it was at the end of `step`: the present state's, or those of one
+        of `tft_backups`. Read while the training thread is out of the loop. Called on a transfer
+        thread.
         """
         raise NotImplementedError
 
@@ -205,8 +246,9 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:
         """
-        Form the process groups under a name that no earlier group had. All ranks call it at once.
-        Ends early, with an exception, when `tft_quiesce` is called.
+        Form the process groups under a name that no earlier group had. All members call it at
+        once; `rank` is the place of this one among them, `world` their number. Ends early, with an
+        exception, when `tft_quiesce` is called.
         """
 
     @hookspec(firstresult=True)
@@ -239,7 +281,8 @@ class AdaptorSpecs:
     def tft_classify(self, error: BaseException) -> FaultKind | None:
         """
         The kind of fault an exception out of the training loop stands for; None: it is the
-        user's own bug.
+        user's own bug. Should the exception have a true attribute `tft_polluted`, what is wrong
+        may be in the state of all ranks since the last update.
         """
 
 
@@ -292,6 +335,13 @@ class PluginSpecs:
         """
         An order of an incident is about to be carried out (training thread). `step` is the one
         this rank is at; for `regroup` the one that everyone is heading for.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_check(self, session: SessionView, name: str) -> CheckResult | None:
+        """
+        Run the check called `name` while the job is paused (training thread; all ranks at once).
+        None: this plugin has no check of that name.
         """
 
     # ------------------------------------------------------------ in an agent

@@ -85,6 +85,11 @@ def tft_rollback(private: bytes) -> None:
 
 
 @hookimpl
+def tft_skip(batches: int) -> None:
+    _state().skip(batches)
+
+
+@hookimpl
 def tft_give(shard: str) -> Parcel:
     return _state().give(shard)
 

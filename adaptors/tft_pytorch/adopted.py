@@ -106,6 +106,12 @@ class Adopted:
         """
         self._private.rollback(private)
 
+    def skip(self, batches: int) -> None:
+        """
+        Leave the next batches out.
+        """
+        self._private.skip(batches)
+
     # ------------------------------------------------------------ wrappers
 
     def clear(self) -> None:

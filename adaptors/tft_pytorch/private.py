@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tft.errors import MalformedMessage, UsageError
+from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.protocol.codec import pack, unpack
 from tft_pytorch.running import RunningBuffers
 
@@ -93,6 +93,17 @@ class Private:
             self.running.restore(state.get("buffers"))
         for parameter in self._model.parameters():
             parameter.grad = None
+
+    def skip(self, batches: int) -> None:
+        """
+        Have the user's data leave out what it would give next.
+        """
+        if not hasattr(self._data, "skip"):
+            raise OrderRefused(
+                f"no batch can be left out: data is a {type(self._data).__name__}, which has no "
+                "skip(batches)"
+            )
+        self._data.skip(batches)
 
     def digestible(self) -> dict[str, object]:
         """

@@ -51,6 +51,12 @@ class Batches:
         windows = torch.stack([self._text[s : s + self._context + 1] for s in starts]).long()
         return windows[:, :-1], windows[:, 1:]
 
+    def skip(self, batches: int) -> None:
+        """
+        Leave out the next batches.
+        """
+        self._position += batches
+
     def state_dict(self) -> dict[str, int]:
         """
         How many batches have been drawn.

@@ -2,12 +2,15 @@
 The rank machine: what one worker makes of its orders.
 """
 
+from typing import TypedDict
+
 from tft.core.rank import (
     AGAIN,
     Abort,
     Answer,
     Done,
     Execute,
+    HoldAfter,
     LeaveAfter,
     Leaving,
     Left,
@@ -16,25 +19,42 @@ from tft.core.rank import (
     Ordered,
     RankCommand,
     RankMachine,
+    Standing,
+    Unlock,
+    Unlocked,
     Woken,
 )
 from tft.protocol.messages import (
+    Answered,
+    Check,
     End,
     Freeze,
+    Hold,
     OrderName,
     Position,
     RankOrder,
     Regroup,
+    Release,
     Resume,
     Stop,
 )
 
 
-def key(incident: int = 1, round: int = 1, epoch: int = 1) -> dict[str, int]:
+class Key(TypedDict):
     """
     What every order carries.
     """
-    return {"epoch": epoch, "incident": incident, "round": round}
+
+    epoch: int
+    incident: int
+    round: int
+
+
+def key(incident: int = 1, round: int = 1, epoch: int = 1) -> Key:
+    """
+    Of the first round of the first incident, unless it is said otherwise.
+    """
+    return Key(epoch=epoch, incident=incident, round=round)
 
 
 def freeze(**which: int) -> Freeze:
@@ -243,3 +263,181 @@ def test_the_end_of_the_job_brings_a_rank_out_of_its_loop() -> None:
     end = End(**key(), to=(0,), code=3, why="a test")
     assert order(machine, "end", end, 2.0) == [LeaveAfter(step=0), Abort()]
     assert machine.handle(Left(at=2.1)) == [Execute(name="end", order=end)]
+
+
+# ---------------------------------------------------------------- standing still
+
+
+def hold(step: int, **which: int) -> Hold:
+    """
+    A hold for rank 0.
+    """
+    return Hold(**key(**which), to=(0,), step=step)
+
+
+def check(**which: int) -> Check:
+    """
+    A check for rank 0.
+    """
+    return Check(**key(**which), to=(0,), name="lamps")
+
+
+def stands(machine: RankMachine, step: int, *, still: bool = True) -> list[RankCommand]:
+    """
+    The session says where the training thread is.
+    """
+    position = Position(step=step, window=still)
+    return machine.handle(
+        Standing(at=1.5, position=position, held=step, backups=(step - 1,), still=still)
+    )
+
+
+def the_answer(commands: list[RankCommand]) -> Answered:
+    """
+    The one answer among some commands.
+    """
+    (answer,) = [command.answer for command in commands if isinstance(command, Answer)]
+    return answer
+
+
+def paused(machine: RankMachine, step: int = 4) -> RankMachine:
+    """
+    The rank stands still after `step`, as it was ordered to.
+    """
+    frozen(machine, window=False)
+    assert order(machine, "hold", hold(step), 1.1) == [HoldAfter(step=step)]
+    assert stands(machine, 3, still=False) == []
+    answer = the_answer(stands(machine, step))
+    assert (answer.order, answer.failure, answer.held) == ("hold", None, step)
+    return machine
+
+
+def test_a_hold_is_answered_when_the_training_thread_has_come_to_stand_there() -> None:
+    """
+    When a rank is to go on to the end of a step, then it answers from the next window's edge,
+    with what it holds and the copies it keeps, and the work began when it was told.
+    """
+    machine = training()
+    frozen(machine, window=False)
+    order(machine, "hold", hold(4), 1.1)
+    assert stands(machine, 3) == []  # where the freeze had held it
+    answer = the_answer(stands(machine, 4))
+    assert answer.position == Position(step=4, window=True)
+    assert (answer.held, answer.backups, answer.began, answer.at) == (4, (3,), 1.1, 1.5)
+    assert stands(machine, 4) == []
+
+
+def test_a_rank_that_is_out_of_the_loop_stands_still_already() -> None:
+    """
+    When `train` has returned, before the hold or after it, then the hold is answered at once.
+    """
+    before = training()
+    before.handle(Left(at=1.0))
+    order(before, "hold", hold(4), 1.1)
+    assert the_answer(stands(before, 4, still=False)).failure is None
+
+    after = training()
+    order(after, "hold", hold(4), 1.1)
+    assert after.handle(Left(at=1.2)) == [HoldAfter(step=4)]
+    assert the_answer(stands(after, 4, still=False)).failure is None
+
+
+def test_a_rank_that_left_the_loop_too_early_says_so() -> None:
+    """
+    When an exception has taken the training thread out of the loop before it got there, then the
+    hold fails, and names the step.
+    """
+    machine = training()
+    order(machine, "hold", hold(4), 1.1)
+    machine.handle(Left(at=1.2))
+    failure = the_answer(stands(machine, 3, still=False)).failure
+    assert failure == "it has left the loop at step 3, before the end of 4"
+
+
+def test_a_check_is_run_where_the_rank_stands() -> None:
+    """
+    When a check comes to a rank that stands still in the loop, then the training thread runs it
+    there, and its verdict and its finding are the answer.
+    """
+    machine = paused(training())
+    assert order(machine, "check", check(), 2.0) == [Execute(name="check", order=check())]
+    position = Position(step=4, window=True)
+    found = Done(
+        order=check(), name="check", failure=None, position=position, held=None,
+        verdict="isolate", finding="lamp 3 is out", began=2.0, at=2.5,
+    )  # fmt: skip
+    answer = the_answer(machine.handle(found))
+    assert (answer.verdict, answer.finding) == ("isolate", "lamp 3 is out")
+    assert machine.inside
+
+
+def test_a_check_that_comes_early_waits_until_the_rank_stands_still() -> None:
+    """
+    When a check is heard before the hold could be answered, then it is not lost, and not run
+    beside the training.
+    """
+    machine = training()
+    order(machine, "hold", hold(4), 1.1)
+    assert order(machine, "check", check(), 1.2) == []
+    assert names(stands(machine, 4)) == ["Answer", "Execute"]
+
+
+def test_a_rank_that_has_finished_runs_the_check_too() -> None:
+    """
+    When `train` has returned, then the check is run out of the loop.
+    """
+    machine = training()
+    machine.handle(Left(at=1.0))
+    assert names(order(machine, "check", check(), 2.0)) == ["Execute"]
+
+
+def test_a_release_lets_the_training_thread_go_on_and_is_answered_at_once() -> None:
+    """
+    When a paused rank is released, then windows open again first, and nothing is sent to it any
+    more.
+    """
+    machine = paused(training())
+    release = Release(**key(), to=(0,))
+    assert order(machine, "release", release, 3.0) == [Unlock()]
+    position = Position(step=4, window=True)
+    answer = the_answer(machine.handle(Unlocked(at=3.0, position=position, held=4)))
+    assert (answer.order, answer.position) == ("release", position)
+    assert order(machine, "check", check(), 3.1) == []
+
+
+def test_an_incident_ends_a_pause() -> None:
+    """
+    When a freeze of a newer round comes while a rank runs a check, then the check is aborted and
+    its verdict is not told; the rank leaves the loop from where it stands.
+    """
+    machine = paused(training())
+    order(machine, "check", check(), 2.0)
+    assert order(machine, "freeze", freeze(incident=2), 2.1) == [Abort(), Lock()]
+    assert order(machine, "stop", stop(4, incident=2), 2.2) == [LeaveAfter(step=4)]
+    machine.handle(Leaving(at=2.2, position=Position(step=4, window=True)))
+    assert done(machine, "check", check(), 2.3) == []
+    assert machine.next_deadline() is not None  # until it is out
+    assert names(machine.handle(Left(at=2.4))) == ["Execute"]
+
+
+def test_a_hold_of_an_older_round_is_not_answered() -> None:
+    """
+    When a freeze of a newer round comes before the rank stands where it was to, then the hold is
+    void.
+    """
+    machine = training()
+    order(machine, "hold", hold(4), 1.1)
+    order(machine, "freeze", freeze(round=2), 1.2)
+    assert stands(machine, 4) == []
+
+
+def test_a_hold_heard_twice_is_answered_twice_from_one_standing() -> None:
+    """
+    When a hold is repeated, then it is absorbed while the rank is on its way, and answered with
+    the stored answer afterwards.
+    """
+    machine = training()
+    order(machine, "hold", hold(4), 1.1)
+    assert order(machine, "hold", hold(4), 1.2) == []
+    first = stands(machine, 4)
+    assert order(machine, "hold", hold(4), 1.6) == first

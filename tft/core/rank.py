@@ -2,8 +2,9 @@
 The rank machine: what one worker makes of the orders it hears. Pure, like the job machine.
 
 Its shell is the control thread. The training thread is either in the user's loop, or out of it and
-carrying out one order after another; `Left` says that it is out. A newer round of an incident
-makes everything older void: what is under way is aborted, what is queued is dropped.
+carrying out one order after another; `Left` says that it is out. It may also stand still inside the
+loop, at the edge of an update window: `Standing`. A newer round of an incident makes everything
+older void: what is under way is aborted, what is queued is dropped.
 """
 
 from dataclasses import dataclass, field
@@ -14,11 +15,14 @@ from tft.protocol.messages import (
     Complete,
     End,
     Freeze,
+    Hold,
     OrderName,
     Position,
     RankOrder,
+    Release,
     SavedFile,
     Stop,
+    Verdict,
 )
 
 # ---------------------------------------------------------------- events
@@ -44,7 +48,34 @@ class Locked:
     at: float
     position: Position
     held: int | None
+    backups: tuple[int, ...] = ()
     waiting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """
+    Where the training thread stands, and whether it stands still there: it does when it waits at
+    the edge of an update window with its sums complete, until somebody lets it in.
+    """
+
+    at: float
+    position: Position
+    held: int | None
+    backups: tuple[int, ...] = ()
+    still: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlocked:
+    """
+    Update windows open again; this is where the training thread stood.
+    """
+
+    at: float
+    position: Position
+    held: int | None
+    backups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +109,10 @@ class Done:
     failure: str | None
     position: Position
     held: int | None
-    files: tuple[SavedFile, ...]
+    backups: tuple[int, ...] = ()
+    files: tuple[SavedFile, ...] = ()
+    verdict: Verdict = "pass"
+    finding: str = ""
     began: float
     at: float
 
@@ -92,7 +126,7 @@ class Woken:
     at: float
 
 
-RankEvent = Ordered | Locked | Leaving | Left | Done | Woken
+RankEvent = Ordered | Locked | Standing | Unlocked | Leaving | Left | Done | Woken
 
 # ---------------------------------------------------------------- commands
 
@@ -101,6 +135,23 @@ RankEvent = Ordered | Locked | Leaving | Left | Done | Woken
 class Lock:
     """
     Hold the training thread back from its next update window, and say where it stands.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldAfter:
+    """
+    Let the training thread finish step `step`, hold it back from the window after that, and say
+    whether it stands there. When it comes there later, that is to be said then.
+    """
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlock:
+    """
+    Hold the training thread back no longer, and announce the step it completes next.
     """
 
 
@@ -139,7 +190,7 @@ class Answer:
     answer: Answered
 
 
-RankCommand = Lock | LeaveAfter | Abort | Execute | Answer
+RankCommand = Lock | HoldAfter | Unlock | LeaveAfter | Abort | Execute | Answer
 
 AGAIN = 0.05
 """Seconds between aborts: one that comes just before the training thread enters a collective, or
@@ -161,6 +212,11 @@ class RankMachine:
     """The training thread is in the loop, or on its way into it."""
     busy: bool = False
     """The training thread is carrying out an order."""
+    standing: bool = False
+    """The training thread stands still in the loop, as it was ordered to."""
+    _hold: Hold | None = None
+    _hold_at: float = 0.0
+    _release_at: float | None = None
     _queue: list[Execute] = field(default_factory=list)
     _stop: Stop | None = None
     _stop_at: float = 0.0
@@ -178,12 +234,14 @@ class RankMachine:
                 return self._ordered(event)
             case Locked():
                 return self._locked(event)
+            case Standing():
+                return self._stands(event)
+            case Unlocked():
+                return self._unlocked(event)
             case Leaving():
                 return self._leaving(event)
             case Left():
-                self.inside = False
-                self._wake = None
-                return self._next()
+                return self._left()
             case Done():
                 return self._done(event)
             case Woken():
@@ -225,6 +283,13 @@ class RankMachine:
             case Stop():
                 self._stop, self._stop_at = order, event.at
                 commands += [LeaveAfter(step=order.finish)] if self.inside else self._next()
+            case Hold():
+                self._hold, self._hold_at = order, event.at
+                commands.append(HoldAfter(step=order.step))
+            case Release():
+                self._hold, self._release_at = None, event.at
+                self.standing = False
+                commands.append(Unlock())
             case Complete() | End() if self.inside:
                 # the job is over for this rank wherever it is: it leaves at the next edge
                 self._queue.append(Execute(name=event.name, order=order))
@@ -238,6 +303,8 @@ class RankMachine:
         self.key = key
         self._heard, self._answers, self._queue = set(), {}, []
         self._stop = self._wake = None
+        self._hold = self._release_at = None
+        self.standing = False
         return self._abort(at) if self.busy else []
 
     def _locked(self, event: Locked) -> list[RankCommand]:
@@ -247,12 +314,59 @@ class RankMachine:
             "freeze",
             position=event.position,
             held=event.held,
+            backups=event.backups,
             began=self._freeze_at,
             at=event.at,
             waiting=event.waiting or not self.inside,
         )
         self._freeze_at = None
         return [answer]
+
+    def _stands(self, event: Standing) -> list[RankCommand]:
+        """
+        A hold is answered by a rank that stands still at its step, or beyond it, and by one that
+        is out of the loop: it stands as still as can be.
+        """
+        hold = self._hold
+        reached = hold is not None and event.position.step >= hold.step
+        if hold is None or (self.inside and not (event.still and reached)):
+            return []
+        self._hold = None
+        self.standing = self.inside
+        failure = None if reached else (
+            f"it has left the loop at step {event.position.step}, before the end of {hold.step}"
+        )  # fmt: skip
+        answer = self._answer(
+            "hold",
+            failure=failure,
+            position=event.position,
+            held=event.held,
+            backups=event.backups,
+            began=self._hold_at,
+            at=event.at,
+        )
+        return [answer, *self._next()]
+
+    def _unlocked(self, event: Unlocked) -> list[RankCommand]:
+        if self._release_at is None:
+            return []
+        answer = self._answer(
+            "release",
+            position=event.position,
+            held=event.held,
+            backups=event.backups,
+            began=self._release_at,
+            at=event.at,
+        )
+        self._release_at = None
+        return [answer]
+
+    def _left(self) -> list[RankCommand]:
+        self.inside = self.standing = False
+        self._wake = None
+        if self._hold is not None:
+            return [HoldAfter(step=self._hold.step)]  # how far has it come?
+        return self._next()
 
     def _leaving(self, event: Leaving) -> list[RankCommand]:
         if not self.inside or self._stop is None:
@@ -263,8 +377,10 @@ class RankMachine:
         return []
 
     def _next(self) -> list[RankCommand]:
-        if self.inside or self.busy:
+        if self.busy:
             return []
+        if self.inside:
+            return self._errand()
         if self._stop is not None:
             self.busy = True
             stop, self._stop = self._stop, None
@@ -277,9 +393,18 @@ class RankMachine:
             self.inside = True
         return [execute]
 
+    def _errand(self) -> list[RankCommand]:
+        """
+        What a rank may be sent to do from where it stands in the loop: a check, and nothing else.
+        """
+        if not self.standing or not self._queue or self._queue[0].name != "check":
+            return []
+        self.busy = True
+        return [self._queue.pop(0)]
+
     def _done(self, event: Done) -> list[RankCommand]:
         self.busy = False
-        if not self.inside:
+        if self._stop is None or not self.inside:  # else the time belongs to a rank that is to stop
             self._wake = None
         if event.name == "resume" and event.failure is not None:
             self.inside = False
@@ -292,7 +417,10 @@ class RankMachine:
                     failure=event.failure,
                     position=event.position,
                     held=event.held,
+                    backups=event.backups,
                     files=event.files,
+                    verdict=event.verdict,
+                    finding=event.finding,
                     began=began,
                     at=event.at,
                 )
@@ -308,8 +436,11 @@ class RankMachine:
         began: float,
         at: float,
         failure: str | None = None,
+        backups: tuple[int, ...] = (),
         waiting: bool = False,
         files: tuple[SavedFile, ...] = (),
+        verdict: Verdict = "pass",
+        finding: str = "",
     ) -> Answer:
         answer = Answered(
             rank=self.rank,
@@ -320,8 +451,11 @@ class RankMachine:
             failure=failure,
             position=position,
             held=held,
+            backups=backups,
             waiting=waiting,
             files=files,
+            verdict=verdict,
+            finding=finding,
             began=began,
             at=at,
         )

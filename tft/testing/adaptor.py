@@ -4,7 +4,7 @@ An adaptor without a framework: real processes, real sockets, a state of a few n
 For tests of everything that is not a framework's: a job of four ranks is up in a second. The
 model is any object with `values`, an `array` of doubles; its ranks add numbers up with
 `group().add(x)`, which waits for all of them, as a collective does, and hangs when one is missing.
-Installed under the name `fake`.
+Copies of the last two complete steps are kept. Installed under the name `fake`.
 """
 
 import array
@@ -15,12 +15,12 @@ import socketserver
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Protocol
 
 import xxhash
 
-from tft.errors import UsageError
+from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel, hookimpl
 from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import FaultKind, ShardCopies
@@ -120,6 +120,8 @@ class _Adopted:
     data: Any = None  # Any: the user's own, with state_dict and load_state_dict
     wrap: Callable[[], Any] | None = None
     group: Group | None = None
+    backups: Mapping[int, "array.array[float]"] = MappingProxyType({})
+    """By step. Replaced, never changed: it is read on other threads."""
 
     def contributing(self) -> None:
         """
@@ -147,7 +149,7 @@ def _model() -> Model:
 
 @hookimpl
 def tft_strategies() -> Sequence[str]:
-    return ("retry", "recover", "dump")
+    return ("retry", "recover", "scale_in", "scale_out", "migrate", "dump")
 
 
 @hookimpl
@@ -194,8 +196,31 @@ def tft_rollback(private: bytes) -> None:
 
 
 @hookimpl
-def tft_give(shard: str) -> Parcel:
-    view = memoryview(_model().values).cast("B")
+def tft_skip(batches: int) -> None:
+    if not hasattr(_adopted.data, "skip"):
+        raise OrderRefused("`data` cannot leave batches out: it has no skip(batches)")
+    _adopted.data.skip(batches)
+
+
+@hookimpl
+def tft_backup(step: int) -> None:
+    kept = {s: values for s, values in _adopted.backups.items() if s == step - 1}
+    _adopted.backups = {**kept, step: array.array("d", _model().values)}
+
+
+@hookimpl
+def tft_backups() -> Sequence[int]:
+    return tuple(_adopted.backups)
+
+
+@hookimpl
+def tft_restore(step: int) -> None:
+    _model().values[:] = _adopted.backups[step]
+
+
+@hookimpl
+def tft_give(shard: str, step: int) -> Parcel:
+    view = memoryview(_adopted.backups.get(step, _model().values)).cast("B")
     return Parcel(meta=pack({"size": view.nbytes}), buffers=(Buffer(name="values", view=view),))
 
 

@@ -18,8 +18,8 @@ from tft.core.machine import Machine
 from tft.core.policy import Policy
 from tft.core.report import incident_report
 from tft.protocol.messages import (
+    ORDER_NAMES,
     Answered,
-    Commit,
     Complete,
     End,
     EndNode,
@@ -28,7 +28,6 @@ from tft.protocol.messages import (
     FaultKind,
     Fetch,
     Finished,
-    Freeze,
     Joined,
     Kill,
     Load,
@@ -41,10 +40,8 @@ from tft.protocol.messages import (
     Ready,
     Rebuild,
     Refused,
-    Regroup,
     Report,
     Resume,
-    Rollback,
     Save,
     SavedFile,
     ShardCopies,
@@ -55,12 +52,6 @@ from tft.protocol.messages import (
     StoreOpened,
     Trained,
 )
-
-NAMES: dict[type, OrderName] = {
-    Freeze: "freeze", Stop: "stop", Load: "load", Fetch: "fetch", Regroup: "regroup",
-    Rebuild: "rebuild", Rollback: "rollback", Resume: "resume", Save: "save", Commit: "commit",
-    Complete: "complete", End: "end",
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -387,7 +378,7 @@ class ScriptedJob:
         self.report(Ready(rank=one.rank, incarnation=one.incarnation, shards=shards, at=self.now))
 
     def _carry_out(self, one: ScriptedRank, order: RankOrder) -> None:
-        name = NAMES[type(order)]
+        name = ORDER_NAMES[type(order)]
         if not one.alive or one.hung or (one.rank, name) in self.muted:
             return
         key = (order.incident, order.round)

@@ -20,6 +20,7 @@ from tft.core.rank import (
     Abort,
     Answer,
     Execute,
+    HoldAfter,
     LeaveAfter,
     Leaving,
     Lock,
@@ -28,13 +29,16 @@ from tft.core.rank import (
     RankCommand,
     RankEvent,
     RankMachine,
+    Standing,
+    Unlock,
+    Unlocked,
     Woken,
 )
 from tft.errors import InternalError, PeerError, RankTaken
 from tft.protocol.messages import (
+    ORDER_NAMES,
     Joined,
     Lead,
-    OrderName,
     Position,
     RankOrder,
     RankReport,
@@ -58,8 +62,12 @@ class TrainingThread(Protocol):
 
     def position(self) -> Position: ...
     def held(self) -> int | None: ...
+    def backups(self) -> tuple[int, ...]: ...
     def waiting(self) -> bool: ...
     def lock(self) -> None: ...
+    def hold_after(self, step: int) -> None: ...
+    def standing(self) -> Standing: ...
+    def unlock(self) -> None: ...
     def leave_after(self, step: int) -> None: ...
     def execute(self, execute: Execute) -> None: ...
     def abort(self) -> None: ...
@@ -190,7 +198,7 @@ class Control:
                 self._accepted.set()
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every rank order has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
-            name: OrderName = type(order).__name__.lower()  # type: ignore[assignment] # the class names are the order names
+            name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))
 
     def _post(self, message: RankReport) -> None:
@@ -214,7 +222,22 @@ class Control:
                         at=self._clock.now(),
                         position=training.position(),
                         held=training.held(),
+                        backups=training.backups(),
                         waiting=training.waiting(),
+                    )
+                )
+            case HoldAfter(step=step):
+                training.hold_after(step)
+                self._handle(training.standing())
+            case Unlock():
+                standing = training.standing()
+                training.unlock()
+                self._handle(
+                    Unlocked(
+                        at=standing.at,
+                        position=standing.position,
+                        held=standing.held,
+                        backups=standing.backups,
                     )
                 )
             case LeaveAfter(step=step):

@@ -12,7 +12,7 @@ from typing import Any
 import pluggy
 import structlog
 
-from tft.hooks import SessionView
+from tft.hooks import CheckResult, SessionView
 from tft.plugins import call_guarded
 from tft.protocol.messages import OrderName
 
@@ -54,6 +54,14 @@ class Observers:
         An order is about to be carried out.
         """
         self._tell("tft_on_order", order=order, incident=incident, step=step)
+
+    def check(self, session: SessionView, name: str) -> CheckResult | None:
+        """
+        Run the check of that name; None where no plugin knows it. What the check raises is not
+        held back: it has found nothing out, and must not pass for one that has.
+        """
+        result: CheckResult | None = self._plugins.hook.tft_check(session=session, name=name)
+        return result
 
     def _tell(self, hook: str, **facts: object) -> None:
         for watcher in self._watchers:

@@ -4,7 +4,8 @@ the training thread.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol, assert_never
@@ -14,25 +15,42 @@ import pluggy
 from tft import checkpoint
 from tft.clock import SystemClock
 from tft.errors import OrderRefused
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, CheckResult, Parcel
 from tft.page import Page
 from tft.protocol.messages import (
+    ORDER_NAMES,
+    Check,
     Commit,
     Complete,
     End,
     Fetch,
     Freeze,
+    Hold,
     Load,
     RankOrder,
     Rebuild,
     Regroup,
+    Release,
+    Restore,
     Resume,
     Rollback,
     Save,
     SavedFile,
     Stop,
+    Verdict,
 )
 from tft.transfer.client import fetch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """
+    What carrying out an order has brought.
+    """
+
+    files: tuple[SavedFile, ...] = ()
+    verdict: Verdict = "pass"
+    finding: str = ""
 
 
 class State(Protocol):
@@ -64,16 +82,27 @@ class State(Protocol):
     def held(self) -> int | None:
         """The step whose whole state is in memory."""
 
+    def backups(self) -> tuple[int, ...]:
+        """The earlier steps of which a whole copy is kept."""
+
 
 class Hands:
     """
-    Carries out orders. `abandoned` is set when what is under way has become void.
+    Carries out orders. `abandoned` is set when what is under way has become void; `check` runs a
+    check of that name.
     """
 
-    def __init__(self, state: State, hook: pluggy.HookRelay, page: Page) -> None:
+    def __init__(
+        self,
+        state: State,
+        hook: pluggy.HookRelay,
+        page: Page,
+        check: Callable[[str], CheckResult | None],
+    ) -> None:
         self._state = state
         self._hook = hook
         self._page = page
+        self._check = check
         self._interrupted: tuple[int, bytes] = (-1, b"")
         self.abandoned = threading.Event()
 
@@ -84,9 +113,9 @@ class Hands:
         """
         self._interrupted = (step, private)
 
-    def carry_out(self, order: RankOrder) -> tuple[SavedFile, ...]:
+    def carry_out(self, order: RankOrder) -> Work:
         """
-        Does what the order says; returns the files it has written. What fails raises.
+        Does what the order says; returns what that has brought. What fails raises.
         """
         match order:
             case Stop():
@@ -98,39 +127,75 @@ class Hands:
                 self._load(order)
             case Fetch():
                 self._fetch(order)
+            case Restore():
+                self._restore(order)
             case Regroup():
-                self._hook.tft_regroup(
-                    name=order.name,
-                    host=order.host,
-                    port=order.port,
-                    rank=self._state.rank,
-                    world=self._state.world,
-                )
+                self._regroup(order)
             case Rebuild():
                 self._state.model = self._hook.tft_rebuild()
             case Rollback():
-                self._hook.tft_rollback(private=self._private(order.step))
+                self._rollback(order)
+            case Check():
+                return self._checked(order)
             case Save():
-                return self._save(order)
+                return Work(files=self._save(order))
             case Commit():
                 self._commit(order)
-            case Freeze() | Resume() | Complete() | End():
-                raise OrderRefused(f"{type(order).__name__} is no work for the training thread")
+            case Freeze() | Hold() | Release() | Resume() | Complete() | End():
+                raise OrderRefused(f"{ORDER_NAMES[type(order)]} is no work for the training thread")
             case _:
                 assert_never(order)
-        return ()
+        return Work()
 
     def give(self, shard: str, step: int) -> Parcel:
         """
-        A shard for another rank, if this one holds it at `step`. On a transfer thread.
+        A shard for another rank, if this one holds it at `step` or keeps a copy of that. On a
+        transfer thread.
         """
-        held = self._state.held()
-        if held != step:
+        held, backups = self._state.held(), self._state.backups()
+        if step != held and step not in backups:
             raise OrderRefused(
-                f"rank {self._state.rank} holds step {held}, not step {step}, of shard {shard!r}"
+                f"rank {self._state.rank} holds step {held}, and copies of steps {list(backups)}, "
+                f"but not step {step}, of shard {shard!r}"
             )
-        parcel: Parcel = self._hook.tft_give(shard=shard)
+        parcel: Parcel = self._hook.tft_give(shard=shard, step=step)
         return parcel
+
+    def _restore(self, order: Restore) -> None:
+        if order.step not in self._state.backups():
+            raise OrderRefused(f"rank {self._state.rank} keeps no copy of step {order.step}")
+        self._state.torn = True
+        self._hook.tft_restore(step=order.step)
+        self._hold(order.step)
+
+    def _regroup(self, order: Regroup) -> None:
+        if order.without and "scale_in" not in self._hook.tft_strategies():
+            raise OrderRefused(
+                f"the adaptor {self._state.adaptor!r} cannot form groups without ranks "
+                f"{list(order.without)} of the job"
+            )
+        members = [rank for rank in range(self._state.world) if rank not in order.without]
+        self._hook.tft_regroup(
+            name=order.name,
+            host=order.host,
+            port=order.port,
+            rank=members.index(self._state.rank),
+            world=len(members),
+        )
+
+    def _rollback(self, order: Rollback) -> None:
+        self._hook.tft_rollback(private=self._private(order.step))
+        if order.skip:
+            if not self._hook.tft_skip.get_hookimpls():
+                raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot leave batches out")
+            # not captured: a repeated rollback goes back to before, and skips again
+            self._hook.tft_skip(batches=order.skip)
+
+    def _checked(self, order: Check) -> Work:
+        result = self._check(order.name)
+        if result is None:
+            raise OrderRefused(f"no plugin on rank {self._state.rank} knows a check {order.name!r}")
+        return Work(verdict=result.verdict, finding=result.finding)
 
     def _fetch(self, order: Fetch) -> None:
         self._state.torn = True

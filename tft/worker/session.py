@@ -10,7 +10,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -19,9 +19,9 @@ import structlog
 
 from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings
-from tft.core.rank import Done, Execute, Left
+from tft.core.rank import Done, Execute, Left, Standing
 from tft.errors import Interrupted, JobEnded, UsageError
-from tft.hooks import Parcel
+from tft.hooks import CheckResult, Parcel
 from tft.page import Page
 from tft.plugins import load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -34,13 +34,12 @@ from tft.protocol.messages import (
     Ready,
     Regroup,
     Resume,
-    SavedFile,
     Trained,
 )
 from tft.transfer.server import ShardServer
 from tft.worker.control import Control
 from tft.worker.observers import Observers
-from tft.worker.orders import Hands
+from tft.worker.orders import Hands, Work
 from tft.worker.process import started_ticks
 
 NEVER = sys.maxsize
@@ -87,14 +86,16 @@ class Session:
         self._orders: queue.SimpleQueue[Execute] = queue.SimpleQueue()
         self._observers = Observers(load_plugins())
         self._window = UpdateWindow(self)
-        self._hands = Hands(self, self._adaptor.hook, self._page)
+        self._hands = Hands(self, self._adaptor.hook, self._page, self._check)
         self._capture: Callable[[], bytes] = self._adaptor.hook.tft_capture
+        self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._contributed = b""
         self._adopted = False
         self._thread = threading.get_ident()
         self._inside = False
         self._announce = False
         self._gate = threading.Condition()
+        self._at_gate = False
         self._lock = NEVER
         self._leave_after = NEVER
         self.model: Any = None  # Any: whatever the user's factory returned
@@ -259,6 +260,8 @@ class Session:
         self.window_open = False
         now = self._clock.now()
         self._page.move(step, False, now)
+        if self._keeps_backups:
+            self._adaptor.hook.tft_backup(step=step)
         if self._announce:
             self._announce = False
             self._control.report(
@@ -277,13 +280,30 @@ class Session:
         self._page.capture(self.completed + 1, self._contributed, False)
 
     def _wait_at_window(self, step: int) -> None:
-        with self._gate:
-            self._gate.wait_for(lambda: step <= self._lock or step > self._leave_after)
-            if step <= self._lock:
-                return
+        self._at_gate = True  # before it is told: whoever asks from then on sees it
+        self._control.tell(self.standing())
+        while (errand := self._errand(step)) is not None:
+            self._carry_out(errand)
+        self._at_gate = False
+        now = self._clock.now()
+        if step <= self._lock:
+            self._page.move(self.completed, True, now)
+            return
         self.window_open = False
-        self._page.move(self.completed, False, self._clock.now())
+        self._page.move(self.completed, False, now)
         raise Interrupted
+
+    def _errand(self, step: int) -> Execute | None:
+        """
+        Waits at the window of `step`: what is to be done meanwhile, or None when the waiting is
+        over.
+        """
+        with self._gate:
+            self._gate.wait_for(lambda: self._lets_go(step) or not self._orders.empty())
+            return None if self._lets_go(step) else self._orders.get()
+
+    def _lets_go(self, step: int) -> bool:
+        return step <= self._lock or step > self._leave_after
 
     # ---------------------------------------------------------------- on the training thread
 
@@ -319,6 +339,7 @@ class Session:
             rank=self.rank,
             incarnation=self.incarnation,
             kind=kind or "software",
+            polluted=bool(getattr(error, "tft_polluted", False)),
             step=self.step,
             summary=summary,
             traceback="".join(traceback.format_exception(error)),
@@ -329,22 +350,25 @@ class Session:
     def _carry_out(self, execute: Execute) -> None:
         began = self._clock.now()
         failure: str | None = None
-        files: tuple[SavedFile, ...] = ()
+        work = Work()
         try:
             heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
             self._observers.order(execute.name, execute.order.incident, heading)
-            files = self._hands.carry_out(execute.order)
+            work = self._hands.carry_out(execute.order)
         except Exception as error:  # noqa: BLE001 (an order that fails is answered, not raised)
             failure = f"{type(error).__name__}: {error}"
             log.warning("order_failed", order=execute.name, why=failure)
-        self._control.tell(self._done(execute, began, failure, files))
+        self._control.tell(self._done(execute, began, failure, work))
+
+    def _check(self, name: str) -> CheckResult | None:
+        return self._observers.check(self, name)
 
     def _done(
         self,
         execute: Execute,
         began: float,
         failure: str | None = None,
-        files: tuple[SavedFile, ...] = (),
+        work: Work = Work(),  # noqa: B008 (frozen)
     ) -> Done:
         return Done(
             order=execute.order,
@@ -352,7 +376,10 @@ class Session:
             failure=failure,
             position=self.position(),
             held=self.held(),
-            files=files,
+            backups=self.backups(),
+            files=work.files,
+            verdict=work.verdict,
+            finding=work.finding,
             began=began,
             at=self._clock.now(),
         )
@@ -371,11 +398,51 @@ class Session:
         """
         return None if self.window_open or self.torn else self.completed
 
+    def backups(self) -> tuple[int, ...]:
+        """
+        The steps of which the adaptor keeps a whole copy. One of a later step than the present
+        was kept before a rollback, and is void.
+        """
+        kept: Sequence[int] = self._adaptor.hook.tft_backups() or ()
+        return tuple(step for step in kept if step <= self.completed)
+
+    def standing(self) -> Standing:
+        """
+        Where the training thread stands, and whether it waits there to be let into a window. Its
+        state is whole while it does.
+        """
+        with self._gate:
+            still = self._at_gate and not self._lets_go(self.completed + 1)
+        return Standing(
+            at=self._clock.now(),
+            position=self.position(),
+            held=self.completed if still and not self.torn else self.held(),
+            backups=self.backups(),
+            still=still,
+        )
+
     def lock(self) -> None:
         """
         No further window opens: whoever reaches one waits there.
         """
         self._lock = self.completed
+
+    def hold_after(self, step: int) -> None:
+        """
+        Windows up to `step` may still be passed; whoever reaches the next one waits there.
+        """
+        with self._gate:
+            self._lock = step
+            self._gate.notify_all()
+
+    def unlock(self) -> None:
+        """
+        Every window may be passed; the next step is announced.
+        """
+        with self._gate:
+            self._announce = self._inside
+            self._lock = NEVER
+            self._gate.notify_all()
 
     def leave_after(self, step: int) -> None:
         """
@@ -390,9 +457,11 @@ class Session:
         Hands an order to the training thread.
         """
         self._hands.abandoned.clear()
-        if isinstance(execute.order, Resume):
-            self._lock = self._leave_after = NEVER
-        self._orders.put(execute)
+        with self._gate:
+            if isinstance(execute.order, Resume):
+                self._lock = self._leave_after = NEVER
+            self._orders.put(execute)
+            self._gate.notify_all()
 
     def abort(self) -> None:
         """
