@@ -1,0 +1,277 @@
+"""
+A worker that stands still, runs checks, goes back to a copy: real processes and the fake adaptor,
+with the test as controller.
+"""
+
+from typing import TypedDict
+
+from tests.agent.stage import Stage, package
+from tft.protocol.messages import (
+    ORDER_NAMES,
+    Answered,
+    Check,
+    Faulted,
+    Fetch,
+    Freeze,
+    Hold,
+    Joined,
+    Position,
+    RankOrder,
+    Ready,
+    Rebuild,
+    Regroup,
+    Release,
+    Restore,
+    Resume,
+    Rollback,
+    Source,
+    Stop,
+    StoreOpened,
+    Trained,
+    Transfer,
+)
+
+SCRIPT = """
+import array, sys
+import tft
+from tft.testing.adaptor import group
+
+session = tft.init()
+
+
+class Numbers:
+    def __init__(self):
+        self.values = array.array("d", [0.0])
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+    def skip(self, batches):
+        self.position += batches
+
+
+class Spreading(Exception):
+    tft_fault_kind = "numeric"
+    tft_polluted = True
+
+
+def train(session):
+    for step in session.steps(100_000):
+        numbers.position += 1
+        print(session.rank, step, numbers.position, numbers.values[0], flush=True)
+        if sys.argv[1:] == [str(session.rank), str(step)]:
+            raise Spreading("not a number")
+        total = group().add(numbers.position)
+        with session.update():
+            numbers.values[0] += total
+
+
+numbers = Numbers()
+session.adopt(model=numbers, data=numbers)
+session.run(train)
+"""
+
+CHECKS = """
+from tft.hooks import CheckResult, hookimpl
+
+@hookimpl
+def tft_check(session, name):
+    if name == "lamps":
+        verdict = "isolate" if session.rank == 1 else "pass"
+        return CheckResult(verdict=verdict, finding=f"lamp {session.rank} at step {session.step}")
+    if name == "fuses":
+        raise RuntimeError("the fuse box is locked")
+"""
+
+BOTH = (0, 1)
+
+
+class Key(TypedDict):
+    """
+    What every order carries.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+
+
+def key(incident: int, round: int = 1, to: tuple[int, ...] = BOTH) -> Key:
+    """
+    Of one round of an incident.
+    """
+    return Key(epoch=1, incident=incident, round=round, to=to)
+
+
+async def ordered(stage: Stage, order: RankOrder) -> list[Answered]:
+    """
+    The answers to an order, in the order of the ranks.
+    """
+    stage.order(order)
+    return [
+        await stage.report(
+            Answered,
+            rank=rank,
+            incident=order.incident,
+            round=order.round,
+            order=ORDER_NAMES[type(order)],
+        )
+        for rank in order.to
+    ]
+
+
+async def done(stage: Stage, order: RankOrder) -> list[Answered]:
+    """
+    The same, when none of them may have failed.
+    """
+    answers = await ordered(stage, order)
+    assert [answer.failure for answer in answers] == [None] * len(order.to)
+    return answers
+
+
+async def enter(stage: Stage, incident: int, step: int, *, skip: int = 0) -> None:
+    """
+    Both ranks hold the end of `step`: they form groups, and go on from there.
+    """
+    store = await stage.report(StoreOpened)
+    forming = Regroup(
+        **key(incident), step=step + 1, name=f"g{incident}", host=store.host, port=store.port
+    )
+    await done(stage, forming)
+    await done(stage, Rebuild(**key(incident)))
+    await done(stage, Rollback(**key(incident), step=step, skip=skip))
+    await done(stage, Resume(**key(incident), step=step + 1))
+    for rank in BOTH:
+        await stage.report(Trained, rank=rank, step=step + 1)
+
+
+async def trains(stage: Stage, *arguments: str) -> None:
+    """
+    Two ranks in their loop.
+    """
+    package(stage.tmp / "packages", "checks", CHECKS, "tft.plugins")
+    await stage.agent(SCRIPT, *arguments, nproc=2, adaptor="fake")
+    for rank in BOTH:
+        await stage.start(rank=rank)
+        await stage.report(Ready, rank=rank)
+    await enter(stage, 0, 0)
+
+
+async def held(stage: Stage, incident: int) -> list[Answered]:
+    """
+    Both stand still at one step, not before the third.
+    """
+    frozen = await done(stage, Freeze(**key(incident), cause="a test"))
+    step = max(3, *(answer.position.step + answer.position.window for answer in frozen))
+    answers = await done(stage, Hold(**key(incident), step=step))
+    assert [answer.position for answer in answers] == [Position(step=step, window=True)] * 2
+    assert [answer.held for answer in answers] == [step] * 2
+    return answers
+
+
+def rows(stage: Stage, rank: int) -> list[list[str]]:
+    """
+    What a rank has printed: rank, step, position of its data, the number it holds.
+    """
+    text = (stage.run_dir / "logs" / f"rank-{rank}.0.log").read_text()
+    return [line.split() for line in text.split("\n")[:-1]]  # the last may be half written
+
+
+async def test_ranks_stand_still_at_one_step_and_go_on_from_there(stage: Stage) -> None:
+    """
+    When both ranks are held and released, twice, then each stands at the same step with its state
+    whole, and goes on in the same groups with nothing lost or done twice.
+    """
+    await trains(stage)
+    for incident in (1, 2):
+        step = (await held(stage, incident))[0].position.step
+        await done(stage, Release(**key(incident)))
+        for rank in BOTH:
+            await stage.report(Trained, rank=rank, step=step + 1)
+    for rank in BOTH:
+        steps = [int(row[1]) for row in rows(stage, rank)]
+        assert steps == list(range(1, len(steps) + 1))
+
+
+async def test_a_check_is_run_on_every_rank_and_its_finding_is_told(stage: Stage) -> None:
+    """
+    When a check is ordered while the ranks stand still, then each runs it and answers with what it
+    has found; one that raises, and one that nobody knows, has failed with a sentence.
+    """
+    await trains(stage)
+    step = (await held(stage, 1))[0].position.step
+    found = await done(stage, Check(**key(1), name="lamps"))
+    assert [(a.verdict, a.finding) for a in found] == [
+        ("pass", f"lamp 0 at step {step + 1}"),
+        ("isolate", f"lamp 1 at step {step + 1}"),
+    ]
+    await done(stage, Release(**key(1)))
+
+    await held(stage, 2)
+    failed = await ordered(stage, Check(**key(2), name="fuses"))
+    assert [a.failure for a in failed] == ["RuntimeError: the fuse box is locked"] * 2
+    await done(stage, Release(**key(2)))
+
+    await held(stage, 3)
+    unknown = await ordered(stage, Check(**key(3), name="wires"))
+    assert [a.failure for a in unknown] == [
+        f"OrderRefused: no plugin on rank {rank} knows a check 'wires'" for rank in BOTH
+    ]
+
+
+async def test_a_rank_goes_back_to_a_copy_and_gives_another_one_away(stage: Stage) -> None:
+    """
+    When ranks that keep copies stop, then one takes back its copy of the step before, the other
+    fetches the first one's, and both go on from there as they did the first time, or without
+    the batch that came next.
+    """
+    await trains(stage)
+    address = {rank: (await stage.report(Joined, rank=rank)).address for rank in BOTH}
+    step = (await held(stage, 1))[0].position.step
+    stopped = await done(stage, Stop(**key(1), finish=step, grace=1.0))
+    assert [(a.held, a.backups) for a in stopped] == [(step, (step - 1, step))] * 2
+
+    restored = await done(stage, Restore(**key(1, to=(0,)), step=step - 1))
+    assert [(a.held, a.backups) for a in restored] == [(step - 1, (step - 1,))]
+    sources = (Source(rank=0, address=address[0]),)
+    copied = Transfer(shard="dense", sources=sources)
+    await done(stage, Fetch(**key(1, to=(1,)), step=step - 1, transfers=(copied,)))
+    await enter(stage, 1, step - 1)
+    for rank in BOTH:
+        first, again = [row for row in rows(stage, rank) if row[1] == str(step)]
+        assert first == again
+
+    step = (await held(stage, 2))[0].position.step
+    await done(stage, Stop(**key(2), finish=step, grace=1.0))
+    await enter(stage, 2, step, skip=1)
+    for rank in BOTH:
+        begun, without = [row for row in rows(stage, rank) if row[1] == str(step + 1)]
+        assert int(without[2]) == int(begun[2]) + 1
+
+
+async def test_a_copy_that_is_not_kept_cannot_be_taken_back(stage: Stage) -> None:
+    """
+    When a rank is told to go back to a step of which it keeps no copy, then it says so and keeps
+    what it has.
+    """
+    await trains(stage)
+    step = (await held(stage, 1))[0].position.step
+    await done(stage, Stop(**key(1), finish=step, grace=1.0))
+    for answer in await ordered(stage, Restore(**key(1), step=step + 1)):
+        assert answer.failure is not None
+        assert f"keeps no copy of step {step + 1}" in answer.failure
+        assert answer.held == step
+
+
+async def test_a_fault_that_may_have_spread_says_so(stage: Stage) -> None:
+    """
+    When an exception has the attribute `tft_polluted`, then the report of the fault has it too.
+    """
+    await trains(stage, "1", "5")
+    fault = await stage.report(Faulted, rank=1)
+    assert (fault.kind, fault.polluted, fault.step) == ("numeric", True, 5)
