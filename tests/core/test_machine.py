@@ -5,8 +5,8 @@ The job machine, told what happens: each behaviour is a sentence in events.
 import pytest
 
 from tft.core.events import Received
-from tft.core.job import TRANSITIONS, State
 from tft.core.policy import Policy
+from tft.core.table import TRANSITIONS, State
 from tft.errors import InternalError
 from tft.protocol.messages import (
     Commit,
@@ -313,7 +313,7 @@ def test_recovery_that_is_not_enabled_ends_in_a_last_checkpoint() -> None:
     assert {f.name for f in commit.files} == {"dense", *(f"private-{r}" for r in range(4))}
     (incident,) = job.reports()
     assert (incident["strategy"], incident["pids_kept"]) == ("dump", None)
-    assert {t["strategy"] for t in incident["tried"]} == {"retry", "recover"}
+    assert {t["strategy"] for t in incident["tried"]} == {"retry", "recover", "scale_in"}
 
 
 def test_savers_are_the_lowest_placed_holders_of_each_shard() -> None:

@@ -4,8 +4,8 @@
 
 from pathlib import Path
 
-from tft.core.job import TRANSITIONS
 from tft.core.policy import STRATEGIES, Policy
+from tft.core.table import TRANSITIONS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "machine.md").read_text()
 

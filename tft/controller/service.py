@@ -19,10 +19,10 @@ from tft.core.commands import Command, JobOver, Tell
 from tft.core.delivery import Inbox
 from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.incident import Fault
-from tft.core.job import State
 from tft.core.machine import Machine
 from tft.core.policy import STRATEGIES, Policy
 from tft.core.report import incident_report, job_report
+from tft.core.table import State
 from tft.core.watch import Watch
 from tft.files import write_whole
 from tft.plugins import call_guarded, load_plugins

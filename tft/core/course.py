@@ -1,30 +1,26 @@
 """
-The way through an incident: from a fault, by freeze, stop, choice and repair, back to training;
-or by a last checkpoint to the end. One move at a time, each when everything it needs is there.
+The way through an incident: freeze, stop, choose, repair, rebuild, roll back, resume. One move at
+a time, each when everything it needs is there.
 """
 
 from tft.core import planner
-from tft.core.commands import JobOver
-from tft.core.incident import Fault, Incident
-from tft.core.job import PARKED, RUNNING, SETTLED, Job, State
-from tft.core.policy import STRATEGIES
+from tft.core.choice import Choice
+from tft.core.ending import Ending
+from tft.core.job import Job
+from tft.core.pausing import Pausing
+from tft.core.planner import Repair
+from tft.core.rounds import Rounds
 from tft.core.seats import Process, Seat
-from tft.errors import InternalError
+from tft.core.table import FAULTS, Reaction, State
 from tft.protocol.messages import (
-    Commit,
-    Complete,
-    End,
-    EndNode,
-    FaultKind,
     Fetch,
-    Freeze,
-    Kill,
     Load,
+    Noticed,
     Rebuild,
     Regroup,
+    Restore,
     Resume,
     Rollback,
-    Save,
     Stop,
 )
 
@@ -38,470 +34,308 @@ class Course:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self.rounds = Rounds(job)
+        self.ending = Ending(job)
+        self.choice = Choice(job, self.rounds, self.ending)
+        self.pausing = Pausing(job, self.rounds, self.ending)
 
-    def fault(
-        self, kind: FaultKind, rank: int | None, step: int, seen: float, evidence: str
-    ) -> None:
-        """
-        A new fault opens an incident or joins the one that is open.
-        """
-        self.open()
-        incident = self._job.incident
-        again = any((f.kind, f.rank, f.step) == (kind, rank, step) for f in incident.faults)
-        if again and self._job.state is S.RESUMING and kind not in ("process", "node", "hang"):
-            incident.failed[incident.strategy] = f"the {kind} fault at step {step} came back"
-        incident.faults.append(Fault(kind=kind, rank=rank, step=step, seen=seen, evidence=evidence))
-        if self._job.state not in (S.FREEZING, S.CLEARING, *PARKED):
-            incident.attempts = 0
-            self.freeze()
-
-    def force(self, why: str) -> None:
-        """
-        Nothing but a last checkpoint comes into question from here on.
-        """
-        if self._job.state is S.DUMPING:
-            return
-        self.open()
-        self._job.incident.forced = self._job.incident.forced or why
-        if self._job.state not in (S.FREEZING, S.CLEARING, S.AWAITING):
-            self.freeze()
-        elif self._job.state is S.AWAITING:
-            self._choose()
-
-    def open(self) -> None:
-        if self._job.state is S.HEALTHY:
-            self._job.incident = Incident(number=self._job.next_number, opened=self._job.now)
-        elif self._job.incident.number == 0:  # the start itself has become an incident
-            self._job.incident.number, self._job.incident.opened = (
-                self._job.next_number,
-                self._job.now,
-            )
-        else:
-            return
-        self._job.next_number += 1
-        self._job.incident.processes = {
-            s.rank: (s.pid, s.started) for s in self._job.seats.values() if s.ready
-        }
-        if self._job.incident.number > self._job.policy.max_incidents:
-            self._job.incident.forced = (
-                f"the job has had {self._job.policy.max_incidents} incidents, which is its limit"
-            )
-
-    def lost(self, seat: Seat) -> None:
-        """
-        A rank without a process: it answers nothing more, and another process is started.
-        """
-        self._job.incident.saw(seat.position)
-        for task in self._job.incident.tasks.values():
-            task.waiting.discard(seat.rank)
-        if self._why_not_respawn(seat) is None:
-            self._job.incident.respawns[seat.rank] = (
-                self._job.incident.respawns.get(seat.rank, 0) + 1
-            )
-            self._job.spawn(seat, f"rank {seat.rank} has lost its process")
-        if self._job.state is S.AWAITING:
-            self._choose()
-        elif self._job.state is S.DUMPING:
-            self.dump()
-
-    def _why_not_respawn(self, seat: Seat) -> str | None:
-        if self._job.incident.forced:
-            return self._job.incident.forced
-        if "recover" not in self._job.policy.enable:
-            return "recover is not enabled"
-        if seat.node in self._job.lost_nodes:
-            return f"node {seat.node} is gone, and its ranks have no other place"
-        if self._job.incident.respawns.get(seat.rank, 0) >= self._job.policy.respawns:
-            return (
-                f"rank {seat.rank} has died {self._job.policy.respawns + 1} times in this incident"
-            )
-        if self._job.state is S.DUMPING:
-            return "a last checkpoint is being written"
-        return None
-
-    def again(self, why: str) -> None:
-        """
-        A strategy is begun anew, a few times; then it has failed.
-        """
-        self._job.incident.attempts += 1
-        if self._job.incident.attempts >= self._job.policy.attempts:
-            self._job.incident.failed[self._job.incident.strategy] = why
-            self._job.incident.attempts = 0
-        self.freeze()
-
-    def doom(self, seat: Seat, why: str, blame: FaultKind) -> None:
-        """
-        The process of a rank is to be ended; its end will come in as `Exited`.
-        """
-        if seat.doomed or seat.node is None:
-            return
-        seat.doomed, seat.blame = why, blame
-        for task in self._job.incident.tasks.values():
-            task.waiting.discard(seat.rank)
-        if blame == "hang":
-            evidence = self._job.incident.suspicion or why
-            step = seat.position.step + 1
-            self.fault("hang", seat.rank, step, self._job.now, evidence)
-        self._job.order_node(
-            Kill(
-                epoch=self._job.epoch,
-                node=seat.node,
-                rank=seat.rank,
-                incarnation=seat.incarnation,
-                last_words=blame == "hang",
-                cause=why,
-            )
-        )
+    # ---------------------------------------------------------------- one move
 
     def advance(self) -> bool:
         """
         One move, if everything it needs is there.
         """
-        tasks = self._job.incident.tasks
-        match self._job.state:
-            case S.AWAITING if self._job.every(lambda s: s.ready) and self._job.store is not None:
-                return self._repair()
-            case S.FREEZING if self._job.answered_all("freeze"):
+        job = self._job
+        match job.state:
+            case S.AWAITING:
+                return self._start_repair()
+            case S.FREEZING if job.answered_all("freeze"):
                 return self._after_freeze()
-            case S.CLEARING if self._job.answered_all("stop"):
-                return self._choose()
-            case S.REPAIRING if not any(task.waiting for task in tasks.values()):
-                return self._job.step_to(
-                    S.REBUILDING, self._job.to_all(Rebuild), self._job.policy.rebuild
-                )
-            case S.REBUILDING if self._job.answered_all("rebuild"):
-                self._job.virgin = False
+            case S.CLEARING if job.answered_all("stop"):
+                return self.choice.consider()
+            case S.CHOOSING if job.deadline is not None and job.deadline <= job.now:
+                return self._decide_unadvised()
+            case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
+                return job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
+            case S.REBUILDING if job.answered_all("rebuild"):
+                job.virgin = False
                 return self._roll_back()
-            case S.ROLLING_BACK if self._job.answered_all("rollback"):
+            case S.ROLLING_BACK if job.answered_all("rollback"):
                 return self._resume_training()
-            case S.RESUMING if self._job.answered_all("resume") and self._success():
-                self._close()
-                return True
-            case S.HEALTHY if self._job.every(lambda s: s.finished):
-                return self._complete()
-            case S.DUMPING if self._job.dying():
-                return False  # what it was to write is planned anew when its end has come in
-            case S.DUMPING if self._job.answered_all("save") and "commit" not in tasks:
-                return self._commit()
-            case S.DUMPING if "commit" in tasks and self._job.answered_all("commit"):
-                return self._dumped()
-            case S.EXITING if self._job.every(lambda s: s.process not in RUNNING):
-                self.end()
+            case S.RESUMING if job.answered_all("resume", "release"):
+                return job.trained.issuperset(job.members) and self._close()
+            case S.HEALTHY:
+                return self._healthy()
+            case S.PAUSING | S.PAUSED:
+                return self.pausing.advance()
+            case S.DUMPING:
+                return self.ending.advance_dump()
+            case S.EXITING if job.all_left():
+                self.ending.end()
                 return True
             case _:
                 return False
 
-    def freeze(self) -> None:
+    def _decide_unadvised(self) -> bool:
+        if self._job.dying():
+            return False
+        self.choice.decide()
+        return True
+
+    def _healthy(self) -> bool:
         """
-        A new round: whatever was under way is given up, and everyone says where they stand.
+        Trained to the end, or time for what was kept: a pause, a change of who takes part.
         """
-        self._job.incident.round += 1
-        self._job.incident.tasks = {}
-        self._job.incident.strategy = ""
-        self._job.trained = set()
-        self._job.move(S.FREEZING)
-        to = tuple(s.rank for s in self._job.seats.values() if s.ready and not s.doomed)
-        causes = [f"{f.kind} at rank {f.rank}" for f in self._job.incident.roots()]
-        cause = ", ".join(causes) or self._job.incident.suspicion or self._job.incident.forced
-        limit = self._job.policy.freeze
-        if to:
-            self._job.issue(Freeze(**self._job.key(), to=to, cause=cause), limit=limit)
+        job = self._job
+        if job.every(lambda seat: seat.finished):
+            return self.ending.complete()
+        if any(seat.finished for seat in job.seated()):
+            return False  # the others are about to be
+        if job.pause is not None:
+            self.pausing.begin(job.pause)
+            return True
+        return self._take_opportunity()
+
+    def _take_opportunity(self) -> bool:
+        """
+        Somebody is ready to take over, or to come back. Each is invited once: if it does not work
+        out, it would not the next time.
+        """
+        job = self._job
+        warm = [heir for heir in job.heirs.values() if heir.ready and not heir.invited]
+        back = [job.seats[rank] for rank in job.returning() if not job.seats[rank].invited]
+        if not warm and not back:
+            return False
+        for seat in (*warm, *back):
+            seat.invited = True
+        self.rounds.open()
+        for heir in warm:
+            seat = job.seats[heir.rank]
+            step = seat.position.step + 1
+            self.rounds.fault("straggler", heir.rank, step, job.now, seat.straggles)
+        if job.state is S.HEALTHY:
+            self.rounds.freeze()
+        return True
+
+    # ---------------------------------------------------------------- freeze and stop
 
     def _after_freeze(self) -> bool:
-        suspects = [s for s in self._job.seats.values() if s.blame == "hang" and not s.doomed]
-        ready = [s for s in self._job.seats.values() if s.ready and not s.doomed]
-        if self._job.incident.suspicion and suspects and len(suspects) < len(ready):
+        job, incident = self._job, self._job.incident
+        self._doom_suspects()
+        if job.dying():
+            return False
+        for seat in job.seated():
+            incident.saw(seat.position)
+        for rank in incident.faulty():
+            job.count(rank)
+        # Whoever has begun this update had all its sums complete: so has everyone else, or will.
+        finish = incident.reached
+        if incident.suspicion and not incident.faults:
+            self.rounds.fault("network", None, finish + 1, job.now, incident.suspicion)
+        incident.suspicion = ""
+        job.move(S.CLEARING)
+        to = tuple(seat.rank for seat in job.seated() if seat.ready)
+        if to:
+            stop = Stop(**job.key(), to=to, finish=finish, grace=job.policy.grace)
+            job.issue(stop, limit=job.policy.stop)
+        return True
+
+    def _doom_suspects(self) -> None:
+        """
+        Whoever does not wait for others while nobody moves is the one that hangs; if that is
+        everybody, it is nobody.
+        """
+        job, incident = self._job, self._job.incident
+        suspects = [s for s in job.seated() if s.blame == "hang" and not s.doomed]
+        ready = [s for s in job.seated() if s.ready and not s.doomed]
+        if incident.suspicion and suspects and len(suspects) < len(ready):
             for seat in suspects:
-                self.doom(seat, "it hangs while the others wait for it", "hang")
+                self.rounds.doom(seat, "it hangs while the others wait for it", "hang")
         for seat in suspects:
             seat.blame = seat.blame if seat.doomed else ""
-        if self._job.dying():
+
+    # ---------------------------------------------------------------- losses
+
+    def lost(self, seat: Seat) -> None:
+        """
+        A rank without a process: it answers nothing more. Its heir takes over, or another process
+        is started at once, since that takes longest.
+        """
+        job = self._job
+        job.incident.saw(seat.position)
+        job.excuse(seat.rank)
+        heir = job.heirs.get(seat.rank)
+        if heir is not None and not heir.doomed:
+            job.incident.respawns.setdefault(seat.rank, 1)
+            self.choice.take_over(seat.rank)
+        elif self._may_respawn(seat):
+            job.incident.respawns[seat.rank] = job.incident.respawns.get(seat.rank, 0) + 1
+            job.spawn(seat, job.home(seat) or 0, f"rank {seat.rank} has lost its process")
+        if job.policy.replace == "node" and not job.incident.forced:
+            self._replace_node(seat)
+        self.replan()
+
+    def _may_respawn(self, seat: Seat) -> bool:
+        enabled = "recover" in self._job.policy.enable
+        return enabled and not self.choice.homeless(seat)
+
+    def _replace_node(self, seat: Seat) -> None:
+        """
+        The other processes of its node are ended too, and come back with it.
+        """
+        if seat.doomed or "recover" not in self._job.policy.enable:
+            return
+        for rank in self._job.nodes.get(seat.node if seat.node is not None else -1, ()):
+            other = self._job.seats[rank]
+            if other is not seat and other.ready and rank in self._job.members:
+                self.rounds.doom(other, f"its node is replaced with rank {seat.rank}", "process")
+
+    def replan(self) -> None:
+        """
+        Whatever was decided is decided again, with the larger set of faults.
+        """
+        if FAULTS[self._job.state] is not Reaction.REPLAN:
+            return
+        if self._job.state is S.DUMPING:
+            self.ending.dump()
+        else:
+            self.choice.consider()
+
+    def straggles(self, message: Noticed) -> None:
+        """
+        A rank holds the others up: another process is made ready to take over from it.
+        """
+        job = self._job
+        seat = job.seats[message.rank]
+        node = job.elsewhere(seat)
+        unable = [s.rank for s in job.seated() if s.ready and "migrate" not in s.strategies]
+        why_not = ""
+        if "migrate" not in job.policy.enable:
+            why_not = "migrate is not enabled"
+        elif unable:
+            why_not = f"the adaptor of ranks {unable} cannot take part"
+        elif node is None:
+            why_not = "no other node has room"
+        elif message.rank in job.heirs or not seat.ready or message.rank not in job.members:
+            why_not = "another process is on its way, or none can be"
+        job.tell("rank_straggles", rank=message.rank, why=message.evidence, why_not=why_not)
+        if why_not or node is None:
+            return
+        heir = Seat(rank=message.rank)
+        seat.straggles = message.evidence
+        job.heirs[message.rank] = heir
+        job.spawn(heir, node, f"rank {message.rank} holds the others up: {message.evidence}")
+
+    def recall(self) -> None:
+        """
+        Ranks outside that have lost their process get another one, if there is a place for it.
+        Whoever was to take over and could not is not needed any more.
+        """
+        job = self._job
+        for heir in job.heirs.values():
+            if heir.invited:
+                self.rounds.doom(heir, "it could not take over", "process")
+        if "scale_out" not in job.policy.enable:
+            return
+        for seat in job.seats.values():
+            outside = seat.rank not in job.members and seat.process is Process.GONE
+            node = job.home(seat)
+            if outside and node is not None and not job.flapping(seat.rank):
+                job.spawn(seat, node, f"rank {seat.rank} is to come back")
+
+    # ---------------------------------------------------------------- repair
+
+    def _start_repair(self) -> bool:
+        """
+        When every member is there: form the groups, and copy what has to be copied.
+        """
+        job, incident = self._job, self._job.incident
+        there = job.every(lambda seat: seat.ready) and job.store is not None
+        if not there or job.dying():
             return False
-        for seat in self._job.seats.values():
-            self._job.incident.saw(seat.position)
-        # Whoever has begun this update had all its sums complete: so has everyone else, or will.
-        finish = self._job.incident.reached
-        if self._job.incident.suspicion and not self._job.incident.faults:
-            self.fault("network", None, finish + 1, self._job.now, self._job.incident.suspicion)
-        self._job.incident.suspicion = ""
-        self._job.move(S.CLEARING)
-        to = tuple(s.rank for s in self._job.seats.values() if s.ready)
-        if to:
-            grace = self._job.policy.grace
-            stop = Stop(**self._job.key(), to=to, finish=finish, grace=grace)
-            self._job.issue(stop, limit=self._job.policy.stop)
+        if incident.strategy == "":
+            return self.choice.consider()
+        plan = planner.repair(
+            job.topology(), job.standings(self.choice.homeless), job.members, job.terms()
+        )
+        if isinstance(plan, str):
+            incident.failed[incident.strategy] = plan
+            return self.choice.consider()
+        incident.step = plan.step + 1
+        job.move(S.REPAIRING)
+        incident.tasks = {}
+        self._regroup(plan.step)
+        self._repair(plan)
         return True
 
-    def _choose(self) -> bool:
-        """
-        The first strategy that can work, and for each one before it the reason why it cannot.
-        """
-        if self._job.dying():
-            return False
-        self._job.incident.tried = []
-        for strategy in STRATEGIES:
-            why_not = self._job.incident.failed.get(strategy) or self._why_not(strategy)
-            if why_not is None:
-                return self._follow(strategy)
-            self._job.incident.tried.append((strategy, why_not))
-        reasons = "; ".join(f"{name}: {why}" for name, why in self._job.incident.tried)
-        self._job.incident.strategy = "exit"
-        self.exit("failed", 4, f"nothing is left to be done ({reasons})")
-        return True
-
-    def _why_not(self, strategy: str) -> str | None:
-        unable = [
-            s.rank for s in self._job.seats.values() if s.ready and strategy not in s.strategies
-        ]
-        lost = [s for s in self._job.seats.values() if s.process is Process.GONE]
-        agreed = self._job.agreed()
-        if strategy not in self._job.policy.enable:
-            return f"{strategy} is not enabled"
-        if unable:
-            return f"the adaptor of ranks {unable} cannot take part"
-        if strategy == "dump":
-            return self._why_no_dump(agreed)
-        if self._job.incident.forced:
-            return self._job.incident.forced
-        if strategy == "retry" and (self._job.incident.respawns or lost):
-            ranks = sorted({*self._job.incident.respawns, *(s.rank for s in lost)})
-            return f"ranks {ranks} have lost their process"
-        if lost:
-            return self._why_not_respawn(lost[0])
-        if isinstance(agreed, str) and not self._fresh():
-            return agreed
-        if strategy == "recover" and not self._job.incident.respawns:
-            return self._why_not_replace()
-        return None
-
-    def _why_not_replace(self) -> str | None:
-        """
-        Replacing the processes of the faulty ranks must leave every shard a holder.
-        """
-        going = {seat.rank for seat in self._replaceable()}
-        if not going:
-            return "no rank can be named whose process should be replaced"
-        staying = {r: h for r, h in self._job.holders().items() if r not in going}
-        left = planner.agreed_step(self._job.groups(), staying)
-        return None if isinstance(left, int) else f"with ranks {sorted(going)} replaced, {left}"
-
-    def _why_no_dump(self, agreed: int | str) -> str | None:
-        if isinstance(agreed, str):
-            return agreed
-        if self._job.virgin:
-            return "no step has been trained yet"
-        return None
-
-    def _fresh(self) -> bool:
-        """
-        Nothing has been trained or loaded: every rank's own initial state will do.
-        """
-        return self._job.virgin and (self._job.resume is None or not self._job.loaded)
-
-    def _replaceable(self) -> list[Seat]:
-        return [self._job.seats[r] for r in self._job.incident.faulty() if self._job.seats[r].ready]
-
-    def _follow(self, strategy: str) -> bool:
-        self._job.incident.strategy = strategy
-        self._job.tell("strategy_chosen", incident=self._job.incident.number, strategy=strategy)
-        if strategy == "dump":
-            self.dump()
-            return True
-        self._job.move(S.AWAITING)
-        if strategy == "recover" and not self._job.incident.respawns:
-            for seat in self._replaceable():
-                self.doom(seat, "a retry did not help", "process")
-        return True
-
-    def _repair(self) -> bool:
-        """
-        Everyone is there: form the groups, and copy what has to be copied.
-        """
-        if self._job.dying():
-            return False
-        if self._job.incident.strategy == "":
-            return self._choose()
-        step = self._job.agreed()
-        if self._fresh():
-            step = 0 if self._job.resume is None else self._job.resume[1]
-        if isinstance(step, str):
-            return self._choose()
-        self._job.incident.step = step + 1
-        self._job.move(S.REPAIRING)
-        self._job.incident.tasks = {}
-        host, port = self._job.store or ("", 0)
-        name = f"{self._job.name}/{self._job.incident.number}.{self._job.incident.round}"
+    def _regroup(self, step: int) -> None:
+        job = self._job
+        host, port = job.store or ("", 0)
         regroup = Regroup(
-            **self._job.key(),
-            to=tuple(self._job.seats),
+            **job.key(),
+            to=tuple(sorted(job.members)),
             step=step + 1,
-            name=name,
+            name=f"{job.name}/{job.incident.number}.{job.incident.round}",
             host=host,
             port=port,
+            without=tuple(rank for rank in job.seats if rank not in job.members),
         )
-        self._job.issue(regroup, limit=self._job.policy.regroup)
-        if self._fresh() and self._job.resume is not None:
-            directory = self._job.resume[0]
+        job.issue(regroup, limit=job.policy.regroup)
+
+    def _repair(self, plan: Repair) -> None:
+        job = self._job
+        if plan.load:
             load = Load(
-                **self._job.key(), to=tuple(self._job.seats), directory=directory, step=step
+                **job.key(), to=tuple(sorted(job.members)), directory=plan.load, step=plan.step
             )
-            self._job.issue(load, limit=self._job.policy.repair)
-        elif not self._fresh():
-            parts = planner.transfers(self._job.groups(), self._job.holders(), step)
-            fetches = [
-                Fetch(**self._job.key(), to=(rank,), step=step, transfers=transfers)
-                for rank, transfers in parts.items()
-            ]
-            if fetches:
-                self._job.issue(*fetches, limit=self._job.policy.repair)
-        return True
+            job.issue(load, limit=job.policy.repair)
+        if plan.restore:
+            restore = Restore(**job.key(), to=plan.restore, step=plan.step)
+            job.issue(restore, limit=job.policy.repair)
+        fetches = [
+            Fetch(**job.key(), to=(rank,), step=plan.step, transfers=transfers)
+            for rank, transfers in plan.transfers.items()
+        ]
+        if fetches:
+            job.issue(*fetches, limit=job.policy.repair)
 
     def _roll_back(self) -> bool:
-        self._job.loaded = True
-        step = (self._job.incident.step or 1) - 1
-        return self._job.step_to(
-            S.ROLLING_BACK, self._job.to_all(Rollback, step=step), self._job.policy.repair
-        )
+        job = self._job
+        step = (job.incident.step or 1) - 1
+        skip = job.incident.skip
+        if job.policy.skip_batch and job.incident.ceiling is not None:
+            skip = max(skip, job.incident.numeric_step() - step)
+        rollback = job.to_all(Rollback, step=step, skip=skip)
+        return job.step_to(S.ROLLING_BACK, rollback, job.policy.repair)
 
     def _resume_training(self) -> bool:
-        self._job.trained = set()
-        for seat in self._job.seats.values():
+        job = self._job
+        job.trained = set()
+        for seat in job.seated():
             seat.finished = False
-        step = self._job.incident.step or 1
-        return self._job.step_to(
-            S.RESUMING, self._job.to_all(Resume, step=step), self._job.policy.regroup
-        )
+        resume = job.to_all(Resume, step=job.incident.step or 1)
+        return job.step_to(S.RESUMING, resume, job.policy.regroup)
 
-    def _success(self) -> bool:
-        return self._job.trained == set(self._job.seats)
-
-    def _close(self) -> None:
-        self._job.incident.tasks = {}
-        for seat in self._job.seats.values():
-            began = self._job.incident.processes.get(seat.rank)
+    def _close(self) -> bool:
+        job, incident = self._job, self._job.incident
+        incident.tasks = {}
+        job.move(S.HEALTHY)
+        if incident.closed is not None:
+            return True  # it was a pause that has ended
+        for seat in job.seats.values():
+            began = incident.processes.get(seat.rank)
             if began is not None:
-                self._job.incident.kept[seat.rank] = began == (seat.pid, seat.started)
-        ends = [phase.end for phase in self._job.incident.phases if phase.name == "resume"]
-        self._job.incident.closed = max(ends, default=self._job.now)
-        self._job.move(S.HEALTHY)
-        if self._job.incident.number or self._job.incident.faults:
-            self._job.incidents.append(self._job.incident)
-            self._job.tell(
+                incident.kept[seat.rank] = began == (seat.pid, seat.started)
+        ends = [phase.end for phase in incident.phases if phase.name == "resume"]
+        incident.closed = max(ends, default=job.now)
+        if incident.number:
+            job.incidents.append(incident)
+            job.tell(
                 "incident_closed",
-                incident=self._job.incident.number,
-                strategy=self._job.incident.strategy,
-                step=self._job.incident.step,
-                seconds=self._job.incident.closed - self._job.incident.opened,
+                incident=incident.number,
+                strategy=incident.strategy,
+                step=incident.step,
+                seconds=incident.closed - incident.opened,
             )
-
-    def dump(self) -> None:
-        agreed = self._job.agreed()
-        self._job.incident.tasks = {}
-        if isinstance(agreed, str):
-            self._job.incident.tried.append(("dump", agreed))
-            self._job.incident.strategy = "exit"
-            return self.exit("failed", 4, f"no last checkpoint can be written: {agreed}")
-        if self._job.state is S.DUMPING:
-            self._job.incident.round += 1
-        self._job.move(S.DUMPING)
-        self._job.saved = {}
-        self._job.incident.step = agreed + 1
-        shards = planner.savers(self._job.groups(), self._job.holders(), agreed)
-        # a torn rank too: what it holds is void, but its RNG and data position are nobody else's
-        writers = [s.rank for s in self._job.seats.values() if s.able]
-        orphans = {
-            s.rank: s.private[agreed]
-            for s in self._job.seats.values()
-            if s.rank not in writers and agreed in s.private
-        }
-        saves = [
-            Save(
-                **self._job.key(),
-                to=(rank,),
-                directory=self._directory(agreed),
-                step=agreed,
-                shards=shards.get(rank, ()),
-                private=orphans if rank == writers[0] else {},
-            )
-            for rank in writers
-        ]
-        self._job.issue(*saves, limit=self._job.policy.save)
-        return None
-
-    def _directory(self, step: int) -> str:
-        return f"{self._job.checkpoints}/step-{step:08d}"
-
-    def _commit(self) -> bool:
-        step = (self._job.incident.step or 1) - 1
-        committer = min(s.rank for s in self._job.seats.values() if s.able)
-        commit = Commit(
-            **self._job.key(),
-            to=(committer,),
-            directory=self._directory(step),
-            step=step,
-            files=tuple(self._job.saved[name] for name in sorted(self._job.saved)),
-        )
-        self._job.issue(commit, limit=self._job.policy.save)
+        self.recall()
         return True
-
-    def _dumped(self) -> bool:
-        step = (self._job.incident.step or 1) - 1
-        self._job.last_step = step
-        if self._job.stop is not None:
-            self.exit("cancelled", 128 + self._job.stop.signal, self._job.stop.why)
-        else:
-            why = self._job.incident.forced or "the job cannot go on"
-            self.exit("dumped", 3, f"{why}; a last checkpoint of step {step} is written")
-        return True
-
-    def _complete(self) -> bool:
-        self.exit("completed", 0, "every rank has finished")
-        return True
-
-    def exit(self, result: str, code: int, why: str) -> None:
-        """
-        The outcome is decided; the ranks leave.
-        """
-        if self._job.state in SETTLED:
-            return
-        if result == "failed":
-            self._job.last_step = max(self._job.last_step, self._job.incident.furthest)
-        if self._job.stop is not None and result == "failed":
-            result, code = "cancelled", 128 + self._job.stop.signal
-        if self._job.state is not S.HEALTHY and self._job.incident not in self._job.incidents:
-            opened = self._job.incident.number or self._job.incident.faults
-            self._job.incident.strategy = self._job.incident.strategy or "exit"
-            self._job.incident.closed = self._job.now
-            if opened:
-                self._job.incidents.append(self._job.incident)
-        self._job.move(S.EXITING)
-        self._job.outcome = JobOver(result=result, code=code, why=why)
-        self._job.tell("job_ends", result=result, code=code, why=why)
-        self._job.incident.tasks = {}
-        self._job.node_orders = {}
-        there = (Process.JOINED, Process.READY)
-        to = tuple(s.rank for s in self._job.seats.values() if s.process in there)
-        finished = result == "completed"
-        if to and finished:
-            self._job.issue(Complete(**self._job.key(), to=to), limit=self._job.policy.join)
-        elif to:
-            self._job.issue(
-                End(**self._job.key(), to=to, code=code, why=why), limit=self._job.policy.leave
-            )
-        if not finished:
-            self._job.deadline = self._job.now + 3 * self._job.policy.leave
-            self._job.ending = [
-                EndNode(epoch=self._job.epoch, grace=self._job.policy.leave, why=why)
-            ]
-            self._job.said.extend(self._job.ending)
-
-    def end(self) -> None:
-        self._job.incident.tasks = {}
-        if self._job.outcome is None:
-            raise InternalError("the ranks have left before the outcome was decided")
-        self._job.move(S.ENDED)
-        end = EndNode(
-            epoch=self._job.epoch, grace=self._job.policy.leave, why=self._job.outcome.why
-        )
-        self._job.ending = [end]
-        self._job.said.extend([end, self._job.outcome])

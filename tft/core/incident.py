@@ -4,13 +4,14 @@ What is known of one incident: its faults, what was tried, when each part of it 
 
 from dataclasses import dataclass, field
 
-from tft.protocol.messages import FaultKind, OrderName, Position, RankOrder
+from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder
 
 PHASES: dict[OrderName, str] = {
     "freeze": "freeze",
     "stop": "clear",
     "load": "repair",
     "fetch": "repair",
+    "restore": "repair",
     "regroup": "rebuild",
     "rebuild": "rebuild",
     "rollback": "rollback",
@@ -77,6 +78,16 @@ class Incident:
     """Why ranks are being asked where they are, while no fault is known."""
     forced: str = ""
     """Why nothing but `dump` or `exit` comes into question."""
+    ceiling: int | None = None
+    """No copy of a later step is sound: what is wrong may have spread."""
+    tentative: bool = False
+    """The ceiling is a guess, after a fault that came back: better none than to save nothing."""
+    skip: int = 0
+    """How many batches are left out after going back."""
+    advice: Advised | None = None
+    """What the recovery plugins said to the present offers."""
+    waited: float = 0.0
+    """Seconds for which they have had everyone wait."""
     strategy: str = ""
     tried: list[tuple[str, str]] = field(default_factory=list)
     """The strategies passed over when the present one was chosen, and why."""
@@ -100,6 +111,9 @@ class Incident:
     started: int = 0
     """How many processes were started for it."""
     respawns: dict[int, int] = field(default_factory=dict)
+    """How often each rank has lost its process and was given another."""
+    counted: set[int] = field(default_factory=set)
+    """The ranks whose part in it has been held against them."""
     closed: float | None = None
 
     def saw(self, position: Position) -> None:
@@ -117,11 +131,24 @@ class Incident:
         causes = [fault for fault in self.faults if fault.kind != "network"]
         return causes or self.faults
 
+    def numeric_step(self) -> int:
+        """
+        The last step at which numbers went wrong; 0: at none.
+        """
+        return max((fault.step for fault in self.faults if fault.kind == "numeric"), default=0)
+
     def faulty(self) -> set[int]:
         """
         The ranks named in the faults.
         """
         return {fault.rank for fault in self.roots() if fault.rank is not None}
+
+    @property
+    def is_open(self) -> bool:
+        """
+        Something is being done about it. The job's own start is none while it has no fault.
+        """
+        return self.number > 0 and self.closed is None
 
     @property
     def steps_lost(self) -> int:

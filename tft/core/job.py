@@ -1,95 +1,36 @@
 """
 What is known of a job, and the small parts every decision is made with. Decides nothing.
-
-`TRANSITIONS` is the table: a move that is not in it is our bug.
 """
 
-from collections.abc import Callable
-from enum import StrEnum
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tft.core import planner
 from tft.core.commands import Command, JobOver, Tell
 from tft.core.incident import Incident, Phase, Task
 from tft.core.policy import Policy
-from tft.core.seats import Process, Seat
+from tft.core.seats import RUNNING, Process, Seat
+from tft.core.table import TRANSITIONS, State
+from tft.core.topology import Topology
 from tft.errors import InternalError
 from tft.protocol.messages import (
-    Commit,
-    Complete,
-    End,
-    Fetch,
-    Freeze,
+    ORDER_NAMES,
     Kill,
-    Load,
     Order,
     OrderName,
+    PauseRequested,
     RankOrder,
-    Rebuild,
-    Regroup,
-    Resume,
-    Rollback,
-    Save,
     SavedFile,
     Spawn,
-    Stop,
     StopRequested,
 )
 
-
-class State(StrEnum):
-    """
-    What the job as a whole is doing.
-    """
-
-    AWAITING = "awaiting"
-    """Processes are starting; everyone else is parked."""
-    REPAIRING = "repairing"
-    """Lost state is being copied, groups are being formed."""
-    REBUILDING = "rebuilding"
-    """Wrappers are being built round the repaired state."""
-    ROLLING_BACK = "rolling back"
-    """RNG and data positions are being set to the agreed step."""
-    RESUMING = "resuming"
-    """Training again; success is announced after one more step of every rank."""
-    HEALTHY = "healthy"
-    FREEZING = "freezing"
-    """Every rank is asked where it stands, and held back from its next update."""
-    CLEARING = "clearing"
-    """The training threads leave the loop and drop the broken groups."""
-    DUMPING = "dumping"
-    """The survivors write a last checkpoint."""
-    EXITING = "exiting"
-    """The ranks are leaving."""
-    ENDED = "ended"
-
-
 S = State
-TRANSITIONS: dict[State, frozenset[State]] = {
-    S.AWAITING: frozenset({S.AWAITING, S.REPAIRING, S.FREEZING, S.DUMPING, S.EXITING}),
-    S.REPAIRING: frozenset({S.REBUILDING, S.FREEZING, S.EXITING}),
-    S.REBUILDING: frozenset({S.ROLLING_BACK, S.FREEZING, S.EXITING}),
-    S.ROLLING_BACK: frozenset({S.RESUMING, S.FREEZING, S.EXITING}),
-    S.RESUMING: frozenset({S.HEALTHY, S.FREEZING, S.EXITING}),
-    S.HEALTHY: frozenset({S.FREEZING, S.EXITING}),
-    S.FREEZING: frozenset({S.CLEARING, S.FREEZING, S.EXITING}),
-    S.CLEARING: frozenset({S.AWAITING, S.FREEZING, S.DUMPING, S.EXITING}),
-    S.DUMPING: frozenset({S.DUMPING, S.EXITING}),
-    S.EXITING: frozenset({S.ENDED}),
-    S.ENDED: frozenset(),
-}
-"""From each state, where it may go. A fault in any state before DUMPING leads to FREEZING again."""
-
-PARKED = frozenset({S.AWAITING, S.DUMPING})
-"""Nobody is in the loop or forming a group: a further loss changes the plan, not the others."""
-SETTLED = frozenset({S.EXITING, S.ENDED})
-"""The outcome is decided."""
-RUNNING = frozenset({Process.SPAWNED, Process.JOINED, Process.READY})
 
 
 class Job:
     """
-    One job of `world` ranks. Written by the machine and its course only.
+    One job of `world` ranks. Written by the machine and the parts it is made of only.
     """
 
     def __init__(
@@ -106,33 +47,74 @@ class Job:
         self.name = name
         self.policy = policy
         self.checkpoints = checkpoints
-        self.resume = resume
+        self.checkpoint = resume
+        """The newest checkpoint of all ranks: its directory and step."""
+        self.resumed = resume is not None
         self.state = State.AWAITING
         self.epoch = 0
         self.now = self.led = at
         self.said: list[Command] = []
         self.seats = {rank: Seat(rank=rank) for rank in range(world)}
+        self.members = frozenset(range(world))
+        """The ranks that take part: fewer than the world once the job has shrunk."""
+        self.heirs: dict[int, Seat] = {}
+        """By rank: a process that gets ready to take over from one that still trains."""
+        self.handed: dict[int, int] = {}
+        """By rank: the incarnation that was handed out last."""
         self.nodes: dict[int, tuple[int, ...]] = {}
+        self.room: dict[int, int] = {}
+        """By node: for how many more ranks it has room."""
         self.lost_nodes: set[int] = set()
-        self.node_orders: dict[int, list[Order]] = {}
+        """Nodes that are gone, or that nothing is to be started on."""
+        self.isolated: set[int] = set()
+        """Those of them that are not taken back."""
+        self.node_orders: dict[int, list[Spawn | Kill]] = {}
         """`Spawn` and `Kill`, by rank, until they are answered."""
         self.store: tuple[str, int] | None = None
         self.incident = Incident(number=0, opened=at, strategy="start")
         self.incidents: list[Incident] = []
         self.next_number = first_incident
+        self.troubles: dict[int, list[float]] = {}
+        """By rank: when it was the cause of an incident."""
         self.last_step = 0 if resume is None else resume[1]
         self.virgin = True
         """No rank has built its wrapper yet: every fresh state is as good as another."""
-        self.loaded = False
-        """The checkpoint that the job was resumed from has been taken by all."""
         self.trained: set[int] = set()
         """The ranks that have done a step since the last resume."""
         self.saved: dict[str, SavedFile] = {}
+        self.pause: PauseRequested | None = None
+        """A pause that is under way, or is kept until the job is healthy."""
+        self.deadline: float | None = None
+        """When the state is left whatever comes: a pause, a consultation, the ranks' leaving."""
+        self.allowed = 0.0
+        """How many seconds that was, when it was set."""
         self.stop: StopRequested | None = None
         self.outcome: JobOver | None = None
         self.ending: list[Order] = []
-        self.deadline: float | None = None
-        """When the ranks must have left, once the outcome is decided."""
+        self._topology: Topology | None = None
+
+    # ---------------------------------------------------------------- who is there
+
+    def seated(self) -> list[Seat]:
+        """
+        The seats of the members.
+        """
+        return [seat for rank, seat in self.seats.items() if rank in self.members]
+
+    def find(self, rank: int, incarnation: int) -> Seat | None:
+        """
+        The seat, or the heir, of exactly this process.
+        """
+        for seat in (self.seats.get(rank), self.heirs.get(rank)):
+            if seat is not None and seat.incarnation == incarnation:
+                return seat
+        return None
+
+    def holds_seat(self, seat: Seat) -> bool:
+        """
+        It is no heir.
+        """
+        return self.seats.get(seat.rank) is seat
 
     def anyone_joined(self) -> bool:
         """
@@ -146,11 +128,126 @@ class Job:
         """
         return any(s.doomed and s.process is not Process.GONE for s in self.seats.values())
 
-    def agreed(self) -> int | str:
+    def every(self, holds: Callable[[Seat], bool]) -> bool:
         """
-        The step everyone can be brought to, or why there is none.
+        Something holds for every member.
         """
-        return planner.agreed_step(self.groups(), self.holders())
+        return all(holds(self.seats[rank]) for rank in self.members)
+
+    def returning(self) -> frozenset[int]:
+        """
+        The ranks outside that could come back: whole columns of them, ready to take orders.
+        """
+        if len(self.members) == len(self.seats) or "scale_out" not in self.policy.enable:
+            return frozenset()
+        ready = {
+            r
+            for r, seat in self.seats.items()
+            if r not in self.members and seat.ready and not seat.doomed and not self.flapping(r)
+        }
+        columns = self.topology().columns
+        return frozenset(r for r in ready if ready.issuperset(columns.get(r) or (r,)))
+
+    # ---------------------------------------------------------------- where they could be
+
+    def home(self, seat: Seat) -> int | None:
+        """
+        The node on which a process for this rank can be started: its own, else one with room.
+        """
+        if seat.node is not None and seat.node not in self.lost_nodes:
+            return seat.node
+        return self.elsewhere(seat)
+
+    def elsewhere(self, seat: Seat) -> int | None:
+        """
+        Another node that has room.
+        """
+        for node in sorted(self.room):
+            if self.room[node] > 0 and node not in self.lost_nodes and node != seat.node:
+                return node
+        return None
+
+    def settle(self, seat: Seat, node: int) -> None:
+        """
+        A rank has its place on this node from now on.
+        """
+        if seat.node != node:
+            self.room[node] = self.room.get(node, 0) - 1
+            seat.node = node
+            self._topology = None
+
+    # ---------------------------------------------------------------- what the planner is told
+
+    def topology(self) -> Topology:
+        """
+        Shard groups, columns and nodes, as the ranks named them.
+        """
+        if self._topology is None:
+            seats = self.seats.values()
+            self._topology = Topology(
+                groups={shard: ranks for seat in seats for shard, ranks in seat.shards.items()},
+                columns={seat.rank: seat.column for seat in seats if seat.column},
+                nodes={seat.rank: seat.node for seat in seats if seat.node is not None},
+            )
+        return self._topology
+
+    def placed(self) -> None:
+        """
+        A rank has said what it holds: the topology may be another.
+        """
+        self._topology = None
+
+    def standings(self, homeless: Callable[[Seat], str]) -> dict[int, planner.Standing]:
+        """
+        Where every rank stands. `homeless` says why a rank cannot get another process.
+        """
+        return {
+            seat.rank: seat.standing("" if seat.ready else homeless(seat))
+            for seat in self.seats.values()
+        }
+
+    def terms(self) -> planner.Terms:
+        """
+        What a plan for the present incident has to respect.
+        """
+        incident = self.incident
+        fresh = ("", 0) if self.virgin and not self.resumed else None
+        return planner.Terms(
+            enabled=self.policy.enable,
+            ceiling=incident.ceiling,
+            checkpoint=self.checkpoint or fresh,
+            trained=not self.virgin,
+            faulty=frozenset(incident.faulty()),
+            replaced=frozenset(incident.respawns),
+            flapping={rank: why for rank in self.members if (why := self.flapping(rank))},
+            failed=incident.failed,
+            forced=incident.forced,
+        )
+
+    # ---------------------------------------------------------------- what is held against a rank
+
+    def count(self, rank: int) -> None:
+        """
+        The present incident is held against a rank, once.
+        """
+        if rank not in self.incident.counted:
+            self.incident.counted.add(rank)
+            self.troubles.setdefault(rank, []).append(self.now)
+
+    def flapping(self, rank: int) -> str:
+        """
+        The sentence that says that a rank has failed too often lately; empty: it has not.
+        """
+        since = self.now - self.policy.flap_window
+        recent = [at for at in self.troubles.get(rank, ()) if at >= since]
+        if len(recent) <= self.policy.flaps:
+            return ""
+        return (
+            f"rank {rank} was the cause of {len(recent)} incidents within "
+            f"{self.policy.flap_window:.0f} s"
+        )
+
+    # ---------------------------------------------------------------- moving on
 
     def move(self, state: State) -> None:
         """
@@ -159,6 +256,13 @@ class Job:
         if state not in TRANSITIONS[self.state]:
             raise InternalError(f"no way leads from {self.state} to {state}")
         self.state = state
+        self.deadline = None
+
+    def stay(self, seconds: float) -> None:
+        """
+        The present state is left after so many seconds, whatever comes.
+        """
+        self.deadline, self.allowed = self.now + seconds, seconds
 
     def step_to(self, state: State, order: RankOrder, limit: float) -> bool:
         """
@@ -171,9 +275,9 @@ class Job:
 
     def to_all(self, order: Callable[..., RankOrder], **facts: int) -> RankOrder:
         """
-        An order for every rank.
+        An order for every member.
         """
-        return order(**self.key(), to=tuple(self.seats), **facts)
+        return order(**self.key(), to=tuple(sorted(self.members)), **facts)
 
     def key(self) -> dict[str, Any]:  # Any: the fields' own types
         """
@@ -190,22 +294,28 @@ class Job:
         """
         Says an order; it is owed an answer within `limit` seconds.
         """
-        waiting = {rank for order in orders for rank in order.to}
-        self.incident.tasks[_name(orders[0])] = Task(
+        self.incident.tasks[ORDER_NAMES[type(orders[0])]] = Task(
             orders=orders,
-            waiting=waiting,
+            waiting={rank for order in orders for rank in order.to},
             issued=self.now,
             limit=limit,
             deadline=self.now + limit,
         )
         self.said.extend(orders)
 
-    def answered_all(self, order: OrderName) -> bool:
+    def answered_all(self, *orders: OrderName) -> bool:
         """
-        Nobody owes an answer to this order.
+        Nobody owes an answer to any of these orders.
         """
-        task = self.incident.tasks.get(order)
-        return task is None or not task.waiting
+        tasks = self.incident.tasks
+        return not any(tasks[order].waiting for order in orders if order in tasks)
+
+    def excuse(self, rank: int) -> None:
+        """
+        A rank owes no answer any more.
+        """
+        for task in self.incident.tasks.values():
+            task.waiting.discard(rank)
 
     def issued(self, order: OrderName) -> float:
         """
@@ -214,24 +324,42 @@ class Job:
         task = self.incident.tasks.get(order)
         return self.now if task is None else task.issued
 
-    def spawn(self, seat: Seat, cause: str) -> None:
+    # ---------------------------------------------------------------- orders to agents
+
+    def spawn(self, seat: Seat, node: int, cause: str) -> None:
         """
-        Has another process started for a rank.
+        Has another process started for a rank, on this node.
         """
-        if seat.node is None:
-            return
-        seat.order(self.now)
-        if self.incident.number or self.incident.faults:
+        self.settle(seat, node)
+        self.handed[seat.rank] = self.handed.get(seat.rank, -1) + 1
+        seat.order(self.handed[seat.rank], self.now)
+        if self.incident.is_open:
             self.incident.started += 1
         self.order_node(
             Spawn(
                 epoch=self.epoch,
-                node=seat.node,
+                node=node,
                 rank=seat.rank,
                 incarnation=seat.incarnation,
                 cause=cause,
             )
         )
+
+    def kill(self, seat: Seat, why: str, *, last_words: bool) -> None:
+        """
+        Has the process of a rank ended.
+        """
+        if seat.node is not None:
+            self.order_node(
+                Kill(
+                    epoch=self.epoch,
+                    node=seat.node,
+                    rank=seat.rank,
+                    incarnation=seat.incarnation,
+                    last_words=last_words,
+                    cause=why,
+                )
+            )
 
     def order_node(self, order: Spawn | Kill) -> None:
         """
@@ -240,37 +368,24 @@ class Job:
         self.node_orders.setdefault(order.rank, []).append(order)
         self.said.append(order)
 
-    def forget(self, rank: int, *kinds: type) -> None:
+    def forget(self, rank: int, incarnation: int, *kinds: type) -> None:
         """
         These orders to an agent need no answer any more.
         """
         self.node_orders[rank] = [
-            o for o in self.node_orders.get(rank, []) if not isinstance(o, kinds)
+            order
+            for order in self.node_orders.get(rank, [])
+            if order.incarnation != incarnation or not isinstance(order, kinds)
         ]
 
-    def every(self, holds: Callable[[Seat], bool]) -> bool:
-        """
-        Something holds for every rank.
-        """
-        return all(holds(seat) for seat in self.seats.values())
-
-    def groups(self) -> dict[str, tuple[int, ...]]:
-        """
-        The shard groups, as the ranks named them.
-        """
-        return {shard: ranks for s in self.seats.values() for shard, ranks in s.shards.items()}
-
-    def holders(self) -> dict[int, planner.Holder]:
-        """
-        The ranks that can hold state, as the planner sees them.
-        """
-        return {s.rank: s.holder() for s in self.seats.values() if s.ready and not s.doomed}
+    # ---------------------------------------------------------------- telling
 
     def phase(self, name: str, rank: int | None, start: float, end: float) -> None:
         """
-        A stretch of time for the report.
+        A stretch of time for the report of the incident that is open.
         """
-        self.incident.phases.append(Phase(name=name, rank=rank, start=start, end=end))
+        if self.incident.closed is None:
+            self.incident.phases.append(Phase(name=name, rank=rank, start=start, end=end))
 
     def say(self, order: Order) -> None:
         """
@@ -284,11 +399,15 @@ class Job:
         """
         self.said.append(Tell(event=event, facts=facts))
 
+    def present(self) -> Iterable[Seat]:
+        """
+        The processes that can hear an order, members or not.
+        """
+        there = (Process.JOINED, Process.READY)
+        return [seat for seat in self.seats.values() if seat.process in there]
 
-def _name(order: RankOrder) -> OrderName:
-    names: dict[type, OrderName] = {
-        Freeze: "freeze", Stop: "stop", Load: "load", Fetch: "fetch", Regroup: "regroup",
-        Rebuild: "rebuild", Rollback: "rollback", Resume: "resume", Save: "save",
-        Commit: "commit", Complete: "complete", End: "end",
-    }  # fmt: skip
-    return names[type(order)]
+    def all_left(self) -> bool:
+        """
+        No process of the job runs any more.
+        """
+        return not any(s.process in RUNNING for s in (*self.seats.values(), *self.heirs.values()))

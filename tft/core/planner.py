@@ -1,51 +1,150 @@
 """
-Which step can be agreed on, who copies what from whom, who saves what. Pure functions of who
-holds which shard at which step.
+What can be done about an incident: which step everyone can be brought to, who copies what from
+whom, who saves what, and for each strategy why it can or cannot work. Pure functions of a
+topology, of where every rank stands, and of the terms of the incident.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from tft.core.topology import Topology
 from tft.protocol.messages import Source, Transfer
+
+SOURCES = 8
+"""From how many ranks one shard is fetched at most: more do not make it faster, and every one
+stands in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Standing:
     """
-    A live rank, and what it says it holds.
+    A rank, and what it says it holds.
     """
 
     rank: int
-    address: str
+    address: str = ""
     """Where its shards can be fetched."""
-    held: int | None
-    """The step whose whole state it has; None while it is torn or new."""
-    trusted: bool
-    """No fault has touched its memory."""
+    alive: bool = True
+    """It takes orders. A rank that does not holds nothing."""
+    held: int | None = None
+    """The step whose whole state it has in use; None while it is torn or new."""
+    sound: bool = True
+    """No fault has touched what it has in use."""
+    backups: tuple[int, ...] = ()
+    """Earlier steps of which it keeps a sound copy."""
+    homeless: str = ""
+    """Why no other process can be started for it; empty: one can."""
+    strategies: frozenset[str] = frozenset()
+    """What its adaptor can take part in."""
+
+    def copies(self, ceiling: int | None) -> frozenset[int]:
+        """
+        The steps of which this rank can give its whole state, none later than `ceiling`.
+        """
+        if not self.alive:
+            return frozenset()
+        live = () if self.held is None or not self.sound else (self.held,)
+        return frozenset(s for s in (*live, *self.backups) if ceiling is None or s <= ceiling)
+
+    def uses(self, step: int, ceiling: int | None) -> bool:
+        """
+        It has this step in use, and nothing is wrong with it.
+        """
+        sound = self.alive and self.sound and (ceiling is None or step <= ceiling)
+        return sound and self.held == step
 
 
-Groups = Mapping[str, Sequence[int]]
-"""Shard to the ranks that hold a copy of it: the shard groups."""
+Standings = Mapping[int, Standing]
 
 
-def agreed_step(groups: Groups, holders: Mapping[int, Holder]) -> int | str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
     """
-    The highest step at which every shard has a trusted holder, or the sentence why there is none.
+    What a plan has to respect.
+    """
+
+    enabled: frozenset[str]
+    ceiling: int | None = None
+    """No copy of a later step is sound; None: no such limit."""
+    checkpoint: tuple[str, int] | None = None
+    """The newest checkpoint of all ranks, and the step whose end it holds. The directory is empty
+    where nothing was trained yet: then each rank's own initial state will do."""
+    trained: bool = True
+    """Some step has been trained: there is something to save."""
+    faulty: frozenset[int] = frozenset()
+    """The ranks that are the cause of the incident."""
+    replaced: frozenset[int] = frozenset()
+    """The ranks that have lost their process in this incident, even if they have another now."""
+    flapping: Mapping[int, str] = field(default_factory=dict)
+    """Ranks that have failed too often, and the sentence that says so."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Strategies that were followed and did not help, or were ruled out, and why."""
+    forced: str = ""
+    """Why nothing but `dump` or `exit` comes into question."""
+    heirs: frozenset[int] = frozenset()
+    """The ranks for which another process is ready to take over."""
+    returning: frozenset[int] = frozenset()
+    """The ranks outside that are ready to come back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """
+    How every member gets the state of one step.
+    """
+
+    step: int
+    restore: tuple[int, ...] = ()
+    """Who takes back a copy of its own."""
+    transfers: Mapping[int, tuple[Transfer, ...]] = field(default_factory=dict)
+    """Who fetches what, from whom."""
+    load: str = ""
+    """The directory of the checkpoint that all members load; empty: none is needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """
+    A strategy, with the reasons for and against it.
+    """
+
+    strategy: str
+    why_not: str | None
+    """The sentence that rules it out; None: it can be followed."""
+    why: str = ""
+    """What it would do."""
+    step: int | None = None
+    """The step whose end everyone would be brought to."""
+    leaving: tuple[int, ...] = ()
+    """For `scale_in`: the ranks that would leave."""
+    joining: tuple[int, ...] = ()
+    """For `scale_out`: the ranks that would come back."""
+    replace: tuple[int, ...] = ()
+    """For `recover` and `migrate`: the ranks that live, and would get another process all the
+    same."""
+
+
+# ---------------------------------------------------------------- the step
+
+
+def covered_step(
+    groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None = None
+) -> int | str:
+    """
+    The highest step of which every shard has a sound copy, in use or kept, or the sentence why
+    there is none.
 
     By coverage, not by maximum: a rank that is ahead alone does not set the step, and a faulty
     one never does.
     """
-    common: set[int] | None = None
+    copies = {rank: standing.copies(ceiling) for rank, standing in standings.items()}
+    nothing: frozenset[int] = frozenset()
+    common: frozenset[int] | None = None
     for shard, ranks in groups.items():
-        steps = {
-            held
-            for rank in ranks
-            if (holder := holders.get(rank)) is not None
-            and holder.trusted
-            and (held := holder.held) is not None
-        }
+        steps = nothing.union(*{copies.get(rank, nothing) for rank in ranks})
         if not steps:
-            return f"no sound copy of shard {shard!r} is left on ranks {list(ranks)}"
+            before = "" if ceiling is None else f", of step {ceiling} or earlier,"
+            return f"no sound copy of shard {shard!r}{before} is left on ranks {_list(ranks)}"
         common = steps if common is None else common & steps
     if common is None:
         return "no rank has said what it holds"
@@ -54,48 +153,300 @@ def agreed_step(groups: Groups, holders: Mapping[int, Holder]) -> int | str:
     return max(common)
 
 
-def sound(shard_ranks: Sequence[int], holders: Mapping[int, Holder], step: int) -> list[Holder]:
+def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
     """
-    The trusted holders of a shard at `step`, by rank.
+    The step everyone can be brought to: the highest that is covered, else that of the checkpoint.
     """
-    return [
-        holders[rank]
-        for rank in sorted(shard_ranks)
-        if rank in holders and holders[rank].trusted and holders[rank].held == step
-    ]
+    step = covered_step(topology.groups, standings, terms.ceiling)
+    if isinstance(step, int) or _checkpoint(terms) is None:
+        return step
+    return _checkpoint(terms) or 0
 
 
-def transfers(
-    groups: Groups, holders: Mapping[int, Holder], step: int
+def _checkpoint(terms: Terms) -> int | None:
+    if terms.checkpoint is None:
+        return None
+    step = terms.checkpoint[1]
+    return step if terms.ceiling is None or step <= terms.ceiling else None
+
+
+# ---------------------------------------------------------------- repair and savers
+
+
+def repair(
+    topology: Topology, standings: Standings, members: Iterable[int], terms: Terms
+) -> Repair | str:
+    """
+    How every member gets the state of the agreed step, or the sentence why that cannot be.
+    """
+    step = covered_step(topology.groups, standings, terms.ceiling)
+    if isinstance(step, str):
+        from_disk = _checkpoint(terms)
+        if from_disk is None or terms.checkpoint is None:
+            return step
+        return Repair(step=from_disk, load=terms.checkpoint[0])
+    needy = {r for r in members if r not in standings or not _uses(standings[r], step, terms)}
+    restore = tuple(
+        rank
+        for rank in sorted(needy)
+        if rank in standings and step in standings[rank].copies(terms.ceiling)
+    )
+    needy.difference_update(restore)
+    return Repair(
+        step=step, restore=restore, transfers=_transfers(topology, standings, needy, step, terms)
+    )
+
+
+def _uses(standing: Standing, step: int, terms: Terms) -> bool:
+    return standing.uses(step, terms.ceiling)
+
+
+def _transfers(
+    topology: Topology, standings: Standings, needy: set[int], step: int, terms: Terms
 ) -> dict[int, tuple[Transfer, ...]]:
     """
-    For each rank that is not a trusted holder at `step`: what it has to fetch, and from whom.
-
-    Every source can serve every byte; the first source differs from one receiver to the next, so
-    that several receivers do not all begin with the same one.
+    Every source can serve every byte of a shard, and each of those named serves a part of it. Who
+    is named is balanced: within a shard by turns, over the shards by who has least to give so far.
     """
-    plan: dict[int, list[Transfer]] = {}
-    for shard, ranks in groups.items():
-        sources = sound(ranks, holders, step)
-        good = {holder.rank for holder in sources}
-        needy = [rank for rank in sorted(ranks) if rank in holders and rank not in good]
-        for turn, rank in enumerate(needy):
-            first = turn % len(sources)
-            rotated = sources[first:] + sources[:first]
-            plan.setdefault(rank, []).append(
-                Transfer(
-                    shard=shard,
-                    sources=tuple(Source(rank=s.rank, address=s.address) for s in rotated),
-                )
-            )
-    return {rank: tuple(parts) for rank, parts in plan.items()}
+    plan: dict[int, list[Transfer]] = {rank: [] for rank in sorted(needy)}
+    load: dict[int, float] = {}
+    for shard, ranks in topology.groups.items():
+        receivers = [rank for rank in ranks if rank in needy]
+        if not receivers:
+            continue
+        holders = sorted(
+            sound(ranks, standings, step, terms.ceiling),
+            key=lambda holder: (load.get(holder.rank, 0.0), holder.rank),
+        )
+        several = min(SOURCES, len(holders))
+        for turn, rank in enumerate(receivers):
+            first = turn * several
+            chosen = [holders[(first + place) % len(holders)] for place in range(several)]
+            for holder in chosen:
+                load[holder.rank] = load.get(holder.rank, 0.0) + 1 / several
+            sources = tuple(Source(rank=h.rank, address=h.address) for h in chosen)
+            plan[rank].append(Transfer(shard=shard, sources=sources))
+    return {rank: tuple(parts) for rank, parts in plan.items() if parts}
 
 
-def savers(groups: Groups, holders: Mapping[int, Holder], step: int) -> dict[int, tuple[str, ...]]:
+def sound(
+    ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
+) -> list[Standing]:
     """
-    Each shard to exactly one rank: the lowest-placed trusted holder at `step`.
+    Those of these ranks that can give `step`, in the order they are named in.
+    """
+    holders = (standings[rank] for rank in ranks if rank in standings)
+    return [holder for holder in holders if step in holder.copies(ceiling)]
+
+
+def savers(
+    topology: Topology, standings: Standings, step: int, ceiling: int | None, *, spread: bool
+) -> dict[int, tuple[str, ...]]:
+    """
+    Each shard to exactly one rank that has it at `step`: the lowest-placed one, or with `spread`
+    one on the node that has least to write so far.
     """
     plan: dict[int, list[str]] = {}
-    for shard, ranks in groups.items():
-        plan.setdefault(sound(ranks, holders, step)[0].rank, []).append(shard)
+    by_node: dict[int, int] = {}
+    for shard, ranks in topology.groups.items():
+        holders = sound(ranks, standings, step, ceiling)
+        chosen = holders[0].rank
+        if spread:
+            chosen = min(
+                (holder.rank for holder in holders),
+                key=lambda rank: (by_node.get(_node(topology, rank), 0), len(plan.get(rank, ()))),
+            )
+            by_node[_node(topology, chosen)] = by_node.get(_node(topology, chosen), 0) + 1
+        plan.setdefault(chosen, []).append(shard)
     return {rank: tuple(shards) for rank, shards in plan.items()}
+
+
+def _node(topology: Topology, rank: int) -> int:
+    return topology.nodes.get(rank, 0)
+
+
+# ---------------------------------------------------------------- the strategies
+
+
+def offers(
+    topology: Topology, standings: Standings, members: frozenset[int], terms: Terms
+) -> tuple[Offer, ...]:
+    """
+    The strategies for an incident, in the order in which they are tried, each with its reasons.
+    `exit` is the last, and always possible.
+    """
+    case = _Case(topology=topology, standings=standings, members=members, terms=terms)
+    return tuple(case.offer(strategy, judge) for strategy, judge in case.judges().items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """
+    One incident, judged strategy by strategy.
+    """
+
+    topology: Topology
+    standings: Standings
+    members: frozenset[int]
+    terms: Terms
+
+    def judges(self) -> dict[str, Callable[[], Offer]]:
+        return {
+            "migrate": self.migrate,
+            "scale_out": self.scale_out,
+            "retry": self.retry,
+            "recover": self.recover,
+            "scale_in": self.scale_in,
+            "dump": self.dump,
+            "exit": self.exit,
+        }
+
+    def offer(self, strategy: str, judge: Callable[[], Offer]) -> Offer:
+        """
+        What rules out any strategy comes before what rules out this one.
+        """
+        why_not = self._why_not(strategy)
+        return judge() if why_not is None else Offer(strategy=strategy, why_not=why_not)
+
+    def _why_not(self, strategy: str) -> str | None:
+        if strategy == "exit":
+            return None
+        if strategy in self.terms.failed:
+            return self.terms.failed[strategy]
+        if strategy not in self.terms.enabled:
+            return f"{strategy} is not enabled"
+        unable = [
+            rank
+            for rank, standing in self.standings.items()
+            if standing.alive and rank in self.members and strategy not in standing.strategies
+        ]
+        if unable:
+            return f"the adaptor of ranks {_list(unable)} cannot take part"
+        return (self.terms.forced or None) if strategy != "dump" else None
+
+    def migrate(self) -> Offer:
+        heirs = sorted(self.terms.heirs & self.members)
+        if not heirs:
+            return Offer(strategy="migrate", why_not="nobody is ready to take over")
+        staying = {r: s for r, s in self.standings.items() if r not in heirs}
+        why = f"ranks {_list(heirs)} are taken over by processes that are ready"
+        return self._whole("migrate") or self._in_place(
+            "migrate", why, staying, replace=tuple(heirs)
+        )
+
+    def scale_out(self) -> Offer:
+        joining = sorted(self.terms.returning)
+        if not joining:
+            return Offer(strategy="scale_out", why_not="nobody is ready to come back")
+        why = f"ranks {_list(joining)} come back"
+        return self._whole("scale_out") or self._in_place(
+            "scale_out", why, self.standings, joining=tuple(joining)
+        )
+
+    def _whole(self, strategy: str) -> Offer | None:
+        """
+        A change of who takes part is left for later while somebody is lost.
+        """
+        lost = sorted(self._lost())
+        if lost:
+            return Offer(strategy=strategy, why_not=f"ranks {_list(lost)} have lost their process")
+        return self._after_flapping(strategy)
+
+    def retry(self) -> Offer:
+        gone = sorted(self.terms.replaced | self._lost())
+        if gone:
+            return Offer(strategy="retry", why_not=f"ranks {_list(gone)} have lost their process")
+        return self._after_flapping("retry") or self._in_place(
+            "retry", "every process is kept", self.standings
+        )
+
+    def recover(self) -> Offer:
+        for rank in sorted(self._lost()):
+            if self._standing(rank).homeless:
+                return Offer(strategy="recover", why_not=self._standing(rank).homeless)
+        flapping = self._after_flapping("recover")
+        if flapping is not None:
+            return flapping
+        going = self._lost() | self.terms.replaced
+        if going:
+            why = f"ranks {_list(sorted(going))} get another process"
+            return self._in_place("recover", why, self.standings)
+        faulty = sorted(self.terms.faulty & self.members)
+        if not faulty:
+            why_not = "no rank can be named whose process should be replaced"
+            return Offer(strategy="recover", why_not=why_not)
+        staying = {r: s for r, s in self.standings.items() if r not in faulty}
+        why = f"ranks {_list(faulty)} get another process, though theirs live"
+        return self._in_place("recover", why, staying, replace=tuple(faulty))
+
+    def scale_in(self) -> Offer:
+        leaving = self.topology.columns_of(self._lost() | self.terms.flapping.keys())
+        leaving &= self.members
+        if not leaving:
+            return Offer(strategy="scale_in", why_not="no rank has to leave")
+        staying = self.members - leaving
+        if not staying:
+            return Offer(strategy="scale_in", why_not="nobody would be left")
+        for shard, ranks in self.topology.groups.items():
+            if staying.isdisjoint(ranks):
+                why_not = f"shard {shard!r} has its place on ranks that leave, and nowhere else"
+                return Offer(strategy="scale_in", why_not=why_not)
+        why = f"ranks {_list(sorted(leaving))} leave, {len(staying)} go on"
+        left = tuple(sorted(leaving))
+        return self._in_place("scale_in", why, self.standings, leaving=left)
+
+    def dump(self) -> Offer:
+        if not self.terms.trained:
+            return Offer(strategy="dump", why_not="no step has been trained yet")
+        step = covered_step(self.topology.groups, self.standings, self.terms.ceiling)
+        if isinstance(step, str):
+            return Offer(strategy="dump", why_not=step)
+        why = f"a last checkpoint of step {step} is written"
+        return Offer(strategy="dump", why_not=None, why=why, step=step)
+
+    def exit(self) -> Offer:
+        return Offer(strategy="exit", why_not=None, why="nothing is saved")
+
+    def _in_place(
+        self,
+        strategy: str,
+        why: str,
+        standings: Standings,
+        *,
+        leaving: tuple[int, ...] = (),
+        joining: tuple[int, ...] = (),
+        replace: tuple[int, ...] = (),
+    ) -> Offer:
+        """
+        A strategy after which training goes on: it can work when there is a step to go on from.
+        """
+        step = agreed_step(self.topology, standings, self.terms)
+        if isinstance(step, str):
+            without = f"with ranks {_list(replace)} replaced, " if replace else ""
+            return Offer(strategy=strategy, why_not=without + step)
+        why = f"{why}; training goes on after step {step}"
+        return Offer(
+            strategy=strategy, why_not=None, why=why, step=step, leaving=leaving, joining=joining,
+            replace=replace,
+        )  # fmt: skip
+
+    def _after_flapping(self, strategy: str) -> Offer | None:
+        for rank in sorted(self.terms.flapping):
+            return Offer(strategy=strategy, why_not=self.terms.flapping[rank])
+        return None
+
+    def _lost(self) -> frozenset[int]:
+        return frozenset(rank for rank in self.members if not self._standing(rank).alive)
+
+    def _standing(self, rank: int) -> Standing:
+        return self.standings.get(rank) or Standing(rank=rank, alive=False)
+
+
+def _list(ranks: Iterable[int]) -> str:
+    """
+    Ranks for a sentence: a hundred thousand of them are no sentence.
+    """
+    named = list(ranks)
+    if len(named) <= 16:
+        return str(named)
+    return f"[{', '.join(map(str, named[:16]))}, … {len(named) - 16} more]"

@@ -3,8 +3,9 @@ Every limit the judgement goes by: seconds unless named otherwise, each with its
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
-STRATEGIES = ("retry", "recover", "dump")
+STRATEGIES = ("migrate", "scale_out", "retry", "recover", "scale_in", "dump")
 """What can be enabled, in the order in which they are tried. `exit` is what is left."""
 
 
@@ -18,6 +19,23 @@ class Policy:
     """The strategies that may be used."""
     max_incidents: int = 100
     """After so many incidents the next one ends in `dump`."""
+    flaps: int = 5
+    """So many incidents may one rank cause within `flap_window`; after the next one it is neither
+    retried nor replaced."""
+    flap_window: float = 600.0
+    """Long enough to see a machine that dies again and again, short enough to forget bad luck."""
+    replace: Literal["process", "node"] = "process"
+    """What is replaced when a process is lost: that one, or all of its node."""
+    spread_savers: bool = False
+    """A last checkpoint is written by the lowest-placed holders, or spread over the nodes."""
+    skip_batch: bool = False
+    """After a numeric fault that took everyone back, the batches up to it are left out."""
+    advised: bool = False
+    """Recovery plugins are asked before a strategy is followed."""
+    advice: float = 30.0
+    """How long they may take: an external scheduler has to look at its cluster first."""
+    patience: float = 600.0
+    """How long they may have everyone wait, in all, in one incident."""
     respawns: int = 3
     """How often one rank is started again within one incident: a crash loop is not survived."""
     attempts: int = 3
@@ -36,6 +54,12 @@ class Policy:
     """Building wrappers is the user's code, and may send a model once round."""
     join: float = 300.0
     """From spawning a process to its `Session.run`: imports and the building of a model."""
+    hold: float = 600.0
+    """For coming to a step boundary: a step, however long it is. A hang is noticed before."""
+    pause: float = 3600.0
+    """After this a paused job goes on by itself: whoever paused it may be gone."""
+    check: float = 600.0
+    """A check of links and devices takes minutes."""
     save: float = 1800.0
     """Writing a shard to a slow file system."""
     leave: float = 5.0

@@ -5,8 +5,8 @@ The ranks as the controller knows them.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tft.core.planner import Holder
-from tft.protocol.messages import Joined, Position
+from tft.core.planner import Standing
+from tft.protocol.messages import Joined, Position, Verdict
 
 
 class Process(StrEnum):
@@ -28,6 +28,8 @@ class Process(StrEnum):
     """It has ended."""
 
 
+RUNNING = frozenset({Process.SPAWNED, Process.JOINED, Process.READY})
+STARTING = frozenset({Process.ORDERED, Process.SPAWNED, Process.JOINED})
 START = Position(step=0, window=False)
 
 
@@ -49,7 +51,12 @@ class Seat:
     shards: dict[str, tuple[int, ...]] = field(default_factory=dict)
     position: Position = START
     held: int | None = None
+    backups: tuple[int, ...] = ()
+    column: tuple[int, ...] = ()
     trusted: bool = True
+    """No fault has touched what it has in use."""
+    damaged: bool = False
+    """A fault has touched its memory: what it keeps besides is not trusted either."""
     training: bool = False
     finished: bool = False
     unable: bool = False
@@ -61,6 +68,13 @@ class Seat:
     blame: str = ""
     """The kind of fault its end will be reported as; empty: `process`."""
     spawned: float = 0.0
+    straggles: str = ""
+    """Why it is to be taken over from."""
+    invited: bool = False
+    """It was ready to take over or to come back, and the job has stopped for that once."""
+    verdict: Verdict = "pass"
+    """What the last check said of it."""
+    finding: str = ""
     private: dict[int, str] = field(default_factory=dict)
     """What a lost process had captured last, by step."""
 
@@ -78,23 +92,33 @@ class Seat:
         """
         return self.ready and not self.doomed and not self.unable
 
-    def holder(self) -> Holder:
+    def standing(self, homeless: str) -> Standing:
         """
-        The rank as the planner sees it.
+        The rank as the planner sees it; `homeless` says why no other process can be started.
         """
-        return Holder(rank=self.rank, address=self.address, held=self.held, trusted=self.trusted)
+        return Standing(
+            rank=self.rank,
+            address=self.address,
+            alive=self.ready and not self.doomed,
+            held=self.held,
+            sound=self.trusted,
+            backups=() if self.damaged else self.backups,
+            homeless=homeless,
+            strategies=self.strategies,
+        )
 
-    def order(self, at: float) -> None:
+    def order(self, incarnation: int, at: float) -> None:
         """
         A new process was asked for.
         """
-        self.incarnation += 1
+        self.incarnation = incarnation
         self.process = Process.ORDERED
         self.pid = self.started = 0
-        self.held = None
-        self.trusted = True
+        self.held, self.backups = None, ()
+        self.trusted, self.damaged = True, False
         self.training = self.finished = self.repaired = self.unable = False
         self.doomed = self.blame = ""
+        self.invited = False
         self.position = START
         self.spawned = at
 

@@ -13,10 +13,10 @@ from typing import Any
 from tft.core.commands import Command, JobOver, Tell
 from tft.core.events import DeadlinePassed, Led, Received, Stalled
 from tft.core.incident import Fault
-from tft.core.job import State
 from tft.core.machine import Machine
 from tft.core.policy import Policy
 from tft.core.report import incident_report
+from tft.core.table import State
 from tft.protocol.messages import (
     ORDER_NAMES,
     Answered,

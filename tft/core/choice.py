@@ -1,0 +1,228 @@
+"""
+Which strategy is followed: what the planner offers, what recovery plugins advise, and the first
+moves on the way that was chosen.
+"""
+
+from dataclasses import replace
+
+from tft.core import planner
+from tft.core.commands import Consult
+from tft.core.ending import Ending
+from tft.core.job import Job
+from tft.core.planner import Offer
+from tft.core.rounds import Rounds
+from tft.core.seats import Process, Seat
+from tft.core.table import State
+from tft.protocol.messages import Advised
+
+S = State
+
+OPPORTUNITIES = ("migrate", "scale_out")
+"""Strategies that need no fault: that they were not possible is no news."""
+
+
+class Choice:
+    """
+    Chooses for one job.
+    """
+
+    def __init__(self, job: Job, rounds: Rounds, ending: Ending) -> None:
+        self._job = job
+        self._rounds = rounds
+        self._ending = ending
+
+    # ---------------------------------------------------------------- considering
+
+    def consider(self) -> bool:
+        """
+        Offers what can be done: to the recovery plugins, where there are any, else to ourselves.
+        """
+        job, incident = self._job, self._job.incident
+        if job.dying():
+            return False
+        if job.state is not S.CLEARING:
+            incident.round += 1  # advice to what was offered before is void
+        incident.tasks, incident.advice = {}, None
+        job.move(S.CHOOSING)
+        if not job.policy.advised or incident.forced or not incident.is_open:
+            self.decide()
+            return True
+        self._consult()
+        return True
+
+    def _consult(self) -> None:
+        job = self._job
+        job.stay(job.policy.advice)
+        job.said.append(
+            Consult(
+                incident=job.incident.number,
+                round=job.incident.round,
+                faults=tuple(job.incident.roots()),
+                offers=self.offers(),
+                until=job.now + job.policy.advice,
+            )
+        )
+
+    def offers(self) -> tuple[Offer, ...]:
+        """
+        Every strategy with its reasons. A guess about how far back to go is dropped where it
+        would leave nothing but the end.
+        """
+        incident = self._job.incident
+        made = self._make_offers()
+        if incident.tentative and all(o.why_not for o in made if o.strategy != "exit"):
+            incident.ceiling, incident.tentative = None, False
+            made = self._make_offers()
+        return made
+
+    def _make_offers(self) -> tuple[Offer, ...]:
+        job = self._job
+        standings = job.standings(self.homeless)
+        terms = job.terms()
+        if job.incident.advice is not None:
+            terms = _advised_terms(terms, job.incident.advice)
+        heirs = frozenset(r for r, heir in job.heirs.items() if heir.ready and not heir.doomed)
+        return planner.offers(
+            job.topology(),
+            standings,
+            job.members,
+            replace(terms, heirs=heirs, returning=job.returning()),
+        )
+
+    def homeless(self, seat: Seat) -> str:
+        """
+        Why no other process can be started for a rank; empty: one can.
+        """
+        job = self._job
+        if job.incident.forced:
+            return job.incident.forced
+        if job.state is S.DUMPING:
+            return "a last checkpoint is being written"
+        if job.home(seat) is None:
+            return f"node {seat.node} is gone, and its ranks have no other place"
+        if job.incident.respawns.get(seat.rank, 0) >= job.policy.respawns:
+            return f"rank {seat.rank} has died {job.policy.respawns + 1} times in this incident"
+        return job.flapping(seat.rank)
+
+    # ---------------------------------------------------------------- advice
+
+    def advised(self, message: Advised) -> None:
+        """
+        A recovery plugin has answered. Advice to what is no longer offered is absorbed.
+        """
+        job, incident = self._job, self._job.incident
+        if (message.incident, message.round) != (incident.number, incident.round):
+            return
+        for strategy in message.veto:
+            incident.failed[strategy] = f"a recovery plugin has ruled it out: {message.why}"
+        left = job.policy.patience - incident.waited
+        if message.wait > 0 and left > 0:
+            seconds = min(message.wait, left)
+            incident.waited += seconds
+            job.stay(seconds)
+            job.tell("advice_awaited", seconds=seconds, why=message.why)
+            return
+        incident.advice = message
+        self.decide()
+
+    # ---------------------------------------------------------------- deciding
+
+    def decide(self) -> None:
+        """
+        Follows the strategy that was advised, else the first that nothing rules out.
+        """
+        incident = self._job.incident
+        made = self.offers()
+        chosen = self._advised_offer(made)
+        name = incident.advice.strategy if chosen is not None and incident.advice else ""
+        if chosen is None:
+            incident.advice = None
+            made = self.offers()
+            chosen = next(offer for offer in made if offer.why_not is None)
+        incident.tried = [
+            (offer.strategy, offer.why_not or "another was advised")
+            for offer in made[: made.index(chosen)]
+            if offer.strategy not in OPPORTUNITIES or offer.strategy in incident.failed
+        ]
+        self._follow(chosen, name or chosen.strategy)
+
+    def _advised_offer(self, made: tuple[Offer, ...]) -> Offer | None:
+        """
+        The offer that the advice names, if it can be followed.
+        """
+        advice = self._job.incident.advice
+        if advice is None or not advice.strategy:
+            return None
+        wanted = advice.base or advice.strategy
+        offer = next((offer for offer in made if offer.strategy == wanted), None)
+        if offer is not None and offer.why_not is None:
+            return offer
+        why_not = "nobody offered it" if offer is None else offer.why_not
+        self._job.tell("advice_not_followed", strategy=advice.strategy, why_not=why_not)
+        return None
+
+    def _follow(self, offer: Offer, name: str) -> None:
+        job, incident = self._job, self._job.incident
+        incident.strategy = name
+        job.tell(
+            "strategy_chosen", incident=incident.number, strategy=incident.strategy, why=offer.why
+        )
+        match offer.strategy:
+            case "dump":
+                self._ending.dump()
+            case "exit":
+                incident.strategy = "exit"
+                reasons = "; ".join(f"{strategy}: {why}" for strategy, why in incident.tried)
+                why = f"nothing is left to be done ({reasons})"
+                self._ending.exit("failed", 4, why)
+            case _:
+                self._go_on(offer)
+
+    def _go_on(self, offer: Offer) -> None:
+        """
+        The ways on which training goes on: who takes part, and in which process.
+        """
+        job, incident = self._job, self._job.incident
+        advice = incident.advice
+        if advice is not None and advice.base:
+            incident.ceiling = _lower(incident.ceiling, advice.not_after)
+            incident.skip = max(incident.skip, advice.skip)
+        job.move(S.AWAITING)
+        if offer.strategy == "migrate":
+            for rank in offer.replace:
+                self.take_over(rank)
+        job.members = (job.members - frozenset(offer.leaving)) | frozenset(offer.joining)
+        for seat in job.seated():
+            node = job.home(seat)
+            if seat.process is Process.GONE and node is not None:  # it has a place only now
+                incident.respawns[seat.rank] = incident.respawns.get(seat.rank, 0) + 1
+                job.spawn(seat, node, f"rank {seat.rank} has lost its process")
+        own = advice.replace if advice is not None and advice.base else ()
+        going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
+        for rank in sorted(going & job.members):
+            if job.seats[rank].ready:
+                self._rounds.doom(job.seats[rank], _why_replaced(advice), "process")
+
+    def take_over(self, rank: int) -> None:
+        """
+        The heir of a rank gets its seat; the process that held it is ended.
+        """
+        job = self._job
+        old, heir = job.seats[rank], job.heirs.pop(rank)
+        job.seats[rank] = heir
+        if old.process is not Process.GONE:
+            job.kill(old, "another process has taken over from it", last_words=False)
+        heir.private = old.private
+
+
+def _why_replaced(advice: Advised | None) -> str:
+    return advice.why if advice is not None and advice.replace else "a retry did not help"
+
+
+def _advised_terms(terms: planner.Terms, advice: Advised) -> planner.Terms:
+    return replace(terms, ceiling=_lower(terms.ceiling, advice.not_after if advice.base else None))
+
+
+def _lower(ceiling: int | None, other: int | None) -> int | None:
+    known = [step for step in (ceiling, other) if step is not None]
+    return min(known, default=None)

@@ -1,0 +1,176 @@
+"""
+The ways a job ends: a last checkpoint by the survivors, completion, or leaving as it is.
+"""
+
+from tft.core import planner
+from tft.core.commands import JobOver
+from tft.core.job import Job
+from tft.core.seats import Seat
+from tft.core.table import SETTLED, State
+from tft.errors import InternalError
+from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
+
+S = State
+
+
+class Ending:
+    """
+    The end of one job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    # ---------------------------------------------------------------- the last checkpoint
+
+    def dump(self) -> None:
+        """
+        Plans a last checkpoint, or plans it anew with whoever is left to write it.
+        """
+        job, incident = self._job, self._job.incident
+        standings = {s.rank: s.standing("") for s in job.seats.values() if not s.unable}
+        step = planner.covered_step(job.topology().groups, standings, incident.ceiling)
+        incident.tasks = {}
+        if isinstance(step, str):
+            incident.tried.append(("dump", step))
+            incident.strategy = "exit"
+            return self.exit("failed", 4, f"no last checkpoint can be written: {step}")
+        if job.state is S.DUMPING:
+            incident.round += 1
+        job.move(S.DUMPING)
+        job.saved = {}
+        incident.step = step + 1
+        shards = planner.savers(
+            job.topology(), standings, step, incident.ceiling, spread=job.policy.spread_savers
+        )
+        back = [r for r in sorted(shards) if not standings[r].uses(step, incident.ceiling)]
+        if back:
+            restore = Restore(**job.key(), to=tuple(back), step=step)
+            job.issue(restore, limit=job.policy.repair)
+        job.issue(*self._saves(step, shards), limit=job.policy.save)
+        return None
+
+    def _saves(self, step: int, shards: dict[int, tuple[str, ...]]) -> list[Save]:
+        """
+        A torn rank writes, too: what it holds is void, but its RNG and data position are nobody
+        else's. Those of the lost are written by the first of the others.
+        """
+        job = self._job
+        writers = [s.rank for s in job.seats.values() if s.able]
+        orphans = {
+            s.rank: s.private[step]
+            for s in job.seats.values()
+            if s.rank not in writers and step in s.private
+        }
+        return [
+            Save(
+                **job.key(),
+                to=(rank,),
+                directory=self._directory(step),
+                step=step,
+                shards=shards.get(rank, ()),
+                private=orphans if rank == writers[0] else {},
+            )
+            for rank in writers
+        ]
+
+    def _directory(self, step: int) -> str:
+        return f"{self._job.checkpoints}/step-{step:08d}"
+
+    def advance_dump(self) -> bool:
+        """
+        Saved by all: committed by one. Committed: the job is over.
+        """
+        job = self._job
+        if job.dying() or not job.answered_all("restore", "save"):
+            return False  # what the dying were to write is planned anew when their end has come in
+        if "commit" not in job.incident.tasks:
+            self._commit()
+            return True
+        if job.answered_all("commit"):
+            self._dumped()
+            return True
+        return False
+
+    def _commit(self) -> None:
+        job = self._job
+        step = (job.incident.step or 1) - 1
+        committer = min(s.rank for s in job.seats.values() if s.able)
+        commit = Commit(
+            **job.key(),
+            to=(committer,),
+            directory=self._directory(step),
+            step=step,
+            files=tuple(job.saved[name] for name in sorted(job.saved)),
+        )
+        job.issue(commit, limit=job.policy.save)
+
+    def _dumped(self) -> None:
+        job = self._job
+        step = (job.incident.step or 1) - 1
+        job.last_step = step
+        if job.stop is not None and job.stop.signal:
+            return self.exit("cancelled", 128 + job.stop.signal, job.stop.why)
+        why = job.incident.forced or "the job cannot go on"
+        return self.exit("dumped", 3, f"{why}; a last checkpoint of step {step} is written")
+
+    def save_failed(self, seat: Seat) -> None:
+        """
+        Another holder has to write the part of this one.
+        """
+        seat.unable = True
+        self.dump()
+
+    # ---------------------------------------------------------------- leaving
+
+    def complete(self) -> bool:
+        """
+        Every member has finished.
+        """
+        self.exit("completed", 0, "every rank has finished")
+        return True
+
+    def exit(self, result: str, code: int, why: str) -> None:
+        """
+        The outcome is decided; the ranks leave.
+        """
+        job, incident = self._job, self._job.incident
+        if job.state in SETTLED:
+            return
+        if result == "failed":
+            job.last_step = max(job.last_step, incident.furthest)
+            if job.stop is not None and job.stop.signal:
+                result, code = "cancelled", 128 + job.stop.signal
+        if incident.closed is None:
+            incident.strategy = incident.strategy or "exit"
+            incident.closed = job.now
+            if incident.number:
+                job.incidents.append(incident)
+        job.move(S.EXITING)
+        job.outcome = JobOver(result=result, code=code, why=why)
+        job.tell("job_ends", result=result, code=code, why=why)
+        incident.tasks = {}
+        job.node_orders = {}
+        finished = result == "completed"
+        to = tuple(seat.rank for seat in job.present())
+        if to and finished:
+            job.issue(Complete(**job.key(), to=to), limit=job.policy.join)
+        elif to:
+            job.issue(End(**job.key(), to=to, code=code, why=why), limit=job.policy.leave)
+        if not finished:
+            job.stay(3 * job.policy.leave)
+            job.ending = [EndNode(epoch=job.epoch, grace=job.policy.leave, why=why)]
+            job.said.extend(job.ending)
+
+    def end(self) -> None:
+        """
+        The ranks have left, or had their time to.
+        """
+        job = self._job
+        job.incident.tasks = {}
+        if job.outcome is None:
+            raise InternalError("the ranks have left before the outcome was decided")
+        job.move(S.ENDED)
+        end = EndNode(epoch=job.epoch, grace=job.policy.leave, why=job.outcome.why)
+        job.ending = [end]
+        job.said.extend([end, job.outcome])

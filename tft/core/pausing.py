@@ -1,0 +1,92 @@
+"""
+A pause: everyone goes on to the same step boundary, stands there with its groups kept, maybe runs
+a check, and goes on. No incident, unless a fault comes in between or a check finds one.
+"""
+
+from tft.core.ending import Ending
+from tft.core.job import Job
+from tft.core.rounds import Rounds
+from tft.core.table import State
+from tft.protocol.messages import Check, Hold, PauseRequested, Release
+
+S = State
+
+
+class Pausing:
+    """
+    The pauses of one job.
+    """
+
+    def __init__(self, job: Job, rounds: Rounds, ending: Ending) -> None:
+        self._job = job
+        self._rounds = rounds
+        self._ending = ending
+
+    def begin(self, request: PauseRequested) -> None:
+        """
+        Asks where everyone stands: the furthest of them sets the boundary.
+        """
+        job = self._job
+        job.pause = request
+        job.incident.round += 1
+        job.incident.tasks = {}
+        job.move(S.PAUSING)
+        job.tell("pausing", why=request.why, check=request.check)
+        self._rounds.ask(request.why)
+
+    def advance(self) -> bool:
+        """
+        One move on the way into the pause, if everything it needs is there.
+        """
+        job = self._job
+        tasks = job.incident.tasks
+        if job.dying() or any(task.waiting for task in tasks.values()):
+            return False
+        if job.state is S.PAUSED:
+            return "check" in tasks and self._checked()
+        if "hold" not in tasks:
+            boundary = max(s.position.step + s.position.window for s in job.seated())
+            job.issue(job.to_all(Hold, step=boundary), limit=job.policy.hold)
+            return True
+        return self._paused()
+
+    def _paused(self) -> bool:
+        job = self._job
+        job.move(S.PAUSED)
+        job.incident.tasks = {}
+        check = "" if job.pause is None else job.pause.check
+        job.tell("paused", step=max(s.position.step for s in job.seated()), check=check)
+        if check:
+            order = Check(**job.key(), to=tuple(sorted(job.members)), name=check)
+            job.issue(order, limit=job.policy.check)
+        else:
+            job.stay(job.policy.pause)
+        return True
+
+    def _checked(self) -> bool:
+        """
+        What the check found decides: everyone goes on, nodes are isolated, or the job ends.
+        """
+        job = self._job
+        seats = job.seated()
+        ends = [s for s in seats if s.verdict == "end"]
+        bad = [s for s in seats if s.verdict == "isolate"]
+        if ends:
+            self._rounds.force(f"the check ends the job: {ends[0].finding} (rank {ends[0].rank})")
+        elif bad:
+            for seat in bad:
+                self._rounds.isolate(seat, f"the check found: {seat.finding} (rank {seat.rank})")
+        else:
+            job.tell("check_passed")
+            self.release()
+        return True
+
+    def release(self) -> None:
+        """
+        Everyone goes on; the job is healthy when all have done a step.
+        """
+        job = self._job
+        job.pause = None
+        job.trained = {seat.rank for seat in job.seated() if seat.finished}
+        job.incident.round += 1
+        job.step_to(S.RESUMING, job.to_all(Release), job.policy.freeze)

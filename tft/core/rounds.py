@@ -1,0 +1,160 @@
+"""
+How an incident opens and begins anew: faults join it, ranks are told to end, and with every new
+round whatever was under way is given up and everyone says where they stand.
+"""
+
+from tft.core.incident import Fault, Incident
+from tft.core.job import Job
+from tft.core.seats import Seat
+from tft.core.table import FAULTS, Reaction, State
+from tft.protocol.messages import FaultKind, Freeze
+
+S = State
+
+REPEATABLE = frozenset({"process", "node", "hang", "straggler"})
+"""Kinds that a strategy may meet again without having failed: the process is another one."""
+
+
+class Rounds:
+    """
+    The rounds of one job's incidents.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def fault(
+        self, kind: FaultKind, rank: int | None, step: int, seen: float, evidence: str
+    ) -> None:
+        """
+        A new fault opens an incident or joins the one that is open.
+        """
+        job = self._job
+        self.open()
+        incident = job.incident
+        again = any((f.kind, f.rank, f.step) == (kind, rank, step) for f in incident.faults)
+        if again and job.state is S.RESUMING and kind not in REPEATABLE:
+            self._came_back(kind, step)
+        incident.faults.append(Fault(kind=kind, rank=rank, step=step, seen=seen, evidence=evidence))
+        if FAULTS[job.state] is Reaction.FREEZE:
+            incident.attempts = 0
+            self.freeze()
+
+    def _came_back(self, kind: FaultKind, step: int) -> None:
+        """
+        What was done about a fault has not helped. A numeric one may have been in the state that
+        everyone was brought back to: the step before is tried, where somebody has it.
+        """
+        job, incident = self._job, self._job.incident
+        ceiling = max(0, step - 2)
+        earlier = [s for seat in job.seats.values() if not seat.damaged for s in seat.backups]
+        if job.checkpoint is not None:
+            earlier.append(job.checkpoint[1])
+        if kind == "numeric" and incident.ceiling is None and any(s <= ceiling for s in earlier):
+            incident.ceiling, incident.tentative = ceiling, True
+            return
+        incident.failed[incident.strategy] = f"the {kind} fault at step {step} came back"
+
+    def open(self) -> None:
+        """
+        Makes sure that an incident is open.
+        """
+        job = self._job
+        if job.incident.is_open:
+            return
+        if job.incident.closed is None:  # the start itself has become an incident
+            job.incident.number, job.incident.opened = job.next_number, job.now
+        else:
+            job.incident = Incident(number=job.next_number, opened=job.now)
+        job.next_number += 1
+        job.incident.processes = {s.rank: (s.pid, s.started) for s in job.seats.values() if s.ready}
+        if job.incident.number > job.policy.max_incidents:
+            job.incident.forced = (
+                f"the job has had {job.policy.max_incidents} incidents, which is its limit"
+            )
+
+    def again(self, why: str) -> None:
+        """
+        A strategy is begun anew, a few times; then it has failed.
+        """
+        self.open()
+        incident = self._job.incident
+        incident.attempts += 1
+        if incident.attempts >= self._job.policy.attempts:
+            incident.failed[incident.strategy or "retry"] = why
+            incident.attempts = 0
+        self.freeze()
+
+    def doom(self, seat: Seat, why: str, blame: FaultKind) -> None:
+        """
+        The process of a rank is to be ended; its end will come in as `Exited`.
+        """
+        job = self._job
+        if seat.doomed or seat.node is None:
+            return
+        seat.doomed, seat.blame = why, blame
+        if not job.holds_seat(seat):
+            return job.kill(seat, why, last_words=False)
+        job.excuse(seat.rank)
+        if blame == "hang" and seat.rank in job.members:
+            evidence = job.incident.suspicion or why
+            self.fault("hang", seat.rank, seat.position.step + 1, job.now, evidence)
+        job.kill(seat, why, last_words=blame == "hang")
+        return None
+
+    def freeze(self) -> None:
+        """
+        A new round: whatever was under way is given up, and everyone says where they stand.
+        """
+        job, incident = self._job, self._job.incident
+        incident.round += 1
+        incident.tasks = {}
+        incident.strategy = ""
+        job.trained = set()
+        job.move(S.FREEZING)
+        causes = [f"{f.kind} at rank {f.rank}" for f in incident.roots()]
+        self.ask(", ".join(causes) or incident.suspicion or incident.forced)
+
+    def ask(self, cause: str) -> None:
+        """
+        Asks every member where it stands, and holds it back from its next update.
+        """
+        job = self._job
+        to = tuple(s.rank for s in job.seated() if s.ready and not s.doomed)
+        if to:
+            job.issue(Freeze(**job.key(), to=to, cause=cause), limit=job.policy.freeze)
+
+    # ---------------------------------------------------------------- ends and isolations
+
+    def force(self, why: str) -> None:
+        """
+        Nothing but a last checkpoint comes into question from here on.
+        """
+        job = self._job
+        self.open()
+        job.incident.forced = job.incident.forced or why
+        if FAULTS[job.state] is Reaction.FREEZE:
+            self.freeze()
+
+    def isolate(self, seat: Seat, why: str) -> None:
+        """
+        The node of a rank is given up: its processes are ended, and none is started there again.
+        Where nobody else has their shards, they are needed for a last checkpoint first.
+        """
+        job = self._job
+        if seat.node is None or seat.node in job.lost_nodes:
+            return
+        going = {s.rank for s in job.seats.values() if s.node == seat.node}
+        sound = {s.rank for s in job.seats.values() if s.ready and s.trusted and not s.doomed}
+        staying = sound - going
+        alone = [s for s, ranks in job.topology().groups.items() if staying.isdisjoint(ranks)]
+        job.lost_nodes.add(seat.node)
+        job.isolated.add(seat.node)
+        for rank in sorted(going):
+            one = job.seats[rank]
+            if rank in job.members and one.ready:
+                self.fault("node", rank, one.position.step + 1, job.now, why)
+            if not alone:
+                self.doom(one, why, "node")
+        if alone:
+            self.force(f"{why}; nobody outside node {seat.node} has shard {alone[0]!r}")
