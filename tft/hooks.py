@@ -58,6 +58,76 @@ class CheckResult:
     """The sentence behind a verdict that is not `pass`, for an operator to act on."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultView:
+    """
+    One fault of an incident.
+    """
+
+    kind: FaultKind
+    rank: int | None
+    """None where no rank could be singled out."""
+    step: int
+    """The step that was being computed."""
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferView:
+    """
+    A strategy, with the reasons for and against it.
+    """
+
+    strategy: str
+    why: str
+    """What it would do."""
+    why_not: str | None
+    """The sentence that rules it out; None: it can be followed."""
+    step: int | None
+    """The step whose end everyone would be brought to."""
+    leaving: tuple[int, ...]
+    """For `scale_in`: the ranks that would leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentView:
+    """
+    An incident, when everyone stands still and a strategy is to be chosen.
+    """
+
+    number: int
+    round: int
+    faults: tuple[FaultView, ...]
+    offers: tuple[OfferView, ...]
+    """In the order in which they would be tried."""
+    until: float
+    """When the choice is made without advice (CLOCK_MONOTONIC of the controller)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """
+    What a recovery plugin says to an incident. All of it may be left out.
+    """
+
+    strategy: str = ""
+    """The strategy to follow: an offered one, or a name of the plugin's own for `base`."""
+    base: str = ""
+    """For a name of its own: the offered strategy it is a variant of."""
+    not_after: int | None = None
+    """For a name of its own: go back to this step or an earlier one."""
+    skip: int = 0
+    """For a name of its own: how many batches to leave out after going back."""
+    replace: tuple[int, ...] = ()
+    """For a name of its own: ranks whose processes are replaced although they live."""
+    veto: tuple[str, ...] = ()
+    """Strategies not to be followed in this incident."""
+    wait: float = 0.0
+    """Seconds after which to ask again, before anything is chosen."""
+    why: str = ""
+    """The sentence for the operator."""
+
+
 class SessionView(Protocol):
     """
     What a plugin sees of a worker's session.
@@ -351,6 +421,23 @@ class PluginSpecs:
         """
         A rank of this node is the first to have completed `step` (the agent's loop; must not
         block).
+        """
+
+    # ------------------------------------------------------------ in the controller
+
+    @hookspec
+    def tft_told(self, event: str, facts: Mapping[str, object]) -> None:
+        """
+        Something an operator wants to know has happened (the controller's loop; must not block):
+        `incident_opened`, `stopped`, `strategy_chosen`, `incident_closed`, `job_ends` and what
+        else stands in the controller's log, with its facts.
+        """
+
+    @hookspec
+    def tft_advise(self, incident: IncidentView) -> Advice | None:
+        """
+        Everyone stands still: which strategy shall be followed? On a thread of its own; what is
+        not said within 30 s is not waited for, unless the plugin asks for time. None: no advice.
         """
 
     # ------------------------------------------------------------ in the report

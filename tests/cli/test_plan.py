@@ -103,7 +103,7 @@ def test_nodes_must_be_told_what_they_share() -> None:
         ({"nnodes": 0}, "--nnodes is at least 1, not 0"),
         ({"nproc_per_node": -1}, "--nproc-per-node is at least 1, not -1"),
         ({"max_incidents": -1}, "--max-incidents is at least 0, not -1"),
-        ({"enable": ("dump", "pray")}, "--enable knows retry, recover, dump, and not pray"),
+        ({"enable": ("dump", "pray")}, "--enable knows migrate, scale_out, retry, recover, scale_in, dump, and not pray"),
     ],
 )
 def test_a_setting_out_of_its_bounds_is_refused(wrong: dict[str, Any], sentence: str) -> None:

@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
         (["--nproc-per-node", "0", "train.py"], "--nproc-per-node is at least 1, not 0"),
         (
             ["--enable", "dump,pray", "train.py"],
-            "--enable knows retry, recover, dump, and not pray",
+            "--enable knows migrate, scale_out, retry, recover, scale_in, dump, and not pray",
         ),
         (["--node-rank", "1", "train.py"], "--node-rank is 0 to 0 in a job of --nnodes 1, not 1"),
         (["--nnodes", "2", "train.py"], "needs --job, --broker, --run-dir, the same on every node"),

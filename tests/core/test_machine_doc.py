@@ -5,31 +5,76 @@
 from pathlib import Path
 
 from tft.core.policy import STRATEGIES, Policy
-from tft.core.table import TRANSITIONS
+from tft.core.table import REACTIONS, TRANSITIONS, Reaction, State
 
 TEXT = (Path(__file__).parents[2] / "docs" / "machine.md").read_text()
+
+
+def section(title: str) -> str:
+    """
+    The text under a heading.
+    """
+    return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    """
+    The rows of the tables under a heading, without their heads.
+    """
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    ruled = [number for number, row in enumerate(cells) if set(row[0]) == {"-"}]
+    return [
+        row
+        for number, row in enumerate(cells)
+        if number not in {n + d for n in ruled for d in (-1, 0)}
+    ]
+
+
+def matrix() -> str:
+    """
+    The table of every event in every state, as the code has it.
+    """
+    head = ["event", *(str(state) for state in State)]
+    lines = [head, ["---"] * len(head)]
+    lines += [[kind, *(str(row[state]) for state in State)] for kind, row in REACTIONS.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def test_the_table_of_states_is_the_codes_own() -> None:
     """
     When a state or a transition changes, then the drawing is stale until it changes too.
     """
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in TEXT.split("## States")[1].split("## One incident")[0].splitlines()
-        if line.startswith("|") and not line.startswith(("|---", "| state"))
-    ]
-    drawn = {row[0]: row[2].split(", ") if row[2] else [] for row in rows}
+    drawn = {row[0]: row[2].split(", ") if row[2] else [] for row in rows("States")}
     assert drawn == {str(a): sorted(map(str, b)) for a, b in TRANSITIONS.items()}
+
+
+def test_every_event_in_every_state_is_drawn_as_the_code_has_it() -> None:
+    """
+    When the machine comes to react differently to an event in a state, then the page has to say
+    so: this is the whole table, to be pasted there.
+    """
+    assert matrix() in section("Every event in every state"), f"paste this:\n{matrix()}"
+
+
+def test_every_reaction_is_explained() -> None:
+    """
+    When the machine gets another way to react, then the page says what it means.
+    """
+    explained = {row[0] for row in rows("Every event in every state") if len(row) == 2}
+    assert explained == {str(reaction) for reaction in Reaction}
 
 
 def test_the_strategies_and_their_limits_are_named() -> None:
     """
     When a strategy or a limit the text quotes changes, then the text has to.
     """
-    for strategy in (*STRATEGIES, "exit"):
-        assert f"| `{strategy}` |" in TEXT
+    named = [row[0].strip("`") for row in rows("What is tried, and when it is given up")]
+    assert named == [*STRATEGIES, "exit"]
     policy = Policy()
     assert f"({policy.respawns} times per rank and incident)" in TEXT
     assert f"largest of {policy.stall_floor:.0f} s, {policy.stall_factor:.0f} median" in TEXT
+    assert (
+        f"more than {policy.flaps} incidents within {policy.flap_window / 60:.0f} minutes" in TEXT
+    )
     assert policy.attempts == 3

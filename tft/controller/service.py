@@ -14,8 +14,9 @@ from tft.bus.base import Arrival, Bus, Gone, Heard, Malformed, Present
 from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.config import JobSettings
+from tft.controller.advisors import Advisors
 from tft.controller.story import Opened, Story, last_run
-from tft.core.commands import Command, JobOver, Tell
+from tft.core.commands import Command, Consult, JobOver, Tell
 from tft.core.delivery import Inbox
 from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.incident import Fault
@@ -35,6 +36,8 @@ LEAD = 1.0
 """Seconds between two `Lead`s when there is nothing new to acknowledge: every rank reads each."""
 FAREWELL = 3.0
 """Seconds for the agents to hear that the job is over, and to leave."""
+WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
+"""The states in which ranks are expected to move."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
 
 log = structlog.get_logger()
@@ -58,6 +61,9 @@ class Controller:
         self._story = story
         self._clock = SystemClock()
         self._inbox = Inbox()
+        self._plugins = load_plugins()
+        self._advisors = Advisors(self._plugins)
+        self._asked: set[asyncio.Task[None]] = set()
         self._machine, self._policy = self._begin()
         self._epoch = self._machine.epoch + 1
         self._watch = Watch(self._policy)
@@ -103,6 +109,7 @@ class Controller:
             policy=Policy(
                 enable=frozenset(settings.enable or STRATEGIES),
                 max_incidents=settings.max_incidents,
+                advised=self._advisors.present(),
             ),
             checkpoints=str(settings.run_dir / "checkpoints"),
             resume=resume,
@@ -184,7 +191,7 @@ class Controller:
     def _beat(self, beat: Beat) -> None:
         now = self._clock.now()
         silence = self._watch.heard(beat, now)
-        if silence is not None and self._machine.state in (State.HEALTHY, State.RESUMING):
+        if silence is not None and self._machine.state in WATCHED:
             self._feed(Stalled(at=now, silence=silence, limit=self._watch.limit()))
             self._watch.resumed(now)
         for node in self._watch.silent(now):
@@ -203,13 +210,21 @@ class Controller:
 
     async def _lead(self, bus: Bus) -> None:
         while True:
-            bus.publish(ORDERS, Lead(epoch=self._epoch, heard=self._inbox.heard()))
+            bus.publish(ORDERS, self._lead_now())
             self._news.clear()
             try:
                 async with asyncio.timeout(LEAD):
                     await self._news.wait()
             except TimeoutError:
                 pass
+
+    def _lead_now(self) -> Lead:
+        return Lead(
+            epoch=self._epoch,
+            heard=self._inbox.heard(),
+            state=str(self._machine.state),
+            incident=self._machine.incident.number,
+        )
 
     async def _farewell(self, bus: Bus) -> None:
         """
@@ -231,7 +246,8 @@ class Controller:
         if self._machine.state is not self._state:
             self._state = self._machine.state
             log.info("state", state=str(self._state), incident=self._machine.incident.number)
-            if self._state is State.RESUMING:
+            self._news.set()
+            if self._state in (State.RESUMING, State.PAUSING):
                 self._watch.resumed(event.at)
         self._set_timer()
 
@@ -256,9 +272,19 @@ class Controller:
                 self._over.set()
             case Tell(event=event, facts=facts):
                 log.info(event, **facts)
+                self._advisors.told(event, facts)
+            case Consult():
+                asking = asyncio.create_task(self._consult(command))
+                self._asked.add(asking)  # a task nobody holds may be dropped half-way
+                asking.add_done_callback(self._asked.discard)
             case _:
                 if self._bus is not None:
                     self._bus.publish(ORDERS, command)
+
+    async def _consult(self, consult: Consult) -> None:
+        advised = await self._advisors.advise(consult)
+        now = self._clock.now()
+        self._feed(Received(at=now, sender="controller", number=0, message=advised))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -275,8 +301,7 @@ class Controller:
     # ---------------------------------------------------------------- the report
 
     def _write_report(self, outcome: JobOver) -> None:
-        plugins = load_plugins()
-        run_dir = self._settings.run_dir
+        plugins, run_dir = self._plugins, self._settings.run_dir
 
         def moment(fault: Fault) -> float | None:
             known = call_guarded(

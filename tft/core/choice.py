@@ -43,15 +43,21 @@ class Choice:
         if job.state is not S.CLEARING:
             incident.round += 1  # advice to what was offered before is void
         incident.tasks, incident.advice = {}, None
+        if job.state is S.CLEARING:
+            job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))
         job.move(S.CHOOSING)
         if not job.policy.advised or incident.forced or not incident.is_open:
             self.decide()
             return True
-        self._consult()
+        self.ask()
         return True
 
-    def _consult(self) -> None:
+    def ask(self) -> None:
+        """
+        Asks the recovery plugins, and gives them time.
+        """
         job = self._job
+        job.incident.awaited = False
         job.stay(job.policy.advice)
         job.said.append(
             Consult(
@@ -116,7 +122,8 @@ class Choice:
         for strategy in message.veto:
             incident.failed[strategy] = f"a recovery plugin has ruled it out: {message.why}"
         left = job.policy.patience - incident.waited
-        if message.wait > 0 and left > 0:
+        incident.awaited = message.wait > 0 and left > 0
+        if incident.awaited:
             seconds = min(message.wait, left)
             incident.waited += seconds
             job.stay(seconds)
@@ -124,6 +131,18 @@ class Choice:
             return
         incident.advice = message
         self.decide()
+
+    def time_is_up(self) -> bool:
+        """
+        The wait is over: whoever asked for it is asked again. Nobody has answered: then without.
+        """
+        if self._job.dying():
+            return False
+        if self._job.incident.awaited:
+            self.ask()
+        else:
+            self.decide()
+        return True
 
     # ---------------------------------------------------------------- deciding
 

@@ -54,7 +54,7 @@ class Course:
             case S.CLEARING if job.answered_all("stop"):
                 return self.choice.consider()
             case S.CHOOSING if job.deadline is not None and job.deadline <= job.now:
-                return self._decide_unadvised()
+                return self.choice.time_is_up()
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
                 return job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
             case S.REBUILDING if job.answered_all("rebuild"):
@@ -75,12 +75,6 @@ class Course:
                 return True
             case _:
                 return False
-
-    def _decide_unadvised(self) -> bool:
-        if self._job.dying():
-            return False
-        self.choice.decide()
-        return True
 
     def _healthy(self) -> bool:
         """

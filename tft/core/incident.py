@@ -86,6 +86,8 @@ class Incident:
     """How many batches are left out after going back."""
     advice: Advised | None = None
     """What the recovery plugins said to the present offers."""
+    awaited: bool = False
+    """They have asked for time, and are asked again when it is over."""
     waited: float = 0.0
     """Seconds for which they have had everyone wait."""
     strategy: str = ""

@@ -145,6 +145,8 @@ class Machine:
         job.epoch, job.led = event.epoch, event.at
         for task in job.incident.tasks.values():
             task.deadline = event.at + task.limit
+        if job.state is S.CHOOSING:
+            self._course.choice.ask()  # whoever was asked may have been lost with the last leader
         if job.state is S.ENDED and job.outcome is not None:
             job.said = [*job.ending, job.outcome]  # whoever led before may not have said it
 

@@ -36,6 +36,7 @@ class Rounds:
         if again and job.state is S.RESUMING and kind not in REPEATABLE:
             self._came_back(kind, step)
         incident.faults.append(Fault(kind=kind, rank=rank, step=step, seen=seen, evidence=evidence))
+        job.tell("fault", incident=incident.number, kind=kind, rank=rank, step=step)
         if FAULTS[job.state] is Reaction.FREEZE:
             incident.attempts = 0
             self.freeze()

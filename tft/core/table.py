@@ -41,6 +41,7 @@ class State(StrEnum):
     EXITING = "exiting"
     """The ranks are leaving."""
     ENDED = "ended"
+    """Nobody is left."""
 
 
 S = State

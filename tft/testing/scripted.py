@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tft.core.commands import Command, JobOver, Tell
+from tft.core.commands import Command, Consult, JobOver, Tell
 from tft.core.events import DeadlinePassed, Led, Received, Stalled
 from tft.core.incident import Fault
 from tft.core.machine import Machine
@@ -107,6 +107,7 @@ class ScriptedJob:
     said: list[Order] = field(init=False, default_factory=list)
     over: JobOver | None = field(init=False, default=None)
     tells: list[Tell] = field(init=False, default_factory=list)
+    consulted: list[Consult] = field(init=False, default_factory=list)
     failures: dict[tuple[int, OrderName], list[str]] = field(init=False, default_factory=dict)
     """Why an order fails on a rank, the first times it comes."""
     muted: set[tuple[int, OrderName]] = field(init=False, default_factory=set)
@@ -315,6 +316,8 @@ class ScriptedJob:
                     self.over = command
                 case Tell():
                     self.tells.append(command)
+                case Consult():
+                    self.consulted.append(command)
                 case _:
                     self.said.append(command)
                     self._queue.append(command)

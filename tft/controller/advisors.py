@@ -1,0 +1,92 @@
+"""
+The recovery plugins of a controller: told what happens, asked what to do. They run under the
+guard of `call_guarded`; what they advise comes back to the machine as an event like any other.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import pluggy
+
+from tft.clock import SystemClock
+from tft.core.commands import Consult
+from tft.hooks import Advice, FaultView, IncidentView, OfferView
+from tft.plugins import call_guarded
+from tft.protocol.messages import Advised
+
+
+class Advisors:
+    """
+    All plugins of this process that want a say in a recovery.
+    """
+
+    def __init__(self, plugins: pluggy.PluginManager) -> None:
+        self._plugins = plugins
+
+    def present(self) -> bool:
+        """
+        Somebody wants to be asked.
+        """
+        return bool(self._plugins.hook.tft_advise.get_hookimpls())
+
+    def told(self, event: str, facts: Mapping[str, object]) -> None:
+        """
+        Something an operator wants to know has happened.
+        """
+        call_guarded(self._plugins, "tft_told", event=event, facts=facts)
+
+    async def advise(self, consult: Consult) -> Advised:
+        """
+        Asks all of them, on a thread of their own: an external scheduler takes its time.
+        """
+        incident = view(consult)
+        answers: list[Advice] = await asyncio.to_thread(
+            call_guarded, self._plugins, "tft_advise", incident=incident
+        )
+        return joined(consult, answers)
+
+
+def view(consult: Consult) -> IncidentView:
+    """
+    What a plugin sees of an incident.
+    """
+    return IncidentView(
+        number=consult.incident,
+        round=consult.round,
+        faults=tuple(
+            FaultView(kind=f.kind, rank=f.rank, step=f.step, evidence=f.evidence)
+            for f in consult.faults
+        ),
+        offers=tuple(
+            OfferView(
+                strategy=offer.strategy,
+                why=offer.why,
+                why_not=offer.why_not,
+                step=offer.step,
+                leaving=offer.leaving,
+            )
+            for offer in consult.offers
+        ),
+        until=consult.until,
+    )
+
+
+def joined(consult: Consult, answers: list[Advice]) -> Advised:
+    """
+    Several plugins as one voice: the first to name a strategy is heard, every veto counts, and
+    the longest wait that anybody asks for.
+    """
+    named = next((advice for advice in answers if advice.strategy), Advice(why="no advice"))
+    return Advised(
+        incident=consult.incident,
+        round=consult.round,
+        strategy=named.strategy,
+        base=named.base,
+        not_after=named.not_after,
+        skip=named.skip,
+        replace=named.replace,
+        veto=tuple(sorted({strategy for advice in answers for strategy in advice.veto})),
+        wait=max((advice.wait for advice in answers), default=0.0),
+        why="; ".join(advice.why for advice in answers if advice.why) or named.why,
+        at=SystemClock().now(),
+    )
