@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tft.controller.story import Opened, Story, Told, all_runs, fingerprint, last_run
+from tft.controller.story import Opened, Story, Told, fingerprint, last_run, runs_of
 from tft.core.commands import Command, JobOver, Tell
 from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.machine import Machine
@@ -68,7 +68,7 @@ def test_every_limit_is_in_the_story(tmp_path: Path) -> None:
     policy = Policy(freeze=0.25, attempts=7, enable=frozenset({"retry", "dump"}))
     write(path, replace(OPENED, policy=policy), [])
 
-    [run] = all_runs(path.read_bytes(), "s")
+    run = runs_of(path.read_bytes(), "s")[1]
     assert run.opened.policy == policy
     assert json.loads(path.read_text())["body"]["policy"]["enable"] == ["dump", "retry"]
 
@@ -88,7 +88,27 @@ def test_the_story_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> N
     told = last_run(path, "k", "r")
     assert told is not None
     assert told[1] == EVENTS[:1]
-    assert [len(run.told) for run in all_runs(path.read_bytes(), "s")] == [4, 1]
+
+
+def test_one_run_of_several_can_be_taken(tmp_path: Path) -> None:
+    """
+    When a story tells several runs, then each has its place, counted from either end; an old one
+    in a form that is not known does not keep a later one from being read.
+    """
+    path = tmp_path / "story.jsonl"
+    earlier = {"n": 1, "at": 1.0, "kind": "Opened", "body": {"job": "j", "run": "r", "enable": []}}
+    path.write_text(json.dumps(earlier) + "\n")
+    write(path, OPENED, EVENTS)
+    write(path, replace(OPENED, run="s"), EVENTS[:1])
+    content = path.read_bytes()
+
+    assert [len(run.told) for run in runs_of(content, "s", 2).values()] == [4]
+    assert list(runs_of(content, "s", -1)) == [3]
+    with pytest.raises(UsageError, match="line 1: the story of an earlier tft"):
+        runs_of(content, "s")
+    for absent in (0, 4, -4):
+        with pytest.raises(UsageError, match=f"tells 3 runs, and run {absent} is none of them"):
+            runs_of(content, "s", absent)
 
 
 def test_a_line_its_writer_did_not_live_to_finish_is_cut_off(tmp_path: Path) -> None:
@@ -123,7 +143,7 @@ def test_the_story_says_what_was_commanded(tmp_path: Path) -> None:
         story.event(EVENTS[3], None)
 
     assert fingerprint(then).startswith("2 Spawn, JobOver: ")
-    [run] = all_runs(path.read_bytes(), "s")
+    run = runs_of(path.read_bytes(), "s")[1]
     assert run.told == (
         Told(line=2, event=EVENTS[0], then=fingerprint(then)),
         Told(line=3, event=EVENTS[2], then=""),

@@ -18,16 +18,17 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "broker", "controller", "agent"]
+        return ["run", "broker", "controller", "agent", "replay"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from tft.cli import commands
+        from tft.cli import commands, replay
 
         make = {
             "run": commands.run_command,
             "broker": commands.broker_command,
             "controller": commands.controller_command,
             "agent": commands.agent_command,
+            "replay": replay.replay_command,
         }.get(cmd_name)
         return make() if make else None
 

@@ -235,12 +235,19 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
     return told.opened, [each.event for each in told.told]
 
 
-def all_runs(content: bytes, name: str) -> list[Run]:
+def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Run]:
     """
-    The runs of a story; `name` is what it is called in sentences. Raises `StoryCorrupt`, and
-    `UsageError` for a story in the form of another version.
+    The runs of a story by their place in it, from 1; `which` takes only that one, -1 the last.
+    `name` is what the story is called in sentences. Raises `StoryCorrupt`, and `UsageError` for
+    a run that is not there or was told in the form of another version.
     """
-    return [_run(chapter, name) for chapter in _chapters(content, name)]
+    chapters = dict(enumerate(_chapters(content, name), start=1))
+    if which is not None:
+        place = which if which > 0 else len(chapters) + 1 + which
+        if place not in chapters:
+            raise UsageError(f"{name} tells {len(chapters)} runs, and run {which} is none of them")
+        chapters = {place: chapters[place]}
+    return {place: _run(chapter, name) for place, chapter in chapters.items()}
 
 
 def _chapters(content: bytes, name: str) -> list[list[_Line]]:

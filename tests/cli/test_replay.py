@@ -1,0 +1,178 @@
+"""
+`tft replay` as somebody uses it: on a run directory, on a damaged story, on a story to be pasted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.controller.test_replay import OPENED, is_stopped, lived, recovers
+from tft.cli.replay import print_test, read, replay_story
+from tft.controller.story import Story
+from tft.errors import StoryCorrupt, UsageError
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """
+    A run directory with two runs: one that was stopped, and one that recovered and completed.
+    """
+    story = tmp_path / "run" / "story.jsonl"
+    story.parent.mkdir()
+    lived(is_stopped, story)
+    lived(recovers, story)
+    return story.parent
+
+
+def damage(run_dir: Path, line: int, **changed: object) -> Path:
+    """
+    The story, with something else in one of its lines.
+    """
+    story = run_dir / "story.jsonl"
+    lines = story.read_text().splitlines()
+    lines[line - 1] = json.dumps({**json.loads(lines[line - 1]), **changed})
+    story.write_text("\n".join(lines) + "\n")
+    return story
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """
+    Another process in `folder`, whose sets of text have an order of their own.
+    """
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONHASHSEED": "77"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_every_run_is_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    When a story tells several runs, then each is told and judged, and what is the same as then
+    is said to be.
+    """
+    assert replay_story(run_dir, None) == 0
+
+    first, second = (len(run.told) for run in read(run_dir, None).values())
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if line.startswith("run ")] == [
+        f"run 1: 4 ranks, {first} events",
+        f"run 1: {first} of {first} events judged; the same commands",
+        f"run 2: 4 ranks, {second} events",
+        f"run 2: {second} of {second} events judged; the same commands",
+    ]
+    assert "chosen: recover" in said
+    assert "the job is over: cancelled, exit code 143" in said
+
+
+def test_one_run_can_be_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    When --run names a run, then only that one is told; one that is not there is refused.
+    """
+    assert replay_story(run_dir / "story.jsonl", -1) == 0
+    assert "run 1: " not in capsys.readouterr().out
+    with pytest.raises(UsageError, match="tells 2 runs, and run 3 is none of them"):
+        replay_story(run_dir, 3)
+    with pytest.raises(UsageError, match="tells 2 runs, and run 0 is none of them"):
+        print_test(run_dir, 0)
+
+
+def test_other_commands_are_a_difference(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    When something else was commanded then, then the line, the event, and both commands are shown,
+    and the exit code says so.
+    """
+    said_then = json.loads((run_dir / "story.jsonl").read_text().splitlines()[2])["then"]
+    count = len(read(run_dir, 1)[1].told)
+    damage(run_dir, 3, then="2 Kill: 00")
+    damage(run_dir, 5, then="Stop: 11")
+
+    assert replay_story(run_dir, 1) == 1
+    assert capsys.readouterr().out.splitlines()[-8:] == [
+        f"run 1: {count} of {count} events judged; other commands in 2 of them",
+        "run 1: line 3, NodeJoined",
+        "run 1:   then: 2 Kill: 00",
+        f"run 1:   now: {said_then}",
+        "run 1:     start ranks 0-1 on node 0: the job starts",
+        "run 1: line 5, StoreOpened",
+        "run 1:   then: Stop: 11",
+        "run 1:   now: nothing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "sentence"),
+    [
+        (None, UsageError, "cannot be read: No such file or directory"),
+        ("", UsageError, "tells of no run"),
+        ("{}\n", StoryCorrupt, "line 1: no line of a story"),
+        (
+            '{"n":1,"at":1.0,"kind":"Opened","body":{"job":"j","run":"r","world":4}}\n',
+            UsageError,
+            "line 1: the story of an earlier tft",
+        ),
+    ],
+)
+def test_what_is_no_story_is_refused(
+    tmp_path: Path, content: str | None, error: type[Exception], sentence: str
+) -> None:
+    """
+    When there is no story, or none that can be read, then a sentence says why.
+    """
+    if content is not None:
+        (tmp_path / "story.jsonl").write_text(content)
+
+    with pytest.raises(error, match=sentence):
+        read(tmp_path, None)
+
+
+def test_a_run_that_is_still_written_can_be_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When the last line is not whole yet, then what stands before it is told.
+    """
+    with Story(tmp_path / "story.jsonl") as story:
+        story.opened(OPENED)
+    with (tmp_path / "story.jsonl").open("a") as file:
+        file.write('{"n":2,"at"')
+
+    assert replay_story(tmp_path, None) == 0
+    assert "run 1: 0 of 0 events judged" in capsys.readouterr().out
+
+
+def test_another_process_commands_the_same_and_prints_a_test_that_passes(run_dir: Path) -> None:
+    """
+    When a story is replayed by another process, whose sets of text have another order, then the
+    commands are the same; and the test it prints passes where there is nothing but tft.
+    """
+    told = python(run_dir, "-m", "tft", "replay", ".")
+    printed = python(run_dir, "-m", "tft", "replay", "--as-test", ".")
+    (run_dir / "test_pasted.py").write_text(printed.stdout)
+    tested = python(run_dir, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_pasted.py")
+
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "def test_the_story_of_run_2() -> None:" in printed.stdout
+    assert tested.returncode == 0, tested.stdout
+    assert "1 passed" in tested.stdout
+
+
+def test_a_story_that_cannot_be_read_is_exit_code_2(run_dir: Path) -> None:
+    """
+    When a line is garbled, then the command says which and leaves with 2.
+    """
+    damage(run_dir, 4, kind="Sung")
+    ended = python(run_dir.parent, "-m", "tft", "replay", "run")
+
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("tft: run/story.jsonl, line 4: a message of kind 'Sung'")
+    assert ended.stderr.count("\n") == 1

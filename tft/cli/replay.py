@@ -1,0 +1,128 @@
+"""
+`tft replay`: judges a recorded run once more, tells it, and says whether the commands are the same
+as then.
+"""
+
+from pathlib import Path
+
+import click
+
+from tft.cli.rundir import STORY
+from tft.controller.story import Run, fingerprint, runs_of
+from tft.core.events import Received
+from tft.errors import UsageError
+from tft.testing.sentences import commanded
+from tft.testing.story import Replay, Turn, as_test, replay
+from tft.testing.timeline import timeline
+
+SAME = 0
+DIFFERENT = 1
+_SHOWN = 3  # what differs after the first difference mostly follows from it
+
+
+def replay_story(path: Path, which: int | None) -> int:
+    """
+    Tell the runs of a story; the exit code of `tft replay`.
+    """
+    same = True
+    for place, run in read(path, which).items():
+        judged = replay(run)
+        click.echo(f"run {place}: {_of(run)}")
+        click.echo("\n".join(timeline(judged)))
+        click.echo()
+        for line in verdict(judged):
+            click.echo(f"run {place}: {line}")
+        same = same and judged.same
+    return SAME if same else DIFFERENT
+
+
+def print_test(path: Path, which: int | None) -> int:
+    """
+    Print one run of a story as a test, the last one unless another is asked for.
+    """
+    [(place, run)] = read(path, -1 if which is None else which).items()
+    click.echo(as_test(replay(run), f"test_the_story_of_run_{place}"))
+    return SAME
+
+
+def read(path: Path, which: int | None) -> dict[int, Run]:
+    """
+    The runs of a story; `path` may be the run directory. Raises `UsageError` where there is none.
+    """
+    file = path / STORY if path.is_dir() else path
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    runs = runs_of(content, str(file), which)
+    if not runs:
+        raise UsageError(f"{file} tells of no run")
+    return runs
+
+
+def verdict(judged: Replay) -> list[str]:
+    """
+    Whether the commands are the same, and where they are not.
+    """
+    known = sum(turn.told.then is not None for turn in judged.turns)
+    different = judged.differences
+    first = f"{len(judged.turns)} of {len(judged.run.told)} events judged; "
+    if known < len(judged.turns):
+        first += f"what followed then is known of {known}; "
+    first += f"other commands in {len(different)} of them" if different else "the same commands"
+    lines = [first, *(line for turn in different[:_SHOWN] for line in _difference(turn))]
+    if len(different) > _SHOWN:
+        lines.append(f"and {len(different) - _SHOWN} more")
+    if (failed := judged.failed_at) is not None:
+        then = "it failed then too" if failed.then is None else f"then: {failed.then or 'nothing'}"
+        lines.append(f"line {failed.line}: the machine fails: {judged.failure} ({then})")
+    return lines
+
+
+def _difference(turn: Turn) -> list[str]:
+    event = turn.told.event
+    kind = type(event.message if isinstance(event, Received) else event).__name__
+    return [
+        f"line {turn.told.line}, {kind}",
+        f"  then: {turn.told.then or 'nothing'}",
+        f"  now: {fingerprint(turn.commands) or 'nothing'}",
+        *(f"    {line}" for line in commanded(turn.commands)),
+    ]
+
+
+def _of(run: Run) -> str:
+    ranks = "1 rank" if run.opened.world == 1 else f"{run.opened.world} ranks"
+    return f"{ranks}, {len(run.told)} events"
+
+
+def replay_command() -> click.Command:
+    """
+    `tft replay`.
+    """
+
+    def command(story: Path, run: int | None, as_test: bool) -> int:
+        return print_test(story, run) if as_test else replay_story(story, run)
+
+    return click.Command(
+        "replay",
+        callback=command,
+        params=[
+            click.Argument(["story"], type=click.Path(path_type=Path)),
+            click.Option(
+                ["--run"],
+                type=click.INT,
+                metavar="N",
+                help="Only this run of the file: 1 is the first, -1 the last.",
+            ),
+            click.Option(
+                ["--as-test"],
+                is_flag=True,
+                help="Print the run as a test to be pasted, the last one unless --run is given.",
+            ),
+        ],
+        help=(
+            "Judge the run in STORY once more (a story.jsonl, or the run directory it is in), tell "
+            "what happened, and say whether the commands are the same as then.\n\n"
+            "Exits 0 when they are, 1 when they are not, 2 when the story cannot be read."
+        ),
+    )

@@ -1,0 +1,294 @@
+"""
+What reports and commands say, in words for an operator. What is not known here is shown by its
+name and fields, so that a new message needs nothing here to be told.
+"""
+
+import signal
+from collections.abc import Collection, Sequence
+from dataclasses import fields
+from typing import assert_never
+
+from tft.core.commands import Command, JobOver, Tell
+from tft.core.incident import Fault
+from tft.protocol.messages import (
+    ORDER_NAMES,
+    Answered,
+    Checkpointed,
+    Commit,
+    End,
+    EndNode,
+    Exited,
+    Faulted,
+    Fetch,
+    Finished,
+    Freeze,
+    Joined,
+    Kill,
+    NodeJoined,
+    NodeLost,
+    Position,
+    RankOrder,
+    Ready,
+    Refused,
+    Regroup,
+    Report,
+    Save,
+    Spawn,
+    Spawned,
+    Stop,
+    StopRequested,
+    StoreOpened,
+    Trained,
+)
+
+Alike = Answered | Joined | Ready | Spawned | Trained | Finished | Checkpointed | Exited | Faulted
+"""What many ranks say at about the same time."""
+
+DONE: dict[str, str] = {
+    "freeze": "froze", "stop": "left the loop", "load": "loaded the checkpoint",
+    "fetch": "copied and verified", "restore": "took back a copy", "regroup": "formed the groups",
+    "rebuild": "rebuilt", "rollback": "rolled back", "resume": "entered the loop",
+    "hold": "stood still", "check": "passed the check", "release": "went on", "save": "saved",
+    "commit": "committed the checkpoint", "complete": "completed", "end": "took leave",
+}  # fmt: skip
+"""What a rank did that has carried out an order."""
+SAID_OTHERWISE = frozenset(
+    {
+        "rank_gone", "rank_faulted", "strategy_chosen", "stalled", "order_failed",
+        "incident_closed", "job_ends",
+    }
+)  # fmt: skip
+"""What the machine tells for the log, and the other lines of a timeline say already."""
+BESIDE_THE_POINT = frozenset(
+    {"epoch", "incident", "round", "to", "seats", "rank", "incarnation", "at"}
+)
+LONG = 100
+"""Characters of a value that nobody here knows how to say."""
+
+
+# ---------------------------------------------------------------- many ranks
+
+
+def alike(messages: Sequence[Alike]) -> str:
+    """
+    What these ranks did: the rest of a sentence that begins with them.
+    """
+    message = messages[0]
+    match message:
+        case Answered(order=order):
+            return DONE.get(order, f"answered {order}")
+        case Spawned(pid=pid):
+            return f"started as process {pid}" if len(messages) == 1 else "started"
+        case Joined():
+            return "called tft.init"
+        case Ready():
+            return "got ready"
+        case Trained(step=step):
+            return f"trained step {step}"
+        case Finished(step=step):
+            return f"finished with step {step}"
+        case Checkpointed(step=step, directory=directory):
+            return f"completed the checkpoint of step {step} in {directory}"
+        case Exited(code=code):
+            return f"left with code {code}"
+        case Faulted(kind=kind, step=step):
+            return f"saw a {kind} fault in step {step}"
+        case _:
+            assert_never(message)
+
+
+def particulars(messages: Sequence[Alike]) -> str:
+    """
+    What each of them said of itself, where that matters for what is decided; else empty.
+    """
+    answers = [message for message in messages if isinstance(message, Answered)]
+    match messages[0]:
+        case Answered(order="freeze" | "hold"):
+            return _each("standing at", [(a.rank, _where(a.position)) for a in answers])
+        case Answered(order="stop" | "fetch" | "restore" | "load"):
+            return _each("holding", [(a.rank, _held(a)) for a in answers])
+        case Answered(order="save"):
+            return f"{sum(len(answer.files) for answer in answers)} files"
+        case Faulted():
+            faulted = [message for message in messages if isinstance(message, Faulted)]
+            return _each("", [(each.rank, each.summary) for each in faulted])
+        case _:
+            return ""
+
+
+def _each(verb: str, values: Sequence[tuple[int, str]]) -> str:
+    different = dict.fromkeys(value for _, value in values)
+    if len(different) == 1:
+        return f"{verb} {values[0][1]}".strip()
+    told = [f"{value} ({ranks_of([r for r, v in values if v == value])})" for value in different]
+    return f"{verb} {', '.join(told)}".strip()
+
+
+def _held(answer: Answered) -> str:
+    held = "nothing whole" if answer.held is None else f"step {answer.held}"
+    return held + "".join(f" and a copy of {step}" for step in answer.backups)
+
+
+def _where(position: Position) -> str:
+    updating = f", in the update of step {position.step + 1}" if position.window else ""
+    return f"step {position.step}{updating}"
+
+
+# ---------------------------------------------------------------- one report
+
+
+def sentence(message: Report) -> str:
+    """
+    What a report says that stands for itself.
+    """
+    match message:
+        case NodeJoined(node=node, host=host, ranks=ranks):
+            return f"node {node} ({host}) is there for {ranks_of(ranks)}"
+        case StoreOpened(host=host, port=port):
+            return f"the rendezvous store is open at {host}:{port}"
+        case Exited(rank=rank, code=code, position=position):
+            how = _signal(-code) if code < 0 else f"exit code {code}"
+            stopped = ", found stopped" if message.stopped else ""
+            stacks = "; it left its stacks" if message.stack else ""
+            return f"rank {rank} died ({how}{stopped}), standing at {_where(position)}{stacks}"
+        case NodeLost(node=node, why=why):
+            return f"node {node} is lost: {why}"
+        case Faulted(rank=rank, kind=kind, step=step, summary=summary):
+            polluted = ", which may have spread" if message.polluted else ""
+            return f"rank {rank} has a {kind} fault in step {step}{polluted}: {summary}"
+        case Answered(rank=rank, order=order, failure=str(why)):
+            return f"rank {rank} could not {order}: {why}"
+        case Answered(rank=rank, verdict=verdict, finding=finding):
+            return f"rank {rank} does not pass the check ({verdict}): {finding}"
+        case StopRequested(why=why):
+            return f"the end is asked for: {why}"
+        case _:
+            return plainly(message)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
+
+
+def plainly(message: object) -> str:
+    """
+    A message by its name and its fields.
+    """
+    rank = getattr(message, "rank", None)
+    who = "" if rank is None else f"rank {rank}: "
+    return f"{who}{type(message).__name__}{_facts(message)}"
+
+
+def _facts(message: object) -> str:
+    told = [
+        f"{field.name} {_short(value)}"
+        for field in fields(message)  # type: ignore[arg-type] # every message is a dataclass
+        if field.name not in BESIDE_THE_POINT
+        and (value := getattr(message, field.name)) not in ("", (), {}, None, False)
+    ]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= LONG else f"{text[:LONG]}…"
+
+
+# ---------------------------------------------------------------- commands
+
+
+def commanded(commands: Sequence[Command]) -> list[str]:
+    """
+    A sentence for each command; orders that say the same to several ranks are one.
+    """
+    merged: dict[str, list[int]] = {}
+    for command in commands:
+        text, ranks = _command(command)
+        if text:
+            merged.setdefault(text, []).extend(ranks)
+    return [text.replace("{who}", ranks_of(ranks)) for text, ranks in merged.items()]
+
+
+def _command(command: Command) -> tuple[str, Collection[int]]:
+    """
+    A sentence in which `{who}` stands for the ranks that are meant.
+    """
+    match command:
+        case Tell(event=event, facts=facts):
+            told = ", ".join(f"{name} {_short(value)}" for name, value in facts.items())
+            return ("" if event in SAID_OTHERWISE else f"told: {event} ({told})"), ()
+        case JobOver(result=result, code=code, why=why):
+            return f"the job is over: {result}, exit code {code}: {why}", ()
+        case Spawn(node=node, cause=cause):
+            again = f" as incarnation {command.incarnation}" if command.incarnation else ""
+            return f"start {{who}} on node {node}{again}: {cause}", (command.rank,)
+        case Kill(node=node, cause=cause):
+            return f"end {{who}} on node {node}: {cause}", (command.rank,)
+        case EndNode(why=why):
+            return f"the agents are to leave: {why}", ()
+        case Refused(rank=rank, pid=pid, why=why):
+            return f"process {pid} is not rank {rank}: {why}", ()
+        case Fetch(step=step, transfers=transfers):
+            parts = [f"{t.shard} from {ranks_of([s.rank for s in t.sources])}" for t in transfers]
+            return f"{{who}}: copy {', '.join(parts)} as of step {step}", command.to
+        case Freeze(cause=cause):
+            return f"freeze {{who}}{cause and ': '}{cause}", command.to
+        case Stop(finish=finish):
+            return f"stop {{who}} at the end of step {finish}", command.to
+        case Regroup(step=step, without=without):
+            left_out = f", without {ranks_of(without)}" if without else ""
+            return f"form groups of {{who}} for step {step}{left_out}", command.to
+        case Save(shards=shards, private=private, directory=directory):
+            parts = [*shards, *([f"the private state of {ranks_of(private)}"] if private else [])]
+            what = "".join(f"{part}, " for part in parts)
+            return f"{{who}}: save {what}your own private state under {directory}", command.to
+        case Commit(files=files, directory=directory):
+            return f"{{who}}: commit {len(files)} files as {directory}", command.to
+        case End(code=code, why=why):
+            return f"{{who}}: leave with code {code}: {why}", command.to
+        case _:
+            return _other(command)
+
+
+def _other(command: object) -> tuple[str, Collection[int]]:
+    if isinstance(command, RankOrder):
+        return f"{ORDER_NAMES[type(command)]} {{who}}{_facts(command)}", command.to
+    return plainly(command), ()
+
+
+# ---------------------------------------------------------------- parts of sentences
+
+
+def fault_in_words(fault: Fault) -> str:
+    """
+    A fault, without its evidence.
+    """
+    where = "no one rank" if fault.rank is None else f"rank {fault.rank}"
+    return f"{fault.kind} at {where} in step {fault.step}"
+
+
+def ranks_of(ranks: Collection[int]) -> str:
+    """
+    Ranks in words: `rank 3`, `ranks 0-3, 7`.
+    """
+    stretches: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if stretches and rank == stretches[-1][-1] + 1:
+            stretches[-1].append(rank)
+        else:
+            stretches.append([rank])
+    told = [str(s[0]) if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in stretches]
+    one = len(stretches) == 1 and len(stretches[0]) == 1
+    return f"{'rank' if one else 'ranks'} {', '.join(told) or 'none'}"
+
+
+def span(seconds: float) -> str:
+    """
+    How long something took.
+    """
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.001 else "less than 1 ms"

@@ -1,0 +1,217 @@
+"""
+Stories judged once more: the events of a run through the job machine, and what it commands now.
+
+    replayed(text) -> Replay              a story that was pasted into a test
+    replay(run) -> Replay                 one that was read (`tft.controller.story.runs_of`)
+    write_story(path, opened, told)       a run that was no real one (a simulated cluster's), told
+                                          in the same form, for `tft replay` and `as_test`
+    as_test(replay, name) -> str          a test to be pasted
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tft.controller.story import (
+    Opened,
+    Run,
+    Story,
+    Told,
+    event_line,
+    fingerprint,
+    numbered,
+    opened_line,
+    runs_of,
+)
+from tft.core.commands import Command, JobOver
+from tft.core.events import Event, Received
+from tft.core.machine import Machine
+from tft.protocol.messages import Exited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """
+    How a machine stands between two events.
+    """
+
+    state: str
+    incident: int
+    open: bool
+    """The incident is not over."""
+    round: int
+    strategy: str
+    tried: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """
+    One event, and what the machine makes of it.
+    """
+
+    told: Told
+    commands: tuple[Command, ...]
+    before: Stand
+    after: Stand
+
+    @property
+    def differs(self) -> bool:
+        """
+        Other commands were given then. Where it is not known which, none are missed.
+        """
+        return self.told.then is not None and self.told.then != fingerprint(self.commands)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """
+    A run that was judged once more.
+    """
+
+    run: Run
+    machine: Machine
+    """As it stands after the last event."""
+    turns: tuple[Turn, ...]
+    failed_at: Told | None = None
+    """The event that the machine failed at; those behind it were not judged."""
+    failure: str = ""
+    """How it failed."""
+
+    @property
+    def differences(self) -> list[Turn]:
+        """
+        The turns in which other commands were given then.
+        """
+        return [turn for turn in self.turns if turn.differs]
+
+    @property
+    def same(self) -> bool:
+        """
+        Whatever was commanded then would be commanded now, and nothing else.
+        """
+        known = self.failed_at is not None and self.failed_at.then is not None
+        return not self.differences and not known
+
+    @property
+    def state(self) -> str:
+        """
+        What the job is doing at the end.
+        """
+        return str(self.machine.state)
+
+    @property
+    def result(self) -> tuple[str, int] | None:
+        """
+        How the job ended, and with what exit code; None while it has not.
+        """
+        over: JobOver | None = self.machine.outcome
+        return None if over is None else (over.result, over.code)
+
+    @property
+    def incidents(self) -> list[tuple[str, int | None, int]]:
+        """
+        Of each incident: the strategy, the first step computed after it, the steps lost.
+        """
+        all_of_them = {each.number: each for each in self.machine.incidents}
+        if self.machine.incident.number:
+            all_of_them.setdefault(self.machine.incident.number, self.machine.incident)
+        return [(each.strategy, each.step, each.steps_lost) for each in all_of_them.values()]
+
+
+def replayed(text: str) -> Replay:
+    """
+    The last run of a story, from its text.
+    """
+    [run] = runs_of(f"{text.strip()}\n".encode(), "the story", -1).values()
+    return replay(run)
+
+
+def replay(run: Run) -> Replay:
+    """
+    A run through the machine of this version, with the limits of then.
+    """
+    machine = run.opened.machine()
+    turns: list[Turn] = []
+    for told in run.told:
+        before = _stand(machine)
+        try:
+            commands = tuple(machine.handle(told.event))
+            machine.check()
+        except Exception as broken:  # noqa: BLE001 # what a broken machine raises, nobody knows
+            failure = f"{type(broken).__name__}: {broken}"
+            turns_done = tuple(turns)
+            return Replay(
+                run=run, machine=machine, turns=turns_done, failed_at=told, failure=failure
+            )
+        turns.append(Turn(told=told, commands=commands, before=before, after=_stand(machine)))
+    return Replay(run=run, machine=machine, turns=tuple(turns))
+
+
+def write_story(
+    path: Path, opened: Opened, told: Iterable[tuple[Event, Sequence[Command] | None]]
+) -> None:
+    """
+    Appends a run to a story: each event with what was commanded upon it, or None for the one the
+    machine failed at. `opened` is what the machine was made with (`Opened.machine` makes one).
+    """
+    with Story(path) as story:
+        story.opened(opened)
+        for event, then in told:
+            story.event(event, then)
+
+
+def as_test(replay: Replay, name: str) -> str:
+    """
+    A test that feeds the run to the machine and expects what this version makes of it. Whoever
+    pastes it puts there what should have come out.
+
+    What was commanded then is left out: a test of what was wrong must not hold on to it. So are
+    the job's name, which opened its ports, and the greater part of captured RNG state.
+    """
+    opened = replace(replay.run.opened, job="job", run="run")
+    lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.told)]
+    # JSON is all ASCII here; without an apostrophe nothing in it can end the literal
+    story = [numbered(line, n).replace("'", r"\u0027") for n, line in enumerate(lines, start=1)]
+    return "\n".join(
+        [
+            "from tft.testing.story import replayed",
+            "",
+            "STORY = r'''",
+            *story,
+            "'''",
+            "",
+            "",
+            f"def {name}() -> None:",
+            '    """',
+            "    When this happens, then it is judged as it should be.",
+            '    """',
+            "    replay = replayed(STORY)",
+            "",
+            '    assert replay.failure == ""',
+            f"    assert replay.state == {replay.state!r}",
+            f"    assert replay.result == {replay.result!r}",
+            f"    assert replay.incidents == {replay.incidents!r}",
+        ]
+    )
+
+
+def _brief(event: Event) -> Event:
+    match event:
+        case Received(message=Exited() as exited):
+            private = {step: state[:8] for step, state in exited.private.items()}
+            return replace(event, message=replace(exited, private=private))
+        case _:
+            return event
+
+
+def _stand(machine: Machine) -> Stand:
+    incident = machine.incident
+    return Stand(
+        state=str(machine.state),
+        incident=incident.number,
+        open=incident.closed is None,
+        round=incident.round,
+        strategy=incident.strategy,
+        tried=tuple(incident.tried),
+    )

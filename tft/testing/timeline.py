@@ -1,0 +1,252 @@
+"""
+A replayed run as somebody reads it: what happened and when, what was decided and why, how long it
+took. What many ranks say to one order is one line, at the time of the last of them.
+
+All times are the controller's own clock: that of another machine says nothing beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from tft.core.commands import Command
+from tft.core.events import DeadlinePassed, Led, Received, Stalled
+from tft.core.incident import Fault, Incident
+from tft.core.report import incident_report
+from tft.protocol.messages import (
+    ORDER_NAMES,
+    Answered,
+    Checkpointed,
+    Exited,
+    Faulted,
+    Finished,
+    Joined,
+    RankOrder,
+    Ready,
+    Report,
+    Spawned,
+    Trained,
+)
+from tft.testing.sentences import (
+    Alike,
+    alike,
+    commanded,
+    fault_in_words,
+    particulars,
+    ranks_of,
+    sentence,
+    span,
+)
+from tft.testing.story import Replay, Stand, Turn
+
+Key = tuple[object, ...]
+
+
+def timeline(replay: Replay) -> list[str]:
+    """
+    The lines, without their ends: first the start of the job, then each incident with times from
+    its first evidence, and what lies between them.
+    """
+    return _Timeline(replay).told()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Chorus:
+    """
+    What several ranks say alike.
+    """
+
+    last: Turn
+    said: dict[int, Alike] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """
+    An order, as far as it was given.
+    """
+
+    at: float
+    ranks: set[int]
+
+
+class _Timeline:
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self._choruses = _choruses(replay)
+        self._asked: dict[Key, _Asked] = {}
+        machine = replay.machine
+        self._incidents = {i.number: i for i in (*machine.incidents, machine.incident)}
+        self._zero = replay.run.opened.at
+        self._lines: list[str] = []
+
+    def told(self) -> list[str]:
+        """
+        All of it.
+        """
+        within: int | None = None
+        for turn in self._replay.turns:
+            number = _incident_of(turn)
+            if number != within:
+                self._end_section(within)
+                self._begin_section(number, turn)
+                within = number
+            self._turn(turn)
+        if (failed := self._replay.failed_at) is not None:
+            self._say(failed.event.at, f"the machine fails: {self._replay.failure}")
+        self._end_section(within)
+        return self._lines
+
+    # ---------------------------------------------------------------- sections
+
+    def _begin_section(self, number: int, turn: Turn) -> None:
+        start = self._replay.run.opened.at
+        if number == 0:
+            self._zero = start
+            ends = turn.before.state in ("exiting", "ended")
+            then = "the job ends" if ends else "the job goes on"
+            heading = then if self._lines else "the job starts"
+        else:
+            self._zero = turn.told.event.at
+            what = "; ".join(map(fault_in_words, self._incidents[number].roots()))
+            heading = f"incident {number}, {self._zero - start:.3f} s: {what or 'no fault'}"
+        self._lines += [*([""] if self._lines else []), heading]
+
+    def _end_section(self, number: int | None) -> None:
+        if number:
+            self._lines.append(f"{'':>12}  {_outcome(self._incidents[number])}")
+
+    # ---------------------------------------------------------------- turns
+
+    def _turn(self, turn: Turn) -> None:
+        said = self._happened(turn)
+        decided = list(_decided(turn))
+        if said or decided:
+            self._say(turn.told.event.at, said or "")
+        self._lines += [f"{'':>12}    {line}" for line in decided]
+        self._ask(turn.commands, turn.told.event.at)
+
+    def _say(self, at: float, said: str) -> None:
+        self._lines.append(f"{f'{at - self._zero:+.3f} s':>12}  {said}".rstrip())
+
+    def _ask(self, commands: Sequence[Command], at: float) -> None:
+        """
+        Remembers who was told what, for the line that says who has done it.
+        """
+        for order in commands:
+            if isinstance(order, RankOrder):
+                key = ("Answered", order.incident, order.round, ORDER_NAMES[type(order)])
+                self._asked.setdefault(key, _Asked(at=at, ranks=set())).ranks.update(order.to)
+
+    def _happened(self, turn: Turn) -> str:
+        event = turn.told.event
+        match event:
+            case Received(message=message):
+                key = _key(turn)
+                return sentence(message) if key is None else self._together(key, turn)
+            case DeadlinePassed():
+                idle = not turn.commands and turn.before == turn.after
+                return "" if idle else "time is up"
+            case Stalled(silence=silence, limit=limit):
+                return f"no rank has moved for {silence:.1f} s, where {limit:.1f} s are the limit"
+            case Led(epoch=epoch):
+                return f"the controller of epoch {epoch} leads"
+            case _:
+                assert_never(event)
+
+    def _together(self, key: Key, turn: Turn) -> str:
+        """
+        A line for all of them, at the last; none before.
+        """
+        chorus = self._choruses[key]
+        if chorus.last is not turn:
+            return ""
+        ranks, said = set(chorus.said), list(chorus.said.values())
+        asked = self._asked.get(key)
+        everyone = asked is not None and len(asked.ranks) > 2 and asked.ranks == ranks
+        who = f"all {len(ranks)} ranks" if everyone else ranks_of(ranks)
+        within = "" if asked is None else f" within {span(turn.told.event.at - asked.at)}"
+        what = particulars(said)
+        return f"{who} {alike(said)}{within}{what and '; '}{what}"
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _choruses(replay: Replay) -> dict[Key, _Chorus]:
+    choruses: dict[Key, _Chorus] = {}
+    for turn in replay.turns:
+        key = _key(turn)
+        event = turn.told.event
+        if key is not None and isinstance(event, Received) and isinstance(event.message, Alike):
+            chorus = choruses.setdefault(key, _Chorus(last=turn))
+            if event.message.rank not in chorus.said:  # else it is only said again
+                chorus.last = turn
+                chorus.said[event.message.rank] = event.message
+    return choruses
+
+
+def _key(turn: Turn) -> Key | None:
+    """
+    What is told together has the same key; None for what stands for itself.
+    """
+    event = turn.told.event
+    return _key_of(event.message, turn.before) if isinstance(event, Received) else None
+
+
+def _key_of(message: Report, stand: Stand) -> Key | None:
+    match message:
+        case Answered(failure=None, verdict="pass"):
+            return ("Answered", message.incident, message.round, message.order)
+        case Joined() | Ready() | Spawned() | Trained() | Finished():
+            return (type(message).__name__, stand.incident, stand.round, stand.open)
+        case Checkpointed(directory=directory):
+            return ("Checkpointed", directory)
+        case Exited(code=code) if stand.state in ("exiting", "ended") and code >= 0:
+            return ("Exited", code)
+        case Faulted(kind="network", step=step) if stand.open:  # the same from the other side
+            return ("Faulted", stand.incident, stand.round, step)
+        case _:
+            return None
+
+
+def _incident_of(turn: Turn) -> int:
+    """
+    The incident a turn belongs to: the one it opens, closes, or is in; 0 for none.
+    """
+    opened = turn.after.incident if turn.after.open else 0
+    return opened or (turn.before.incident if turn.before.open else 0)
+
+
+def _decided(turn: Turn) -> list[str]:
+    """
+    The choice with what spoke against the others, the orders, the state that the job is in then.
+    """
+    lines: list[str] = []
+    chosen = (turn.after.round, turn.after.strategy)
+    if turn.after.strategy and chosen != (turn.before.round, turn.before.strategy):
+        lines.append(f"chosen: {turn.after.strategy}")
+        lines += [f"  not {name}: {why}" for name, why in turn.after.tried]
+    lines += [f"→ {order}" for order in commanded(turn.commands)]
+    if turn.after.state != turn.before.state:
+        lines.append(f"[{turn.after.state}]")
+    return lines
+
+
+def _outcome(incident: Incident) -> str:
+    """
+    What has become of an incident, and how long it took.
+    """
+    if incident.closed is None:
+        return "not over here"
+    seconds = incident_report(incident, _nobody_knows)["seconds"]
+    assert isinstance(seconds, dict)
+    took = ", ".join(f"{name} {span(took)}" for name, took in seconds.items() if took)
+    ended = incident.strategy in ("dump", "exit")
+    next_step = "" if ended else f", on with step {incident.step}"
+    lost = "1 step" if incident.steps_lost == 1 else f"{incident.steps_lost} steps"
+    return f"over: {incident.strategy}{next_step}, {lost} lost; it took {took}"
+
+
+def _nobody_knows(fault: Fault) -> float | None:
+    return None
