@@ -8,10 +8,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import assert_never
 
-from tft.core.commands import Command, JobOver, Tell
+from tft.core.commands import Command, Consult, JobOver, Tell
 from tft.core.incident import Fault
 from tft.protocol.messages import (
     ORDER_NAMES,
+    Advised,
     Answered,
     Checkpointed,
     Commit,
@@ -26,12 +27,15 @@ from tft.protocol.messages import (
     Kill,
     NodeJoined,
     NodeLost,
+    Noticed,
+    PauseRequested,
     Position,
     RankOrder,
     Ready,
     Refused,
     Regroup,
     Report,
+    ResumeRequested,
     Save,
     Spawn,
     Spawned,
@@ -54,7 +58,7 @@ DONE: dict[str, str] = {
 """What a rank did that has carried out an order."""
 SAID_OTHERWISE = frozenset(
     {
-        "rank_gone", "rank_faulted", "strategy_chosen", "stalled", "order_failed",
+        "fault", "rank_gone", "rank_faulted", "stopped", "strategy_chosen", "stalled", "order_failed",
         "incident_closed", "job_ends",
     }
 )  # fmt: skip
@@ -126,7 +130,8 @@ def _each(verb: str, values: Sequence[tuple[int, str]]) -> str:
 
 def _held(answer: Answered) -> str:
     held = "nothing whole" if answer.held is None else f"step {answer.held}"
-    return held + "".join(f" and a copy of {step}" for step in answer.backups)
+    copies = ", ".join(str(step) for step in answer.backups)
+    return f"{held} and copies of {copies}" if copies else held
 
 
 def _where(position: Position) -> str:
@@ -162,8 +167,23 @@ def sentence(message: Report) -> str:
             return f"rank {rank} does not pass the check ({verdict}): {finding}"
         case StopRequested(why=why):
             return f"the end is asked for: {why}"
+        case PauseRequested(why=why, check=check):
+            return f"a pause is asked for{check and f', with the check {check}'}: {why}"
+        case ResumeRequested(why=why):
+            return f"a paused job is asked to go on: {why}"
+        case Noticed(rank=rank, kind=kind, evidence=evidence):
+            return f"rank {rank} is seen to have a {kind} fault: {_short(evidence)}"
+        case Advised():
+            return _advice(message)
         case _:
             return plainly(message)
+
+
+def _advice(message: Advised) -> str:
+    veto = f", and never {' or '.join(message.veto)}" if message.veto else ""
+    if message.wait:
+        return f"the recovery plugins ask for {message.wait:.1f} s{veto}: {message.why}"
+    return f"the recovery plugins advise {message.strategy or 'nothing else'}{veto}: {message.why}"
 
 
 def _signal(number: int) -> str:
@@ -222,6 +242,9 @@ def _command(command: Command) -> tuple[str, Collection[int]]:
             return ("" if event in SAID_OTHERWISE else f"told: {event} ({told})"), ()
         case JobOver(result=result, code=code, why=why):
             return f"the job is over: {result}, exit code {code}: {why}", ()
+        case Consult(offers=offers):
+            possible = [offer.strategy for offer in offers if offer.why_not is None]
+            return f"ask the recovery plugins: {' or '.join(possible)}?", ()
         case Spawn(node=node, cause=cause):
             again = f" as incarnation {command.incarnation}" if command.incarnation else ""
             return f"start {{who}} on node {node}{again}: {cause}", (command.rank,)

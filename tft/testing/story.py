@@ -210,7 +210,7 @@ def _stand(machine: Machine) -> Stand:
     return Stand(
         state=str(machine.state),
         incident=incident.number,
-        open=incident.closed is None,
+        open=incident.is_open,
         round=incident.round,
         strategy=incident.strategy,
         tried=tuple(incident.tried),

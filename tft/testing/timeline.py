@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from tft.core.commands import Command
+from tft.core.commands import Command, Tell
 from tft.core.events import DeadlinePassed, Led, Received, Stalled
 from tft.core.incident import Fault, Incident
 from tft.core.report import incident_report
@@ -225,7 +225,9 @@ def _decided(turn: Turn) -> list[str]:
     lines: list[str] = []
     chosen = (turn.after.round, turn.after.strategy)
     if turn.after.strategy and chosen != (turn.before.round, turn.before.strategy):
-        lines.append(f"chosen: {turn.after.strategy}")
+        told = (command for command in turn.commands if isinstance(command, Tell))
+        reasons = [tell.facts["why"] for tell in told if tell.event == "strategy_chosen"]
+        lines.append(": ".join(["chosen", turn.after.strategy, *map(str, reasons)]))
         lines += [f"  not {name}: {why}" for name, why in turn.after.tried]
     lines += [f"→ {order}" for order in commanded(turn.commands)]
     if turn.after.state != turn.before.state:
@@ -243,7 +245,7 @@ def _outcome(incident: Incident) -> str:
     assert isinstance(seconds, dict)
     took = ", ".join(f"{name} {span(took)}" for name, took in seconds.items() if took)
     ended = incident.strategy in ("dump", "exit")
-    next_step = "" if ended else f", on with step {incident.step}"
+    next_step = "" if ended or incident.step is None else f", on with step {incident.step}"
     lost = "1 step" if incident.steps_lost == 1 else f"{incident.steps_lost} steps"
     return f"over: {incident.strategy}{next_step}, {lost} lost; it took {took}"
 
