@@ -161,6 +161,87 @@ def agent_command() -> click.Command:
     )
 
 
+def pause_command() -> click.Command:
+    """
+    `tft pause`.
+    """
+
+    def pause(run_dir: Path, check: str, why: str) -> int:
+        from tft.cli.ask import pause as ask
+
+        return ask(run_dir, check, why)
+
+    return click.Command(
+        "pause",
+        callback=pause,
+        params=[
+            _run_dir_option(),
+            click.Option(
+                ["--check"],
+                metavar="NAME",
+                default="",
+                help="Have every rank run this check of a plugin, and go on if all of them pass.",
+            ),
+            _why_option("tft pause"),
+        ],
+        help="Have a job stand still between two steps, until `tft resume`.",
+    )
+
+
+def resume_command() -> click.Command:
+    """
+    `tft resume`.
+    """
+
+    def resume(run_dir: Path, why: str) -> int:
+        from tft.cli.ask import resume as ask
+
+        return ask(run_dir, why)
+
+    return click.Command(
+        "resume",
+        callback=resume,
+        params=[_run_dir_option(), _why_option("tft resume")],
+        help="Have a paused job go on.",
+    )
+
+
+def dump_command() -> click.Command:
+    """
+    `tft dump`.
+    """
+
+    def dump(run_dir: Path, why: str) -> int:
+        from tft.cli.ask import dump as ask
+
+        return ask(run_dir, why)
+
+    return click.Command(
+        "dump",
+        callback=dump,
+        params=[_run_dir_option(), _why_option("tft dump")],
+        help="Have a job end with a last checkpoint.",
+    )
+
+
+def _run_dir_option() -> click.Option:
+    return click.Option(
+        ["--run-dir"],
+        type=click.Path(path_type=Path),
+        required=True,
+        help="The run directory of the job.",
+    )
+
+
+def _why_option(command: str) -> click.Option:
+    return click.Option(
+        ["--why"],
+        default=f"somebody called `{command}`",
+        show_default=True,
+        help="A sentence for the job's records.",
+    )
+
+
 def _host_option(sentence: str) -> click.Option:
     return click.Option(
         ["--host"], metavar="ADDRESS", default=LOOPBACK, show_default=True, help=sentence

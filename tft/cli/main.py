@@ -18,13 +18,16 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "broker", "controller", "agent", "replay"]
+        return ["run", "pause", "resume", "dump", "broker", "controller", "agent", "replay"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         from tft.cli import commands, replay
 
         make = {
             "run": commands.run_command,
+            "pause": commands.pause_command,
+            "resume": commands.resume_command,
+            "dump": commands.dump_command,
             "broker": commands.broker_command,
             "controller": commands.controller_command,
             "agent": commands.agent_command,

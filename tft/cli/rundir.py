@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tft.config import JobSettings
 from tft.errors import UsageError
 from tft.files import write_whole
 
+JOB = "job.json"
 STORY = "story.jsonl"
 REPORT = "report.json"
 
@@ -95,7 +96,45 @@ def write_job(settings: JobSettings, command: Sequence[str]) -> None:
     """
     facts = {**asdict(settings), "run_dir": str(settings.run_dir)}
     written = {"command": list(command), "directory": str(Path.cwd()), "settings": facts}
-    write_whole(settings.run_dir / "job.json", json.dumps(written, indent=2) + "\n")
+    write_whole(settings.run_dir / JOB, json.dumps(written, indent=2) + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobThere:
+    """
+    Where to find the job of a run directory.
+    """
+
+    job: str
+    broker: str
+    log: Path
+    """Of its controller."""
+
+
+def job_there(run_dir: Path) -> JobThere:
+    """
+    The job that runs in a run directory. Raises `UsageError` where there is none, and where it is
+    over.
+    """
+    path, report = run_dir / JOB, run_dir / REPORT
+    try:
+        settings = json.loads(path.read_text())["settings"]
+        there = JobThere(
+            job=str(settings["job"]),
+            broker=str(settings["broker"]),
+            log=log_file(run_dir, "controller"),
+        )
+    except FileNotFoundError:
+        raise UsageError(f"no job runs in {run_dir}: there is no {JOB}") from None
+    except (OSError, ValueError, KeyError, TypeError) as wrong:
+        raise UsageError(
+            f"{path} does not say which job runs there: {type(wrong).__name__}: {wrong}"
+        ) from None
+    # the one is written when a run begins, the other when it ends
+    if report.exists() and report.stat().st_mtime_ns >= path.stat().st_mtime_ns:
+        result = json.loads(report.read_text())["result"]
+        raise UsageError(f"the job in {run_dir} is over, with the result {result!r}")
+    return there
 
 
 class FreshReport:
@@ -116,6 +155,12 @@ class FreshReport:
             return []
         incidents: list[dict[str, Any]] = self._read()["incidents"]
         return incidents[self._told :]
+
+    def result(self) -> str:
+        """
+        How the job ended; empty while that is not written.
+        """
+        return "" if self.text() is None else str(self._read()["result"])
 
     def why(self) -> str:
         """

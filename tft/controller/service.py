@@ -224,6 +224,7 @@ class Controller:
             heard=self._inbox.heard(),
             state=str(self._machine.state),
             incident=self._machine.incident.number,
+            check=self._machine.checked,
         )
 
     async def _farewell(self, bus: Bus) -> None:

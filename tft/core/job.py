@@ -84,6 +84,8 @@ class Job:
         self.saved: dict[str, SavedFile] = {}
         self.pause: PauseRequested | None = None
         """A pause that is under way, or is kept until the job is healthy."""
+        self.checked = ""
+        """What became of the last check: `passed`, or a sentence."""
         self.deadline: float | None = None
         """When the state is left whatever comes: a pause, a consultation, the ranks' leaving."""
         self.allowed = 0.0

@@ -106,6 +106,13 @@ class Machine:
         """
         return self._job.last_step
 
+    @property
+    def checked(self) -> str:
+        """
+        What became of the last check that was asked for: `passed`, or a sentence.
+        """
+        return self._job.checked
+
     # ---------------------------------------------------------------- the door
 
     def handle(self, event: Event) -> list[Command]:

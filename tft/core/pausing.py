@@ -28,6 +28,7 @@ class Pausing:
         """
         job = self._job
         job.pause = request
+        job.checked = ""
         job.incident.round += 1
         job.incident.tasks = {}
         job.move(S.PAUSING)
@@ -71,13 +72,16 @@ class Pausing:
         seats = job.seated()
         ends = [s for s in seats if s.verdict == "end"]
         bad = [s for s in seats if s.verdict == "isolate"]
+        unable = [s for s in seats if s.verdict == "pass" and s.finding]
+        said = [f"{s.finding} (rank {s.rank})" for s in (*ends, *bad, *unable)]
+        job.checked = "; ".join(said) or "passed"
+        job.tell("checked", what=job.checked)
         if ends:
-            self._rounds.force(f"the check ends the job: {ends[0].finding} (rank {ends[0].rank})")
+            self._rounds.force(f"the check ends the job: {said[0]}")
         elif bad:
             for seat in bad:
                 self._rounds.isolate(seat, f"the check found: {seat.finding} (rank {seat.rank})")
         else:
-            job.tell("check_passed")
             self.release()
         return True
 

@@ -461,7 +461,8 @@ class Reports:
             case "stop":
                 seat.training = False
             case "check":
-                seat.verdict, seat.finding = message.verdict, message.finding
+                found = message.finding if message.verdict != "pass" else ""
+                seat.verdict, seat.finding = message.verdict, found
             case "save":
                 self._job.saved |= {file.name: file for file in message.files}
             case "resume":
@@ -497,7 +498,7 @@ class Reports:
             case "check":
                 # nobody could run it: that says nothing of the rank, and is no reason to stay
                 job.incident.tasks[order].waiting.discard(seat.rank)
-                seat.verdict, seat.finding = "pass", ""
+                seat.verdict, seat.finding = "pass", f"it could not be run: {why}"
             case "complete" | "end":
                 pass
             case _:

@@ -391,6 +391,9 @@ class Lead:
     """What the job as a whole is doing: a state of `docs/machine.md`."""
     incident: int = 0
     """The number of the newest incident; 0 before the first."""
+    check: str = ""
+    """What became of the last check that was asked for: `passed`, or a sentence; empty: nothing
+    yet."""
 
 
 # ---------------------------------------------------------------- orders to ranks

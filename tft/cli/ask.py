@@ -1,0 +1,226 @@
+"""
+`tft pause`, `tft resume`, `tft dump`: what somebody asks of a job that runs, and whether it has
+come to that.
+
+The request is repeated until the leading controller has heard it. What it says of the job from
+then on (`Lead`) is followed until the job does what was asked, or cannot any more.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tft import checkpoint
+from tft.bus.base import Bus, Heard, Malformed
+from tft.bus.zeromq import open_bus
+from tft.cli.run import say
+from tft.cli.rundir import FreshReport, JobThere, job_there
+from tft.cli.verdicts import COMPLETED, FAILED
+from tft.clock import SystemClock
+from tft.core.delivery import Outbox
+from tft.core.table import State
+from tft.errors import PeerError, UsageError
+from tft.protocol.messages import (
+    Envelope,
+    Lead,
+    OutsideReport,
+    PauseRequested,
+    ResumeRequested,
+    StopRequested,
+)
+from tft.protocol.topics import ORDERS, REPORTS
+
+_REPEAT = 0.1  # how often a request is sent until it is acknowledged
+_SILENCE = 10.0  # a leader speaks every second; a new one is there long before this
+
+_HEALTHY = {str(State.HEALTHY)}
+_STILL = {str(State.PAUSING), str(State.PAUSED)}
+_OVER = {str(state) for state in (State.DUMPING, State.EXITING, State.ENDED)}
+
+
+def pause(run_dir: Path, check: str, why: str) -> int:
+    """
+    Have the job of this run directory stand still; with a `check`, until that has passed. Returns
+    when it does, 0, or when it does not, 4.
+    """
+
+    async def asking(leader: Leader) -> int:
+        before = await leader.speaks()
+        if before.state in _OVER:
+            raise UsageError(f"the job in {run_dir} is {before.state}: it will not pause any more")
+        if before.state in _STILL:
+            raise UsageError(f"the job in {run_dir} is {before.state} already")
+        heard = await leader.ask(PauseRequested(why=why, check=check, at=leader.now()))
+        if heard.state not in _STILL:
+            say(f"the job is {heard.state}; it is paused when that is over")
+        standing = set() if check else {str(State.PAUSED)}
+        lead = await leader.until(standing | _HEALTHY | _OVER)
+        return _paused(lead, heard, check)
+
+    return _ask(run_dir, asking)
+
+
+def _paused(lead: Lead, heard: Lead, check: str) -> int:
+    if lead.state == State.PAUSED:
+        say("the job stands still; `tft resume` lets it go on")
+        return COMPLETED
+    if check and lead.check == "passed":
+        after = f" after incident {lead.incident}" if lead.incident != heard.incident else ""
+        say(f"the check {check!r} has passed on all ranks{after}; the job is {lead.state}")
+        return COMPLETED
+    if check and lead.check:
+        say(f"the check {check!r} has not passed: {lead.check}; the job is {lead.state}")
+        return FAILED
+    say(f"it did not come to the pause, and the job is {lead.state}: the controller's log says why")
+    return FAILED
+
+
+def resume(run_dir: Path, why: str) -> int:
+    """
+    Have the paused job of this run directory go on. Returns when it does, 0, or has ended, 4.
+    """
+
+    async def asking(leader: Leader) -> int:
+        before = await leader.speaks()
+        if before.state in _HEALTHY | _OVER:
+            raise UsageError(f"the job in {run_dir} is not paused: it is {before.state}")
+        await leader.ask(ResumeRequested(why=why, at=leader.now()))
+        lead = await leader.until(_HEALTHY | _OVER)
+        if lead.state in _OVER:
+            say(f"the job is {lead.state}: the controller's log says why")
+            return FAILED
+        say("the job goes on")
+        return COMPLETED
+
+    return _ask(run_dir, asking)
+
+
+def dump(run_dir: Path, why: str) -> int:
+    """
+    Have the job of this run directory end with a last checkpoint. Returns when it has, 0, or when
+    it has ended otherwise, 4.
+    """
+    report = FreshReport(run_dir)
+
+    async def asking(leader: Leader) -> int:
+        before = await leader.speaks()
+        if before.state in _OVER:
+            raise UsageError(f"the job in {run_dir} is {before.state} already")
+        await leader.ask(StopRequested(why=why, signal=0, at=leader.now()))
+        try:
+            await leader.until({str(State.ENDED)})
+        except PeerError:
+            if report.text() is None:  # else it has left without our hearing its last word
+                raise
+        newest = checkpoint.newest(run_dir)
+        if report.result() != "dumped" or newest is None:
+            say(f"the job has ended without a last checkpoint: {report.why()}")
+            return FAILED
+        say(f"the job has ended with a last checkpoint: {newest}")
+        return COMPLETED
+
+    return _ask(run_dir, asking)
+
+
+# ---------------------------------------------------------------- the leader
+
+
+class Leader:
+    """
+    The controller that leads a job, as somebody hears it who has asked it for something.
+    """
+
+    def __init__(self, bus: Bus, sender: str, there: JobThere) -> None:
+        self._bus = bus
+        self._sender = sender
+        self._there = there
+        self._clock = SystemClock()
+        self._outbox = Outbox()
+        self._lead: Lead | None = None
+        self._spoke = self._clock.now()
+        self._odd = ""
+
+    def now(self) -> float:
+        """
+        The moment of a request.
+        """
+        return self._clock.now()
+
+    async def speaks(self) -> Lead:
+        """
+        What it says first. Raises `PeerError` if nobody leads.
+        """
+        while self._lead is None:
+            await self._listen(_SILENCE)
+        return self._lead
+
+    async def ask(self, request: OutsideReport) -> Lead:
+        """
+        Say it until it is heard; what the leader says with that. Raises `PeerError` if nobody
+        hears it.
+        """
+        number = self._outbox.add(request)
+        limit = self.now() + _SILENCE
+        while self._outbox.pending():
+            if self.now() > limit:
+                raise PeerError(
+                    f"the controller of the job {self._there.job!r} has not taken the request for "
+                    f"{_SILENCE:.0f} s, though it leads: {self._there.log} may say why"
+                )
+            self._bus.publish(REPORTS, request, number=number)
+            await self._listen(_REPEAT)
+        return await self.speaks()
+
+    async def until(self, states: set[str]) -> Lead:
+        """
+        What it says when the job has come to one of these states. Raises `PeerError` when nobody
+        leads any more.
+        """
+        while (lead := await self.speaks()).state not in states:
+            await self._listen(_SILENCE)
+        return lead
+
+    async def _listen(self, limit: float) -> None:
+        """
+        Take in one arrival, if there is one within the limit.
+        """
+        try:
+            async with asyncio.timeout(limit):  # nothing is lost by it: see `Bus.receive`
+                arrival = await self._bus.receive()
+        except TimeoutError:
+            self._complain_of_silence()
+            return
+        match arrival:
+            case Heard(envelope=Envelope(message=Lead() as lead)):
+                if self._lead is None or lead.epoch >= self._lead.epoch:
+                    self._lead, self._spoke = lead, self.now()
+                    self._outbox.acknowledge(lead.heard.get(self._sender, 0))
+            case Malformed(why=why):
+                self._odd = f" ({why})"
+            case _:
+                self._complain_of_silence()
+
+    def _complain_of_silence(self) -> None:
+        if self.now() - self._spoke >= _SILENCE:
+            raise PeerError(
+                f"nobody has led the job {self._there.job!r} for {_SILENCE:.0f} s at the broker "
+                f"{self._there.broker}: does `tft run` still run?{self._odd}"
+            )
+
+
+def _ask(run_dir: Path, asking: Callable[[Leader], Awaitable[int]]) -> int:
+    there = job_there(run_dir)
+    sender = (
+        f"ask.{secrets.token_hex(4)}"  # of nobody before: the numbers of its reports begin anew
+    )
+
+    async def with_bus() -> int:
+        async with open_bus(there.broker, job=there.job, sender=sender, topics=[ORDERS]) as bus:
+            return await asking(Leader(bus, sender, there))
+
+    try:
+        return asyncio.run(with_bus())
+    except PeerError as silent:
+        say(str(silent))
+        return FAILED
