@@ -25,8 +25,9 @@ from tests.e2e.jobs import (
     until,
 )
 from tft.config import RankSettings
-from tft.controller.story import last_run
+from tft.controller.story import runs_of
 from tft.page import Page
+from tft.testing.story import replay
 
 LIMIT = 60.0
 
@@ -44,7 +45,7 @@ def test_a_part_that_dies_is_started_again_and_training_goes_on(
 ) -> None:
     """
     When the broker, the controller or the store is killed while the job trains, then the job
-    completes as if nothing had been, and its story has no hole.
+    completes as if nothing had been, and its story can be judged once more.
     """
     with fast(tmp_path / "run") as running:
         until(reached(running, 20), "step 20")
@@ -54,9 +55,21 @@ def test_a_part_that_dies_is_started_again_and_training_goes_on(
         outcome = running.end(LIMIT)
     assert outcome.code == 0, outcome.output
     identical(outcome, fake_undisturbed)
-    settings = json.loads((outcome.run_dir / "job.json").read_text())
-    told = settings["settings"]
-    assert last_run(outcome.run_dir / "story.jsonl", told["job"], told["run"]) is not None
+    assert_told(outcome)
+
+
+def assert_told(outcome: Outcome) -> None:
+    """
+    The story has no hole, and whoever judges it once more commands the same to the same end.
+    """
+    story = outcome.run_dir / "story.jsonl"
+    judged = replay(runs_of(story.read_bytes(), str(story), -1)[1])
+    assert judged.same, judged.differences[:1] or judged.failure
+    assert judged.result == (outcome.report["result"], outcome.code)
+    assert judged.incidents == [
+        (incident["strategy"], incident["step"], incident["steps_lost"])
+        for incident in outcome.incidents
+    ]
 
 
 @pytest.mark.parametrize("part", ["broker", "controller"])
@@ -84,7 +97,7 @@ def test_kills_at_random_moments_change_nothing(
 ) -> None:
     """
     When ranks and parts are killed at moments nobody chose, then each run still ends with the
-    losses and the state of the undisturbed one.
+    losses and the state of the undisturbed one, and its story can be judged once more.
     """
     chance = random.Random(seed)
     targets = ["rank-0", "rank-1", "rank-2", "rank-3", "broker", "controller", "store-0"]
@@ -97,6 +110,7 @@ def test_kills_at_random_moments_change_nothing(
         outcome = running.end(LIMIT)
     assert outcome.code == 0, outcome.output
     identical(outcome, fake_undisturbed)
+    assert_told(outcome)
     for incident in outcome.incidents:  # a step is lost only with all that had completed it
         assert incident["steps_lost"] < max(1, len(incident["faults"]))
 
