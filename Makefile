@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check soak bench format clean
+.PHONY: demo test check soak mutate bench format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
@@ -15,6 +15,9 @@ test check: $(INSTALLED)
 
 soak: $(INSTALLED)
 	.venv/bin/python -m pytest -m soak
+
+mutate: $(INSTALLED)
+	scripts/mutate
 
 bench: $(INSTALLED)
 	scripts/bench
