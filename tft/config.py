@@ -41,6 +41,8 @@ class JobSettings:
     """The strategies that may be used; empty: all that the adaptor can do."""
     max_incidents: int = 100
     """After so many incidents the next one ends in `dump`."""
+    max_rank_faults: int = 5
+    """After causing so many incidents within 10 minutes a rank is neither retried nor replaced."""
     resume: bool = False
     """Continue from the last checkpoint in the run directory."""
 

@@ -45,6 +45,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "adaptor": "pytorch",
         "enable": (),
         "max_incidents": 100,
+        "max_rank_faults": 5,
         "resume": False,
         "node_rank": 0,
         "host": "127.0.0.1",
@@ -103,7 +104,11 @@ def test_nodes_must_be_told_what_they_share() -> None:
         ({"nnodes": 0}, "--nnodes is at least 1, not 0"),
         ({"nproc_per_node": -1}, "--nproc-per-node is at least 1, not -1"),
         ({"max_incidents": -1}, "--max-incidents is at least 0, not -1"),
-        ({"enable": ("dump", "pray")}, "--enable knows migrate, scale_out, retry, recover, scale_in, dump, and not pray"),
+        ({"max_rank_faults": -1}, "--max-rank-faults is at least 0, not -1"),
+        (
+            {"enable": ("dump", "pray")},
+            "--enable knows migrate, scale_out, retry, recover, scale_in, dump, and not pray",
+        ),
     ],
 )
 def test_a_setting_out_of_its_bounds_is_refused(wrong: dict[str, Any], sentence: str) -> None:

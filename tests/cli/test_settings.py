@@ -26,6 +26,7 @@ jobs = st.builds(
     adaptor=words,
     enable=st.lists(st.sampled_from(STRATEGIES), unique=True).map(tuple),
     max_incidents=st.integers(),
+    max_rank_faults=st.integers(),
     resume=st.booleans(),
 )
 

@@ -37,6 +37,7 @@ import tft
 from tft.testing.adaptor import group
 
 session = tft.init()
+rows = open(session.run_dir / f"rows-{session.rank}", "w", buffering=1)
 
 
 class Numbers:
@@ -62,7 +63,7 @@ class Spreading(Exception):
 def train(session):
     for step in session.steps(100_000):
         numbers.position += 1
-        print(session.rank, step, numbers.position, numbers.values[0], flush=True)
+        rows.write(f"{session.rank} {step} {numbers.position} {numbers.values[0]}\\n")
         if sys.argv[1:] == [str(session.rank), str(step)]:
             raise Spreading("not a number")
         total = group().add(numbers.position)
@@ -176,9 +177,9 @@ async def held(stage: Stage, incident: int) -> list[Answered]:
 
 def rows(stage: Stage, rank: int) -> list[list[str]]:
     """
-    What a rank has printed: rank, step, position of its data, the number it holds.
+    What a rank has written: rank, step, position of its data, the number it holds.
     """
-    text = (stage.run_dir / "logs" / f"rank-{rank}.0.log").read_text()
+    text = (stage.run_dir / f"rows-{rank}").read_text()
     return [line.split() for line in text.split("\n")[:-1]]  # the last may be half written
 
 
@@ -219,9 +220,7 @@ async def test_a_check_is_run_on_every_rank_and_its_finding_is_told(stage: Stage
 
     await held(stage, 3)
     unknown = await ordered(stage, Check(**key(3), name="wires"))
-    assert [a.failure for a in unknown] == [
-        f"OrderRefused: no plugin on rank {rank} knows a check 'wires'" for rank in BOTH
-    ]
+    assert [a.failure for a in unknown] == ["OrderRefused: no plugin knows a check 'wires'"] * 2
 
 
 async def test_a_rank_goes_back_to_a_copy_and_gives_another_one_away(stage: Stage) -> None:

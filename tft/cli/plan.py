@@ -122,6 +122,7 @@ def check_settings(settings: JobSettings) -> None:
         ("--nnodes", settings.nnodes, 1),
         ("--nproc-per-node", settings.nproc_per_node, 1),
         ("--max-incidents", settings.max_incidents, 0),
+        ("--max-rank-faults", settings.max_rank_faults, 0),
     ):
         if value < least:
             raise UsageError(f"{option} is at least {least}, not {value}")

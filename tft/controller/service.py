@@ -109,6 +109,7 @@ class Controller:
             policy=Policy(
                 enable=frozenset(settings.enable or STRATEGIES),
                 max_incidents=settings.max_incidents,
+                flaps=settings.max_rank_faults,
                 advised=self._advisors.present(),
             ),
             checkpoints=str(settings.run_dir / "checkpoints"),
@@ -182,6 +183,8 @@ class Controller:
             case Present(sender=sender):
                 if sender.startswith("node."):
                     self._nodes.add(sender)
+                elif sender.startswith("ask."):
+                    self._news.set()  # somebody waits to hear who leads
             case Gone(sender=sender):
                 self._nodes.discard(sender)
                 self._news.set()

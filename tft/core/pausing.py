@@ -6,6 +6,7 @@ a check, and goes on. No incident, unless a fault comes in between or a check fi
 from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.rounds import Rounds
+from tft.core.seats import Seat
 from tft.core.table import State
 from tft.protocol.messages import Check, Hold, PauseRequested, Release
 
@@ -73,7 +74,7 @@ class Pausing:
         ends = [s for s in seats if s.verdict == "end"]
         bad = [s for s in seats if s.verdict == "isolate"]
         unable = [s for s in seats if s.verdict == "pass" and s.finding]
-        said = [f"{s.finding} (rank {s.rank})" for s in (*ends, *bad, *unable)]
+        said = _findings([*ends, *bad, *unable])
         job.checked = "; ".join(said) or "passed"
         job.tell("checked", what=job.checked)
         if ends:
@@ -94,3 +95,15 @@ class Pausing:
         job.trained = {seat.rank for seat in job.seated() if seat.finished}
         job.incident.round += 1
         job.step_to(S.RESUMING, job.to_all(Release), job.policy.freeze)
+
+
+def _findings(seats: list[Seat]) -> list[str]:
+    """
+    What was found, once each, with the ranks it was found on.
+    """
+    found: dict[str, list[int]] = {}
+    for seat in seats:
+        found.setdefault(seat.finding, []).append(seat.rank)
+    return [
+        f"{finding} (rank {', '.join(map(str, sorted(ranks)))})" for finding, ranks in found.items()
+    ]

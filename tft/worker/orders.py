@@ -194,7 +194,7 @@ class Hands:
     def _checked(self, order: Check) -> Work:
         result = self._check(order.name)
         if result is None:
-            raise OrderRefused(f"no plugin on rank {self._state.rank} knows a check {order.name!r}")
+            raise OrderRefused(f"no plugin knows a check {order.name!r}")
         return Work(verdict=result.verdict, finding=result.finding)
 
     def _fetch(self, order: Fetch) -> None:
