@@ -59,7 +59,7 @@ DONE: dict[str, str] = {
 SAID_OTHERWISE = frozenset(
     {
         "fault", "rank_gone", "rank_faulted", "stopped", "strategy_chosen", "stalled", "order_failed",
-        "incident_closed", "job_ends",
+        "incident_closed", "job_ends", "claim_refused",
     }
 )  # fmt: skip
 """What the machine tells for the log, and the other lines of a timeline say already."""
@@ -251,9 +251,9 @@ def _command(command: Command) -> tuple[str, Collection[int]]:
         case Kill(node=node, cause=cause):
             return f"end {{who}} on node {node}: {cause}", (command.rank,)
         case EndNode(why=why):
-            return f"the agents are to leave: {why}", ()
+            return f"all agents: leave: {why}", ()
         case Refused(rank=rank, pid=pid, why=why):
-            return f"process {pid} is not rank {rank}: {why}", ()
+            return f"refuse process {pid} as rank {rank}: {why}", ()
         case Fetch(step=step, transfers=transfers):
             parts = [f"{t.shard} from {ranks_of([s.rank for s in t.sources])}" for t in transfers]
             return f"{{who}}: copy {', '.join(parts)} as of step {step}", command.to
