@@ -74,10 +74,17 @@ class Choice:
         Every strategy with its reasons. A guess about how far back to go is dropped where it
         would leave nothing but the end.
         """
-        incident = self._job.incident
+        job, incident = self._job, self._job.incident
         made = self._make_offers()
-        if incident.tentative and all(o.why_not for o in made if o.strategy != "exit"):
+        if incident.tentative and _hopeless(made):
             incident.ceiling, incident.tentative = None, False
+            made = self._make_offers()
+        doubted = [s for s in job.seated() if s.ready and not s.trusted and not s.damaged]
+        if doubted and _hopeless(made):
+            # bad numbers in every copy are not one rank's bad memory: better these than none
+            for seat in doubted:
+                seat.trusted = True
+            job.tell("doubt_dropped", ranks=[seat.rank for seat in doubted])
             made = self._make_offers()
         return made
 
@@ -182,7 +189,7 @@ class Choice:
 
     def _follow(self, offer: Offer, name: str) -> None:
         job, incident = self._job, self._job.incident
-        incident.strategy = name
+        incident.strategy, incident.base = name, offer.strategy
         job.tell(
             "strategy_chosen", incident=incident.number, strategy=incident.strategy, why=offer.why
         )
@@ -232,6 +239,13 @@ class Choice:
         if old.process is not Process.GONE:
             job.kill(old, "another process has taken over from it", last_words=False)
         heir.private = old.private
+
+
+def _hopeless(made: tuple[Offer, ...]) -> bool:
+    """
+    Nothing but the end is left.
+    """
+    return all(offer.why_not is not None for offer in made if offer.strategy != "exit")
 
 
 def _why_replaced(advice: Advised | None) -> str:

@@ -156,6 +156,7 @@ class Course:
         is started at once, since that takes longest.
         """
         job = self._job
+        ours = bool(seat.doomed)
         job.incident.saw(seat.position)
         job.excuse(seat.rank)
         heir = job.heirs.get(seat.rank)
@@ -165,9 +166,11 @@ class Course:
         elif self._may_respawn(seat):
             job.incident.respawns[seat.rank] = job.incident.respawns.get(seat.rank, 0) + 1
             job.spawn(seat, job.home(seat) or 0, f"rank {seat.rank} has lost its process")
-        if job.policy.replace == "node" and not job.incident.forced:
+        if job.policy.replace == "node" and not job.incident.forced and not ours:
             self._replace_node(seat)
-        self.replan()
+        planned = ours and seat.process is Process.ORDERED and job.state is S.AWAITING
+        if not planned:
+            self.replan()
 
     def _may_respawn(self, seat: Seat) -> bool:
         enabled = "recover" in self._job.policy.enable
@@ -177,11 +180,11 @@ class Course:
         """
         The other processes of its node are ended too, and come back with it.
         """
-        if seat.doomed or "recover" not in self._job.policy.enable:
+        if "recover" not in self._job.policy.enable:
             return
-        for rank in self._job.nodes.get(seat.node if seat.node is not None else -1, ()):
-            other = self._job.seats[rank]
-            if other is not seat and other.ready and rank in self._job.members:
+        for other in self._job.seated():
+            if other.rank != seat.rank and other.node == seat.node and other.ready:
+                self._job.incident.counted.add(other.rank)  # it is not to blame
                 self.rounds.doom(other, f"its node is replaced with rank {seat.rank}", "process")
 
     def replan(self) -> None:
@@ -253,7 +256,7 @@ class Course:
             job.topology(), job.standings(self.choice.homeless), job.members, job.terms()
         )
         if isinstance(plan, str):
-            incident.failed[incident.strategy] = plan
+            incident.failed[incident.base] = plan
             return self.choice.consider()
         incident.step = plan.step + 1
         job.move(S.REPAIRING)

@@ -75,7 +75,7 @@ class Ending:
         ]
 
     def _directory(self, step: int) -> str:
-        return f"{self._job.checkpoints}/step-{step:08d}"
+        return f"{self._job.directory}/step-{step:08d}"
 
     def advance_dump(self) -> bool:
         """

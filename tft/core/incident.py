@@ -91,6 +91,9 @@ class Incident:
     waited: float = 0.0
     """Seconds for which they have had everyone wait."""
     strategy: str = ""
+    """The one that is followed, under the name it was advised by; empty: none yet."""
+    base: str = "retry"
+    """The one of ours that was followed last."""
     tried: list[tuple[str, str]] = field(default_factory=list)
     """The strategies passed over when the present one was chosen, and why."""
     failed: dict[str, str] = field(default_factory=dict)

@@ -46,9 +46,10 @@ class Job:
     ) -> None:
         self.name = name
         self.policy = policy
-        self.checkpoints = checkpoints
-        self.checkpoint = resume
-        """The newest checkpoint of all ranks: its directory and step."""
+        self.directory = checkpoints
+        """Where last checkpoints go."""
+        self.checkpoints = {} if resume is None else {resume[1]: resume[0]}
+        """Step to directory: the checkpoints of all ranks that are known."""
         self.resumed = resume is not None
         self.state = State.AWAITING
         self.epoch = 0
@@ -213,11 +214,11 @@ class Job:
         What a plan for the present incident has to respect.
         """
         incident = self.incident
-        fresh = ("", 0) if self.virgin and not self.resumed else None
+        fresh = {0: ""} if self.virgin and not self.resumed else {}
         return planner.Terms(
             enabled=self.policy.enable,
             ceiling=incident.ceiling,
-            checkpoint=self.checkpoint or fresh,
+            checkpoints=self.checkpoints or fresh,
             trained=not self.virgin,
             faulty=frozenset(incident.faulty()),
             replaced=frozenset(incident.respawns),

@@ -71,6 +71,7 @@ class Pausing:
         """
         job = self._job
         seats = job.seated()
+        job.pause = None
         ends = [s for s in seats if s.verdict == "end"]
         bad = [s for s in seats if s.verdict == "isolate"]
         unable = [s for s in seats if s.verdict == "pass" and s.finding]

@@ -66,9 +66,9 @@ class Terms:
     enabled: frozenset[str]
     ceiling: int | None = None
     """No copy of a later step is sound; None: no such limit."""
-    checkpoint: tuple[str, int] | None = None
-    """The newest checkpoint of all ranks, and the step whose end it holds. The directory is empty
-    where nothing was trained yet: then each rank's own initial state will do."""
+    checkpoints: Mapping[int, str] = field(default_factory=dict)
+    """Step to directory: the checkpoints of all ranks. The directory is empty where nothing was
+    trained yet: then each rank's own initial state will do."""
     trained: bool = True
     """Some step has been trained: there is something to save."""
     faulty: frozenset[int] = frozenset()
@@ -158,16 +158,18 @@ def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int |
     The step everyone can be brought to: the highest that is covered, else that of the checkpoint.
     """
     step = covered_step(topology.groups, standings, terms.ceiling)
-    if isinstance(step, int) or _checkpoint(terms) is None:
+    if isinstance(step, int):
         return step
-    return _checkpoint(terms) or 0
+    from_disk = _checkpoint(terms)
+    return step if from_disk is None else from_disk
 
 
 def _checkpoint(terms: Terms) -> int | None:
-    if terms.checkpoint is None:
-        return None
-    step = terms.checkpoint[1]
-    return step if terms.ceiling is None or step <= terms.ceiling else None
+    """
+    The step of the newest checkpoint that is early enough.
+    """
+    early = [s for s in terms.checkpoints if terms.ceiling is None or s <= terms.ceiling]
+    return max(early, default=None)
 
 
 # ---------------------------------------------------------------- repair and savers
@@ -182,9 +184,9 @@ def repair(
     step = covered_step(topology.groups, standings, terms.ceiling)
     if isinstance(step, str):
         from_disk = _checkpoint(terms)
-        if from_disk is None or terms.checkpoint is None:
+        if from_disk is None:
             return step
-        return Repair(step=from_disk, load=terms.checkpoint[0])
+        return Repair(step=from_disk, load=terms.checkpoints[from_disk])
     needy = {r for r in members if r not in standings or not _uses(standings[r], step, terms)}
     restore = tuple(
         rank

@@ -111,8 +111,7 @@ class Reports:
                 self._job.last_step = max(self._job.last_step, message.step)
                 self._job.trained.add(seat.rank)
             case Checkpointed():
-                if self._job.checkpoint is None or message.step > self._job.checkpoint[1]:
-                    self._job.checkpoint = (message.directory, message.step)
+                self._job.checkpoints[message.step] = message.directory
             case _:
                 assert_never(message)
 
@@ -123,6 +122,10 @@ class Reports:
         known = message.node in job.nodes
         if message.node in job.isolated or (known and message.node not in job.lost_nodes):
             return
+        for rank in message.ranks:
+            job.node_orders[rank] = [
+                order for order in job.node_orders.get(rank, []) if order.node != message.node
+            ]  # of processes that are gone with the agent that had them
         job.nodes[message.node] = message.ranks
         job.room[message.node] = message.spare
         job.lost_nodes.discard(message.node)
@@ -140,11 +143,12 @@ class Reports:
         for seat in [*job.seats.values(), *job.heirs.values()]:
             if seat.node != message.node or seat.process in (Process.GONE, Process.ABSENT):
                 continue
-            if job.state in SETTLED:
-                return
             job.forget(seat.rank, seat.incarnation, Spawn, Kill)
+            matters = self._matters(seat) and job.state not in SETTLED
+            if job.state not in SETTLED:  # silent is not dead: should it be heard again, it ends
+                job.kill(seat, f"node {message.node} was given up", last_words=False)
             self._gone(seat)
-            if self._matters(seat):
+            if matters:
                 step = seat.position.step + 1
                 self._rounds.fault("node", seat.rank, step, message.at, message.why)
                 self._course.lost(seat)
@@ -482,7 +486,7 @@ class Reports:
         match order:
             case "freeze" | "stop":
                 rounds.doom(seat, f"could not {order}: {why}", "process")
-            case "load":
+            case "load" if not job.incident.is_open:
                 self._course.ending.exit(
                     "failed", 4, f"rank {seat.rank} could not load the checkpoint: {why}"
                 )
@@ -493,7 +497,10 @@ class Reports:
             case "restore":
                 seat.damaged = True  # its copies are not what they should be: others have some
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
-            case "fetch" | "regroup" | "rebuild" | "rollback" | "resume" | "hold" | "release":
+            case (
+                "load" | "fetch" | "regroup" | "rebuild" | "rollback" | "resume" | "hold"
+                | "release"
+            ):  # fmt: skip
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
             case "check":
                 # nobody could run it: that says nothing of the rank, and is no reason to stay

@@ -49,12 +49,11 @@ class Rounds:
         job, incident = self._job, self._job.incident
         ceiling = max(0, step - 2)
         earlier = [s for seat in job.seats.values() if not seat.damaged for s in seat.backups]
-        if job.checkpoint is not None:
-            earlier.append(job.checkpoint[1])
+        earlier += job.checkpoints
         if kind == "numeric" and incident.ceiling is None and any(s <= ceiling for s in earlier):
             incident.ceiling, incident.tentative = ceiling, True
             return
-        incident.failed[incident.strategy] = f"the {kind} fault at step {step} came back"
+        incident.failed[incident.base] = f"the {kind} fault at step {step} came back"
 
     def open(self) -> None:
         """
@@ -82,7 +81,7 @@ class Rounds:
         incident = self._job.incident
         incident.attempts += 1
         if incident.attempts >= self._job.policy.attempts:
-            incident.failed[incident.strategy or "retry"] = why
+            incident.failed[incident.base] = why
             incident.attempts = 0
         self.freeze()
 

@@ -129,7 +129,7 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "Joined": _states(R.NOTE, {S.ENDED: R.ABSORB}),
     "Ready": _states(R.NOTE, {S.ENDED: R.ABSORB}),
     "Exited": {**FAULTS, S.EXITING: R.NOTE, S.ENDED: R.NOTE},
-    "NodeLost": FAULTS,
+    "NodeLost": {**FAULTS, S.EXITING: R.NOTE},
     "Faulted": FAULTS,
     "Noticed": FAULTS,
     "Answered": _states(R.NOTE, {S.ENDED: R.ABSORB}),
