@@ -1,0 +1,33 @@
+"""
+`python -m tft.testing.cluster --seeds 0:2000`: run many schedules and say what came of them.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tft.testing.cluster.many import Tally, run_many, show
+from tft.testing.cluster.shrink import explain
+
+
+def main() -> int:
+    """
+    0 when every promise was kept under every schedule.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tft.testing.cluster", description=__doc__)
+    parser.add_argument("--seeds", default="0:2000", help="FROM:TO, or one seed")
+    parser.add_argument("--jobs", type=int, default=2, help="how many processes run them")
+    parser.add_argument("--stories", type=Path, default=Path("/tmp"), help="for those that fail")
+    parser.add_argument("--explain", type=int, default=3, help="how many failures to make small")
+    arguments = parser.parse_args()
+    first, _, last = arguments.seeds.partition(":")
+    seeds = range(int(first), int(last) if last else int(first) + 1)
+    tally: Tally = run_many(seeds, jobs=arguments.jobs)
+    sys.stdout.write(show(tally))
+    for failed in tally.failed[: arguments.explain]:
+        sys.stdout.write(explain(failed.schedule, arguments.stories))
+    return 1 if tally.failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,204 @@
+"""
+The process groups: how they are formed, how a step is trained in them, and what becomes of it when
+a member is missing.
+
+A sum is complete only when every member has contributed. What was complete arrives at each member
+in its own time, so a fault finds some of them a step ahead of others.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tft.testing.cluster import loop
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.process import Process
+    from tft.testing.cluster.stage import Stage
+
+
+class Group:
+    """
+    The ranks that one regroup has joined.
+    """
+
+    def __init__(self, stage: "Stage", members: dict[int, "Process"]) -> None:
+        self._stage = stage
+        self.members = members
+        self.broken = False
+        """A member is gone, or has shut its end."""
+        self._building: dict[int, Process] = {}
+        self._arrived: dict[int, Process] = {}
+        self._spoilt = False
+        """Somebody has contributed what it should not have."""
+
+    # ---------------------------------------------------------------- building the wrappers
+
+    def build(self, process: "Process") -> None:
+        """
+        A member builds its wrapper, for which all have to come.
+        """
+        if self.broken:
+            return self._stage.clock.after(0.01, process.shut_out, "the group is broken")
+        self._building[process.rank] = process
+        if len(self._building) == len(self.members):
+            takes = self._stage.takes
+            for each in self._building.values():
+                self._stage.clock.after(takes(0.01, 0.05), each.done, each.task, None)
+            self._building = {}
+        return None
+
+    # ---------------------------------------------------------------- a step
+
+    def enter(self, processes: list["Process"], step: int) -> None:
+        """
+        These members begin to compute a step.
+        """
+        entering = []
+        for process in processes:
+            process.phase = "forward"
+            if self._stage.mishaps.reached(process, step, "forward"):
+                entering.append(process)
+        if entering:
+            self._stage.clock.after(self._stage.takes(0.08, 0.16), self._sum, entering, step)
+
+    def _sum(self, processes: list["Process"], step: int) -> None:
+        truth = self._stage.truth.value(step - 1)
+        for process in processes:
+            if process.phase != "forward" or process.stuck or process.completed != step - 1:
+                continue
+            if process.cut or (self.broken and self._stage.schedule.breaks):
+                loop.fault(process, "network", "a peer has closed its connection")
+                continue
+            if self._stage.mishaps.notices(process, step):
+                continue
+            loop.contribute(process, step)
+            if process.poison or any(content != truth for content in process.content.values()):
+                self._spoil(step)
+            self._arrived[process.rank] = process
+            self._stage.mishaps.reached(process, step, "sums")
+        if len(self._arrived) == len(self.members) and not self.broken:
+            self._stage.invariants.steps_alike(self.members)
+            self._summed(step)
+
+    def _spoil(self, step: int) -> None:
+        """
+        What is wrong spreads to everyone with the update of this step.
+        """
+        self._spoilt = True
+        for process in self.members.values():
+            process.poison = False
+        if self._stage.polluted is None:
+            self._stage.polluted, self._stage.known = step, False
+
+    def _summed(self, step: int) -> None:
+        """
+        The sums are complete; from here on nobody needs anybody to finish the step.
+        """
+        stage, spoilt = self._stage, self._spoilt
+        arrived = list(self._arrived.values())
+        self._arrived, self._spoilt = {}, False
+        if len(arrived) > 3:
+            turn = stage.rng.randrange(len(arrived))
+            arrived = arrived[turn:] + arrived[:turn]
+        cohorts = 1 + stage.rng.randrange(3)
+        for cohort in range(cohorts):
+            some = arrived[cohort::cohorts]
+            for process in some:
+                process.summed, process.spoilt = True, spoilt
+            stage.clock.after(stage.takes(0.005, 0.04), self._open, some, step)
+
+    def _open(self, processes: list["Process"], step: int) -> None:
+        inside = [
+            process
+            for process in processes
+            if process.phase == "sums"
+            and process.summed
+            and process.completed == step - 1
+            and process.group is self
+            and not process.stuck
+            and loop.open_window(process, step)
+        ]
+        if inside:
+            self._stage.clock.after(self._stage.takes(0.01, 0.04), self.close, inside, step)
+
+    def close(self, processes: list["Process"], step: int) -> None:
+        """
+        The update of a step is done on these members.
+        """
+        going_on = [
+            process
+            for process in processes
+            if process.phase == "window"
+            and process.completed == step - 1
+            and not process.stuck
+            and loop.close_window(process, step)
+        ]
+        if going_on:
+            self.enter(going_on, step + 1)
+
+    # ---------------------------------------------------------------- breaking it
+
+    def leave(self, process: "Process", *, loud: bool) -> None:
+        """
+        A member has ended, or has shut its end: what needs all of them cannot be done any more.
+        """
+        if self.members.get(process.rank) is not process or (self.broken and not loud):
+            return
+        self.broken = True
+        self._building.pop(process.rank, None)
+        if loud and self._stage.schedule.breaks and (self._arrived or self._building):
+            self._stage.clock.after(self._stage.takes(0.001, 0.2), self._raise)
+
+    def _raise(self) -> None:
+        """
+        Whoever waits for what cannot come any more is told so.
+        """
+        waiting, self._arrived = list(self._arrived.values()), {}
+        building, self._building = list(self._building.values()), {}
+        for process in waiting:
+            if process.phase == "sums" and not process.summed and not process.stuck:
+                loop.fault(process, "network", "a peer has closed its connection")
+        for process in building:
+            process.shut_out("a peer has closed its connection")
+
+
+@dataclass(slots=True)
+class _Meeting:
+    waiting: dict[int, "Process"] = field(default_factory=dict)
+    spoilt: bool = False
+    """Two processes have come for one rank: whoever counts the arrivals is wrong from now on."""
+
+
+class Groups:
+    """
+    The rendezvous store: members that come under one name form a group.
+    """
+
+    def __init__(self, stage: "Stage") -> None:
+        self._stage = stage
+        self._meetings: dict[str, _Meeting] = {}
+
+    def join(self, name: str, process: "Process", members: int) -> None:
+        """
+        A process comes to form a group with so many members.
+        """
+        meeting = self._meetings.setdefault(name, _Meeting())
+        if process.rank in meeting.waiting:
+            meeting.spoilt = True
+        meeting.waiting[process.rank] = process
+        if len(meeting.waiting) == members and not meeting.spoilt:
+            del self._meetings[name]
+            group = Group(self._stage, dict(sorted(meeting.waiting.items())))
+            for each in group.members.values():
+                each.group = group
+                each.cut = False
+                takes = self._stage.takes(0.005, 0.05)
+                self._stage.clock.after(takes, each.done, each.task, None)
+
+    def leave(self, process: "Process") -> None:
+        """
+        It comes no more.
+        """
+        for meeting in self._meetings.values():
+            if meeting.waiting.get(process.rank) is process:
+                del meeting.waiting[process.rank]

@@ -1,0 +1,267 @@
+"""
+How a simulated training thread carries out the orders it is handed, as a session's hands do: each
+takes its time, some need the other ranks, any may fail, hang or be cut short by an end.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tft.core.rank import Execute
+from tft.protocol.messages import (
+    Check,
+    Commit,
+    Complete,
+    End,
+    Fetch,
+    Load,
+    Position,
+    Rebuild,
+    Regroup,
+    Restore,
+    Rollback,
+    Save,
+    SavedFile,
+    Stop,
+    Transfer,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.process import Process
+    from tft.testing.cluster.stage import Content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """
+    What carrying out an order has brought.
+    """
+
+    files: tuple[SavedFile, ...] = ()
+    verdict: Verdict = "pass"
+    finding: str = ""
+
+
+ABANDONED = "TransferFailed: the fetch was abandoned: its order is no longer wanted"
+
+
+def begin(process: "Process", execute: Execute) -> None:
+    """
+    The training thread takes up an order.
+    """
+    stage, order = process.stage, execute.order
+    stage.invariants.obeyed(process, order)
+    if not stage.mishaps.begins(process, execute.name):
+        return
+    failure = stage.mishaps.failure(process.rank, execute.name)
+    takes = stage.mishaps.slowness(process.rank, execute.name)
+    if failure is not None:
+        if isinstance(order, Fetch):
+            _tear(process, [transfer.shard for transfer in order.transfers])
+        elif isinstance(order, Load):
+            _tear(process, process.content)
+        return stage.clock.after(takes + 0.01, process.done, execute, failure)
+    match order:
+        case Stop():
+            stage.clock.after(takes + stage.takes(0.002, 0.02), _clear, process, execute)
+        case Regroup():
+            stage.clock.after(takes, _regroup, process, execute, order)
+        case Rebuild():
+            stage.clock.after(takes, _rebuild, process, execute)
+        case Fetch():
+            _tear(process, [transfer.shard for transfer in order.transfers])
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order)
+        case Load():
+            _tear(process, process.content)
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _load, process, execute, order)
+        case Restore():
+            stage.clock.after(takes + stage.takes(0.01, 0.1), _restore, process, execute, order)
+        case Check():
+            verdict = stage.mishaps.verdict(process.rank)
+            work = Work(verdict=verdict, finding="" if verdict == "pass" else "it looks bad")
+            stage.clock.after(takes + stage.takes(0.1, 0.5), process.done, execute, None, work)
+        case Rollback():
+            stage.clock.after(takes + 0.005, _roll_back, process, execute, order)
+        case Save():
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _save, process, execute, order)
+        case Commit():
+            stage.clock.after(takes + stage.takes(0.01, 0.1), _commit, process, execute, order)
+        case Complete() | End():
+            process.done(execute, None)
+            code = order.code if isinstance(order, End) else 0
+            stage.clock.after(stage.takes(0.1, 0.3), process.node.ended, process, code)
+        case _:
+            process.done(execute, f"OrderRefused: {execute.name} is no work for this thread")
+    return None
+
+
+def abandon(process: "Process") -> None:
+    """
+    What the training thread hangs in is cut short, if it can be.
+    """
+    task = process.task
+    if task is None:
+        return
+    clock = process.stage.clock
+    if isinstance(task.order, Fetch):
+        clock.after(0.002, process.done, task, ABANDONED)
+    elif isinstance(task.order, Regroup | Rebuild):
+        process.stage.groups.leave(process)
+        clock.after(0.002, process.done, task, "ConnectionError: the group was shut")
+
+
+def _at_work(process: "Process", execute: Execute) -> bool:
+    return process.task is execute and process.alive and not process.stuck
+
+
+def _tear(process: "Process", shards: Iterable[str]) -> None:
+    process.torn = True
+    for name in shards:
+        process.content[name] = process.stage.truth.wrong()
+
+
+def _hold(process: "Process", step: int) -> None:
+    process.completed = step
+    for later in [kept for kept in process.copies if kept > step]:
+        del process.copies[later]
+    process.window_open = process.torn = False
+    process.page.move(Position(step=step, window=False), process.stage.clock.now)
+
+
+def _clear(process: "Process", execute: Execute) -> None:
+    if _at_work(process, execute):
+        if process.group is not None:
+            process.group.leave(process, loud=False)
+            process.group = None
+        process.cut = True
+        process.done(execute, None)
+
+
+def _regroup(process: "Process", execute: Execute, order: Regroup) -> None:
+    if not _at_work(process, execute):
+        return
+    stage = process.stage
+    if stage.store != (order.host, order.port):
+        return process.shut_out("no store listens there")
+    stage.groups.join(order.name, process, stage.schedule.world - len(order.without))
+
+
+def _rebuild(process: "Process", execute: Execute) -> None:
+    if not _at_work(process, execute):
+        return
+    if process.group is None:
+        return process.shut_out("there is no group")
+    process.group.build(process)
+
+
+def _fetch(process: "Process", execute: Execute, order: Fetch) -> None:
+    if not _at_work(process, execute):
+        return
+    for transfer in order.transfers:
+        content = _given(process, transfer, order.step)
+        if content is None:
+            why = f"shard {transfer.shard!r} at step {order.step} could not be fetched whole"
+            return process.done(execute, f"TransferFailed: {why}")
+        process.content[transfer.shard] = content
+    _hold(process, order.step)
+    process.stage.invariants.repaired_whole(process, order.step)
+    process.done(execute, None)
+
+
+def _given(process: "Process", transfer: Transfer, step: int) -> "Content | None":
+    """
+    The shard as the first source gives it that lives, can be reached and holds the step.
+    """
+    stage = process.stage
+    for source in transfer.sources:
+        giver = stage.serving(source.address)
+        if giver is None or giver.stopped:
+            continue
+        if giver.held() == step:
+            content = giver.content[transfer.shard]
+        elif step in giver.backups():
+            content = giver.copies[step][transfer.shard]
+        else:
+            continue
+        stage.invariants.given_right(giver, transfer.shard, step, content)
+        return content
+    return None
+
+
+def _restore(process: "Process", execute: Execute, order: Restore) -> None:
+    if not _at_work(process, execute):
+        return
+    if order.step not in process.backups():
+        why = f"OrderRefused: rank {process.rank} keeps no copy of step {order.step}"
+        return process.done(execute, why)
+    process.content.update(process.copies[order.step])
+    _hold(process, order.step)
+    process.stage.invariants.repaired_whole(process, order.step)
+    process.done(execute, None)
+
+
+def _load(process: "Process", execute: Execute, order: Load) -> None:
+    if not _at_work(process, execute):
+        return
+    files = process.stage.disk.whole.get(order.directory)
+    if files is None:
+        return process.done(execute, f"CheckpointCorrupt: there is no {order.directory}")
+    for name in process.content:
+        process.content[name] = files[name]
+    process.page.capture(order.step, int(files[f"private-{process.rank}"]), closed=True)
+    _hold(process, order.step)
+    process.stage.invariants.repaired_whole(process, order.step)
+    process.done(execute, None)
+
+
+def _private(process: "Process", step: int) -> int | None:
+    captured = process.page.private().get(step)
+    if captured is not None:
+        return captured
+    if process.interrupted[0] == step:
+        return process.interrupted[1]
+    if step == 0:
+        process.page.capture(0, 0, closed=True)
+        return 0
+    return None
+
+
+def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
+    if not _at_work(process, execute):
+        return
+    data = _private(process, order.step)
+    if data is None:
+        kept = sorted(process.page.private())
+        why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"
+        return process.done(execute, why)
+    process.data = data + order.skip
+    process.stage.invariants.rolled_back(process, order.step)
+    process.done(execute, None)
+
+
+def _save(process: "Process", execute: Execute, order: Save) -> None:
+    if not _at_work(process, execute):
+        return
+    stage = process.stage
+    own = _private(process, order.step)
+    if own is None:
+        why = f"OrderRefused: no data position of step {order.step} is kept"
+        return process.done(execute, why)
+    files: dict[str, Content] = {name: process.content[name] for name in order.shards}
+    files[f"private-{process.rank}"] = own
+    for rank, private in order.private.items():
+        files[f"private-{rank}"] = int(private, 16)
+    stage.disk.parts.setdefault(order.directory, {}).update(files)
+    saved = tuple(SavedFile(name=name, size=1, digest=str(files[name])) for name in files)
+    process.done(execute, None, Work(files=saved))
+
+
+def _commit(process: "Process", execute: Execute, order: Commit) -> None:
+    if not _at_work(process, execute):
+        return
+    stage = process.stage
+    parts = stage.disk.parts.pop(order.directory, {})
+    stage.disk.whole[order.directory] = parts
+    stage.invariants.committed_whole(order, parts)
+    process.done(execute, None)

@@ -1,0 +1,306 @@
+"""
+What tft promises, held against what the simulated cluster really does.
+"""
+
+from typing import TYPE_CHECKING
+
+from tft.core.commands import JobOver
+from tft.protocol.messages import (
+    Commit,
+    Fetch,
+    Load,
+    RankOrder,
+    Rebuild,
+    Regroup,
+    Resume,
+    Rollback,
+    Save,
+)
+from tft.testing.cluster.stage import Content
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.process import Process
+    from tft.testing.cluster.stage import Stage
+
+BOUND = 200.0
+"""Virtual seconds after the last mishap in which the job must be over: every limit of the policies
+that are drawn, several times over."""
+
+REPAIRS = (Fetch, Load, Rebuild, Rollback)
+
+
+class Broken(Exception):
+    """
+    A promise was not kept.
+    """
+
+    def __init__(self, promise: str, how: str) -> None:
+        super().__init__(f"{promise}: {how}")
+        self.promise = promise
+
+
+class Invariants:
+    """
+    One method a promise. Each is called where it could be broken.
+    """
+
+    def __init__(self, stage: "Stage") -> None:
+        self._stage = stage
+        self._leader_of: dict[int, int] = {}
+        self._steps: dict[tuple[int, int], int] = {}
+        self._savers: dict[tuple[int, int, str], int] = {}
+        self._repairing: dict[int, Process] = {}
+
+    def one_leader_obeyed(self, epoch: int, leader: int) -> None:
+        """
+        No two leaders are obeyed in one epoch.
+        """
+        first = self._leader_of.setdefault(epoch, leader)
+        if first != leader:
+            raise Broken(
+                "one leader an epoch", f"{first} and {leader} are both obeyed in epoch {epoch}"
+            )
+
+    def obeyed(self, process: "Process", order: RankOrder) -> None:
+        """
+        In one round of an incident there is one agreed step; each shard has one saver; what is
+        repaired is repaired while nobody trains.
+        """
+        step: int | None
+        match order:
+            case Fetch() | Load() | Rollback() | Save() | Commit():
+                step = order.step
+            case Regroup() | Resume():
+                step = order.step - 1
+            case _:
+                step = None
+        key = (order.incident, order.round)
+        if step is not None and self._steps.setdefault(key, step) != step:
+            raise Broken(
+                "one agreed step",
+                f"rank {process.rank} is to go to step {step} in round {key}, others to step "
+                f"{self._steps[key]}",
+            )
+        if isinstance(order, Regroup):
+            self._stage.truth.go_on_without(order.step - 1, order.without)
+        if isinstance(order, Rollback):
+            self._stage.truth.leave_out(order.step, order.skip)
+        if isinstance(order, Save):
+            for shard in order.shards:
+                self.saved_by_one(key, shard, process.rank)
+        if isinstance(order, REPAIRS):
+            self._repairing[id(process)] = process
+
+    def saved_by_one(self, key: tuple[int, int], shard: str, rank: int) -> None:
+        """
+        Each shard of a last checkpoint is saved by one rank.
+        """
+        first = self._savers.setdefault((*key, shard), rank)
+        if first != rank:
+            raise Broken("one saver", f"shard {shard!r} is saved by ranks {first} and {rank}")
+
+    def finished(self, process: "Process") -> None:
+        """
+        A rank has carried out what it was told.
+        """
+        self._repairing.pop(id(process), None)
+
+    def nobody_trains_meanwhile(self, trainer: "Process") -> None:
+        """
+        No rank changes its state by training while another one's is being repaired.
+        """
+        for process in self._repairing.values():
+            if process.alive and not process.stuck and self._seated(trainer):
+                raise Broken(
+                    "nobody trains during a repair",
+                    f"rank {trainer.rank} has done step {trainer.completed} while rank "
+                    f"{process.rank} carries out {process.task and process.task.name}",
+                )
+
+    def steps_alike(self, members: "dict[int, Process]") -> None:
+        """
+        Members of a group compute the same step.
+        """
+        steps = {process.completed for process in members.values()}
+        if len(steps) > 1:
+            raise Broken("one step in a group", f"members have done steps {sorted(steps)}")
+
+    def given_right(self, giver: "Process", shard: str, step: int, content: Content) -> None:
+        """
+        A transfer is served by a rank that really holds the right content of that step.
+        """
+        if content != self._stage.truth.value(step) and not self._excused(content):
+            raise Broken(
+                "transfers from sound holders",
+                f"rank {giver.rank} gives {self._what(content)} as shard {shard!r} of step {step}",
+            )
+
+    def repaired_whole(self, process: "Process", step: int) -> None:
+        """
+        After a repair every shard of a rank is that of the agreed step, none older or torn.
+        """
+        self._whole(process, step, "repaired whole")
+
+    def resumes_right(self, process: "Process", order: RankOrder) -> None:
+        """
+        Whoever enters the loop holds the end of the step before, and its data position.
+        """
+        if not isinstance(order, Resume):
+            return
+        if process.held() != order.step - 1:
+            raise Broken(
+                "resumes right",
+                f"rank {process.rank} holds {process.held()} and resumes at step {order.step}",
+            )
+        self._whole(process, order.step - 1, "resumes right")
+        if self._stage.polluted is not None and order.step <= self._stage.polluted:
+            self._stage.polluted = None  # everyone has gone back to before it
+        self._positioned(process, order.step - 1, "resumes right")
+
+    def rolled_back(self, process: "Process", step: int) -> None:
+        """
+        A rollback leads to the data position of the agreed step.
+        """
+        self._positioned(process, step, "rolled back right")
+
+    def trained(self, process: "Process", step: int) -> None:
+        """
+        After every step trained, content and data position are those of the undisturbed run.
+        """
+        if self._repairing:
+            self.nobody_trains_meanwhile(process)
+        self._whole(process, step, "losses of the undisturbed run", late=True)
+        self._positioned(process, step, "losses of the undisturbed run")
+
+    def committed_whole(self, order: Commit, parts: dict[str, Content]) -> None:
+        """
+        A last checkpoint holds every shard and every rank's own state, each the right one.
+        """
+        schedule = self._stage.schedule
+        wanted = {name: self._stage.truth.value(order.step) for name in schedule.groups()}
+        # what was private to the ranks of a lost node is lost with it, and nobody else's
+        there = [r for node in self._stage.nodes.values() if node.alive for r in node.ranks]
+        right = self._stage.truth.data(order.step)
+        wanted |= {f"private-{rank}": right for rank in there}
+        for name, content in wanted.items():
+            if name not in parts:
+                raise Broken("checkpoints are whole", f"{name} of step {order.step} is missing")
+            if parts[name] != content and not self._excused(parts[name]):
+                raise Broken(
+                    "checkpoints are whole",
+                    f"{name} of step {order.step} holds {self._what(parts[name])}",
+                )
+        named = {file.name: file.digest for file in order.files}
+        if {name: str(content) for name, content in parts.items()} != named:
+            raise Broken("checkpoints are whole", "the manifest names other files than are there")
+
+    # ---------------------------------------------------------------- the end
+
+    def ended_for_a_cause(self, over: JobOver, members: frozenset[int]) -> None:
+        """
+        No job is ended without a cause: a request, a fault, a limit of the policy.
+        """
+        happened = {mishap.what for mishap in self._stage.mishaps.happened}
+        how = f"{over.result} ({over.why}) after {sorted(happened)}"
+        match over.result:
+            case "completed":
+                short = [
+                    p.rank
+                    for p in self._stage.processes
+                    if p.alive
+                    and self._seated(p)
+                    and p.rank in members
+                    and p.completed < self._stage.schedule.steps
+                ]
+                if short:
+                    raise Broken("completed means done", f"ranks {short} have not done every step")
+            case "cancelled" if "request" not in happened:
+                raise Broken("no end without a cause", how)
+            case "dumped" | "failed" if not happened:
+                raise Broken("no end without a cause", how)
+            case _:
+                pass
+        if over.result == "dumped" and not self._stage.disk.whole:
+            raise Broken("dumped means a checkpoint", "there is none")
+        self.one_recoverable_fault_is_survived(over)
+
+    def one_recoverable_fault_is_survived(self, over: JobOver) -> None:
+        """
+        A job to which one thing happens that can be survived, survives it.
+        """
+        schedule, happened = self._stage.schedule, self._stage.mishaps.happened
+        if over.result == "completed" or len(happened) != 1:
+            return
+        if over.why.startswith("all steps are done"):
+            return  # of a script that had something to do after that, and died at it
+        if schedule.policy.advised:
+            return  # plugins may rule out what would have saved it
+        if over.why.endswith("no rank has called tft.init"):
+            return  # for all anybody knows it is a script that never will
+        survivable = {
+            "kill", "network", "hang", "stop", "slow", "impostor", "controller", "deposed", "store",
+        }  # fmt: skip
+        copies = min(len(ranks) for ranks in schedule.groups().values())
+        able = {"retry", "recover"} <= schedule.policy.enable and copies >= 2
+        if able and happened[0].what in survivable:
+            raise Broken("a single fault is survived", f"{over.result}: {over.why}")
+
+    def ends(self) -> None:
+        """
+        Every incident ends: some time after the last mishap the job is over.
+        """
+        stage = self._stage
+        if stage.over is None and stage.clock.now > stage.mishaps.last + BOUND:
+            states = [str(leader.machine.state) for leader in stage.leaders if leader.leads]
+            raise Broken("every incident ends", f"the job is still {states}")
+
+    def nothing_left(self) -> None:
+        """
+        When a job is over, none of its processes is left.
+        """
+        left = [p.rank for p in self._stage.processes if p.alive and not p.node.link.cut]
+        if left:
+            raise Broken("nothing is left", f"processes of ranks {left} live on")
+
+    # ---------------------------------------------------------------- parts
+
+    def _seated(self, process: "Process") -> bool:
+        """
+        It is the process that its rank's orders are meant for.
+        """
+        newest = self._stage.newest.get(process.rank, 0)
+        return process.incarnation == newest and process.node.process(process.rank) is process
+
+    def _excused(self, content: Content, *, late: bool = False) -> bool:
+        """
+        Something wrong has spread, and the controller does not know yet; with `late`, or has only
+        just been told.
+        """
+        stage = self._stage
+        spread = content % 1 == 0.25 and stage.polluted is not None
+        return spread and (late or not stage.known)
+
+    def _whole(self, process: "Process", step: int, promise: str, *, late: bool = False) -> None:
+        right = self._stage.truth.value(step)
+        for name, content in process.content.items():
+            if content != right and not self._excused(content, late=late):
+                raise Broken(
+                    promise,
+                    f"rank {process.rank} has {self._what(content)} as shard {name!r} of step {step}",
+                )
+
+    def _positioned(self, process: "Process", step: int, promise: str) -> None:
+        begin = self._stage.truth.begin(step)
+        if process.data != begin:
+            raise Broken(
+                promise,
+                f"rank {process.rank} has drawn {process.data} batches after step {step}, not "
+                f"{begin}",
+            )
+
+    def _what(self, content: Content) -> str:
+        truth = self._stage.truth
+        for step in range(self._stage.schedule.steps + 1):
+            if truth.value(step) == content:
+                return f"the content of step {step}"
+        return "torn or corrupted content"

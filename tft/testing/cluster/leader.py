@@ -1,0 +1,296 @@
+"""
+A controller, as the real one is built round the job machine: it leads, or stands by until it has to.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tft.core.commands import Command, Consult, JobOver, Tell
+from tft.core.delivery import Inbox
+from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.lease import Lease
+from tft.core.table import State
+from tft.core.watch import Watch
+from tft.protocol.messages import (
+    Advised,
+    Beat,
+    EndNode,
+    Faulted,
+    Kill,
+    Lead,
+    NodeLost,
+    Noticed,
+    Order,
+    Refused,
+    Report,
+    Spawn,
+)
+from tft.testing.cluster.mail import Link
+from tft.testing.cluster.story import opened
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.node import Node
+    from tft.testing.cluster.stage import Stage
+
+WATCHED = (State.HEALTHY, State.RESUMING, State.PAUSING)
+"""The states in which ranks are expected to move."""
+LEAD = 1.0
+"""Seconds between two `Lead`s without news."""
+NEWS = 0.03
+"""Seconds in which several reports are acknowledged together, and several deadlines looked at."""
+FIRST_REPEAT, LAST_REPEAT = 0.15, 1.5
+"""Seconds between repetitions of orders; see `mail.py`."""
+PATIENCE = 2.5
+"""Seconds without a `Lead` after which a controller that stands by claims the next epoch."""
+
+
+def start_controller(stage: "Stage", *, stands_by: bool = False) -> None:
+    """
+    A controller is started: to lead from now on, or to stand by.
+    """
+    if stage.over is not None:
+        return
+    stage.controllers += 1
+    leader = Leader(stage, stage.controllers)
+    stage.leaders.append(leader)
+    if stands_by or not leader.lead(stage.story.epoch + 1):
+        leader.stand_by()
+
+
+class Leader:
+    """
+    One controller, from its start to its end.
+    """
+
+    def __init__(self, stage: "Stage", number: int) -> None:
+        self._stage = stage
+        self.number = number
+        self.link = Link()
+        self.alive = True
+        self.leads = False
+        self.epoch = 0
+        self.muffled = False
+        """Those that stand by do not hear it."""
+        self.machine = opened(stage.schedule).machine()
+        self._inbox = Inbox()
+        self._watch = Watch(stage.schedule.policy)
+        patience = PATIENCE * (1 + 0.4 * number)  # not all at once
+        self._lease = Lease(patience=patience, at=stage.clock.now)
+        self._news = self._looking = self._repeating = False
+        self._period = FIRST_REPEAT
+        self._timer: float | None = None
+
+    # ---------------------------------------------------------------- standing by
+
+    def stand_by(self) -> None:
+        """
+        Wait until the leader falls silent.
+        """
+        if not self.alive or self.leads:
+            return
+        now = self._stage.clock.now
+        epoch = self._lease.claim(now)
+        if epoch is None or not self.lead(epoch):
+            self._stage.clock.at(max(self._lease.next_deadline(), now + 0.01), self.stand_by)
+
+    def hear_lead(self, lead: Lead) -> None:
+        """
+        Somebody leads.
+        """
+        self._lease.heard(lead.epoch, self._stage.clock.now)
+        if self.leads and lead.epoch > self.epoch:
+            self.leads = False
+
+    # ---------------------------------------------------------------- leading
+
+    def lead(self, epoch: int) -> bool:
+        """
+        Claim an epoch and go on from the story; False when another one has it.
+        """
+        story, now = self._stage.story, self._stage.clock.now
+        told = list(story.events)
+        if not story.append(Led(at=now, epoch=epoch), epoch):
+            self._lease.heard(story.epoch, now)
+            return False
+        for event in told:
+            if isinstance(event, Received):
+                self._inbox.accept(event.sender, event.number)
+            self.machine.handle(event)
+        self.epoch, self.leads = epoch, True
+        self._judge(Led(at=now, epoch=epoch))
+        self._say_lead()
+        return True
+
+    def hear(self, sender: str, number: int, report: Report) -> None:
+        """
+        A report came in.
+        """
+        if not self.leads:
+            return
+        if self._inbox.accept(sender, number):
+            at = self._stage.clock.now
+            self._feed(Received(at=at, sender=sender, number=number, message=report))
+        if not self._news:
+            self._news = True
+            self._stage.clock.after(NEWS, self._acknowledge)
+
+    def hear_beat(self, beat: Beat) -> None:
+        """
+        The status of a node came in.
+        """
+        if not self.leads:
+            return
+        now = self._stage.clock.now
+        silence = self._watch.heard(beat, now)
+        if silence is not None and self.machine.state in WATCHED:
+            self._feed(Stalled(at=now, silence=silence, limit=self._watch.limit()))
+            self._watch.resumed(now)
+        for node in self._watch.silent(now):
+            lost = NodeLost(node=node, why=f"node {node} has sent no beat for too long", at=now)
+            self._feed(Received(at=now, sender="controller", number=0, message=lost))
+
+    def _feed(self, event: Event) -> None:
+        if not self.leads:
+            return
+        if self._stage.story.append(event, self.epoch):
+            self._judge(event)
+        else:
+            self.leads = False  # another one has taken over
+
+    def _judge(self, event: Event) -> None:
+        stage, machine = self._stage, self.machine
+        before = machine.state
+        kind = type(event.message) if isinstance(event, Received) else type(event)
+        stage.seen[before, kind.__name__] += 1
+        for command in machine.handle(event):
+            self._do(command)
+        machine.check()
+        if isinstance(event, Received) and isinstance(event.message, Faulted | Noticed):
+            self._learn()
+        if machine.state is not before:
+            self._period = FIRST_REPEAT
+            if machine.state in (State.RESUMING, State.PAUSING):
+                self._watch.resumed(event.at)
+            stage.mishaps.entered(machine.state)
+        if not self._looking:
+            self._looking = True
+            stage.clock.after(NEWS, self._look)
+        if not self._repeating:
+            self._repeating = True
+            stage.clock.after(FIRST_REPEAT, self._say_again)
+
+    def _learn(self) -> None:
+        """
+        Does the controller know by now that something wrong has spread, and how far?
+        """
+        stage, incident = self._stage, self.machine.incident
+        ceiling = incident.ceiling if incident.is_open and not incident.tentative else None
+        if stage.polluted is not None and ceiling is not None and ceiling < stage.polluted:
+            stage.known = True
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case JobOver():
+                self._stage.invariants.ended_for_a_cause(command, self.machine.members)
+                self._stage.over = command
+            case Tell():
+                pass
+            case Consult():
+                for delay, advised in self._stage.mishaps.advice(command):
+                    self._stage.clock.after(delay, self._advise, advised)
+            case _:
+                if isinstance(command, Spawn):
+                    self._stage.newest[command.rank] = command.incarnation
+                self._say(command)
+
+    def _advise(self, advised: Advised) -> None:
+        at = self._stage.clock.now
+        self._feed(Received(at=at, sender="controller", number=0, message=advised))
+
+    # ---------------------------------------------------------------- saying
+
+    def _say(self, order: Order) -> None:
+        stage = self._stage
+        now = stage.clock.now
+        nodes: Iterable[Node] = stage.nodes.values()
+        if isinstance(order, Spawn | Kill):
+            nodes = [stage.nodes[order.node]]
+        elif not isinstance(order, EndNode | Refused) and len(order.to) == 1:
+            nodes = [node for node in nodes if node.hosts(order.to[0])]
+        for node in nodes:
+            for moment in stage.network.down(now, self.link, node.link):
+                stage.clock.at(moment, node.hear, order, self.number)
+
+    def _say_again(self) -> None:
+        self._repeating = False
+        if not self.leads:
+            return
+        orders = self.machine.outstanding()
+        for order in orders:
+            self._say(order)
+        if orders:
+            self._repeating = True
+            self._stage.clock.after(self._period, self._say_again)
+            self._period = min(1.7 * self._period, LAST_REPEAT)
+
+    def _say_lead(self) -> None:
+        if not self.leads:
+            return
+        self._acknowledge()
+        self._stage.clock.after(LEAD, self._say_lead)
+
+    def _acknowledge(self) -> None:
+        self._news = False
+        if not self.leads:
+            return
+        stage = self._stage
+        now = stage.clock.now
+        lead = Lead(
+            epoch=self.epoch,
+            heard=self._inbox.heard(),
+            state=str(self.machine.state),
+            incident=self.machine.incident.number,
+        )
+        for node in stage.nodes.values():
+            for moment in stage.network.down(now, self.link, node.link):
+                stage.clock.at(moment, node.hear_lead, lead)
+        for moment in stage.network.down(now, self.link, stage.outside.mail.link):
+            stage.clock.at(moment, stage.outside.mail.heard, lead)
+        for other in stage.leaders:
+            if other is not self and not self.muffled:
+                for moment in stage.network.down(now, self.link, other.link):
+                    stage.clock.at(moment, other.hear_lead, lead)
+
+    # ---------------------------------------------------------------- the timer
+
+    def _look(self) -> None:
+        """
+        When does the machine want to be woken? Asked a little after it may have changed its mind.
+        """
+        self._looking = False
+        deadline = self.machine.next_deadline() if self.leads else None
+        if deadline is not None and (self._timer is None or deadline < self._timer):
+            self._timer = deadline
+            self._stage.clock.at(deadline + 0.001, self._passed, deadline)
+
+    def _passed(self, due: float) -> None:
+        if self._timer != due:
+            return
+        self._timer = None
+        deadline = self.machine.next_deadline() if self.leads else None
+        if deadline is not None and deadline <= self._stage.clock.now:
+            self._feed(DeadlinePassed(at=self._stage.clock.now))
+        elif deadline is not None:
+            self._look()
+
+    def die(self) -> None:
+        """
+        The process of this controller is gone.
+        """
+        self.alive = self.leads = False
+        self._stage.leaders.remove(self)
+
+
+Seen = Counter[tuple[State, str]]
+"""How often which kind of event came in which state of the job machine."""

@@ -1,0 +1,172 @@
+"""
+A simulated training thread in the loop: forward, sums, the update window, over and over, until it
+is told to leave, or something leaves it.
+"""
+
+from typing import TYPE_CHECKING
+
+from tft.core.rank import Execute
+from tft.protocol.messages import (
+    Checkpointed,
+    Faulted,
+    FaultKind,
+    Finished,
+    Position,
+    Trained,
+)
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.process import Process
+
+
+def enter(process: "Process", execute: Execute) -> None:
+    """
+    The loop is entered again, at the agreed step.
+    """
+    stage = process.stage
+    stage.invariants.obeyed(process, execute.order)
+    if not stage.mishaps.begins(process, "resume"):
+        return
+    process.announce = True
+    process.page.training = True
+    process.page.moved = stage.clock.now
+    process.phase = "forward"
+    process.tell_done(execute, None)
+    stage.invariants.resumes_right(process, execute.order)
+    if process.completed >= stage.schedule.steps:
+        _finish(process)
+    elif process.group is None or process.cut:
+        fault(process, "network", "there is no group")
+    else:
+        process.group.enter([process], process.completed + 1)
+
+
+def contribute(process: "Process", step: int) -> None:
+    """
+    From here on the others can finish the step without this rank.
+    """
+    process.phase = "sums"
+    process.summed = False
+    process.data += 1
+    process.page.capture(step, process.data, closed=False)
+
+
+def open_window(process: "Process", step: int) -> bool:
+    """
+    The sums have arrived; True when the state is being changed.
+    """
+    process.window_open = True
+    process.page.move(Position(step=step - 1, window=True), process.stage.clock.now)
+    if step > process.lock:
+        process.phase = "gate"
+        process.handle(process.standing())
+        process.look_at_gate()
+        return False
+    process.phase = "window"
+    return process.stage.mishaps.reached(process, step, "window")
+
+
+def close_window(process: "Process", step: int) -> bool:
+    """
+    The state of the step is whole; True when the loop goes on.
+    """
+    stage = process.stage
+    _update(process, step)
+    process.completed = step
+    process.window_open = False
+    now = stage.clock.now
+    process.page.capture(step, process.data, closed=True)
+    process.page.move(Position(step=step, window=False), now)
+    if stage.schedule.backups:
+        process.copies[step] = dict(process.content)
+        process.copies.pop(step - stage.schedule.backups - 1, None)
+    stage.invariants.trained(process, step)
+    if process.announce:
+        process.announce = False
+        process.mail.post(
+            Trained(rank=process.rank, incarnation=process.incarnation, step=step, at=now)
+        )
+    if stage.schedule.checkpoints and not step % stage.schedule.checkpoints:
+        _checkpoint(process, step)
+    if not stage.mishaps.reached(process, step, "between"):
+        return False
+    if step >= process.leave_after:
+        leave(process, None)
+        return False
+    if step >= stage.schedule.steps:
+        _finish(process)
+        return False
+    return True
+
+
+def _update(process: "Process", step: int) -> None:
+    truth, content = process.stage.truth, process.content
+    before, after = truth.value(step - 1), truth.value(step)
+    for name in content:
+        if process.spoilt:
+            content[name] = truth.spoilt(step)
+        else:
+            content[name] = after if content[name] == before else truth.wrong()
+
+
+def _checkpoint(process: "Process", step: int) -> None:
+    """
+    Each rank writes its part of a periodic checkpoint; the last one says that it is complete.
+    """
+    stage = process.stage
+    directory = f"/run/checkpoints/periodic-{step}"
+    parts = stage.disk.parts.setdefault(directory, {})
+    parts.update(process.content)
+    parts[f"private-{process.rank}"] = process.data
+    members = process.group.members if process.group is not None else {}
+    if all(f"private-{rank}" in parts for rank in members):
+        stage.disk.whole[directory] = stage.disk.parts.pop(directory)
+        process.mail.post(
+            Checkpointed(
+                rank=process.rank, incarnation=process.incarnation, directory=directory, step=step,
+                at=stage.clock.now,
+            )
+        )  # fmt: skip
+
+
+def fault(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> None:
+    """
+    An exception leaves the loop.
+    """
+    leave(
+        process,
+        Faulted(
+            rank=process.rank, incarnation=process.incarnation, kind=kind,
+            step=process.completed + 1, summary=text, traceback=f"Traceback\n{text}",
+            position=process.position(), polluted=polluted, at=process.stage.clock.now,
+        ),
+    )  # fmt: skip
+
+
+def _finish(process: "Process") -> None:
+    leave(
+        process,
+        Finished(
+            rank=process.rank, incarnation=process.incarnation, step=process.completed,
+            at=process.stage.clock.now,
+        ),
+    )  # fmt: skip
+
+
+def leave(process: "Process", message: Faulted | Finished | None) -> None:
+    """
+    The training thread is on its way out of the loop.
+    """
+    process.phase = "leaving"
+    if not isinstance(message, Finished):
+        process.interrupted = (process.completed + 1, process.data)
+    process.stage.clock.after(0.0002, _left, process, message)
+
+
+def _left(process: "Process", message: Faulted | Finished | None) -> None:
+    if not process.alive or process.stuck:
+        return
+    process.page.training = False
+    if message is not None:
+        process.mail.post(message)
+    process.left()

@@ -1,0 +1,143 @@
+"""
+Who can be reached by whom, how long a message takes, and what becomes of it on the way.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from tft.core.delivery import Outbox
+from tft.protocol.messages import Lead, Report
+from tft.testing.cluster.schedule import Trouble
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.leader import Leader
+    from tft.testing.cluster.stage import Stage
+
+FIRST_REPEAT, LAST_REPEAT = 0.25, 2.0
+"""Seconds between repetitions of a report. A real one is repeated every 0.1 s; repeated less and
+less often it costs the simulation little, and what has to hold does not depend on it."""
+
+
+class Link:
+    """
+    One party's connection to the broker.
+    """
+
+    __slots__ = ("cut", "down", "up")
+
+    def __init__(self) -> None:
+        self.cut = False
+        """Nothing gets through, in either direction."""
+        self.up = self.down = 0.0
+        """When the last message to the broker, and the last one from it, arrived: a connection
+        keeps the order."""
+
+
+class Network:
+    """
+    The broker, and all links to it.
+    """
+
+    def __init__(self, trouble: Trouble, rng: Random) -> None:
+        self._random = rng.random
+        self._delay, self._loss = trouble.delay, trouble.loss
+        self._double, self._reorder = trouble.double, trouble.reorder
+        self._calm = not (trouble.loss or trouble.double or trouble.reorder)
+        self.away = False
+        """The broker is gone."""
+
+    def up(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
+        """
+        When a report that is sent now arrives: not at all, once, or twice.
+        """
+        if self.away or sender.cut or leader.cut:
+            return ()
+        moment = now + 0.0005 + self._delay * self._random()
+        if self._calm or self._random() >= self._reorder:
+            moment = sender.up = max(moment, sender.up)
+        return (moment,) if self._calm else self._troubled(moment)
+
+    def level(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
+        """
+        The same of a beat. None is lost but where nothing gets through: there are so few of them
+        here that one would count for ten of a real agent's.
+        """
+        if self.away or sender.cut or leader.cut:
+            return ()
+        return (now + 0.0005 + self._delay * self._random(),)
+
+    def down(self, now: float, leader: Link, receiver: Link) -> tuple[float, ...]:
+        """
+        The same of an order.
+        """
+        if self.away or leader.cut or receiver.cut:
+            return ()
+        moment = now + 0.0005 + self._delay * self._random()
+        if self._calm or self._random() >= self._reorder:
+            moment = receiver.down = max(moment, receiver.down)
+        return (moment,) if self._calm else self._troubled(moment)
+
+    def _troubled(self, moment: float) -> tuple[float, ...]:
+        if self._random() < self._loss:
+            return ()
+        if self._random() < self._double:
+            return (moment, moment + self._delay * self._random())
+        return (moment,)
+
+
+class Mail:
+    """
+    What one sender has to report: numbered, and repeated until it is acknowledged.
+    """
+
+    __slots__ = ("_outbox", "_period", "_stage", "_timed", "closed", "link", "sender")
+
+    def __init__(self, stage: "Stage", sender: str, link: Link) -> None:
+        self._stage = stage
+        self._outbox = Outbox()
+        self._timed = False
+        self._period = FIRST_REPEAT
+        self.sender = sender
+        self.link = link
+        self.closed = False
+        """The sender is gone: what is not acknowledged by now is lost."""
+
+    def post(self, report: Report) -> None:
+        """
+        Report something.
+        """
+        self._send(self._outbox.add(report), report)
+        self._period = FIRST_REPEAT
+        if not self._timed:
+            self._timed = True
+            self._stage.clock.after(FIRST_REPEAT, self._again)
+
+    def heard(self, lead: Lead) -> bool:
+        """
+        Takes an acknowledgement; True when the controller has heard this sender at all.
+        """
+        number = lead.heard.get(self.sender, 0)
+        if number and self._timed:
+            self._outbox.acknowledge(number)
+        return number > 0
+
+    def _again(self) -> None:
+        pending = () if self.closed else self._outbox.pending()
+        for number, report in pending:
+            self._send(number, report)
+        if pending:
+            self._stage.clock.after(self._period, self._again)
+            self._period = min(2 * self._period, LAST_REPEAT)
+        else:
+            self._timed = False
+
+    def _send(self, number: int, report: Report) -> None:
+        stage = self._stage
+        for leader in stage.leaders:
+            if leader.leads:
+                self._to(leader, number, report)
+
+    def _to(self, leader: "Leader", number: int, report: Report) -> None:
+        stage = self._stage
+        for moment in stage.network.up(stage.clock.now, self.link, leader.link):
+            stage.clock.at(moment, leader.hear, self.sender, number, report)

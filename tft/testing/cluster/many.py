@@ -1,0 +1,121 @@
+"""
+Many schedules, on all cores, and what came of them.
+"""
+
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tft.testing.cluster.run import Outcome, run
+from tft.testing.cluster.schedule import draw
+
+SHARE = 50
+"""Seeds that a process takes at a time."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """
+    What came of many runs.
+    """
+
+    runs: int = 0
+    worlds: list[int] = field(default_factory=list)
+    mishaps: "Counter[int]" = field(default_factory=Counter)
+    """How many schedules had so many."""
+    happened: int = 0
+    kinds: "Counter[str]" = field(default_factory=Counter)
+    results: "Counter[str]" = field(default_factory=Counter)
+    seen: "Counter[tuple[str, str]]" = field(default_factory=Counter)
+    failed: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
+    """Of processor time."""
+
+    def add(self, outcome: Outcome) -> None:
+        """
+        Count one run.
+        """
+        schedule = outcome.schedule
+        self.runs += 1
+        self.worlds.append(schedule.world)
+        self.mishaps[len(schedule.mishaps)] += 1
+        self.happened += outcome.happened
+        self.kinds.update(mishap.what for mishap in schedule.mishaps)
+        self.results[outcome.result] += 1
+        self.seen.update(outcome.seen)
+        if outcome.broken:
+            self.failed.append(outcome)
+
+    def merge(self, other: "Tally") -> None:
+        """
+        Count what another one has counted.
+        """
+        self.runs += other.runs
+        self.worlds += other.worlds
+        self.mishaps.update(other.mishaps)
+        self.happened += other.happened
+        self.kinds.update(other.kinds)
+        self.results.update(other.results)
+        self.seen.update(other.seen)
+        self.failed += other.failed
+        self.seconds += other.seconds
+
+
+def run_many(seeds: Sequence[int], *, jobs: int) -> Tally:
+    """
+    Run the schedules of these seeds, in so many processes.
+    """
+    shares = [seeds[at : at + SHARE] for at in range(0, len(seeds), SHARE)]
+    tally = Tally()
+    if jobs == 1:
+        for share in shares:
+            tally.merge(_run_share(share))
+        return tally
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for part in pool.imap(_run_share, shares):
+            tally.merge(part)
+    return tally
+
+
+def _run_share(seeds: Sequence[int]) -> Tally:
+    tally = Tally()
+    began = time.process_time()
+    for seed in seeds:
+        tally.add(run(draw(seed)))
+    tally.seconds = time.process_time() - began
+    return tally
+
+
+def show(tally: Tally) -> str:
+    """
+    A page about it.
+    """
+    worlds = sorted(tally.worlds)
+    quarters = [worlds[len(worlds) * part // 4] for part in (1, 2, 3)]
+    bins = Counter(min(world // 8, 8) * 8 for world in worlds)
+    mean = sum(n * count for n, count in tally.mishaps.items()) / tally.runs
+    lines = [
+        f"{tally.runs} schedules, {1000 * tally.seconds / tally.runs:.1f} ms of processor time each",
+        f"worlds: quarters end at {quarters}; "
+        + ", ".join(f"{low}-{low + 7}: {bins[low]}" for low in sorted(bins)),
+        f"mishaps: {mean:.2f} a schedule, {tally.happened / tally.runs:.2f} came to pass; "
+        + ", ".join(f"{n}: {count}" for n, count in sorted(tally.mishaps.items())),
+        "kinds: " + ", ".join(f"{kind} {n}" for kind, n in sorted(tally.kinds.items())),
+        "results: " + ", ".join(f"{result} {n}" for result, n in sorted(tally.results.items())),
+        f"{len(tally.seen)} pairs of state and event:",
+    ]
+    states = sorted({state for state, _ in tally.seen})
+    for state in states:
+        events = ", ".join(
+            f"{kind} {n}" for (at, kind), n in sorted(tally.seen.items()) if at == state
+        )
+        lines.append(f"  {state}: {events}")
+    broken = Counter(outcome.broken for outcome in tally.failed)
+    lines.append(
+        "broken promises: "
+        + (", ".join(f"{what} {n}" for what, n in broken.most_common()) or "none")
+    )
+    lines += [f"  seed {o.schedule.seed}: {o.how}" for o in tally.failed[:30]]
+    return "\n".join(lines) + "\n"

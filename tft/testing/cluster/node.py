@@ -1,0 +1,370 @@
+"""
+A node: its agent, which starts and ends processes as it is told and says what became of them; and
+the launcher, which speaks for what no agent can say.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tft.protocol.messages import (
+    Beat,
+    EndNode,
+    Exited,
+    Kill,
+    Lead,
+    NodeJoined,
+    Order,
+    OutsideReport,
+    Position,
+    Pulse,
+    RankOrder,
+    Refused,
+    Spawn,
+    Spawned,
+    StoreOpened,
+)
+from tft.testing.cluster.mail import Link, Mail
+from tft.testing.cluster.process import Process
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.stage import Stage
+
+BEAT = 0.8
+"""Seconds between two beats. A real agent sends ten times as many; the watch only needs two within
+its `ASLEEP`."""
+KILLED = -9
+
+
+class Page:
+    """
+    What a rank's process leaves behind on its node.
+    """
+
+    __slots__ = ("_closed", "_open", "moved", "position", "training")
+
+    def __init__(self) -> None:
+        self.position = Position(step=0, window=False)
+        self.training = False
+        self.moved = 0.0
+        self._closed: list[tuple[int, int]] = []
+        self._open: list[tuple[int, int]] = []
+
+    def move(self, position: Position, now: float) -> None:
+        """
+        The training thread stands here.
+        """
+        self.position = position
+        self.moved = now
+
+    def capture(self, step: int, data: int, *, closed: bool) -> None:
+        """
+        Keeps the data position of a step: of two that were closed, and of two that were not.
+        """
+        slots = self._closed if closed else self._open
+        slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
+
+    def private(self) -> dict[int, int]:
+        """
+        What is kept, by step.
+        """
+        return dict([*self._open, *self._closed])
+
+
+@dataclass(slots=True)
+class _Seat:
+    page: Page = field(default_factory=Page)
+    incarnation: int = -1
+    due: Spawn | None = None
+    process: Process | None = None
+    answers: list[Spawned | Exited] = field(default_factory=list)
+
+
+class Node:
+    """
+    One node and its agent, from its start to its end.
+    """
+
+    def __init__(
+        self, stage: "Stage", number: int, ranks: tuple[int, ...], *, spare: int, life: int = 0
+    ) -> None:
+        self._stage = stage
+        self.number = number
+        self.ranks = ranks
+        self.life = life
+        """How many agents there were on this node before."""
+        self._spare = spare
+        self.link = Link()
+        self.mail = Mail(stage, f"node.{number}/{life}", self.link)
+        self.alive = True
+        self.leaving = False
+        self._epoch = 0
+        self._seats = {rank: _Seat() for rank in ranks}
+        self._strangers: list[Process] = []
+
+    def start(self) -> None:
+        """
+        The agent comes up.
+        """
+        now = self._stage.clock.now
+        self.mail.post(
+            NodeJoined(
+                node=self.number,
+                host=f"node{self.number}",
+                pid=1,
+                ranks=self.ranks,
+                spare=self._spare,
+                at=now,
+            )
+        )
+        self._stage.clock.after(BEAT * self._stage.rng.random(), self._beat)
+        if self.number == 0:
+            self._stage.clock.after(0.05, self.open_store)
+
+    def comes_back(self) -> None:
+        """
+        The node is there again, with nothing left of what was on it.
+        """
+        stage = self._stage
+        if stage.over is None and not self.alive:
+            again = Node(stage, self.number, self.ranks, spare=self._spare, life=self.life + 1)
+            stage.nodes[self.number] = again
+            again.start()
+
+    def open_store(self) -> None:
+        """
+        The rendezvous store accepts connections, on a new port each time.
+        """
+        if not self.alive:
+            return
+        port = 1 if self._stage.store is None else self._stage.store[1] + 1
+        self._stage.store = ("node0", port)
+        self.mail.post(
+            StoreOpened(node=self.number, host="node0", port=port, at=self._stage.clock.now)
+        )
+        self._start_due()
+
+    def processes(self) -> list[Process]:
+        """
+        All that live here, whoever started them.
+        """
+        ours = [seat.process for seat in self._seats.values() if seat.process is not None]
+        return [*ours, *self._strangers]
+
+    def hosts(self, rank: int) -> bool:
+        """
+        Whether there may be a process of this rank.
+        """
+        return rank in self._seats or any(each.rank == rank for each in self._strangers)
+
+    def process(self, rank: int) -> Process | None:
+        """
+        The one that was started here for a rank, if it lives.
+        """
+        seat = self._seats.get(rank)
+        return None if seat is None else seat.process
+
+    def admit(self, stranger: Process) -> None:
+        """
+        A process that nobody ordered was started here.
+        """
+        self._strangers.append(stranger)
+        self._stage.by_address[f"node{self.number}:{stranger.pid}"] = stranger
+
+    # ---------------------------------------------------------------- orders
+
+    def hear(self, order: Order, leader: int) -> None:
+        """
+        An order came in, for the agent or for ranks that live here.
+        """
+        if not self.alive:
+            return
+        match order:
+            case Spawn() | Kill() | EndNode():
+                if order.epoch >= self._epoch:
+                    if not isinstance(order, EndNode):  # the last word is the same from everyone
+                        self._stage.invariants.one_leader_obeyed(order.epoch, leader)
+                    self._epoch = order.epoch
+                    self._obey(order)
+            case Refused():
+                for process in self.processes():
+                    process.hear_refusal(order)
+            case _:
+                self._hand_out(order, leader)
+
+    def hear_lead(self, lead: Lead) -> None:
+        """
+        An acknowledgement came in.
+        """
+        if not self.alive:
+            return
+        if lead.epoch >= self._epoch:
+            self._epoch = lead.epoch
+            self.mail.heard(lead)
+        for process in self.processes():
+            process.hear_lead(lead)
+
+    def _hand_out(self, order: RankOrder, leader: int) -> None:
+        for rank in order.to:
+            seat = self._seats.get(rank)
+            if seat is not None and seat.process is not None:
+                seat.process.hear(order, leader)
+        for stranger in self._strangers:
+            if stranger.rank in order.to:
+                stranger.hear(order, leader)
+
+    def _obey(self, order: Spawn | Kill | EndNode) -> None:
+        match order:
+            case Spawn() if order.node == self.number:
+                self._spawn(order)
+            case Kill() if order.node == self.number:
+                self._kill(order)
+            case EndNode() if not self.leaving:
+                self._leave(order.grace)
+            case _:
+                pass
+
+    def _spawn(self, order: Spawn) -> None:
+        seat = self._seats.setdefault(order.rank, _Seat())
+        if order.incarnation < seat.incarnation or self.leaving:
+            return
+        if order.incarnation == seat.incarnation:
+            return self._answer_again(seat)
+        if seat.due is None or seat.due.incarnation < order.incarnation:
+            seat.due = order
+        if seat.process is not None:
+            self._end(seat.process, last_words=False)
+        self._start_due()
+
+    def _kill(self, order: Kill) -> None:
+        seat = self._seats.get(order.rank)
+        if seat is None or order.incarnation < seat.incarnation:
+            return
+        if seat.process is not None:
+            self._end(seat.process, last_words=order.last_words)
+        if order.incarnation > seat.incarnation:
+            if seat.due is not None and seat.due.incarnation <= order.incarnation:
+                seat.due = None
+            seat.incarnation, seat.answers = order.incarnation, []
+            self._exited(seat, order.rank, order.incarnation, KILLED, "")
+        elif seat.process is None:
+            self._answer_again(seat)
+
+    def _answer_again(self, seat: _Seat) -> None:
+        for answer in seat.answers:
+            self.mail.post(answer)
+
+    # ---------------------------------------------------------------- processes
+
+    def _start_due(self) -> None:
+        if self._stage.store is None:
+            return
+        for rank, seat in self._seats.items():
+            if seat.due is not None and seat.process is None:
+                self._start(rank, seat, seat.due)
+
+    def _start(self, rank: int, seat: _Seat, order: Spawn) -> None:
+        stage = self._stage
+        seat.due = None
+        seat.incarnation, seat.answers = order.incarnation, []
+        seat.page.training = False
+        process = seat.process = Process(stage, self, rank, order.incarnation, seat.page)
+        stage.processes.append(process)
+        stage.by_address[f"node{self.number}:{process.pid}"] = process
+        spawned = Spawned(
+            node=self.number, rank=rank, incarnation=order.incarnation, pid=process.pid,
+            at=stage.clock.now,
+        )  # fmt: skip
+        seat.answers.append(spawned)
+        self.mail.post(spawned)
+        stage.clock.after(stage.takes(0.05, 0.6), process.join)
+
+    def _end(self, process: Process, *, last_words: bool) -> None:
+        delay = self._stage.takes(0.05, 0.5) if last_words else 0.001
+        stack = "File stuck.py" if last_words else ""
+        self._stage.clock.after(delay, self.ended, process, KILLED, stack)
+
+    def ended(self, process: Process, code: int, stack: str = "") -> None:
+        """
+        The process of a rank is gone: the kernel says so.
+        """
+        if not process.alive:
+            return
+        process.end()
+        if process in self._strangers:
+            self._strangers.remove(process)
+        seat = self._seats.get(process.rank)
+        if self.alive and seat is not None and seat.process is process:
+            seat.process = None
+            self._exited(seat, process.rank, process.incarnation, code, stack)
+            self._start_due()
+
+    def _exited(self, seat: _Seat, rank: int, incarnation: int, code: int, stack: str) -> None:
+        exited = Exited(
+            node=self.number, rank=rank, incarnation=incarnation, code=code,
+            position=seat.page.position, stack=stack,
+            private={step: f"{data:x}" for step, data in seat.page.private().items()},
+            at=self._stage.clock.now,
+        )  # fmt: skip
+        if seat.incarnation == incarnation:
+            seat.answers.append(exited)
+        self.mail.post(exited)
+
+    # ---------------------------------------------------------------- status, the end
+
+    def _beat(self) -> None:
+        if not self.alive:
+            return
+        stage = self._stage
+        pulses = tuple(
+            Pulse(
+                rank=process.rank,
+                incarnation=process.incarnation,
+                position=process.page.position,
+                training=process.page.training,
+                moved=process.page.moved,
+            )
+            for seat in self._seats.values()
+            if (process := seat.process) is not None
+        )
+        beat = Beat(node=self.number, pulses=pulses, at=stage.clock.now)
+        for leader in stage.leaders:
+            if leader.leads:
+                for moment in stage.network.level(stage.clock.now, self.link, leader.link):
+                    stage.clock.at(moment, leader.hear_beat, beat)
+        stage.clock.after(BEAT, self._beat)
+
+    def _leave(self, grace: float) -> None:
+        self.leaving = True
+        for seat in self._seats.values():
+            seat.due = None
+        self._stage.clock.after(grace, self._clean_up)
+
+    def _clean_up(self) -> None:
+        for process in self.processes():
+            self.ended(process, KILLED)
+        self._stage.clock.after(1.0, self.vanish)
+
+    def vanish(self) -> None:
+        """
+        The agent and everything it started are gone.
+        """
+        self.alive = False
+        self.mail.closed = True
+        for process in self.processes():
+            process.end()
+
+
+class Outside:
+    """
+    The launcher, and whoever else reports from outside of the job's processes.
+    """
+
+    def __init__(self, stage: "Stage") -> None:
+        self._link = Link()
+        self.mail = Mail(stage, "run", self._link)
+
+    def report(self, report: OutsideReport) -> None:
+        """
+        Say something, until it is heard.
+        """
+        self.mail.post(report)

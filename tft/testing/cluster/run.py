@@ -1,0 +1,139 @@
+"""
+One run of a simulated cluster, from a schedule to what became of the job.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from tft.core.events import Event
+from tft.errors import InternalError
+from tft.testing.cluster.clock import Clock
+from tft.testing.cluster.group import Groups
+from tft.testing.cluster.invariants import Broken, Invariants
+from tft.testing.cluster.leader import Seen, start_controller
+from tft.testing.cluster.mail import Network
+from tft.testing.cluster.mishaps import Mishaps
+from tft.testing.cluster.node import Node, Outside
+from tft.testing.cluster.schedule import Schedule
+from tft.testing.cluster.stage import START, Disk, Stage, Truth
+from tft.testing.cluster.story import EARLIER, SharedStory
+
+FAREWELL = 12.0
+"""Virtual seconds after the end in which every process must have left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """
+    What became of one run.
+    """
+
+    schedule: Schedule
+    result: str
+    """Of the job; empty when it did not come to an end."""
+    broken: str
+    """The promise that was not kept; empty when all were."""
+    how: str
+    happened: int
+    """How many mishaps took place."""
+    seconds: float
+    """Virtual."""
+    seen: Seen
+    events: tuple[Event, ...]
+    """The story; kept for a run that failed."""
+
+
+def run(schedule: Schedule) -> Outcome:
+    """
+    Runs a schedule to its end. Raises nothing of what goes wrong in it.
+    """
+    stage = set_up(schedule)
+    promise = how = ""
+    try:
+        _until_over(stage)
+    except Broken as error:
+        promise, how = error.promise, str(error)
+    except (
+        InternalError,
+        AssertionError,
+        KeyError,
+        ValueError,
+        IndexError,
+        AttributeError,
+    ) as error:
+        promise, how = f"no {type(error).__name__}", _where(error)
+    return Outcome(
+        schedule=schedule,
+        result="" if stage.over is None else stage.over.result,
+        broken=promise,
+        how=how,
+        happened=len(stage.mishaps.happened),
+        seconds=stage.clock.now - START,
+        seen=stage.seen,
+        events=tuple(stage.story.events) if promise else (),
+    )
+
+
+def set_up(schedule: Schedule) -> Stage:
+    """
+    A cluster in which nothing has happened yet.
+    """
+    rng = Random(f"run {schedule.seed}")
+    stage = Stage(
+        schedule=schedule,
+        clock=Clock(START),
+        rng=rng,
+        network=Network(schedule.trouble, rng),
+        truth=Truth(schedule.seed),
+        disk=Disk(),
+    )
+    stage.groups = Groups(stage)
+    stage.invariants = Invariants(stage)
+    stage.story = SharedStory()
+    stage.outside = Outside(stage)
+    stage.mishaps = Mishaps(stage, schedule)
+    if schedule.resume:
+        right = stage.truth.value(schedule.resume)
+        stage.disk.whole[EARLIER] = {
+            **dict.fromkeys(schedule.groups(), right),
+            **{f"private-{rank}": schedule.resume for rank in range(schedule.world)},
+        }
+    for number, ranks in schedule.placement().items():
+        node = stage.nodes[number] = Node(stage, number, ranks, spare=schedule.spare(number))
+        stage.clock.after(stage.takes(0.0, 0.1), node.start)
+    start_controller(stage)
+    for _ in range(schedule.standbys):
+        start_controller(stage, stands_by=True)
+    return stage
+
+
+def _until_over(stage: Stage) -> None:
+    clock, ends = stage.clock, stage.invariants.ends
+    while stage.over is None and clock.tick():
+        if not clock.happened % 64:
+            ends()
+    last = clock.now + FAREWELL
+    while clock.now < last and any(node.alive for node in stage.nodes.values()) and clock.tick():
+        pass
+    if stage.over is None:
+        raise Broken("every incident ends", "nothing happens any more, and the job is not over")
+    stage.invariants.nothing_left()
+
+
+def _where(error: BaseException) -> str:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = "" if frame is None else f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
+    return f"{type(error).__name__}: {error} at {place}"
+
+
+def total(outcomes: list[Outcome]) -> Seen:
+    """
+    What was reached in several runs.
+    """
+    seen: Seen = Counter()
+    for outcome in outcomes:
+        seen.update(outcome.seen)
+    return seen

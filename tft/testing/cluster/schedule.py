@@ -1,0 +1,344 @@
+"""
+A schedule: everything that one simulated run depends on. Drawn from a seed, or written down.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from tft.core.policy import STRATEGIES, Policy
+
+Topology = Literal["replicated", "strided", "two kinds", "unsharded"]
+
+When = Literal["time", "phase", "order", "state"]
+"""What a mishap waits for: a moment, a rank in a phase of a step, a rank beginning to carry out an
+order, the job machine entering a state."""
+
+What = Literal[
+    "kill", "node", "memory", "corruption", "numeric", "network", "software", "hang", "stop",
+    "fail", "slow", "impostor", "partition", "broker", "controller", "deposed", "store", "pollute",
+    "bad batch", "notice", "request", "pause", "resume",
+]  # fmt: skip
+
+FAULTS: tuple[tuple[What, float], ...] = (
+    ("kill", 6), ("node", 1), ("memory", 2), ("numeric", 1), ("network", 2),
+    ("software", 0.6), ("hang", 1.5), ("stop", 1), ("fail", 2), ("slow", 1), ("impostor", 1),
+    ("partition", 0.7), ("broker", 0.7), ("controller", 1.2), ("deposed", 0.7), ("store", 0.7),
+    ("corruption", 1), ("pollute", 1), ("bad batch", 0.6), ("notice", 2),
+)  # fmt: skip
+"""What goes wrong, and how often compared with the rest."""
+
+ANY = -1
+EXCEPTIONS = ("memory", "corruption", "numeric", "network", "software", "pollute", "bad batch")
+"""What leaves the loop of a rank."""
+GLOBAL = ("node", "partition", "broker", "controller", "deposed", "store", "impostor")
+"""What has nothing to do with where a rank stands."""
+PHASES = ("forward", "sums", "window", "between")
+ORDERS = ("stop", "fetch", "regroup", "rebuild", "rollback", "resume", "save", "commit")
+RARE = ("fetch", "save", "commit")
+"""Orders that only a few ranks get."""
+OPENING = ("awaiting", "repairing", "rebuilding", "rolling back", "resuming", "healthy")
+"""States that a job goes through once before anything has happened to it."""
+STATES = (
+    *OPENING, "freezing", "clearing", "choosing", "dumping", "exiting", "pausing", "paused",
+)  # fmt: skip
+NOTICED = (
+    "straggler", "straggler", "straggler", "straggler", "memory", "corruption", "network", "node",
+    "hang", "process", "numeric", "software",
+)  # fmt: skip
+"""What is seen from outside of a rank, most often that it is slow."""
+CHECKS = ("", "", "pass", "isolate", "end")
+"""What a pause runs, by what it will find on a rank; empty: nothing, it waits to be ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """
+    What the network does to messages.
+    """
+
+    delay: float = 0.005
+    """A message takes up to so many seconds."""
+    loss: float = 0.0
+    double: float = 0.0
+    reorder: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mishap:
+    """
+    One thing that goes wrong, once.
+    """
+
+    what: What
+    target: int = 0
+    """The rank, or `ANY` for the first that carries out the order; for `node` and `partition` the
+    node; for `request` the signal."""
+    when: When = "time"
+    name: str = ""
+    """Of the phase, the order or the state; for `fail` and `slow` at a time, of the order."""
+    number: int = 0
+    """The step of the phase; how often the order or the state was seen before."""
+    delay: float = 0.0
+    """Seconds after that, or after the start."""
+    lasting: float = 1.0
+    """Seconds until what can come back does; for `node` and `partition`."""
+    loud: bool = True
+    """Somebody says so at once; else it has to be noticed."""
+    kind: str = ""
+    """For `notice` what is seen, for `pause` what its check will find."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """
+    One run of a simulated cluster.
+    """
+
+    seed: int
+    """Decides what the rest leaves open: how long each thing takes."""
+    world: int
+    nodes: int = 1
+    topology: Topology = "replicated"
+    copies: int = 2
+    """How many ranks hold each shard that is not on all of them."""
+    steps: int = 10
+    policy: Policy
+    strategies: tuple[str, ...] = STRATEGIES
+    """What the adaptor can take part in."""
+    spares: tuple[int, ...] = ()
+    """Further nodes without ranks, each with room for so many."""
+    room: int = 0
+    """For how many more ranks each of the others has room."""
+    checkpoints: int = 0
+    """Every how many steps there is a periodic checkpoint; 0: there is none."""
+    breaks: bool = True
+    """A collective that lost a member raises; else it hangs."""
+    resume: int = 0
+    """The step of the checkpoint the job starts from; 0 for none."""
+    backups: int = 0
+    """How many earlier steps each rank keeps a copy of."""
+    standbys: int = 0
+    """Controllers that wait for the leader to fall silent."""
+    trouble: Trouble = Trouble()
+    mishaps: tuple[Mishap, ...] = ()
+
+    def placement(self) -> dict[int, tuple[int, ...]]:
+        """
+        Each node's ranks.
+        """
+        edges = [self.world * node // self.nodes for node in range(self.nodes + 1)]
+        places = {n: tuple(range(edges[n], edges[n + 1])) for n in range(self.nodes)}
+        return places | {self.nodes + extra: () for extra in range(len(self.spares))}
+
+    def spare(self, node: int) -> int:
+        """
+        For how many more ranks a node has room.
+        """
+        return self.room if node < self.nodes else self.spares[node - self.nodes]
+
+    def column(self, rank: int) -> tuple[int, ...]:
+        """
+        The ranks that leave and come back together with this one: those that hold one copy of
+        everything between them.
+        """
+        if self.topology == "replicated":
+            return ()
+        parts = max(1, self.world // self.copies)
+        return tuple(other for other in range(self.world) if other // parts == rank // parts)
+
+    def groups(self) -> Mapping[str, tuple[int, ...]]:
+        """
+        Each shard's ranks.
+        """
+        everyone = tuple(range(self.world))
+        parts = max(1, self.world // self.copies)
+        match self.topology:
+            case "replicated":
+                return {"dense": everyone}
+            case "strided":
+                return {"dense": everyone} | _strided("optimizer", everyone, parts)
+            case "two kinds":
+                half = max(1, parts // 2)
+                return _strided("dense", everyone, half) | _strided("expert", everyone, parts)
+            case "unsharded":
+                return {"small": everyone[:2]} | _strided("optimizer", everyone, parts)
+
+    def shards(self, rank: int) -> tuple[str, ...]:
+        """
+        The shards that a rank holds.
+        """
+        return tuple(name for name, ranks in self.groups().items() if rank in ranks)
+
+
+def _strided(name: str, ranks: tuple[int, ...], parts: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.{part}": ranks[part::parts] for part in range(parts)}
+
+
+# ---------------------------------------------------------------- drawing one
+
+
+def draw(seed: int) -> Schedule:
+    """
+    The schedule of a seed.
+    """
+    rng = Random(f"schedule {seed}")
+    world = _world(rng)
+    nodes = min(world, rng.choice((1, 2, 2, 3, 4, 4, 6, 8)))
+    steps = rng.randint(4, 12)
+    count = rng.choices(range(6), (6, 20, 27, 22, 15, 10))[0]
+    mishaps = [_mishap(rng, world, nodes, steps, first=not n) for n in range(count)]
+    for draws, often in ((_request, 0.12), (_pause, 0.2), (_resume, 0.05)):
+        if rng.random() < often:
+            mishaps.append(draws(rng, world))
+    return Schedule(
+        seed=seed,
+        world=world,
+        nodes=nodes,
+        topology=rng.choice(("replicated", "strided", "strided", "two kinds", "unsharded")),
+        copies=rng.choice((1, 2, 2, 2, 2, 3, 4)),
+        steps=steps,
+        policy=_policy(rng),
+        strategies=STRATEGIES if rng.random() < 0.85 else ("retry", "recover", "dump"),
+        spares=tuple(rng.randint(1, 8) for _ in range(rng.choice((0, 0, 1, 2)))),
+        room=rng.choice((0, 0, 0, 2)),
+        checkpoints=rng.choice((0, 0, 0, 2, 3)),
+        backups=rng.choice((0, 0, 0, 1, 2)),
+        breaks=rng.random() < 0.6,
+        resume=rng.choice((0, 0, 0, 0, 2)),
+        standbys=rng.choice((0, 0, 1, 2)),
+        trouble=_trouble(rng),
+        mishaps=tuple(mishaps),
+    )
+
+
+def _world(rng: Random) -> int:
+    kind = rng.random()
+    if kind < 0.42:
+        return rng.randint(2, 15)
+    if kind < 0.71:
+        return rng.randint(16, 24)
+    return 48 if rng.random() < 0.9 else rng.randint(49, 64)
+
+
+def _policy(rng: Random) -> Policy:
+    enable = list(STRATEGIES)
+    if rng.random() < 0.4:
+        enable = [strategy for strategy in enable if rng.random() < 0.7]
+    return Policy(
+        enable=frozenset(enable),
+        max_incidents=rng.choice((1, 2, 100, 100, 100, 100, 100)),
+        flaps=rng.choice((1, 2, 5, 5, 5)),
+        flap_window=60.0,
+        replace="node" if rng.random() < 0.2 else "process",
+        spread_savers=rng.random() < 0.3,
+        skip_batch=rng.random() < 0.3,
+        advised=rng.random() < 0.2,
+        advice=1.0,
+        patience=3.0,
+        respawns=rng.choice((1, 3, 3)),
+        attempts=rng.choice((2, 3)),
+        freeze=1.5,
+        grace=0.5,
+        stop=3.0,
+        repair=6.0,
+        regroup=4.0,
+        rebuild=4.0,
+        join=8.0,
+        hold=6.0,
+        pause=4.0,
+        check=4.0,
+        save=6.0,
+        leave=1.5,
+        first_step=8.0,
+        stall_floor=2.5,
+        stall_factor=8.0,
+        warming=2.0,
+        node_silence=4.0,
+    )
+
+
+def _trouble(rng: Random) -> Trouble:
+    if rng.random() < 0.5:
+        return Trouble(delay=rng.choice((0.002, 0.005, 0.05)))
+    return Trouble(
+        delay=rng.choice((0.005, 0.02, 0.1)),
+        loss=rng.choice((0.0, 0.02, 0.1)),
+        double=rng.choice((0.0, 0.05, 0.2)),
+        reorder=rng.choice((0.0, 0.05, 0.3)),
+    )
+
+
+def _mishap(rng: Random, world: int, nodes: int, steps: int, *, first: bool) -> Mishap:
+    """
+    The `first` one mostly comes out of a clear sky; the others like to come while an incident is
+    being handled.
+    """
+    what: What = rng.choices([w for w, _ in FAULTS], [often for _, often in FAULTS])[0]
+    target = rng.randrange(nodes if what in ("node", "partition") else world)
+    lasting, loud = rng.choice((0.5, 1.0, 2.0, 6.0)), rng.random() < 0.7
+    loud = loud or what == "node"
+    when = _when(rng, what, first=first)
+    match when:
+        case "time":
+            name, number, delay = "", 0, 0.3 * steps * rng.random()
+        case "phase":
+            phases = PHASES[:3] if what in EXCEPTIONS else PHASES
+            name, number, delay = rng.choice(phases), rng.randint(1, steps), 0.0
+        case "order":
+            name, number, delay = rng.choice(ORDERS), rng.choice((0, 1, 1)), _shortly(rng)
+            if name in RARE:
+                target, number = ANY, rng.choice((0, 0, 1))
+            if what in ("fail", "slow"):
+                delay = 0.0
+                name = rng.choice(ORDERS[:6])
+        case "state":
+            name, number, delay = rng.choice(STATES), rng.choice((0, 1)), _shortly(rng)
+            if what == "node" and name == "exiting":
+                name = "freezing"
+            if name in OPENING and rng.random() < 0.7:
+                number = 1
+    return Mishap(
+        what=what, target=target, when=when, name=name, number=number, delay=delay,
+        lasting=lasting, loud=loud, kind=rng.choice(NOTICED) if what == "notice" else "",
+    )  # fmt: skip
+
+
+def _when(rng: Random, what: What, *, first: bool) -> When:
+    if what in ("fail", "slow"):
+        return "order"
+    if what in EXCEPTIONS:
+        return "phase"
+    if first and rng.random() < 0.85:
+        return "time" if what in GLOBAL else rng.choice(("time", "phase", "phase"))
+    if what in GLOBAL:
+        return rng.choice(("time", "state", "state"))
+    return rng.choices(("time", "phase", "order", "state"), (2, 3, 3, 3))[0]
+
+
+def _shortly(rng: Random) -> float:
+    return rng.choice((0.0, 0.001, 0.05, 0.5)) * rng.random()
+
+
+def _request(rng: Random, _: int) -> Mishap:
+    return _asked(rng, "request", rng.choice((0, 2, 15)), "", STATES)
+
+
+def _pause(rng: Random, world: int) -> Mishap:
+    return _asked(rng, "pause", rng.randrange(world), rng.choice(CHECKS), ("healthy", *STATES))
+
+
+def _resume(rng: Random, world: int) -> Mishap:
+    return _asked(rng, "resume", rng.randrange(world), "", STATES)
+
+
+def _asked(rng: Random, what: What, target: int, kind: str, states: Sequence[str]) -> Mishap:
+    lasting = rng.choice((0.05, 0.5, 2.0, 10.0))
+    if rng.random() < 0.4:
+        delay = 1.0 + 3.0 * rng.random()
+        return Mishap(what=what, target=target, delay=delay, lasting=lasting, kind=kind)
+    return Mishap(
+        what=what, target=target, when="state", name=rng.choice(states),
+        number=rng.choice((0, 0, 1)), delay=_shortly(rng), lasting=lasting, kind=kind,
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""
+A schedule that breaks a promise, made as small as it can be while it still does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tft.testing.cluster.run import Outcome, run
+from tft.testing.cluster.schedule import Schedule, Trouble
+from tft.testing.cluster.story import write_story
+
+TRIES = 400
+"""Runs that are spent on making one schedule smaller."""
+
+
+def shrink(schedule: Schedule) -> Outcome:
+    """
+    The smallest schedule found that breaks the same promise, and how it does.
+    """
+    smallest = run(schedule)
+    promise, tries = smallest.broken, TRIES
+    again = bool(promise)
+    while again and tries:
+        again = False
+        for smaller in _smaller(smallest.schedule):
+            tries -= 1
+            outcome = run(smaller)
+            if outcome.broken == promise:
+                smallest, again = outcome, True
+                break
+            if not tries:
+                break
+    return smallest
+
+
+def _smaller(schedule: Schedule) -> Iterator[Schedule]:
+    for place in range(len(schedule.mishaps)):
+        yield replace(schedule, mishaps=schedule.mishaps[:place] + schedule.mishaps[place + 1 :])
+    calm = Trouble()
+    if schedule.trouble != calm:
+        yield replace(schedule, trouble=calm)
+        for name in ("loss", "double", "reorder"):
+            if getattr(schedule.trouble, name):
+                yield replace(schedule, trouble=replace(schedule.trouble, **{name: 0.0}))
+    if schedule.standbys:
+        yield replace(schedule, standbys=0)
+    if schedule.spares or schedule.room:
+        yield replace(schedule, spares=(), room=0)
+    if schedule.backups or schedule.checkpoints:
+        yield replace(schedule, backups=0, checkpoints=0)
+    if schedule.resume:
+        yield replace(schedule, resume=0)
+    if schedule.nodes > 1:
+        yield replace(schedule, nodes=1)
+    reach = max((m.target for m in schedule.mishaps if m.what != "request"), default=0) + 1
+    for world in (2, 3, 4, schedule.world // 2, schedule.world - 1):
+        if max(2, reach, schedule.nodes) <= world < schedule.world:
+            yield replace(schedule, world=world)
+    for place, mishap in enumerate(schedule.mishaps):
+        if mishap.target > 1 and mishap.what not in ("request", "node", "partition"):
+            lower = replace(mishap, target=mishap.target // 2)
+            yield replace(
+                schedule,
+                mishaps=(*schedule.mishaps[:place], lower, *schedule.mishaps[place + 1 :]),
+            )
+    if schedule.topology != "replicated":
+        yield replace(schedule, topology="replicated")
+    for seed in range(3):
+        if schedule.seed > seed:
+            yield replace(schedule, seed=seed)
+            break
+
+
+def explain(schedule: Schedule, stories: Path) -> str:
+    """
+    What went wrong under a schedule, its smallest form as code, and where the stories of both are.
+    """
+    outcome = run(schedule)
+    smallest = shrink(schedule)
+    lines = []
+    for name, each in (("whole", outcome), ("small", smallest)):
+        path = stories / f"seed-{schedule.seed}-{name}.jsonl"
+        try:
+            write_story(path, each.schedule, each.events)
+        except Exception as error:  # noqa: BLE001 (the machine that fails at it is what is looked for)
+            lines.append(f"the machine fails at the story: {error!r}")
+        lines.append(f"{name}: {each.how}\n  story: {path}")
+    return "\n".join([*lines, f"  {smallest.schedule!r}", ""])
