@@ -8,7 +8,7 @@ No process, no socket, no time passes that a test does not let pass. A test says
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tft.core.commands import Command, Consult, JobOver, Tell
 from tft.core.events import DeadlinePassed, Led, Received, Stalled
@@ -19,75 +19,39 @@ from tft.core.report import incident_report
 from tft.core.table import State
 from tft.protocol.messages import (
     ORDER_NAMES,
-    Answered,
+    Advised,
+    Checkpointed,
     Complete,
     End,
     EndNode,
     Exited,
     Faulted,
     FaultKind,
-    Fetch,
     Finished,
     Joined,
     Kill,
-    Load,
     NodeJoined,
     NodeLost,
+    Noticed,
     Order,
     OrderName,
-    Position,
+    PauseRequested,
     RankOrder,
     Ready,
-    Rebuild,
     Refused,
     Report,
-    Resume,
-    Save,
-    SavedFile,
+    ResumeRequested,
     ShardCopies,
     Spawn,
     Spawned,
-    Stop,
     StopRequested,
     StoreOpened,
     Trained,
+    Verdict,
 )
+from tft.testing.obedient import ScriptedRank
 
-
-@dataclass(slots=True)
-class ScriptedRank:
-    """
-    A rank that does as it is told.
-    """
-
-    rank: int
-    incarnation: int = 0
-    alive: bool = False
-    step: int = 0
-    window: bool = False
-    torn: bool = True
-    training: bool = False
-    announce: bool = False
-    waiting: bool = True
-    key: tuple[int, int] = (-1, 0)
-    """The newest round it has heard of; older orders are absorbed, repeated ones too."""
-    heard: set[OrderName] = field(default_factory=set)
-    hung: bool = False
-    """Answers nothing and trains nothing until it is killed."""
-
-    @property
-    def held(self) -> int | None:
-        """
-        As in the session.
-        """
-        return None if self.window or self.torn else self.step
-
-    @property
-    def position(self) -> Position:
-        """
-        As in the session.
-        """
-        return Position(step=self.step, window=self.window)
+Kind = TypeVar("Kind", bound=Order)
 
 
 @dataclass(slots=True)
@@ -101,9 +65,28 @@ class ScriptedJob:
     resume: tuple[str, int] | None = None
     placement: dict[int, tuple[int, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    spare: Mapping[int, int] = field(default_factory=dict)
+    """By node: for how many more ranks it has room."""
+    columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By rank: who leaves and comes back with it."""
+    strategies: tuple[str, ...] = ("retry", "recover", "dump")
+    """What the adaptor can take part in."""
+    keeps: int = 0
+    """Of how many earlier steps each rank keeps a copy."""
     now: float = 100.0
     machine: Machine = field(init=False)
     ranks: dict[int, ScriptedRank] = field(init=False)
+    """Who holds the seat of each rank, as far as the ranks were told."""
+    heirs: dict[int, ScriptedRank] = field(init=False, default_factory=dict)
+    """Further processes, which are to take over."""
+    former: list[ScriptedRank] = field(init=False, default_factory=list)
+    """Processes that somebody has taken over from."""
+    slow: set[int] = field(init=False, default_factory=set)
+    """Ranks whose new processes get no further than starting, until `arrive`."""
+    verdicts: dict[int, tuple[Verdict, str]] = field(init=False, default_factory=dict)
+    """What the next check finds on a rank; everywhere else it passes."""
+    gone: set[int] = field(init=False, default_factory=set)
+    """Nodes without an agent."""
     said: list[Order] = field(init=False, default_factory=list)
     over: JobOver | None = field(init=False, default=None)
     tells: list[Tell] = field(init=False, default_factory=list)
@@ -120,7 +103,8 @@ class ScriptedJob:
     def __post_init__(self) -> None:
         self.placement = self.placement or {0: tuple(range(self.world))}
         self.groups = self.groups or {"dense": tuple(range(self.world))}
-        self.ranks = {rank: ScriptedRank(rank) for rank in range(self.world)}
+        homes = {rank: node for node, ranks in self.placement.items() for rank in ranks}
+        self.ranks = {rank: ScriptedRank(rank, node=homes[rank]) for rank in range(self.world)}
         self.machine = Machine(
             self.world, self.policy, job="job", checkpoints="/run/checkpoints", at=self.now,
             resume=self.resume,
@@ -133,8 +117,8 @@ class ScriptedJob:
         Agents, store and ranks come up; everyone trains.
         """
         self.lead(1)
-        for node, ranks in self.placement.items():
-            self.report(NodeJoined(node=node, host="h", pid=1, ranks=ranks, at=self.now))
+        for node in self.placement:
+            self.come(node)
         self.report(StoreOpened(node=0, host="h", port=1, at=self.now))
         self.settle()
         return self
@@ -162,7 +146,7 @@ class ScriptedJob:
         """
         for _ in range(steps):
             for rank in self.ranks.values():
-                if rank.training and not rank.hung:
+                if rank.training and not rank.hung and rank.step < rank.limit:
                     self.window(rank.rank)
                     self.close(rank.rank)
             self.settle()
@@ -178,36 +162,58 @@ class ScriptedJob:
         A rank closes its update window.
         """
         one = self.ranks[rank]
-        one.step, one.window = one.step + 1, False
+        one.complete()
+        self._announce(one)
+
+    def _announce(self, one: ScriptedRank) -> None:
         if one.announce:
             one.announce = False
-            self.report(Trained(rank=rank, incarnation=one.incarnation, step=one.step, at=self.now))
+            self.report(
+                Trained(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
+            )
 
     def kill(self, rank: int, code: int = -9, *, stack: str = "") -> None:
         """
         The process of a rank ends; its agent says so.
         """
-        one = self.ranks[rank]
+        self._ends(self.ranks[rank], code, stack=stack)
+
+    def kill_heir(self, rank: int) -> None:
+        """
+        The process that is to take over from a rank ends.
+        """
+        self._ends(self.heirs.pop(rank), -9)
+
+    def _ends(self, one: ScriptedRank, code: int, *, stack: str = "") -> None:
         one.alive = one.training = one.hung = False
         self.report(
             Exited(
-                node=self.node(rank),
-                rank=rank,
+                node=one.node,
+                rank=one.rank,
                 incarnation=one.incarnation,
                 code=code,
                 position=one.position,
                 stack=stack,
+                stopped=one.stopped,
                 private={one.step: "00", one.step + 1: "01"},
                 at=self.now,
             )
         )
 
-    def fault(self, rank: int, kind: FaultKind, text: str = "Boom: it broke") -> None:
+    def fault(
+        self,
+        rank: int,
+        kind: FaultKind,
+        text: str = "Boom: it broke",
+        *,
+        polluted: bool = False,
+    ) -> None:
         """
         An exception leaves the loop of a rank.
         """
         one = self.ranks[rank]
         one.training = False
+        self._spoil(one, kind, polluted=polluted)
         self.report(
             Faulted(
                 rank=rank,
@@ -217,20 +223,79 @@ class ScriptedJob:
                 summary=text,
                 traceback=f"Traceback\n{text}",
                 position=one.position,
+                polluted=polluted,
                 at=self.now,
             )
         )
 
-    def finish(self) -> None:
+    def notice(
+        self, rank: int, kind: FaultKind, evidence: str = "seen from outside", *,
+        polluted: bool = False,
+    ) -> None:  # fmt: skip
         """
-        `train` returns on every rank.
+        Somebody outside sees a fault of a rank.
+        """
+        self._spoil(self.ranks[rank], kind, polluted=polluted)
+        self.report(
+            Noticed(rank=rank, kind=kind, evidence=evidence, polluted=polluted, at=self.now)
+        )
+
+    def _spoil(self, one: ScriptedRank, kind: FaultKind, *, polluted: bool) -> None:
+        """
+        What a fault really does to what the ranks hold.
+        """
+        if kind in ("memory", "numeric", "corruption"):
+            one.spoiled = True
+        if kind in ("memory", "corruption"):
+            one.bad_copies = frozenset(one.backups)
+        for other in self.ranks.values():
+            other.spoiled = other.spoiled or (polluted and other.step >= one.step)
+
+    def finish(self, *ranks: int) -> None:
+        """
+        `train` returns, on every rank that trains or on these.
         """
         for one in self.ranks.values():
-            one.training = False
-            self.report(
-                Finished(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
-            )
+            if one.training and (not ranks or one.rank in ranks):
+                one.training, one.done = False, True
+                self.report(
+                    Finished(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
+                )
         self.settle()
+
+    def pause(self, check: str = "") -> None:
+        """
+        Somebody asks for a pause.
+        """
+        self.report(PauseRequested(why="a switch is replaced", check=check, at=self.now))
+
+    def go_on(self) -> None:
+        """
+        Somebody asks for the pause to end.
+        """
+        self.report(ResumeRequested(why="it is replaced", at=self.now))
+
+    def checkpointed(self, step: int) -> None:
+        """
+        A periodic checkpoint of the job is complete.
+        """
+        self.report(
+            Checkpointed(
+                rank=0,
+                incarnation=self.ranks[0].incarnation,
+                directory=f"/periodic/{step}",
+                step=step,
+                at=self.now,
+            )
+        )
+
+    def advise(self, **said: Any) -> None:  # Any: the fields of Advised, of several types
+        """
+        A recovery plugin answers what it was asked last.
+        """
+        asked = self.consulted[-1]
+        facts = {"incident": asked.incident, "round": asked.round, "why": "the scheduler says so"}
+        self.report(Advised(**{**facts, **said}, at=self.now))
 
     def stall(self, silence: float = 5.0) -> None:
         """
@@ -238,18 +303,21 @@ class ScriptedJob:
         """
         self.now += silence
         self._take(self.machine.handle(Stalled(at=self.now, silence=silence, limit=3.0)))
+        self.machine.check()
 
     def lead(self, epoch: int) -> None:
         """
         A controller takes over.
         """
         self._take(self.machine.handle(Led(at=self.now, epoch=epoch)))
+        self.machine.check()
 
     def stop(self, signal: int = 15) -> None:
         """
         The launcher asks for the end.
         """
-        self.report(StopRequested(why="SIGTERM came", signal=signal, at=self.now))
+        why = "SIGTERM came" if signal else "an operator asks for it"
+        self.report(StopRequested(why=why, signal=signal, at=self.now))
 
     def reopen_store(self, port: int) -> None:
         """
@@ -267,9 +335,28 @@ class ScriptedJob:
         """
         An agent and all its ranks are gone.
         """
-        for rank in self.placement[node]:
-            self.ranks[rank].alive = self.ranks[rank].training = False
+        self.gone.add(node)
+        for one in (*self.ranks.values(), *self.heirs.values(), *self.former):
+            if one.node == node:
+                one.alive = one.training = False
+        self.heirs = {rank: heir for rank, heir in self.heirs.items() if heir.alive}
         self.report(NodeLost(node=node, why="its agent has ended", at=self.now))
+
+    def come(self, node: int) -> None:
+        """
+        An agent is up, for the first time or again.
+        """
+        self.gone.discard(node)
+        self.report(
+            NodeJoined(
+                node=node,
+                host="h",
+                pid=1,
+                ranks=self.placement.setdefault(node, ()),
+                spare=self.spare.get(node, 0),
+                at=self.now,
+            )
+        )
 
     def wait(self) -> None:
         """
@@ -279,6 +366,7 @@ class ScriptedJob:
         assert deadline is not None, "nothing is waited for"
         self.now = max(self.now, deadline)
         self._take(self.machine.handle(DeadlinePassed(at=self.now)))
+        self.machine.check()
 
     # ---------------------------------------------------------------- what a test looks at
 
@@ -289,17 +377,17 @@ class ScriptedJob:
         """
         return self.machine.state
 
-    def node(self, rank: int) -> int:
-        """
-        Where a rank is placed.
-        """
-        return next(node for node, ranks in self.placement.items() if rank in ranks)
-
-    def orders(self, kind: type) -> list[Order]:
+    def orders(self, kind: type[Kind]) -> list[Kind]:
         """
         The orders of one kind, as they were first said.
         """
         return [order for order in self.said if isinstance(order, kind)]
+
+    def facts(self, event: str) -> list[dict[str, object]]:
+        """
+        What was told of one kind of event.
+        """
+        return [tell.facts for tell in self.tells if tell.event == event]
 
     def reports(self) -> list[dict[str, Any]]:  # Any: JSON
         """
@@ -327,17 +415,48 @@ class ScriptedJob:
             case Spawn():
                 self._spawn(order)
             case Kill():
-                one = self.ranks[order.rank]
-                if one.alive and one.incarnation == order.incarnation:
-                    self.kill(order.rank, stack="File stuck.py" if order.last_words else "")
+                one = self._process(order.rank, order.incarnation)
+                if one is not None and one.alive:
+                    self.heirs = {r: heir for r, heir in self.heirs.items() if heir is not one}
+                    self._ends(one, -9, stack="File stuck.py" if order.last_words else "")
             case EndNode() | Refused():
                 pass
             case _:
                 for rank in order.to:
-                    self._carry_out(self.ranks[rank], order)
+                    self._hand_over(rank, order)
+                    for process in self._processes(rank):
+                        self._carry_out(process, order)
+
+    def _processes(self, rank: int) -> list[ScriptedRank]:
+        """
+        Everyone who hears the orders for a rank.
+        """
+        heir = [self.heirs[rank]] if rank in self.heirs else []
+        return [self.ranks[rank], *heir, *(one for one in self.former if one.rank == rank)]
+
+    def _process(self, rank: int, incarnation: int) -> ScriptedRank | None:
+        matching = (one for one in self._processes(rank) if one.incarnation == incarnation)
+        return next(matching, None)
+
+    def _hand_over(self, rank: int, order: RankOrder) -> None:
+        """
+        Orders name who holds the seat: from the first one that names the heir, it does.
+        """
+        heir = self.heirs.get(rank)
+        if heir is not None and order.seats.get(rank, 0) == heir.incarnation:
+            self.former.append(self.ranks[rank])
+            self.ranks[rank] = self.heirs.pop(rank)
 
     def _spawn(self, order: Spawn) -> None:
-        one = self.ranks[order.rank] = ScriptedRank(order.rank, order.incarnation, alive=True)
+        if order.node in self.gone:
+            return
+        one = ScriptedRank(
+            order.rank, order.incarnation, node=order.node, alive=True, keeps=self.keeps
+        )
+        if self.ranks[order.rank].alive:
+            self.heirs[order.rank] = one
+        else:
+            self.ranks[order.rank] = one
         self.report(
             Spawned(
                 node=order.node,
@@ -347,6 +466,16 @@ class ScriptedJob:
                 at=self.now,
             )
         )
+        if order.rank not in self.slow:
+            self.join(one)
+            self.ready(one)
+
+    def arrive(self, rank: int) -> None:
+        """
+        The newest process of a slow rank comes as far as `Session.run`.
+        """
+        self.slow.discard(rank)
+        one = self.heirs.get(rank, self.ranks[rank])
         self.join(one)
         self.ready(one)
 
@@ -364,7 +493,7 @@ class ScriptedJob:
                 host="h",
                 address=f"h:{one.rank}",
                 adaptor="fake",
-                strategies=("retry", "recover", "dump"),
+                strategies=self.strategies,
                 at=self.now,
             )
         )
@@ -378,60 +507,34 @@ class ScriptedJob:
             for shard, ranks in self.groups.items()
             if one.rank in ranks
         )
-        self.report(Ready(rank=one.rank, incarnation=one.incarnation, shards=shards, at=self.now))
-
-    def _carry_out(self, one: ScriptedRank, order: RankOrder) -> None:
-        name = ORDER_NAMES[type(order)]
-        if not one.alive or one.hung or (one.rank, name) in self.muted:
-            return
-        key = (order.incident, order.round)
-        if key < one.key or (key == one.key and name in one.heard):
-            return
-        one.heard = one.heard | {name} if key == one.key else {name}
-        one.key = key
-        failures = self.failures.get((one.rank, name), [])
-        failure = failures.pop(0) if failures else None
-        if failure is None:
-            self._effect(one, order)
-        files: tuple[SavedFile, ...] = ()
-        if isinstance(order, Save):
-            names = (*order.shards, *(f"private-{r}" for r in (one.rank, *order.private)))
-            files = tuple(SavedFile(name=n, size=1, digest="d") for n in names)
         self.report(
-            Answered(
+            Ready(
                 rank=one.rank,
                 incarnation=one.incarnation,
-                incident=order.incident,
-                round=order.round,
-                order=name,
-                failure=failure,
-                position=one.position,
-                held=one.held,
-                waiting=one.waiting,
-                files=files,
-                began=self.now,
+                shards=shards,
+                column=self.columns.get(one.rank, ()),
                 at=self.now,
             )
         )
-        if isinstance(order, Complete | End):
-            self.kill(one.rank, code=0 if isinstance(order, Complete) else order.code)
 
-    def _effect(self, one: ScriptedRank, order: RankOrder) -> None:
-        match order:
-            case Stop():
-                can = one.training and one.step < order.finish and one.rank not in self.stuck
-                if can:
-                    one.step, one.window = one.step + 1, False
-                one.training = False
-            case Fetch() | Load():
-                one.step, one.window, one.torn = order.step, False, False
-            case Rebuild():
-                one.torn = False
-            case Resume():
-                assert one.held == order.step - 1, f"rank {one.rank} resumes with {one.held}"
-                one.training = one.announce = True
-            case _:
-                pass
+    def _carry_out(self, one: ScriptedRank, order: RankOrder) -> None:
+        name = ORDER_NAMES[type(order)]
+        muted = (one.rank, name) in self.muted or (name == "hold" and one.rank in self.stuck)
+        if muted or not one.hears(order, name):
+            return
+        failures = self.failures.get((one.rank, name), [])
+        failure = failures.pop(0) if failures else None
+        if failure is None:
+            failure = one.obey(order, self._gives, stuck=one.rank in self.stuck)
+        found: tuple[Verdict, str] = ("pass", "")
+        if name == "check":
+            found = self.verdicts.pop(one.rank, found)
+        self.report(one.answer(order, name, failure, found=found, at=self.now))
+        if isinstance(order, Complete | End):
+            self._ends(one, 0 if isinstance(order, Complete) else order.code)
+
+    def _gives(self, rank: int) -> frozenset[int]:
+        return self.ranks[rank].sound_steps()
 
 
 def _nobody_knows(fault: Fault) -> float | None:

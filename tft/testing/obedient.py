@@ -1,0 +1,217 @@
+"""
+A rank that does as it is told, at once: what a worker is, without a process, a framework or time.
+
+It knows more than it says: whether what it holds is really sound. So a scripted job notices when
+somebody is brought to a state that was spoiled, or is given one by a rank that does not have it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tft.protocol.messages import (
+    Answered,
+    Check,
+    Fetch,
+    Freeze,
+    Hold,
+    Load,
+    OrderName,
+    Position,
+    RankOrder,
+    Rebuild,
+    Regroup,
+    Release,
+    Restore,
+    Resume,
+    Save,
+    SavedFile,
+    Stop,
+    Verdict,
+)
+
+
+@dataclass(slots=True)
+class ScriptedRank:
+    """
+    One process of a rank.
+    """
+
+    rank: int
+    incarnation: int = 0
+    node: int = 0
+    alive: bool = False
+    step: int = 0
+    window: bool = False
+    torn: bool = True
+    spoiled: bool = False
+    """What it has in use is not what it should be, whether it knows it or not."""
+    backups: tuple[int, ...] = ()
+    """Earlier steps of which it keeps a copy."""
+    keeps: int = 0
+    """How many."""
+    bad_copies: frozenset[int] = frozenset()
+    """Those of them that a fault of its memory has touched."""
+    training: bool = False
+    done: bool = False
+    """`train` has returned."""
+    announce: bool = False
+    waiting: bool = True
+    limit: float = math.inf
+    """The last step it may complete: it was frozen, or holds."""
+    without: tuple[int, ...] = ()
+    """The ranks that have no part in its groups."""
+    key: tuple[int, int] = (-1, 0)
+    """The newest round it has heard of; older orders are absorbed, repeated ones too."""
+    epoch: int = 0
+    heard: set[OrderName] = field(default_factory=set)
+    hung: bool = False
+    """Answers nothing and trains nothing until it is killed."""
+    stopped: bool = False
+    """It is stopped (SIGSTOP): its agent finds it so when it ends it."""
+
+    @property
+    def held(self) -> int | None:
+        """
+        As in the session.
+        """
+        return None if self.window or self.torn else self.step
+
+    @property
+    def position(self) -> Position:
+        """
+        As in the session.
+        """
+        return Position(step=self.step, window=self.window)
+
+    def sound_steps(self) -> frozenset[int]:
+        """
+        The steps it can really give to others.
+        """
+        live = () if self.held is None or self.spoiled else (self.held,)
+        return frozenset((*live, *self.backups)) - self.bad_copies
+
+    def complete(self) -> None:
+        """
+        It closes an update window.
+        """
+        if self.keeps:
+            self.backups = (*self.backups, self.step)[-self.keeps :]
+            self.bad_copies -= {self.step}
+        self.step, self.window = self.step + 1, False
+
+    # ---------------------------------------------------------------- orders
+
+    def hears(self, order: RankOrder, name: OrderName) -> bool:
+        """
+        Whether an order is for this very process, and new to it.
+        """
+        key = (order.incident, order.round)
+        meant = order.seats.get(self.rank, 0) == self.incarnation
+        if not self.alive or self.hung or not meant:
+            return False
+        if order.epoch < self.epoch or key < self.key or (key == self.key and name in self.heard):
+            return False
+        self.heard = self.heard | {name} if key == self.key else {name}
+        self.key, self.epoch = key, order.epoch
+        return True
+
+    def obey(
+        self, order: RankOrder, gives: Callable[[int], frozenset[int]], *, stuck: bool
+    ) -> str | None:
+        """
+        Does it; returns why it could not. `gives` says which steps a rank can really give;
+        `stuck` that the sums of its next step were cut off.
+        """
+        match order:
+            case Freeze():
+                self.limit = self.step + self.window
+            case Hold():
+                return self._hold(order.step)
+            case Check():
+                assert self.done or self.step >= self.limit, f"rank {self.rank} does not stand"
+            case Release():
+                self.limit, self.announce = math.inf, self.training
+            case Stop():
+                if self.training and self.step < order.finish and not stuck:
+                    self.complete()
+                self.training = False
+            case Restore():
+                if order.step not in self.backups:
+                    return f"rank {self.rank} keeps no copy of step {order.step}"
+                assert order.step not in self.bad_copies, f"rank {self.rank} takes a bad copy"
+                self._goes_back_to(order.step)
+            case Fetch():
+                for transfer in order.transfers:
+                    for source in transfer.sources:
+                        has = gives(source.rank)
+                        assert order.step in has, f"rank {source.rank} gives {order.step} of {has}"
+                self._goes_back_to(order.step)
+            case Load():
+                self._goes_back_to(order.step)
+            case Regroup():
+                assert not self.training, f"rank {self.rank} forms groups while it trains"
+                self.without = order.without
+            case Rebuild():
+                self.torn = False
+            case Resume():
+                assert self.held == order.step - 1, f"rank {self.rank} resumes with {self.held}"
+                assert not self.spoiled, f"rank {self.rank} resumes with what is spoiled"
+                self.training = self.announce = True
+                self.limit = math.inf
+            case Save():
+                if order.shards:
+                    assert self.held == order.step, f"rank {self.rank} saves {self.held}"
+                    assert not self.spoiled, f"rank {self.rank} saves what is spoiled"
+            case _:
+                pass
+        return None
+
+    def _hold(self, step: int) -> str | None:
+        """
+        Goes on to the end of that step, if it can still come there.
+        """
+        self.limit = step
+        while self.training and self.step < step:
+            self.complete()
+        if self.step < step:
+            return f"it has left the loop at step {self.step}, before the end of {step}"
+        return None
+
+    def _goes_back_to(self, step: int) -> None:
+        self.step, self.window, self.torn, self.spoiled = step, False, False, False
+        self.backups = tuple(kept for kept in self.backups if kept < step)
+
+    def answer(
+        self,
+        order: RankOrder,
+        name: OrderName,
+        failure: str | None,
+        *,
+        found: tuple[Verdict, str],
+        at: float,
+    ) -> Answered:
+        """
+        What it says of an order it was given; `found` is what a check has found.
+        """
+        files: tuple[SavedFile, ...] = ()
+        if isinstance(order, Save) and failure is None:
+            names = (*order.shards, *(f"private-{r}" for r in (self.rank, *order.private)))
+            files = tuple(SavedFile(name=n, size=1, digest="d") for n in names)
+        return Answered(
+            rank=self.rank,
+            incarnation=self.incarnation,
+            incident=order.incident,
+            round=order.round,
+            order=name,
+            failure=failure,
+            position=self.position,
+            held=self.held,
+            backups=self.backups,
+            waiting=self.waiting,
+            files=files,
+            verdict=found[0],
+            finding=found[1],
+            began=at,
+            at=at,
+        )
