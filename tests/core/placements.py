@@ -1,0 +1,73 @@
+"""
+Placements of state on ranks as jobs really have them, and where the ranks stand.
+"""
+
+from collections.abc import Collection
+
+from tft.core.planner import Standing, Terms
+from tft.core.topology import Topology, strided
+
+ALL = frozenset({"migrate", "scale_out", "retry", "recover", "scale_in", "dump"})
+
+
+def everybody(world: int, step: int | None = 4, **others: int | None) -> dict[int, Standing]:
+    """
+    Ranks that all hold `step`, but for those named: `r1=None` is torn, `r2=3` a step behind.
+    """
+    held = dict.fromkeys(range(world), step)
+    held |= {int(name[1:]): where for name, where in others.items()}
+    return {
+        rank: Standing(rank=rank, address=f"host:{rank}", held=where, strategies=ALL)
+        for rank, where in held.items()
+    }
+
+
+def without(standings: dict[int, Standing], gone: Collection[int]) -> dict[int, Standing]:
+    """
+    The same, with the processes of some ranks lost.
+    """
+    lost = {rank: Standing(rank=rank, alive=False, strategies=ALL) for rank in gone}
+    return standings | lost
+
+
+def replaced(standings: dict[int, Standing], new: Collection[int]) -> dict[int, Standing]:
+    """
+    The same, with other processes for some ranks, which hold nothing yet.
+    """
+    fresh = {rank: Standing(rank=rank, address=f"host:{rank}", strategies=ALL) for rank in new}
+    return standings | fresh
+
+
+def optimizer(world: int, copies: int, kind: str = "optimizer") -> Topology:
+    """
+    A data-parallel group whose optimizer state is cut into shards with so many copies each.
+    """
+    return Topology(groups=strided(kind, range(world), copies))
+
+
+def grid(tp: int, pp: int, dp: int, *, copies: int, node: int = 8) -> Topology:
+    """
+    Tensor, pipeline and data parallelism, ranks counted in this order: the parameters of a (tp, pp)
+    place are on all its data-parallel ranks, its optimizer state is cut over them. A replica of
+    the model, all (tp, pp) places of one dp, leaves and comes back as a whole.
+    """
+    groups: dict[str, tuple[int, ...]] = {}
+    width = tp * pp
+    for place in range(width):
+        ranks = range(place, width * dp, width)
+        groups[f"parameters.{place}"] = tuple(ranks)
+        groups |= strided(f"optimizer.{place}", ranks, copies)
+    world = range(width * dp)
+    columns = [tuple(range(first, first + width)) for first in range(0, width * dp, width)]
+    return Topology(
+        groups=groups,
+        columns={rank: columns[rank // width] for rank in world},
+        nodes={rank: rank // node for rank in world},
+    )
+
+
+def terms(**changes: object) -> Terms:
+    """
+    Everything is enabled and nothing has happened yet, but for what is named.
+    """
+    return Terms(**({"enabled": ALL} | changes))  # type: ignore[arg-type] # fields by name

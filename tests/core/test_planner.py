@@ -1,0 +1,418 @@
+"""
+Which step everyone can be brought to, who copies what from whom, and who saves what.
+"""
+
+import pytest
+
+from tests.core.placements import (
+    everybody,
+    grid,
+    optimizer,
+    replaced,
+    terms,
+    without,
+)
+from tft.core.planner import (
+    SOURCES,
+    Repair,
+    Standing,
+    agreed_step,
+    covered_step,
+    repair,
+    savers,
+)
+from tft.core.topology import Topology, strided
+
+# ---------------------------------------------------------------- the step
+
+
+def test_the_step_is_the_highest_one_that_every_shard_is_held_at() -> None:
+    """
+    When one shard is held at 5 and at 4, the other at 4 only, then 4 it is.
+    """
+    groups = {"a": (0, 1), "b": (2, 3)}
+    assert covered_step(groups, everybody(4, r0=5, r3=None)) == 4
+
+
+def test_a_step_is_covered_by_copies_that_were_kept_too() -> None:
+    """
+    When the ranks stand at different steps, then a copy that one of them kept makes a step whole.
+    """
+    standings = {
+        0: Standing(rank=0, held=5, backups=(3, 4)),
+        1: Standing(rank=1, held=4, backups=(3,)),
+    }
+    assert covered_step({"a": (0,), "b": (1,)}, standings) == 4
+
+
+def test_a_rank_that_a_fault_has_touched_never_sets_the_step() -> None:
+    """
+    When only a faulty rank is at 5, then 4 it is; but what it kept from before the fault counts.
+    """
+    faulty = Standing(rank=0, held=5, sound=False, backups=(3,))
+    sound = Standing(rank=1, held=4)
+    assert covered_step({"a": (0, 1)}, {0: faulty, 1: sound}) == 4
+    assert covered_step({"a": (0,)}, {0: faulty}) == 3
+
+
+def test_a_rank_without_a_process_holds_nothing() -> None:
+    """
+    When a rank is lost, then neither what it had nor what it kept can be used.
+    """
+    lost = Standing(rank=0, alive=False, held=5, backups=(4,))
+    assert isinstance(covered_step({"a": (0,)}, {0: lost}), str)
+    assert not lost.uses(5, None)
+
+
+def test_no_copy_of_a_polluted_step_is_used() -> None:
+    """
+    When no copy of a step later than 3 is sound, then the step is 3, kept or in use, and who
+    stands there needs nothing.
+    """
+    standings = {
+        0: Standing(rank=0, held=5, backups=(3, 4)),
+        1: Standing(rank=1, held=3),
+    }
+    assert covered_step({"a": (0, 1)}, standings, 3) == 3
+    assert standings[1].uses(3, 3)
+    assert not standings[0].uses(5, 4)
+    assert not standings[0].uses(4, None)
+
+
+def test_a_shard_without_a_copy_is_named() -> None:
+    """
+    When nobody sound holds a shard, then the answer is the sentence that says which.
+    """
+    groups = {"a": (0,), "b": (1, 2)}
+    assert covered_step(groups, without(everybody(2), [1])) == (
+        "no sound copy of shard 'b' is left on ranks [1, 2]"
+    )
+    assert covered_step(groups, everybody(3), 3) == (
+        "no sound copy of shard 'a', of step 3 or earlier, is left on ranks [0]"
+    )
+
+
+def test_a_sentence_does_not_name_a_hundred_thousand_ranks() -> None:
+    """
+    When many ranks are concerned, then some are named and the others counted.
+    """
+    why = covered_step({"a": range(16)}, {})
+    assert why == f"no sound copy of shard 'a' is left on ranks {list(range(16))}"
+    why = covered_step({"a": range(20)}, {})
+    assert str(why).endswith(
+        "on ranks [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, … 4 more]"
+    )
+
+
+def test_copies_of_different_steps_do_not_make_a_whole() -> None:
+    """
+    When one shard is left at 4 and the other at 5, then there is no step to agree on.
+    """
+    assert covered_step({"a": (0,), "b": (1,)}, everybody(2, r1=5)) == (
+        "no step is held whole: the copies that are left are of different steps"
+    )
+
+
+def test_without_a_placement_there_is_no_step() -> None:
+    """
+    When no rank has said yet what it holds, then that is the answer.
+    """
+    assert covered_step({}, {}) == "no rank has said what it holds"
+
+
+def test_a_checkpoint_is_taken_when_no_copy_is_left() -> None:
+    """
+    When memory does not cover a step, then the step of the checkpoint is agreed on; where it is
+    covered, memory goes first.
+    """
+    topology = Topology(groups={"a": (0, 1)})
+    disk = terms(checkpoints={2: "/ckpt/2"})
+    assert agreed_step(topology, without(everybody(2), [0, 1]), disk) == 2
+    assert agreed_step(topology, without(everybody(2), [0]), disk) == 4
+    assert isinstance(agreed_step(topology, without(everybody(2), [0, 1]), terms()), str)
+
+
+def test_a_checkpoint_of_a_polluted_step_is_no_checkpoint() -> None:
+    """
+    When a checkpoint was written after the numbers went bad, then it is not loaded; the newest
+    of those written before is.
+    """
+    topology = Topology(groups={"a": (0, 1)})
+    three = {1: "/c/1", 3: "/c/3", 2: "/c/2"}
+    assert agreed_step(topology, everybody(2), terms(checkpoints=three, ceiling=2)) == 2
+    late = agreed_step(topology, everybody(2), terms(checkpoints={3: "/c"}, ceiling=2))
+    assert late == "no sound copy of shard 'a', of step 2 or earlier, is left on ranks [0, 1]"
+
+
+def test_before_the_first_step_everyones_own_beginning_will_do() -> None:
+    """
+    When nothing was trained, then nobody copies anything: the state of step 0 is made, not moved.
+    """
+    beginning = terms(checkpoints={0: ""})
+    new = replaced({}, range(2))
+    topology = Topology(groups={"a": (0, 1)})
+    assert agreed_step(topology, new, beginning) == 0
+    assert repair(topology, new, range(2), beginning) == Repair(step=0)
+
+
+# ---------------------------------------------------------------- repair
+
+
+def fetched(plan: Repair | str) -> dict[int, dict[str, list[int]]]:
+    """
+    Rank to shard to the ranks it is fetched from.
+    """
+    assert isinstance(plan, Repair), plan
+    return {
+        rank: {part.shard: [source.rank for source in part.sources] for part in parts}
+        for rank, parts in plan.transfers.items()
+    }
+
+
+def test_everyone_who_has_not_the_step_in_use_fetches_it() -> None:
+    """
+    When ranks are torn, behind, new or touched by a fault, then each fetches from all who have it.
+    """
+    standings = everybody(5, r1=None, r2=3)
+    standings[3] = Standing(rank=3, held=4, sound=False)
+    plan = repair(Topology(groups={"a": (0, 1, 2, 3, 4)}), standings, range(6), terms())
+    assert fetched(plan) == {1: {"a": [0, 4]}, 2: {"a": [0, 4]}, 3: {"a": [0, 4]}}
+
+
+def test_a_source_is_named_with_its_address() -> None:
+    """
+    When a shard is to be fetched, then the plan says where.
+    """
+    plan = repair(Topology(groups={"a": (0, 1)}), everybody(2, r1=None), range(2), terms())
+    assert isinstance(plan, Repair)
+    (source,) = plan.transfers[1][0].sources
+    assert (source.rank, source.address) == (0, "host:0")
+
+
+def test_whoever_kept_a_copy_takes_it_back_and_gives_it_to_others() -> None:
+    """
+    When the agreed step is one that a rank only keeps, then it restores it, fetches nothing, and
+    serves it.
+    """
+    standings = {
+        0: Standing(rank=0, held=5, backups=(4,)),
+        1: Standing(rank=1),
+        2: Standing(rank=2, held=4, sound=False, backups=(4,)),
+    }
+    plan = repair(Topology(groups={"a": (0, 1, 2)}), standings, range(3), terms(ceiling=4))
+    assert isinstance(plan, Repair)
+    assert (plan.step, plan.restore) == (4, (0, 2))
+    assert fetched(plan) == {1: {"a": [0, 2]}}
+
+
+def test_only_members_are_repaired_but_others_may_be_sources() -> None:
+    """
+    When a rank has left the job but still holds the state, then it gives and takes nothing.
+    """
+    standings = everybody(4, r1=None, r3=None)
+    plan = repair(Topology(groups={"a": (0, 1, 2, 3)}), standings, (0, 1), terms())
+    assert fetched(plan) == {1: {"a": [0, 2]}}
+
+
+def test_nobody_is_repaired_where_nothing_is_wrong() -> None:
+    """
+    When everyone has the step in use, then the plan is empty.
+    """
+    plan = repair(Topology(groups={"a": (0, 1)}), everybody(2), range(2), terms())
+    assert plan == Repair(step=4)
+
+
+def test_a_checkpoint_is_loaded_by_all() -> None:
+    """
+    When the step comes from disk, then nothing is copied between ranks.
+    """
+    topology = Topology(groups={"a": (0,), "b": (1,)})
+    lost = replaced(everybody(2), [0])
+    assert repair(topology, lost, range(2), terms(checkpoints={2: "/ckpt/2"})) == Repair(
+        step=2, load="/ckpt/2"
+    )
+    assert repair(topology, lost, range(2), terms()) == (
+        "no sound copy of shard 'a' is left on ranks [0]"
+    )
+
+
+def test_what_is_given_is_spread_over_those_who_have_it() -> None:
+    """
+    When more ranks have a shard than a receiver needs sources, then the receivers take different
+    ones, and nobody gives to two before all have given to one.
+    """
+    world = 4 * SOURCES
+    standings = replaced(everybody(world), range(3))
+    plan = fetched(
+        repair(Topology(groups={"a": tuple(range(world))}), standings, range(3), terms())
+    )
+    assert all(len(parts["a"]) == SOURCES for parts in plan.values())
+    assert len({source for parts in plan.values() for source in parts["a"]}) == 3 * SOURCES
+
+
+def test_who_has_given_least_is_asked_next() -> None:
+    """
+    When a rank has given one shard already, then the next is taken from others.
+    """
+    groups = {"a": (0, 9), "b": (0, *range(1, 10))}
+    plan = fetched(repair(Topology(groups=groups), everybody(10, r9=None), range(10), terms()))
+    assert plan == {9: {"a": [0], "b": [1, 2, 3, 4, 5, 6, 7, 8]}}
+
+
+def test_a_part_of_a_shard_is_a_part_of_the_work() -> None:
+    """
+    When two ranks share in giving one shard, then each has given half of what a lone giver has.
+    """
+    groups = {"a": (0, 9), "b": (1, 2, 9), "c": (0, *range(1, 10))}
+    plan = fetched(repair(Topology(groups=groups), everybody(10, r9=None), range(10), terms()))
+    assert plan[9]["c"] == [3, 4, 5, 6, 7, 8, 1, 2]
+
+
+# ---------------------------------------------------------------- savers
+
+
+def test_every_shard_has_one_saver() -> None:
+    """
+    When a shard has several sound holders, then the lowest-placed saves it.
+    """
+    topology = Topology(groups={"a": (0, 1), "b": (2, 1), "c": (2,)})
+    plan = savers(topology, everybody(3, r0=3), 4, None, spread=False)
+    assert plan == {1: ("a",), 2: ("b", "c")}
+
+
+def test_a_copy_that_was_kept_is_saved_as_well() -> None:
+    """
+    When the step of the last checkpoint is one that a rank keeps, then it can save it; not if
+    that step is polluted.
+    """
+    topology = Topology(groups={"a": (0,)})
+    kept = {0: Standing(rank=0, held=5, backups=(4,))}
+    assert savers(topology, kept, 4, 4, spread=False) == {0: ("a",)}
+
+
+def test_savers_are_spread_over_the_nodes() -> None:
+    """
+    When four ranks on two nodes hold everything, then each node writes half, each rank in turn;
+    without spreading, the first rank writes all of it.
+    """
+    topology = Topology(groups=dict.fromkeys("abcd", (0, 1, 2, 3)), nodes={0: 0, 1: 0, 2: 1, 3: 1})
+    assert savers(topology, everybody(4), 4, None, spread=True) == {
+        0: ("a",),
+        2: ("b",),
+        1: ("c",),
+        3: ("d",),
+    }
+    assert savers(topology, everybody(4), 4, None, spread=False) == {0: ("a", "b", "c", "d")}
+
+
+def test_ranks_whose_node_is_not_known_share_one() -> None:
+    """
+    When nobody has said which nodes there are, then the ranks still take turns.
+    """
+    topology = Topology(groups=dict.fromkeys("abcd", (0, 1)), nodes={2: 0})
+    plan = savers(topology, everybody(2), 4, None, spread=True)
+    assert plan == {0: ("a", "c"), 1: ("b", "d")}
+    topology = Topology(groups={"a": (2,), "b": (0, 3)}, nodes={2: 0, 3: 1})
+    assert savers(topology, everybody(4), 4, None, spread=True) == {2: ("a",), 3: ("b",)}
+
+
+# ---------------------------------------------------------------- the cases of the reference
+
+
+def test_with_rank_1_gone_its_twin_saves() -> None:
+    """
+    When eight ranks hold an optimizer state cut into four and rank 1 is lost, then ranks 0, 2, 3
+    and 5 write the last checkpoint.
+    """
+    plan = savers(optimizer(8, 2), without(everybody(8), [1]), 4, None, spread=False)
+    assert plan == {
+        0: ("optimizer.0",),
+        5: ("optimizer.1",),
+        2: ("optimizer.2",),
+        3: ("optimizer.3",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("lost", "writers", "sources"),
+    [
+        ((3,), {0, 1}, {3: [1]}),
+        ((0, 3), {1, 2}, {0: [2], 3: [1]}),
+        ((2, 3), {0, 1}, {2: [0], 3: [1]}),
+    ],
+)
+def test_each_lost_rank_is_repaired_by_its_twin(
+    lost: tuple[int, ...], writers: set[int], sources: dict[int, list[int]]
+) -> None:
+    """
+    When four ranks hold two copies of each shard and one copy of each is left, then its holders
+    save it, and are who the others' new processes fetch it from.
+    """
+    topology = optimizer(4, 2)
+    assert savers(topology, without(everybody(4), lost), 4, None, spread=False).keys() == writers
+    plan = fetched(repair(topology, replaced(everybody(4), lost), range(4), terms()))
+    assert {rank: [s for parts in p.values() for s in parts] for rank, p in plan.items()} == sources
+
+
+def test_both_copies_lost_is_a_shard_lost() -> None:
+    """
+    When ranks 1 and 3 of four were the two that had a shard, then there is nothing to go on with.
+    """
+    assert covered_step(optimizer(4, 2).groups, without(everybody(4), [1, 3])) == (
+        "no sound copy of shard 'optimizer.1' is left on ranks [1, 3]"
+    )
+
+
+@pytest.mark.parametrize("survivor", range(4))
+def test_four_copies_on_four_ranks_survive_in_any_one(survivor: int) -> None:
+    """
+    When every rank has everything, then one that is left saves all of it and repairs the others.
+    """
+    topology = optimizer(4, 4)
+    gone = [rank for rank in range(4) if rank != survivor]
+    assert savers(topology, without(everybody(4), gone), 4, None, spread=False) == {
+        survivor: ("optimizer",)
+    }
+    plan = fetched(repair(topology, replaced(everybody(4), gone), range(4), terms()))
+    assert plan == {rank: {"optimizer": [survivor]} for rank in gone}
+
+
+def test_experts_and_what_is_shared_have_groups_of_their_own() -> None:
+    """
+    When four experts live on eight ranks twice each, beside a dense state with copies half the
+    world apart, then a lost rank fetches each from the one that has it, which may be another.
+    """
+    groups = strided("dense", range(8), 4)  # 0 2 4 6 and 1 3 5 7
+    for expert in range(4):
+        groups |= strided(f"expert.{expert}", (expert, expert + 4), 2)
+    topology = Topology(groups=groups)
+    plan = fetched(repair(topology, replaced(everybody(8), [1]), range(8), terms()))
+    assert plan == {1: {"dense.1": [3, 5, 7], "expert.1": [5]}}
+    why = covered_step(groups, without(everybody(8), [1, 5]))
+    assert why == "no sound copy of shard 'expert.1' is left on ranks [1, 5]"
+
+
+def test_a_group_of_odd_size_has_a_shard_that_is_safer() -> None:
+    """
+    When five ranks hold two copies of each shard, then the first shard survives the loss of two
+    of its holders, the second does not.
+    """
+    topology = optimizer(5, 2)
+    assert covered_step(topology.groups, without(everybody(5), [0, 4])) == 4
+    assert isinstance(covered_step(topology.groups, without(everybody(5), [1, 3])), str)
+
+
+def test_a_lost_node_is_repaired_from_the_other_replicas() -> None:
+    """
+    When a node of four of tp 2, pp 2 and dp 3 is lost, then each of its ranks fetches parameters
+    from both others at its place, and its part of the optimizer state.
+    """
+    topology = grid(2, 2, 3, copies=3, node=4)
+    plan = fetched(repair(topology, replaced(everybody(12), range(4, 8)), range(12), terms()))
+    assert plan == {
+        rank: {
+            f"parameters.{rank - 4}": [rank - 4, rank + 4],
+            f"optimizer.{rank - 4}": [rank - 4, rank + 4],
+        }
+        for rank in range(4, 8)
+    }

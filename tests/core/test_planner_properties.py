@@ -1,0 +1,227 @@
+"""
+Plans for placements and losses nobody thought of.
+"""
+
+from collections import Counter
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from tests.core.placements import ALL, terms
+from tft.core.planner import Repair, Standing, covered_step, offers, repair, savers
+from tft.core.topology import Topology, strided
+
+STEPS = st.integers(0, 4)
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no fault of a plan."""
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Topology:
+    """
+    Several kinds of state, each cut over some ranks in its own way.
+    """
+    world = draw(st.integers(1, 12))
+    groups: dict[str, tuple[int, ...]] = {}
+    for kind in range(draw(st.integers(1, 3))):
+        ranks = draw(st.lists(st.integers(0, world - 1), min_size=1, unique=True))
+        groups |= strided(f"kind{kind}", ranks, draw(st.integers(1, len(ranks))))
+    width = draw(st.integers(1, 4))
+    return Topology(
+        groups=groups,
+        columns={
+            r: tuple(q for q in range(world) if q // width == r // width) for r in range(world)
+        },
+        nodes={rank: rank // width for rank in range(world)},
+    )
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Topology, dict[int, Standing], int | None]:
+    """
+    A placement, where its ranks stand, and how late a copy may be.
+    """
+    topology = draw(placements())
+    standings = {
+        rank: Standing(
+            rank=rank,
+            alive=draw(st.sampled_from([True, True, True, False])),
+            held=draw(st.one_of(st.none(), STEPS)),
+            sound=draw(st.sampled_from([True, True, False])),
+            backups=tuple(draw(st.sets(STEPS, max_size=2))),
+            strategies=ALL,
+        )
+        for rank in topology.nodes
+    }
+    return topology, standings, draw(st.one_of(st.none(), STEPS))
+
+
+def good(standing: Standing, step: int, ceiling: int | None) -> bool:
+    """
+    The rank can be trusted to give this step: said once more, in other words.
+    """
+    if not standing.alive or (ceiling is not None and step > ceiling):
+        return False
+    return step in standing.backups or (standing.sound and standing.held == step)
+
+
+@unhurried
+@given(situations())
+def test_the_step_is_the_highest_that_is_covered(
+    situation: tuple[Topology, dict[int, Standing], int | None],
+) -> None:
+    """
+    When ranks stand anywhere, then the step is held whole by those who can be trusted, no later
+    one is, and there is none only when none is.
+    """
+    topology, standings, ceiling = situation
+    covered = [
+        step
+        for step in range(5)
+        if all(
+            any(good(standings[rank], step, ceiling) for rank in ranks)
+            for ranks in topology.groups.values()
+        )
+    ]
+    step = covered_step(topology.groups, standings, ceiling)
+    assert step == max(covered) if covered else isinstance(step, str)
+
+
+@unhurried
+@given(situations())
+def test_after_the_repair_every_member_has_the_step(
+    situation: tuple[Topology, dict[int, Standing], int | None],
+) -> None:
+    """
+    When a plan is made, then each living rank has the step in use, takes back its own copy, or
+    fetches all its shards; and no source is one that cannot be trusted.
+    """
+    topology, standings, ceiling = situation
+    plan = repair(topology, standings, topology.nodes, terms(ceiling=ceiling))
+    assume(isinstance(plan, Repair))
+    assert isinstance(plan, Repair)
+    for rank, standing in standings.items():
+        shards = {shard for shard, ranks in topology.groups.items() if rank in ranks}
+        fetched = [part.shard for part in plan.transfers.get(rank, ())]
+        if rank in plan.restore:
+            assert good(standing, plan.step, ceiling)
+            assert not fetched
+        elif fetched:
+            assert sorted(fetched) == sorted(shards)
+        elif shards:
+            assert standing.held == plan.step
+            assert good(standing, plan.step, ceiling)
+    for receiver, parts in plan.transfers.items():
+        for part in parts:
+            sources = [source.rank for source in part.sources]
+            assert len(set(sources)) == len(sources) > 0
+            assert receiver not in sources
+            assert set(sources) <= set(topology.groups[part.shard])
+            assert all(good(standings[source], plan.step, ceiling) for source in sources)
+
+
+@unhurried
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_within_a_shard_all_give_alike(givers: int, receivers: int) -> None:
+    """
+    When some have a shard and others fetch it, then no giver is named more than once oftener than
+    another.
+    """
+    world = range(givers + receivers)
+    standings = {r: Standing(rank=r, held=4 if r < givers else None) for r in world}
+    plan = repair(Topology(groups={"a": tuple(world)}), standings, world, terms())
+    assert isinstance(plan, Repair)
+    given_by = Counter(s.rank for parts in plan.transfers.values() for s in parts[0].sources)
+    counts = [given_by[rank] for rank in range(givers)]
+    assert max(counts) - min(counts) <= 1
+
+
+@unhurried
+@given(st.integers(1, 12), st.integers(1, 40))
+def test_over_many_shards_all_give_alike(givers: int, shards: int) -> None:
+    """
+    When one rank fetches many shards, and the same ranks have them all, then what they give
+    differs by no more than a shard.
+    """
+    topology = Topology(groups={f"s{n}": tuple(range(givers + 1)) for n in range(shards)})
+    standings = {r: Standing(rank=r, held=4 if r < givers else None) for r in range(givers + 1)}
+    plan = repair(topology, standings, range(givers + 1), terms())
+    assert isinstance(plan, Repair)
+    load: Counter[int] = Counter(
+        source.rank for part in plan.transfers[givers] for source in part.sources
+    )
+    counts = [load[rank] for rank in range(givers)]
+    assert max(counts) - min(counts) <= 1
+
+
+@unhurried
+@given(situations(), st.booleans())
+def test_every_shard_has_exactly_one_saver_that_has_it(
+    situation: tuple[Topology, dict[int, Standing], int | None], spread: bool
+) -> None:
+    """
+    When a last checkpoint is planned, then each shard is written once, by a rank that can be
+    trusted with it.
+    """
+    topology, standings, ceiling = situation
+    step = covered_step(topology.groups, standings, ceiling)
+    assume(isinstance(step, int))
+    assert isinstance(step, int)
+    plan = savers(topology, standings, step, ceiling, spread=spread)
+    written = [shard for shards in plan.values() for shard in shards]
+    assert sorted(written) == sorted(topology.groups)
+    for rank, shards in plan.items():
+        assert good(standings[rank], step, ceiling)
+        assert all(rank in topology.groups[shard] for shard in shards)
+
+
+@unhurried
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 30))
+def test_savers_of_what_all_have_are_spread_evenly(nodes: int, width: int, shards: int) -> None:
+    """
+    When every rank has every shard, then no node writes more than one shard more than another,
+    and no rank of a node more than one more than its neighbour.
+    """
+    world = range(nodes * width)
+    topology = Topology(
+        groups={f"s{n}": tuple(world) for n in range(shards)},
+        nodes={rank: rank // width for rank in world},
+    )
+    standings = {rank: Standing(rank=rank, held=4) for rank in world}
+    plan = savers(topology, standings, 4, None, spread=True)
+    load = {rank: len(plan.get(rank, ())) for rank in world}
+    by_node = [sum(load[r] for r in world if r // width == n) for n in range(nodes)]
+    assert max(by_node) - min(by_node) <= 1
+    for node in range(nodes):
+        own = [load[rank] for rank in world if rank // width == node]
+        assert max(own) - min(own) <= 1
+
+
+@unhurried
+@given(situations(), st.data())
+def test_what_is_offered_can_be_done(
+    situation: tuple[Topology, dict[int, Standing], int | None], data: st.DataObject
+) -> None:
+    """
+    When a strategy is not ruled out, then it has a step and a sentence, what it needs is there, and
+    nobody is lost who stays; when it is, then a sentence says why.
+    """
+    topology, standings, ceiling = situation
+    ranks = st.frozensets(st.sampled_from(sorted(topology.nodes)))
+    members = data.draw(ranks) | {data.draw(st.sampled_from(sorted(topology.nodes)))}
+    what = terms(ceiling=ceiling, faulty=data.draw(ranks), heirs=data.draw(ranks))
+    made = {offer.strategy: offer for offer in offers(topology, standings, members, what)}
+    lost = {rank for rank in members if not standings[rank].alive}
+    for offer in made.values():
+        assert offer.why if offer.why_not is None else offer.why_not
+        assert set(offer.leaving) | set(offer.replace) <= members
+        assert offer.why_not is not None or offer.strategy == "exit" or offer.step is not None
+    assert made["exit"].why_not is None
+    assert not lost or made["retry"].why_not
+    leaving = set(made["scale_in"].leaving)
+    assert made["scale_in"].why_not or (lost <= leaving < members)
+    assert leaving <= topology.columns_of(lost)
+    if made["recover"].why_not is None:
+        kept = {r: s for r, s in standings.items() if r not in made["recover"].replace}
+        assert covered_step(topology.groups, kept, ceiling) == made["recover"].step
