@@ -71,7 +71,8 @@ class Job:
         """Those of them that are not taken back."""
         self.node_orders: dict[int, list[Spawn | Kill]] = {}
         """`Spawn` and `Kill`, by rank, until they are answered."""
-        self.store: tuple[str, int] | None = None
+        self.stores: dict[int, tuple[str, int]] = {}
+        """By node: where its rendezvous store listens; the one that was opened last comes last."""
         self.incident = Incident(number=0, opened=at, strategy="start")
         self.incidents: list[Incident] = []
         self.next_number = first_incident
@@ -153,6 +154,16 @@ class Job:
 
     # ---------------------------------------------------------------- where they could be
 
+    @property
+    def store(self) -> tuple[str, int] | None:
+        """
+        The rendezvous store for the next groups: not that of a node that is gone, if there is
+        another.
+        """
+        there = [store for node, store in self.stores.items() if node not in self.lost_nodes]
+        known = there or list(self.stores.values())
+        return known[-1] if known else None
+
     def home(self, seat: Seat) -> int | None:
         """
         The node on which a process for this rank can be started: its own, else one with room.
@@ -205,7 +216,7 @@ class Job:
         Where every rank stands. `homeless` says why a rank cannot get another process.
         """
         return {
-            seat.rank: seat.standing("" if seat.ready else homeless(seat))
+            seat.rank: seat.standing(homeless(seat) if seat.process is Process.GONE else "")
             for seat in self.seats.values()
         }
 
@@ -411,6 +422,9 @@ class Job:
 
     def all_left(self) -> bool:
         """
-        No process of the job runs any more.
+        No process of the job runs any more. Where all is done, nobody waits for those that had no
+        part in it: they are ended with their nodes.
         """
+        if self.outcome is not None and self.outcome.result == "completed":
+            return not any(seat.process in RUNNING for seat in self.seated())
         return not any(s.process in RUNNING for s in (*self.seats.values(), *self.heirs.values()))

@@ -170,8 +170,8 @@ class Reports:
 
     def _store_opened(self, message: StoreOpened) -> None:
         job = self._job
-        replaced = job.store is not None
-        job.store = (message.host, message.port)
+        replaced = job.stores.pop(message.node, None) is not None
+        job.stores[message.node] = (message.host, message.port)
         if replaced and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
             self._rounds.again("the rendezvous store was lost while groups were formed")
