@@ -43,6 +43,12 @@ class JobSettings:
     """After so many incidents the next one ends in `dump`."""
     max_rank_faults: int = 5
     """After causing so many incidents within 10 minutes a rank is neither retried nor replaced."""
+    replace_nodes: bool = False
+    """When a rank loses its process, all processes of its node are replaced, not that one alone."""
+    spread_savers: bool = False
+    """A last checkpoint is written by as many nodes as can, not by the lowest-placed holders."""
+    skip_batch: bool = False
+    """When bad numbers took everyone back, the batches up to that step are left out."""
     resume: bool = False
     """Continue from the last checkpoint in the run directory."""
 

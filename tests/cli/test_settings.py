@@ -27,6 +27,9 @@ jobs = st.builds(
     enable=st.lists(st.sampled_from(STRATEGIES), unique=True).map(tuple),
     max_incidents=st.integers(),
     max_rank_faults=st.integers(),
+    replace_nodes=st.booleans(),
+    spread_savers=st.booleans(),
+    skip_batch=st.booleans(),
     resume=st.booleans(),
 )
 
