@@ -155,7 +155,8 @@ class Machine:
         if job.state is S.CHOOSING:
             self._course.choice.ask()  # whoever was asked may have been lost with the last leader
         if job.state is S.ENDED and job.outcome is not None:
-            job.said = [*job.ending, job.outcome]  # whoever led before may not have said it
+            ending = [replace(order, epoch=job.epoch) for order in job.ending]
+            job.said = [*ending, job.outcome]  # whoever led before may not have said it
 
     def _stalled(self, event: Stalled) -> None:
         job, rounds = self._job, self._course.rounds

@@ -26,6 +26,8 @@ class Standing:
     """Where its shards can be fetched."""
     alive: bool = True
     """It takes orders. A rank that does not holds nothing."""
+    coming: bool = False
+    """It takes none yet: its process is starting."""
     held: int | None = None
     """The step whose whole state it has in use; None while it is torn or new."""
     sound: bool = True
@@ -382,7 +384,10 @@ class _Case:
         return self._in_place("recover", why, staying, replace=tuple(faulty))
 
     def scale_in(self) -> Offer:
-        leaving = self.topology.columns_of(self._lost() | self.terms.flapping.keys())
+        # who starts with the job is only late; who was lost, and starts again, can be done without
+        late = {rank for rank in self._lost() if self._standing(rank).coming}
+        lost = self._lost() - (late - self.terms.replaced)
+        leaving = self.topology.columns_of(lost | self.terms.flapping.keys())
         leaving &= self.members
         if not leaving:
             return Offer(strategy="scale_in", why_not="no rank has to leave")

@@ -100,6 +100,7 @@ class Seat:
             rank=self.rank,
             address=self.address,
             alive=self.ready and not self.doomed,
+            coming=self.process in STARTING and not self.doomed,
             held=self.held,
             sound=self.trusted,
             backups=() if self.damaged else self.backups,
