@@ -178,12 +178,21 @@ class Course:
 
     def _replace_node(self, seat: Seat) -> None:
         """
-        The other processes of its node are ended too, and come back with it.
+        The other processes of its node are ended too, and come back with it; unless nobody else
+        has what they hold.
         """
         if "recover" not in self._job.policy.enable:
             return
-        for other in self._job.seated():
-            if other.rank != seat.rank and other.node == seat.node and other.ready:
+        others = [
+            other
+            for other in self._job.seated()
+            if other.rank != seat.rank and other.node == seat.node and other.ready
+        ]
+        alone = self._job.only_on(other.rank for other in others)
+        if alone:
+            self._job.tell("node_kept", node=seat.node, why=f"nobody else has shard {alone[0]!r}")
+        else:
+            for other in others:
                 self._job.incident.counted.add(other.rank)  # it is not to blame
                 self.rounds.doom(other, f"its node is replaced with rank {seat.rank}", "process")
 
@@ -194,7 +203,7 @@ class Course:
         if FAULTS[self._job.state] is not Reaction.REPLAN:
             return
         if self._job.state is S.DUMPING:
-            self.ending.dump()
+            self.ending.replan()
         else:
             self.choice.consider()
 

@@ -50,6 +50,16 @@ class Ending:
         job.issue(*self._saves(step, shards), limit=job.policy.save)
         return None
 
+    def replan(self) -> None:
+        """
+        Somebody was lost while the checkpoint is written. Once all is saved only the one that
+        commits it counts: what others would save now would get mixed up with it.
+        """
+        job = self._job
+        commit = job.incident.tasks.get("commit")
+        if commit is None or not all(job.seats[r].able for o in commit.orders for r in o.to):
+            self.dump()
+
     def _saves(self, step: int, shards: dict[int, tuple[str, ...]]) -> list[Save]:
         """
         A torn rank writes, too: what it holds is void, but its RNG and data position are nobody

@@ -211,6 +211,18 @@ class Job:
         """
         self._topology = None
 
+    def only_on(self, ranks: Iterable[int]) -> list[str]:
+        """
+        The shards that no sound rank has but these.
+        """
+        going = set(ranks)
+        staying = {
+            rank
+            for rank, seat in self.seats.items()
+            if seat.ready and seat.trusted and not seat.doomed and rank not in going
+        }
+        return [s for s, held in self.topology().groups.items() if staying.isdisjoint(held)]
+
     def standings(self, homeless: Callable[[Seat], str]) -> dict[int, planner.Standing]:
         """
         Where every rank stands. `homeless` says why a rank cannot get another process.

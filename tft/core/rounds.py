@@ -145,9 +145,7 @@ class Rounds:
         if seat.node is None or seat.node in job.lost_nodes:
             return
         going = {s.rank for s in job.seats.values() if s.node == seat.node}
-        sound = {s.rank for s in job.seats.values() if s.ready and s.trusted and not s.doomed}
-        staying = sound - going
-        alone = [s for s, ranks in job.topology().groups.items() if staying.isdisjoint(ranks)]
+        alone = job.only_on(going)
         job.lost_nodes.add(seat.node)
         job.isolated.add(seat.node)
         for rank in sorted(going):

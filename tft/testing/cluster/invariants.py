@@ -178,10 +178,9 @@ class Invariants:
         """
         schedule = self._stage.schedule
         wanted = {name: self._stage.truth.value(order.step) for name in schedule.groups()}
-        # what was private to the ranks of a lost node is lost with it, and nobody else's
-        there = [r for node in self._stage.nodes.values() if node.alive for r in node.ranks]
+        # what is private to a rank is nobody else's: where it was lost, nobody can save it
         right = self._stage.truth.data(order.step)
-        wanted |= {f"private-{rank}": right for rank in there}
+        wanted |= {f"private-{rank}": right for rank in self._remembered(order.step)}
         for name, content in wanted.items():
             if name not in parts:
                 raise Broken("checkpoints are whole", f"{name} of step {order.step} is missing")
@@ -266,10 +265,28 @@ class Invariants:
 
     def _seated(self, process: "Process") -> bool:
         """
-        It is the process that its rank's orders are meant for.
+        It is the process that holds its rank's seat.
         """
-        newest = self._stage.newest.get(process.rank, 0)
-        return process.incarnation == newest and process.node.process(process.rank) is process
+        if process.node.process(process.rank) is not process:
+            return False
+        for leader in self._stage.leaders:
+            if leader.leads:
+                return leader.machine.incarnation(process.rank) == process.incarnation
+        return False
+
+    def _remembered(self, step: int) -> list[int]:
+        """
+        The ranks whose own state of a step is still there, with a process to write it.
+        """
+        return [
+            process.rank
+            for process in self._stage.processes
+            if process.alive
+            and not process.stopped
+            and not process.stuck
+            and self._seated(process)
+            and step in process.page.private()
+        ]
 
     def _excused(self, content: Content, *, late: bool = False) -> bool:
         """

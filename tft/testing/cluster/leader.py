@@ -200,8 +200,6 @@ class Leader:
                 for delay, advised in self._stage.mishaps.advice(command):
                     self._stage.clock.after(delay, self._advise, advised)
             case _:
-                if isinstance(command, Spawn):
-                    self._stage.newest[command.rank] = command.incarnation
                 self._say(command)
 
     def _advise(self, advised: Advised) -> None:

@@ -293,6 +293,8 @@ class Mishaps:
     def _node(self, mishap: Mishap) -> None:
         stage = self._stage
         node = stage.nodes[mishap.target]
+        if not node.started:
+            return  # a node that never comes is waited for, as long as whoever started the job likes
         if mishap.what == "partition":
             node.link.cut = True
             stage.clock.after(mishap.lasting, self._node_back, mishap.target)

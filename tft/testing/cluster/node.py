@@ -96,7 +96,7 @@ class Node:
         self.link = Link()
         self.mail = Mail(stage, f"node.{number}/{life}", self.link)
         self.alive = True
-        self.leaving = False
+        self.started = self.leaving = False
         self._epoch = 0
         self._seats = {rank: _Seat() for rank in ranks}
         self._strangers: list[Process] = []
@@ -105,6 +105,9 @@ class Node:
         """
         The agent comes up.
         """
+        if not self.alive:
+            return
+        self.started = True
         now = self._stage.clock.now
         self.mail.post(
             NodeJoined(

@@ -151,8 +151,6 @@ class Stage:
     store: tuple[str, int] | None = None
     pids: int = 1000
     controllers: int = 0
-    newest: dict[int, int] = field(default_factory=dict)
-    """The incarnation of each rank that was ordered last."""
     seen: "Seen" = field(default_factory=Counter)
     over: JobOver | None = None
 
