@@ -5,7 +5,7 @@ Which rendezvous store the groups are formed at: every node has one, and each ma
 from tft.protocol.messages import Regroup, StoreOpened
 from tft.testing.scripted import ScriptedJob
 
-TWO_NODES = {0: (0, 1), 1: (2, 3)}
+TWO_NODES: dict[int, tuple[int, ...]] = {0: (0, 1), 1: (2, 3)}
 
 
 def last_regroup(job: ScriptedJob) -> Regroup:

@@ -1,7 +1,7 @@
 """
 The script of the fast jobs: a few numbers instead of a model, the fake adaptor instead of torch.
 
-    fake_job.py STEPS [--bug RANK,STEP]
+    fake_job.py STEPS [--bug RANK,STEP] [--spread RANK,STEP]
 """
 
 import argparse
@@ -20,6 +20,7 @@ from record import Record
 parser = argparse.ArgumentParser()
 parser.add_argument("steps", type=int)
 parser.add_argument("--bug", default="")
+parser.add_argument("--spread", default="")
 parser.add_argument("--seconds", type=float, default=0.01)
 args = parser.parse_args()
 
@@ -56,6 +57,25 @@ class Numbers:
         self.position = state["position"]
 
 
+class Spreading(Exception):
+    """
+    Numbers that have gone bad, maybe on all ranks since the last update.
+    """
+
+    tft_fault_kind = "numeric"
+    tft_polluted = True
+
+
+def spread() -> None:
+    """
+    Once in a run, however often the step is computed.
+    """
+    mark = Path(session.run_dir) / "spread"
+    if not mark.exists():
+        mark.touch()
+        raise Spreading("not a number")
+
+
 numbers = Numbers()
 session.adopt(model=numbers, data=numbers)
 pause = time.sleep  # the work of a step
@@ -70,6 +90,8 @@ def train(session: tft.Session) -> None:
         record.write(step, loss)
         if args.bug == f"{session.rank},{step}":
             raise ValueError("a bug of the user's own")
+        if args.spread == f"{session.rank},{step}":
+            spread()
         pause(args.seconds)
         total = group().add(loss)
         with session.update():

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +104,17 @@ class Job:
         """
         return self._log.read_text(errors="replace")
 
+    def asked(self, *words: str) -> tuple[int, str]:
+        """
+        What comes of a command that asks something of it: the exit code, and what it said.
+        """
+        command = [sys.executable, "-m", "tft", words[0], "--run-dir", str(self.run_dir)]
+        done = subprocess.run(
+            [*command, *words[1:]],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stderr
+
     def pid(self, name: str) -> int:
         """
         The pid of one of its parts.
@@ -118,9 +129,11 @@ def job(
     script: Path = TRAIN,
     arguments: Sequence[str] = ("--steps", "20"),
     nproc: int = 4,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """
-    Starts `tft run`; whatever is left of it at the end is killed, by pid.
+    Starts `tft run`, with some more variables; whatever is left of it at the end is killed, by
+    pid.
     """
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     log = run_dir.with_name(f"{run_dir.name}-{len(list(run_dir.parent.glob('*.out')))}.out")
@@ -131,7 +144,7 @@ def job(
     with log.open("w") as out:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True, env={**os.environ, MARK: str(run_dir)},
+            start_new_session=True, env={**os.environ, **(environment or {}), MARK: str(run_dir)},
         )  # fmt: skip
     try:
         yield Job(process, run_dir, log)
