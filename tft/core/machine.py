@@ -78,6 +78,12 @@ class Machine:
         """
         return self._job.members
 
+    def incarnation(self, rank: int) -> int:
+        """
+        Of the process that holds this rank's seat; -1 before the first was asked for.
+        """
+        return self._job.seats[rank].incarnation
+
     @property
     def incident(self) -> Incident:
         """
@@ -167,11 +173,11 @@ class Machine:
             f"{event.limit:.1f} s"
         )
         job.tell("stalled", silence=event.silence, limit=event.limit)
+        job.incident.suspicion = why
         if again:  # what was done about it last time has not helped
             rounds.again(why)
         else:
             rounds.freeze()
-        job.incident.suspicion = why
 
     # ---------------------------------------------------------------- what is owed
 
@@ -235,8 +241,9 @@ class Machine:
         match order:
             case "regroup" | "rebuild" | "resume" | "hold" | "release":
                 # one rank that does not come keeps all of them: who it is shows in the freeze
-                rounds.again(f"ranks {ranks}: {why}")
+                rounds.open()
                 job.incident.suspicion = why if order in ("hold", "release") else ""
+                rounds.again(f"ranks {ranks}: {why}")
             case (
                 "freeze" | "stop" | "load" | "fetch" | "restore" | "rollback" | "check" | "save"
                 | "commit"

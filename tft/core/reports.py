@@ -497,10 +497,10 @@ class Reports:
             case "restore":
                 seat.damaged = True  # its copies are not what they should be: others have some
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
-            case (
-                "load" | "fetch" | "regroup" | "rebuild" | "rollback" | "resume" | "hold"
-                | "release"
-            ):  # fmt: skip
+            case "hold" | "release":  # in a pause nothing is wrong yet: this is what is
+                evidence = f"rank {seat.rank} could not {order}: {why}"
+                rounds.fault("network", None, seat.position.step + 1, job.now, evidence)
+            case "load" | "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
             case "check":
                 # nobody could run it: that says nothing of the rank, and is no reason to stay

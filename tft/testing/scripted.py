@@ -244,10 +244,8 @@ class ScriptedJob:
         """
         What a fault really does to what the ranks hold.
         """
-        if kind in ("memory", "numeric", "corruption"):
-            one.spoiled = True
         if kind in ("memory", "corruption"):
-            one.bad_copies = frozenset(one.backups)
+            one.spoiled, one.bad_copies = True, frozenset(one.backups)
         for other in self.ranks.values():
             other.spoiled = other.spoiled or (polluted and other.step >= one.step)
 
@@ -376,6 +374,13 @@ class ScriptedJob:
         The machine's state.
         """
         return self.machine.state
+
+    @property
+    def doing(self) -> str:
+        """
+        The machine's state, as a word.
+        """
+        return str(self.machine.state)
 
     def orders(self, kind: type[Kind]) -> list[Kind]:
         """
