@@ -90,7 +90,7 @@ def _last(incident: Incident) -> float:
 
 
 def _pids_kept(incident: Incident) -> bool | None:
-    if incident.strategy not in ("retry", "recover"):
+    if incident.strategy == "exit" or incident.base == "dump":
         return None
-    named = incident.faulty() if incident.strategy == "recover" else set()
+    named = set() if incident.base == "retry" else incident.faulty()
     return all(kept for rank, kept in incident.kept.items() if rank not in named)
