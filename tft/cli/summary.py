@@ -17,7 +17,7 @@ def _lines(incident: dict[str, Any]) -> list[str]:  # Any: JSON
     what = "; ".join(f"{f['kind']} at {_where(f)} in step {f['step']}" for f in faults)
     lost = incident["steps_lost"]
     lines = [
-        f"incident {incident['id']}: {what or 'asked to stop'}: {incident['strategy']}, "
+        f"incident {incident['id']}: {what or _asked(incident)}: {incident['strategy']}, "
         f"{lost} {'step' if lost == 1 else 'steps'} lost, {incident['seconds']['total']:.2f} s"
     ]
     if incident["strategy"] in ("dump", "exit"):
@@ -27,6 +27,10 @@ def _lines(incident: dict[str, Any]) -> list[str]:  # Any: JSON
             lines.append(f"  {_where(fault)}, step {fault['step']}:")
             lines += [f"    {line}" for line in fault["evidence"].splitlines()]
     return lines
+
+
+def _asked(incident: dict[str, Any]) -> str:  # Any: JSON
+    return "ranks came back" if incident["strategy"] == "scale_out" else "asked to stop"
 
 
 def _where(fault: dict[str, Any]) -> str:  # Any: JSON
