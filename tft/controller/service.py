@@ -27,7 +27,7 @@ from tft.core.table import State
 from tft.core.watch import Watch
 from tft.files import write_whole
 from tft.plugins import call_guarded, load_plugins
-from tft.protocol.messages import Beat, Lead, NodeLost, Report
+from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
 
 REPEAT = 0.1
@@ -144,6 +144,8 @@ class Controller:
             self._bus = bus
             asyncio.get_running_loop().set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=self._epoch))
+            for node in self._machine.nodes:  # one that is lost by now will never be heard
+                self._watch.expect(node, self._clock.now())
             self._repeat(bus)
             tasks = [
                 asyncio.create_task(self._listen(bus)),
@@ -172,6 +174,8 @@ class Controller:
                     self._beat(message)
                 elif isinstance(message, REPORTS_BY_TYPE):
                     if self._inbox.accept(envelope.sender, envelope.number):
+                        if isinstance(message, NodeJoined):
+                            self._watch.expect(message.node, self._clock.now())
                         self._feed(
                             Received(
                                 at=self._clock.now(),

@@ -78,6 +78,13 @@ class Machine:
         """
         return self._job.members
 
+    @property
+    def nodes(self) -> Sequence[int]:
+        """
+        The nodes that have joined and are not lost.
+        """
+        return [node for node in self._job.nodes if node not in self._job.lost_nodes]
+
     def incarnation(self, rank: int) -> int:
         """
         Of the process that holds this rank's seat; -1 before the first was asked for.

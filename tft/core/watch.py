@@ -53,6 +53,12 @@ class Watch:
         self._last.clear()
         self._warming = True
 
+    def expect(self, node: int, at: float) -> None:
+        """
+        A node is up, and will beat: from now on its silence counts, even if it was never heard.
+        """
+        self._beats.setdefault(node, at)
+
     def heard(self, beat: Beat, at: float) -> float | None:
         """
         Takes a beat that arrived `at`; returns the seconds of silence when it is a stall.

@@ -61,6 +61,8 @@ def begin(process: "Process", execute: Execute) -> None:
             _tear(process, [transfer.shard for transfer in order.transfers])
         elif isinstance(order, Load):
             _tear(process, process.content)
+        elif isinstance(order, Save):
+            stage.invariants.could_not_save(process)
         return stage.clock.after(takes + 0.01, process.done, execute, failure)
     match order:
         case Stop():

@@ -19,6 +19,7 @@ from tft.protocol.messages import (
     Faulted,
     Kill,
     Lead,
+    NodeJoined,
     NodeLost,
     Noticed,
     Order,
@@ -100,7 +101,7 @@ class Leader:
         """
         self._lease.heard(lead.epoch, self._stage.clock.now)
         if self.leads and lead.epoch > self.epoch:
-            self.leads = False
+            self.die()
 
     # ---------------------------------------------------------------- leading
 
@@ -119,6 +120,8 @@ class Leader:
             self.machine.handle(event)
         self.epoch, self.leads = epoch, True
         self._judge(Led(at=now, epoch=epoch))
+        for node in self.machine.nodes:
+            self._watch.expect(node, now)
         self._say_lead()
         return True
 
@@ -130,6 +133,8 @@ class Leader:
             return
         if self._inbox.accept(sender, number):
             at = self._stage.clock.now
+            if isinstance(report, NodeJoined):
+                self._watch.expect(report.node, at)
             self._feed(Received(at=at, sender=sender, number=number, message=report))
         if not self._news:
             self._news = True
@@ -156,7 +161,7 @@ class Leader:
         if self._stage.story.append(event, self.epoch):
             self._judge(event)
         else:
-            self.leads = False  # another one has taken over
+            self.die()  # another one has taken over
 
     def _judge(self, event: Event) -> None:
         stage, machine = self._stage, self.machine
@@ -286,8 +291,10 @@ class Leader:
         """
         The process of this controller is gone.
         """
-        self.alive = self.leads = False
-        self._stage.leaders.remove(self)
+        self.leads = False
+        if self.alive:
+            self.alive = False
+            self._stage.leaders.remove(self)
 
 
 Seen = Counter[tuple[State, str]]

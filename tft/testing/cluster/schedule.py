@@ -278,7 +278,6 @@ def _mishap(rng: Random, world: int, nodes: int, steps: int, *, first: bool) -> 
     what: What = rng.choices([w for w, _ in FAULTS], [often for _, often in FAULTS])[0]
     target = rng.randrange(nodes if what in ("node", "partition") else world)
     lasting, loud = rng.choice((0.5, 1.0, 2.0, 6.0)), rng.random() < 0.7
-    loud = loud or what == "node"
     when = _when(rng, what, first=first)
     match when:
         case "time":
@@ -292,11 +291,8 @@ def _mishap(rng: Random, world: int, nodes: int, steps: int, *, first: bool) -> 
                 target, number = ANY, rng.choice((0, 0, 1))
             if what in ("fail", "slow"):
                 delay = 0.0
-                name = rng.choice(ORDERS[:6])
         case "state":
             name, number, delay = rng.choice(STATES), rng.choice((0, 1)), _shortly(rng)
-            if what == "node" and name == "exiting":
-                name = "freezing"
             if name in OPENING and rng.random() < 0.7:
                 number = 1
     return Mishap(
