@@ -156,7 +156,7 @@ class Course:
         is started at once, since that takes longest.
         """
         job = self._job
-        ours = bool(seat.doomed)
+        ours, node = bool(seat.doomed), seat.node
         job.incident.saw(seat.position)
         job.excuse(seat.rank)
         heir = job.heirs.get(seat.rank)
@@ -167,7 +167,7 @@ class Course:
             job.incident.respawns[seat.rank] = job.incident.respawns.get(seat.rank, 0) + 1
             job.spawn(seat, job.home(seat) or 0, f"rank {seat.rank} has lost its process")
         if job.policy.replace == "node" and not job.incident.forced and not ours:
-            self._replace_node(seat)
+            self._replace_node(seat, node)
         planned = ours and seat.process is Process.ORDERED and job.state is S.AWAITING
         if not planned:
             self.replan()
@@ -176,9 +176,9 @@ class Course:
         enabled = "recover" in self._job.policy.enable
         return enabled and not self.choice.homeless(seat)
 
-    def _replace_node(self, seat: Seat) -> None:
+    def _replace_node(self, seat: Seat, node: int | None) -> None:
         """
-        The other processes of its node are ended too, and come back with it; unless nobody else
+        The other processes of the node it was on are ended too, and come back with it; unless nobody else
         has what they hold.
         """
         if "recover" not in self._job.policy.enable:
@@ -186,11 +186,11 @@ class Course:
         others = [
             other
             for other in self._job.seated()
-            if other.rank != seat.rank and other.node == seat.node and other.ready
+            if other.rank != seat.rank and other.node == node and other.ready
         ]
         alone = self._job.only_on(other.rank for other in others)
         if alone:
-            self._job.tell("node_kept", node=seat.node, why=f"nobody else has shard {alone[0]!r}")
+            self._job.tell("node_kept", node=node, why=f"nobody else has shard {alone[0]!r}")
         else:
             for other in others:
                 self._job.incident.counted.add(other.rank)  # it is not to blame

@@ -28,13 +28,16 @@ class Ending:
         Plans a last checkpoint, or plans it anew with whoever is left to write it.
         """
         job, incident = self._job, self._job.incident
+        unable = [s for s in job.seats.values() if s.unable]
         standings = {s.rank: s.standing("") for s in job.seats.values() if not s.unable}
         step = planner.covered_step(job.topology().groups, standings, incident.ceiling)
         incident.tasks = {}
         if isinstance(step, str):
-            incident.tried.append(("dump", step))
+            failures = [f"rank {s.rank} could not write: {s.unable}" for s in unable]
+            why = "; ".join([step, *failures])
+            incident.tried.append(("dump", why))
             incident.strategy = "exit"
-            return self.exit("failed", 4, f"no last checkpoint can be written: {step}")
+            return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
         if job.state is S.DUMPING:
             incident.round += 1
         job.move(S.DUMPING)
@@ -124,11 +127,11 @@ class Ending:
         why = job.incident.forced or "the job cannot go on"
         return self.exit("dumped", 3, f"{why}; a last checkpoint of step {step} is written")
 
-    def save_failed(self, seat: Seat) -> None:
+    def save_failed(self, seat: Seat, why: str) -> None:
         """
         Another holder has to write the part of this one.
         """
-        seat.unable = True
+        seat.unable = why
         self.dump()
 
     # ---------------------------------------------------------------- leaving

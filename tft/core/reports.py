@@ -425,9 +425,10 @@ class Reports:
             case "straggler":
                 return self._course.straggles(message)
             case "process" | "hang":
-                self._rounds.fault(message.kind, seat.rank, step, message.at, message.evidence)
-                job.count(seat.rank)
+                if message.kind == "process":  # whoever is ended for a hang is named for it there
+                    self._rounds.fault("process", seat.rank, step, message.at, message.evidence)
                 self._rounds.doom(seat, message.evidence, message.kind)
+                job.count(seat.rank)
             case "node":
                 self._rounds.isolate(seat, message.evidence)
             case "memory" | "numeric" | "corruption" | "network" | "software":
@@ -491,9 +492,9 @@ class Reports:
                     "failed", 4, f"rank {seat.rank} could not load the checkpoint: {why}"
                 )
             case "save" | "commit":
-                self._course.ending.save_failed(seat)
+                self._course.ending.save_failed(seat, why)
             case "restore" if job.state is S.DUMPING:
-                self._course.ending.save_failed(seat)
+                self._course.ending.save_failed(seat, why)
             case "restore":
                 seat.damaged = True  # its copies are not what they should be: others have some
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")

@@ -59,8 +59,8 @@ class Seat:
     """A fault has touched its memory: what it keeps besides is not trusted either."""
     training: bool = False
     finished: bool = False
-    unable: bool = False
-    """It could not write its part of a checkpoint."""
+    unable: str = ""
+    """Why it could not write its part of a checkpoint."""
     repaired: bool = False
     """This process has been in the loop: its position is the job's."""
     doomed: str = ""
@@ -117,8 +117,8 @@ class Seat:
         self.pid = self.started = 0
         self.held, self.backups = None, ()
         self.trusted, self.damaged = True, False
-        self.training = self.finished = self.repaired = self.unable = False
-        self.doomed = self.blame = ""
+        self.training = self.finished = self.repaired = False
+        self.doomed = self.blame = self.unable = ""
         self.invited = False
         self.position = START
         self.spawned = at

@@ -160,8 +160,9 @@ class ScriptedRank:
                 self.training = self.announce = True
                 self.limit = math.inf
             case Save():
+                if order.shards and self.held != order.step:
+                    return f"rank {self.rank} holds step {self.held}, not {order.step}"
                 if order.shards:
-                    assert self.held == order.step, f"rank {self.rank} saves {self.held}"
                     assert not self.spoiled, f"rank {self.rank} saves what is spoiled"
             case _:
                 pass

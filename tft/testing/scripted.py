@@ -529,6 +529,8 @@ class ScriptedJob:
             return
         failures = self.failures.get((one.rank, name), [])
         failure = failures.pop(0) if failures else None
+        if failure is not None and name in ("load", "fetch", "restore"):
+            one.torn = True  # what it had is overwritten in part
         if failure is None:
             failure = one.obey(order, self._gives, stuck=one.rank in self.stuck)
         found: tuple[Verdict, str] = ("pass", "")
