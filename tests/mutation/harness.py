@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +30,10 @@ import pytest
 from tests.mutation.operators import Mutant, mutated
 
 ARGUMENTS = (
-    "-o", "addopts=", "--import-mode=importlib", "-m", "not soak",
-    "-p", "no:terminal", "-p", "no:cacheprovider",
+    "-o", "addopts=", "--import-mode=importlib", "--assert=plain", "-m", "not soak",
+    "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
 )  # fmt: skip
-"""Nothing is printed but what `__main__` prints."""
+"""Nothing is printed but what `__main__` prints; asserts are only to fail, not to explain."""
 PRELOADED = (
     "asyncio", "hypothesis.internal.conjecture.engine", "hypothesis.strategies", "msgspec",
     "tft.errors", "tft.protocol.messages", "xxhash",
@@ -98,7 +99,10 @@ class Harness:
         """
         Judges all mutants.
         """
-        pytest.main([*ARGUMENTS, *self._tests], plugins=[self])
+        with tempfile.TemporaryDirectory(prefix="mutation-") as compiled:
+            # what one child has compiled the next need not, wherever else that may be switched off
+            sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
+            pytest.main([*ARGUMENTS, *self._tests], plugins=[self])
 
     def pytest_configure(self) -> None:
         for name in PRELOADED:
@@ -111,7 +115,7 @@ class Harness:
         if loaded:
             self.refused = f"imported before they could be mutated: {loaded}"
             return True
-        server = _Server(self._files, self._patience)
+        server = _Server(session, self._files, self._patience)
         child = server.baseline() or self._serve(server)
         if child is None:
             session.items = []
@@ -135,9 +139,10 @@ class _Server:
     Forks the children, and hears what they found.
     """
 
-    def __init__(self, files: dict[str, Path], patience: float) -> None:
+    def __init__(self, session: pytest.Session, files: dict[str, Path], patience: float) -> None:
         self._files = files
         self._sources = {name: path.read_text() for name, path in files.items()}
+        self._session = session
         self._patience = patience
         self._known: list[Test] = []
         self._kills: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -178,6 +183,7 @@ class _Server:
                 ours, theirs = os.pipe()
                 pid = os.fork()
                 if pid == 0:
+                    self._session.config.args = list(dict.fromkeys(_file(t) for t in tests))
                     yield _Child(theirs, self._finder(mutant), tests, self._patience)
                 os.close(theirs)
                 running[pid] = (mutant, ours, len(tests))
@@ -204,6 +210,10 @@ class _Server:
     def _finder(self, mutant: Mutant) -> "_Finder":
         tree = mutated(self._sources[mutant.module], mutant)
         return _Finder(mutant.module, self._files[mutant.module], tree)
+
+
+def _file(test: Test) -> str:
+    return test.id.partition("::")[0]
 
 
 def _scope(mutant: Mutant) -> str:
@@ -268,9 +278,13 @@ class _Child:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         _limit(self._limits[nodeid])
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self._leave(report.nodeid)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        """
+        Before a report is made, which takes longer than most of the tests.
+        """
+        if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+            self._leave(item.nodeid)
 
     def pytest_internalerror(self) -> None:
         self._leave("error")
