@@ -14,7 +14,7 @@ from tft_pytorch.running import INLINE
 from torch import Tensor, nn
 
 from tests.adaptors.ranks import Batches
-from tft.errors import MalformedMessage
+from tft.errors import MalformedMessage, OrderRefused
 from tft.protocol.codec import pack, unpack
 
 
@@ -52,6 +52,38 @@ def test_the_same_is_drawn_again_after_a_rollback() -> None:
     state.rollback(private)
 
     assert draw() == drawn
+
+
+class Skipping(Batches):
+    """
+    Data that can leave batches out.
+    """
+
+    def skip(self, batches: int) -> None:
+        """
+        Draw and drop.
+        """
+        for _ in range(batches):
+            self.next()
+
+
+def test_batches_are_left_out_by_the_users_own_data() -> None:
+    """
+    When batches are to be left out, then the data's own `skip` does it, and a rollback takes it
+    back; data that has none is a sentence, and nothing is changed.
+    """
+    data = Skipping(0)
+    state = adopted(data=data)
+    private = state.capture()
+    drawn = [data.next().tolist() for _ in range(3)]
+    state.rollback(private)
+    state.skip(2)
+    assert data.next().tolist() == drawn[2]
+    state.rollback(private)
+    assert data.next().tolist() == drawn[0]
+
+    with pytest.raises(OrderRefused, match=r"data is a Batches, which has no skip\(batches\)"):
+        adopted(data=Batches(0)).skip(1)
 
 
 def test_generators_that_were_not_named_are_left_alone() -> None:
