@@ -93,12 +93,12 @@ class Course:
     def _take_opportunity(self) -> bool:
         """
         Somebody is ready to take over, or to come back. Each is invited once: if it does not work
-        out, it would not the next time.
+        out, it would not the next time. Nobody is where the next incident would be the last.
         """
         job = self._job
-        warm = [heir for heir in job.heirs.values() if heir.ready and not heir.invited]
-        back = [job.seats[rank] for rank in job.returning() if not job.seats[rank].invited]
-        if not warm and not back:
+        warm = [h for h in job.heirs.values() if h.ready and not h.doomed and not h.invited]
+        back = [job.seats[r] for r in sorted(job.returning()) if not job.seats[r].invited]
+        if not (warm or back) or job.next_number > job.policy.max_incidents:
             return False
         for seat in (*warm, *back):
             seat.invited = True
@@ -108,7 +108,7 @@ class Course:
             step = seat.position.step + 1
             self.rounds.fault("straggler", heir.rank, step, job.now, seat.straggles)
         if job.state is S.HEALTHY:
-            self.rounds.freeze()
+            self.rounds.freeze(f"ranks {[seat.rank for seat in back]} are ready to come back")
         return True
 
     # ---------------------------------------------------------------- freeze and stop
@@ -235,12 +235,8 @@ class Course:
     def recall(self) -> None:
         """
         Ranks outside that have lost their process get another one, if there is a place for it.
-        Whoever was to take over and could not is not needed any more.
         """
         job = self._job
-        for heir in job.heirs.values():
-            if heir.invited:
-                self.rounds.doom(heir, "it could not take over", "process")
         if "scale_out" not in job.policy.enable:
             return
         for seat in job.seats.values():
@@ -248,6 +244,14 @@ class Course:
             node = job.home(seat)
             if outside and node is not None and not job.flapping(seat.rank):
                 job.spawn(seat, node, f"rank {seat.rank} is to come back")
+
+    def _dismiss(self) -> None:
+        """
+        Whoever was to take over and could not is not needed any more.
+        """
+        for heir in self._job.heirs.values():
+            if heir.invited:
+                self.rounds.doom(heir, "it could not take over", "process")
 
     # ---------------------------------------------------------------- repair
 
@@ -343,5 +347,6 @@ class Course:
                 step=incident.step,
                 seconds=incident.closed - incident.opened,
             )
+        self._dismiss()
         self.recall()
         return True

@@ -161,6 +161,8 @@ class Reports:
         seat.held, seat.backups = None, ()
         if not self._job.holds_seat(seat):
             del self._job.heirs[seat.rank]
+            if seat.node is not None:  # its place is free again
+                self._job.room[seat.node] += 1
 
     def _matters(self, seat: Seat) -> bool:
         """

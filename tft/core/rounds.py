@@ -102,9 +102,10 @@ class Rounds:
         job.kill(seat, why, last_words=blame == "hang")
         return None
 
-    def freeze(self) -> None:
+    def freeze(self, cause: str = "") -> None:
         """
         A new round: whatever was under way is given up, and everyone says where they stand.
+        `cause` says why where nothing is wrong.
         """
         job, incident = self._job, self._job.incident
         incident.round += 1
@@ -113,7 +114,7 @@ class Rounds:
         job.trained = set()
         job.move(S.FREEZING)
         causes = [f"{f.kind} at rank {f.rank}" for f in incident.roots()]
-        self.ask(", ".join(causes) or incident.suspicion or incident.forced)
+        self.ask(", ".join(causes) or incident.suspicion or incident.forced or cause)
 
     def ask(self, cause: str) -> None:
         """
@@ -154,5 +155,8 @@ class Rounds:
                 self.fault("node", rank, one.position.step + 1, job.now, why)
             if not alone:
                 self.doom(one, why, "node")
+        for heir in job.heirs.values():
+            if heir.node == seat.node:
+                self.doom(heir, why, "node")
         if alone:
             self.force(f"{why}; nobody outside node {seat.node} has shard {alone[0]!r}")

@@ -101,7 +101,7 @@ class ScriptedJob:
     _number: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.placement = self.placement or {0: tuple(range(self.world))}
+        self.placement = dict(self.placement) or {0: tuple(range(self.world))}
         self.groups = self.groups or {"dense": tuple(range(self.world))}
         homes = {rank: node for node, ranks in self.placement.items() for rank in ranks}
         self.ranks = {rank: ScriptedRank(rank, node=homes[rank]) for rank in range(self.world)}

@@ -1,0 +1,820 @@
+"""
+Shrinking, growing, and taking over: who takes part, and in which process.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.core.lives import names, strategies, trained, tried
+from tft.protocol.messages import (
+    Fetch,
+    Freeze,
+    Kill,
+    RankOrder,
+    Rebuild,
+    Regroup,
+    Resume,
+    Rollback,
+    Save,
+    Spawn,
+    Stop,
+)
+from tft.testing.scripted import ScriptedJob
+
+TWO_NODES = {0: (0, 1), 1: (2, 3)}
+WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
+COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+"""Two replicas of a model that is cut in two."""
+SHARDS = {"first": (0, 2), "second": (1, 3)}
+
+
+def elastic(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
+    """
+    Two nodes with a replica each.
+    """
+    return trained(**{"placement": TWO_NODES, "columns": COLUMNS, "groups": SHARDS, **facts})
+
+
+def shrunk(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
+    """
+    Such a job after one of the nodes was lost, and a step after that.
+    """
+    job = elastic(**facts)
+    job.lose_node(1)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.machine.members == {0, 1}
+    job.said.clear()
+    job.tells.clear()
+    return job
+
+
+# ---------------------------------------------------------------- scale in
+
+
+def test_the_column_of_the_lost_leaves_and_the_rest_goes_on() -> None:
+    """
+    When a node is lost that has no other place, then its ranks are no members any more; the
+    others form groups without them and go on at the step that was interrupted, copying nothing.
+    """
+    job = elastic()
+    job.lose_node(1)
+    job.settle()
+    assert names([o for o in job.said if isinstance(o, RankOrder)]) == [
+        "Freeze", "Stop", "Regroup", "Rebuild", "Rollback", "Resume",
+    ]  # fmt: skip
+    assert {o.to for o in job.said[3:] if isinstance(o, RankOrder)} == {(0, 1)}
+    (regroup,) = job.orders(Regroup)
+    assert (regroup.without, regroup.step) == ((2, 3), 4)
+    assert job.machine.members == {0, 1}
+    job.train()
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("scale_in", 4, 0)
+    assert tried(job) == {
+        "retry": "ranks [2, 3] have lost their process",
+        "recover": "node 1 is gone, and its ranks have no other place",
+    }
+    assert job.facts("strategy_chosen")[0]["why"] == (
+        "ranks [2, 3] leave, 2 go on; training goes on after step 3"
+    )
+    assert job.doing == "healthy"
+
+
+def test_whoever_has_to_leave_with_the_lost_is_parked_not_ended() -> None:
+    """
+    When one rank of a column is lost, then the other one of it leaves with it, its process kept:
+    it was stopped with everyone else and hears nothing more.
+    """
+    job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
+    job.lose_node(2)
+    job.settle()
+    assert job.machine.members == {0, 1}
+    assert [s.to for s in job.orders(Stop)] == [(0, 1, 2)]
+    assert [o.to for o in job.orders(Regroup)] == [(0, 1)]
+    assert [o.to for o in job.orders(Resume)] == [(0, 1)]
+    assert [(k.rank, k.cause) for k in job.orders(Kill)] == [(3, "node 2 was given up")]
+    assert job.ranks[2].alive
+    assert not job.ranks[2].training
+    job.train()
+    assert job.doing == "healthy"
+    assert job.ranks[2].step == 3
+
+
+def test_ranks_without_a_column_leave_alone() -> None:
+    """
+    When no rank names others that have to leave with it, then only the lost one leaves.
+    """
+    job = trained(placement={0: (0, 1, 2), 1: (3,)})
+    job.lose_node(1)
+    job.settle()
+    assert job.machine.members == {0, 1, 2}
+    assert [r.without for r in job.orders(Regroup)] == [(3,)]
+
+
+def test_a_job_does_not_shrink_to_nothing() -> None:
+    """
+    When every rank has to leave with the lost one, then the job does not shrink, it saves.
+    """
+    job = trained(columns=dict.fromkeys(range(4), (0, 1, 2, 3)), placement={0: (0, 1, 2), 1: (3,)})
+    job.lose_node(1)
+    job.settle()
+    assert job.over is not None
+    assert job.over.result == "dumped"
+    assert tried(job)["scale_in"] == "nobody would be left"
+
+
+def test_a_job_does_not_shrink_past_the_last_place_of_a_shard() -> None:
+    """
+    When a shard has no place among those who would stay, then the job does not shrink, though
+    one who would have to leave still has it: it is saved.
+    """
+    job = elastic(groups={"first": (0, 2), "second": (1, 3), "own": (2,)}, placement={
+        0: (0, 1), 1: (2,), 2: (3,)})  # fmt: skip
+    job.lose_node(2)
+    job.settle()
+    assert (
+        tried(job)["scale_in"] == "shard 'own' has its place on ranks that leave, and nowhere else"
+    )
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+@pytest.mark.parametrize("cannot", ["policy", "adaptor"])
+def test_a_job_does_not_shrink_unless_everyone_can(cannot: str) -> None:
+    """
+    When shrinking is not enabled, or the adaptor has no part in it, then the job saves instead.
+    """
+    job = (
+        elastic(enable=frozenset({"retry", "recover", "dump"}))
+        if cannot == "policy"
+        else elastic(strategies=("retry", "recover", "dump"))
+    )
+    job.lose_node(1)
+    job.settle()
+    assert job.over is not None
+    assert job.over.result == "dumped"
+    assert tried(job)["scale_in"] == (
+        "scale_in is not enabled"
+        if cannot == "policy"
+        else "the adaptor of ranks [0, 1] cannot take part"
+    )
+
+
+def test_the_node_of_rank_0_may_leave_like_any_other() -> None:
+    """
+    When rank 0 is among the lost, then its column leaves and the others go on.
+    """
+    job = elastic()
+    job.lose_node(0)
+    job.settle()
+    job.train()
+    assert job.machine.members == {2, 3}
+    assert strategies(job) == ["scale_in"]
+
+
+# ---------------------------------------------------------------- faults while scaled in
+
+
+def test_a_fault_while_scaled_in_is_an_incident_of_the_members() -> None:
+    """
+    When a process dies after the job has shrunk, then it is replaced, and copies its state from
+    wherever it can: nothing is asked of those outside.
+    """
+    job = trained(placement={0: (0, 1, 2), 1: (3,)})
+    job.lose_node(1)
+    job.settle()
+    job.train()
+    job.said.clear()
+    job.kill(2)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in", "recover"]
+    assert {o.to for o in job.said if isinstance(o, Regroup | Rebuild | Rollback | Resume)} == {
+        (0, 1, 2)
+    }
+    (fetch,) = job.orders(Fetch)
+    assert (fetch.to, fetch.step) == ((2,), 4)
+    assert {s.rank for t in fetch.transfers for s in t.sources} == {0, 1}
+    assert [r.without for r in job.orders(Regroup)] == [(3,)]
+    assert job.doing == "healthy"
+
+
+def test_a_memory_fault_while_scaled_in_is_retried() -> None:
+    """
+    When a member's memory fails in a job that has shrunk to two holders, then the other one has
+    the state.
+    """
+    job = trained(placement={0: (0, 1, 2), 1: (3,)})
+    job.lose_node(1)
+    job.settle()
+    job.train()
+    job.fault(0, "memory")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in", "retry"]
+    assert job.doing == "healthy"
+
+
+def test_a_job_that_has_shrunk_shrinks_again() -> None:
+    """
+    When another node is lost after the first, then its ranks leave, too.
+    """
+    job = trained(placement={0: (0, 1), 1: (2,), 2: (3,)})
+    for node, left in ((2, {0, 1, 2}), (1, {0, 1})):
+        job.lose_node(node)
+        job.settle()
+        job.train()
+        assert job.machine.members == left
+    assert strategies(job) == ["scale_in", "scale_in"]
+    assert [r.without for r in job.orders(Regroup)] == [(3,), (2, 3)]
+
+
+def test_the_last_places_of_a_job_that_has_shrunk_are_saved() -> None:
+    """
+    When a process of the only column left is lost and cannot be replaced, then what the other
+    nodes' ranks once had is no help: the shard is named, or saved where somebody has it.
+    """
+    job = shrunk(respawns=0)
+    job.kill(1)
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert "shard 'second'" in job.over.why
+
+
+def test_a_job_that_has_shrunk_can_be_dumped() -> None:
+    """
+    When the end is asked for after the job has shrunk, then its members save everything.
+    """
+    job = shrunk()
+    job.stop(0)
+    job.settle()
+    assert job.over is not None
+    assert job.over.result == "dumped"
+    assert {s.to: s.shards for s in job.orders(Save)} == {(0,): ("first",), (1,): ("second",)}
+
+
+def test_a_job_that_has_shrunk_completes_with_its_members() -> None:
+    """
+    When the members have finished, then the job is complete, and a process that was parked
+    outside does not keep it.
+    """
+    job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
+    job.lose_node(2)
+    job.settle()
+    job.train()
+    job.finish()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("completed", 0)
+
+
+def test_a_parked_process_that_ends_is_no_fault() -> None:
+    """
+    When a process outside dies, then nothing happens to the members.
+    """
+    job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
+    job.lose_node(2)
+    job.settle()
+    job.train()
+    job.said.clear()
+    job.kill(2)
+    assert job.said == []
+    assert job.doing == "healthy"
+    assert job.facts("rank_gone")[-1] == {"rank": 2, "code": -9, "outside": True}
+
+
+# ---------------------------------------------------------------- scale out
+
+
+def test_a_node_that_returns_brings_its_ranks_back() -> None:
+    """
+    When the node of those who left is back, then their processes are started while the others
+    train; when the whole column is ready, the job stops at a step boundary, takes them in, and
+    they copy the state of now.
+    """
+    job = shrunk()
+    job.slow = {2, 3}
+    job.come(1)
+    assert [(s.rank, s.node, s.incarnation, s.cause) for s in job.orders(Spawn)] == [
+        (2, 1, 1, "rank 2 is to come back"), (3, 1, 1, "rank 3 is to come back"),
+    ]  # fmt: skip
+    job.settle()
+    job.train(2)
+    job.arrive(2)
+    assert job.doing == "healthy"
+    assert job.orders(Freeze) == []
+    job.arrive(3)
+    assert job.doing == "freezing"
+    job.settle()
+    assert [f.to for f in job.orders(Freeze)] == [(0, 1)]
+    assert [f.cause for f in job.orders(Freeze)] == ["ranks [2, 3] are ready to come back"]
+    (regroup,) = job.orders(Regroup)
+    assert (regroup.to, regroup.without, regroup.step) == ((0, 1, 2, 3), (), 7)
+    fetches = {
+        f.to: [(t.shard, {s.rank for s in t.sources}) for t in f.transfers]
+        for f in job.orders(Fetch)
+    }
+    assert fetches == {(2,): [("first", {0})], (3,): [("second", {1})]}
+    assert [r.to for r in job.orders(Resume)] == [(0, 1, 2, 3)]
+    job.train()
+    assert job.machine.members == {0, 1, 2, 3}
+    assert strategies(job) == ["scale_in", "scale_out"]
+    report = job.reports()[-1]
+    assert (report["faults"], report["step"], report["steps_lost"]) == ([], 7, 0)
+    assert job.facts("strategy_chosen")[-1]["why"] == (
+        "ranks [2, 3] come back; training goes on after step 6"
+    )
+    assert job.doing == "healthy"
+    assert {r.step for r in job.ranks.values()} == {7}
+
+
+def test_a_parked_process_comes_back_with_its_column() -> None:
+    """
+    When only one rank of a column was lost and is there again, then the one that was parked with
+    it comes back in the process it had.
+    """
+    job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
+    job.lose_node(2)
+    job.settle()
+    job.train()
+    job.said.clear()
+    job.come(2)
+    job.settle()
+    job.train()
+    assert [s.rank for s in job.orders(Spawn)] == [3]
+    assert {f.to for f in job.orders(Fetch)} == {(2,), (3,)}
+    assert job.ranks[2].incarnation == 0
+    assert job.machine.members == {0, 1, 2, 3}
+
+
+def test_another_node_with_room_is_as_good_as_the_one_that_was_lost() -> None:
+    """
+    When a new node with room comes, then those who left are started there.
+    """
+    job = shrunk()
+    job.spare = {5: 2}
+    job.come(5)
+    job.settle()
+    job.train()
+    assert [(s.rank, s.node) for s in job.orders(Spawn)] == [(2, 5), (3, 5)]
+    assert job.machine.members == {0, 1, 2, 3}
+
+
+def test_a_column_that_is_not_whole_waits() -> None:
+    """
+    When a new node has room for one of two who left, then nobody is taken in.
+    """
+    job = shrunk()
+    job.spare = {5: 1}
+    job.come(5)
+    job.settle()
+    job.train()
+    assert [s.rank for s in job.orders(Spawn)] == [2]
+    assert job.machine.members == {0, 1}
+    assert job.orders(Freeze) == []
+
+
+def test_nobody_comes_back_where_that_is_not_enabled() -> None:
+    """
+    When growing is not enabled, then a node that returns is not used.
+    """
+    job = shrunk(enable=frozenset({"retry", "recover", "scale_in", "dump"}))
+    job.come(1)
+    job.settle()
+    assert job.said == []
+    assert job.doing == "healthy"
+
+
+def test_somebody_lost_while_others_come_back_comes_first() -> None:
+    """
+    When a member dies in the very stop that was to take others in, then it is replaced first; the
+    change of who takes part is left alone, with the reason.
+    """
+    job = shrunk(groups={"dense": (0, 1, 2, 3)})
+    job.slow = {1, 2, 3}
+    job.come(1)
+    job.settle()
+    job.arrive(2)
+    job.arrive(3)
+    assert job.doing == "freezing"
+    job.kill(1)
+    job.settle()
+    assert job.doing == "awaiting"
+    assert job.machine.incident.tried == [("retry", "ranks [1] have lost their process")]
+    assert job.machine.members == {0, 1}
+    job.arrive(1)
+    job.settle()
+    job.train()
+    assert strategies(job)[:2] == ["scale_in", "recover"]
+    assert job.doing == "healthy"
+
+
+def test_those_who_come_back_and_die_again_do_not_take_the_job_with_them() -> None:
+    """
+    When a process dies that was about to be taken in, then the members go on as they were.
+    """
+    job = shrunk()
+    job.come(1)
+    while job.doing == "healthy":
+        job._obey(job._queue.popleft())
+    assert job.doing == "freezing"
+    job.slow = {3}
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.machine.members == {0, 1}
+    assert strategies(job) == ["scale_in", "retry"]
+    job.arrive(3)
+    job.settle()
+    job.train()
+    assert job.machine.members == {0, 1, 2, 3}
+
+
+def test_those_who_come_back_and_die_in_the_repair_are_an_incident() -> None:
+    """
+    When a process dies after it was taken in, then it is a member like any other: it is replaced.
+    """
+    job = shrunk()
+    job.come(1)
+    while not job.orders(Regroup):
+        job._obey(job._queue.popleft())
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert job.machine.members == {0, 1, 2, 3}
+    assert strategies(job) == ["scale_in", "recover"]
+    assert job.doing == "healthy"
+
+
+def test_a_pause_that_is_wanted_comes_before_those_who_are_ready() -> None:
+    """
+    When a column is ready while the job is paused, then it is taken in after the pause.
+    """
+    job = shrunk()
+    job.pause()
+    job.settle()
+    job.come(1)
+    job.settle()
+    assert job.doing == "paused"
+    job.go_on()
+    job.settle()
+    job.train(2)
+    assert job.machine.members == {0, 1, 2, 3}
+    assert job.doing == "healthy"
+
+
+def test_a_chance_is_let_pass_when_no_incident_is_left() -> None:
+    """
+    When the limit of incidents is reached, then nobody stops the job to take others in: the next
+    incident would be its last.
+    """
+    job = shrunk(max_incidents=1)
+    job.come(1)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.orders(Freeze) == []
+    assert job.machine.members == {0, 1}
+
+
+# ---------------------------------------------------------------- migrate
+
+
+def test_an_heir_warms_while_the_straggler_trains_and_then_takes_over() -> None:
+    """
+    When a rank holds the others up, then a second process is started for it on a node with room
+    while it trains on; when that is ready, everyone stops at a boundary, it takes the seat and
+    copies the state of the others, and the first process is ended.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.slow = {3}
+    job.notice(3, "straggler", "its clock is throttled")
+    assert [(s.rank, s.node, s.incarnation) for s in job.orders(Spawn)] == [(3, 2, 1)]
+    assert [s.cause for s in job.orders(Spawn)] == [
+        "rank 3 holds the others up: its clock is throttled"
+    ]
+    assert job.facts("rank_straggles") == [
+        {"rank": 3, "why": "its clock is throttled", "why_not": ""}
+    ]
+    job.settle()
+    job.train(2)
+    assert job.doing == "healthy"
+    assert job.ranks[3].step == 5
+    job.arrive(3)
+    assert job.doing == "freezing"
+    job.settle()
+    assert [(f.to, f.seats) for f in job.orders(Freeze)] == [((0, 1, 2, 3), {})]
+    assert [(s.to, s.seats) for s in job.orders(Stop)] == [((0, 1, 2, 3), {})]
+    assert [o.seats for o in job.orders(Regroup)] == [{3: 1}]
+    assert [o.seats for o in job.orders(Resume)] == [{3: 1}]
+    assert [(k.rank, k.incarnation, k.node, k.cause, k.last_words) for k in job.orders(Kill)] == [
+        (3, 0, 1, "another process has taken over from it", False)
+    ]
+    assert [(f.to, f.step) for f in job.orders(Fetch)] == [((3,), 5)]
+    assert (job.ranks[3].incarnation, job.ranks[3].node) == (1, 2)
+    assert [one.alive for one in job.former] == [False]
+    job.train()
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("migrate", 6, 0)
+    assert [(f["kind"], f["rank"], f["evidence"]) for f in incident["faults"]] == [
+        ("straggler", 3, "its clock is throttled")
+    ]
+    assert job.facts("strategy_chosen")[0]["why"] == (
+        "ranks [3] are taken over by processes that are ready; training goes on after step 5"
+    )
+    assert tried(job) == {}
+    assert job.doing == "healthy"
+
+
+def test_an_heir_obeys_nothing_before_it_holds_the_seat() -> None:
+    """
+    When an order goes to a rank that has two processes, then only the one that is meant carries
+    it out; what the other says to it counts for nothing.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.kill(1)
+    job.arrive(3)
+    while not job.orders(Stop):
+        job._obey(job._queue.popleft())
+    heir = job.heirs[3]
+    assert heir.heard == set()
+    assert (heir.key, heir.step) == ((-1, 0), 0)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+
+
+def test_what_an_heir_answers_before_its_time_is_absorbed() -> None:
+    """
+    When an answer comes from the process that does not hold the seat, then the answer of the one
+    that does is still awaited.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.slow = set()
+    heir = job.heirs[3]
+    job.join(heir)
+    job.muted = {(3, "freeze")}
+    job.kill(1)
+    job.settle()
+    (freeze,) = job.orders(Freeze)
+    job.report(heir.answer(freeze, "freeze", None, found=("pass", ""), at=job.now))
+    (still,) = (o for o in job.machine.outstanding() if isinstance(o, Freeze))
+    assert still.to == (3,)
+    assert job.doing == "freezing"
+
+
+def test_an_heir_that_dies_while_it_warms_leaves_everything_as_it_was() -> None:
+    """
+    When the second process ends before it is ready, then the first trains on; when the rank is
+    noticed again, there is room for another heir.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.kill_heir(3)
+    job.train()
+    assert job.doing == "healthy"
+    assert job.orders(Freeze) == []
+    job.notice(3, "straggler")
+    assert [(s.incarnation, s.node) for s in job.orders(Spawn)] == [(1, 2), (2, 2)]
+
+
+def test_an_heir_that_dies_when_it_was_to_take_over_leaves_a_retry() -> None:
+    """
+    When the second process dies while everyone is being stopped for it, then all go on with the
+    processes they have.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.notice(3, "straggler")
+    while job.doing == "healthy":
+        job._obey(job._queue.popleft())
+    job.kill_heir(3)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert job.orders(Kill) == []
+    assert job.ranks[3].incarnation == 0
+    assert job.doing == "healthy"
+
+
+def test_an_heir_that_dies_after_it_took_over_is_replaced() -> None:
+    """
+    When the process that has taken over dies in the repair, then it is a lost process of a
+    member: another is started where it was.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.notice(3, "straggler")
+    while job.ranks[3].incarnation == 0:
+        job._obey(job._queue.popleft())
+    assert job.doing == "repairing"
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert [(s.incarnation, s.node) for s in job.orders(Spawn)] == [(1, 2), (2, 2)]
+    assert strategies(job) == ["recover"]
+    assert job.doing == "healthy"
+
+
+def test_a_straggler_that_dies_while_its_heir_warms_is_followed_by_it() -> None:
+    """
+    When the first process ends before the second is ready, then nothing else is started: the
+    second takes the seat as it is, and everyone waits for it.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.kill(3)
+    job.settle()
+    assert job.doing == "awaiting"
+    assert [s.incarnation for s in job.orders(Spawn)] == [1]
+    job.arrive(3)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert incident["strategy"] == "recover"
+    assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("process", 3)]
+    assert job.orders(Kill) == []
+    assert job.doing == "healthy"
+
+
+def test_a_straggler_whose_node_is_lost_is_followed_by_its_heir() -> None:
+    """
+    When the node of the first process is lost, then its second process takes the seat, and the
+    others of that node are started where there is room.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.lose_node(1)
+    job.settle()
+    job.arrive(3)
+    job.settle()
+    job.train()
+    assert sorted((s.rank, s.node, s.incarnation) for s in job.orders(Spawn)) == [
+        (2, 2, 1), (3, 2, 1),
+    ]  # fmt: skip
+    assert strategies(job) == ["recover"]
+    assert job.doing == "healthy"
+
+
+def test_an_heir_whose_node_is_lost_is_forgotten() -> None:
+    """
+    When the node on which the second process warms is lost, then the first trains on.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.lose_node(2)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.reports() == []
+    assert job.machine.next_deadline() is None
+
+
+def test_an_heir_that_never_gets_ready_is_ended() -> None:
+    """
+    When the second process does not come as far as its session, then after the limit it is ended
+    and the first trains on.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1}, join=40.0)
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.wait()
+    job.settle()
+    assert [(k.rank, k.incarnation) for k in job.orders(Kill)] == [(3, 1)]
+    assert job.ranks[3].alive
+    assert job.doing == "healthy"
+    assert job.reports() == []
+
+
+def test_somebody_lost_while_an_heir_is_ready_comes_first() -> None:
+    """
+    When a process dies in the very stop that was to let an heir take over, then it is replaced;
+    the heir is not needed any more, and ended when the job is healthy.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.notice(3, "straggler")
+    while job.doing == "healthy":
+        job._obey(job._queue.popleft())
+    job.slow = {1}
+    job.kill(1)
+    while job.doing != "awaiting":
+        job._obey(job._queue.popleft())
+    job.settle()
+    job.arrive(1)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert strategies(job) == ["recover"]
+    assert tried(job) == {"retry": "ranks [1] have lost their process"}
+    assert [(k.rank, k.incarnation, k.cause) for k in job.orders(Kill)] == [
+        (3, 1, "it could not take over")
+    ]
+    job.settle()
+    assert job.heirs == {}
+    assert job.ranks[3].incarnation == 0
+
+
+def test_a_node_that_comes_does_not_end_an_heir_that_is_taking_over() -> None:
+    """
+    When another agent comes up while everyone is being stopped for an heir, then the heir still
+    takes over.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1, 5: 1})
+    job.notice(3, "straggler")
+    while job.doing == "healthy":
+        job._obey(job._queue.popleft())
+    job.come(5)
+    job.settle()
+    job.train()
+    assert [(k.rank, k.incarnation) for k in job.orders(Kill)] == [(3, 0)]
+    assert strategies(job) == ["migrate"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "why_not"),
+    [
+        ({"placement": TWO_NODES}, "no other node has room"),
+        (
+            {"placement": WITH_ROOM, "spare": {2: 1}, "enable": frozenset({"retry"})},
+            "migrate is not enabled",
+        ),
+        (
+            {"placement": WITH_ROOM, "spare": {2: 1}, "strategies": ("retry", "recover")},
+            "the adaptor of ranks [0, 1, 2, 3] cannot take part",
+        ),
+    ],
+)
+def test_a_straggler_that_nobody_can_take_over_from_is_told(
+    facts: dict[str, Any],  # Any: as in `trained`
+    why_not: str,
+) -> None:
+    """
+    When there is no place for an heir, or taking over is not possible, then the operator is told
+    who straggles and why nothing is done, and the job goes on.
+    """
+    job = trained(**facts)
+    job.notice(3, "straggler", "its clock is throttled")
+    assert job.said == []
+    assert job.facts("rank_straggles") == [
+        {"rank": 3, "why": "its clock is throttled", "why_not": why_not}
+    ]
+    assert job.doing == "healthy"
+
+
+def test_a_straggler_gets_one_heir() -> None:
+    """
+    When a rank is noticed to straggle twice, then one second process is enough.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.notice(3, "straggler")
+    assert len(job.orders(Spawn)) == 1
+    assert job.facts("rank_straggles")[-1]["why_not"] == (
+        "another process is on its way, or none can be"
+    )
+
+
+def test_a_node_that_is_given_up_takes_no_heir_with_it_into_the_job() -> None:
+    """
+    When the node on which an heir warms is isolated, then the heir is ended.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3), 2: (4,)}, world=5, spare={2: 1, 0: 2})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    heir = job.heirs[3]
+    assert heir.node == 0
+    job.notice(0, "node", "its fan has failed")
+    job.settle()
+    assert not heir.alive
+
+
+def test_everyone_but_the_straggler_keeps_its_process() -> None:
+    """
+    When an heir has taken over, then no other process was ended or started.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.notice(0, "straggler")
+    job.settle()
+    job.train()
+    assert [s.rank for s in job.orders(Spawn)] == [0]
+    assert {r.incarnation for r in job.ranks.values() if r.rank} == {0}
+    assert job.ranks[0].incarnation == 1
