@@ -206,7 +206,7 @@ class Machine:
         """
         job = self._job
         moments = [t.deadline for t in job.incident.tasks.values() if t.waiting]
-        if job.state not in SETTLED:
+        if job.state not in SETTLED and job.anyone_joined():
             moments += [
                 max(seat.spawned, job.led) + job.policy.join
                 for seat in (*job.seats.values(), *job.heirs.values())

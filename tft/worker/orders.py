@@ -104,6 +104,8 @@ class Hands:
         self._page = page
         self._check = check
         self._interrupted: tuple[int, bytes] = (-1, b"")
+        self._stopped_for = -1
+        """The incident for which the loop was left."""
         self.abandoned = threading.Event()
 
     def interrupted(self, step: int, private: bytes) -> None:
@@ -122,6 +124,7 @@ class Hands:
                 # the last reference to the old wrapper outside the adaptor: freed any later, its
                 # process group would be torn down beside the new one
                 self._state.model = None
+                self._stopped_for = order.incident
                 self._hook.tft_clear()
             case Load():
                 self._load(order)
@@ -184,7 +187,7 @@ class Hands:
         )
 
     def _rollback(self, order: Rollback) -> None:
-        self._hook.tft_rollback(private=self._private(order.step))
+        self._hook.tft_rollback(private=self._private(order))
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot leave batches out")
@@ -232,14 +235,17 @@ class Hands:
         self._state.window_open = self._state.torn = False
         self._page.move(step, False, SystemClock().now())
 
-    def _private(self, step: int) -> bytes:
+    def _private(self, order: Rollback | Save) -> bytes:
         """
-        This rank's own state at the end of `step`, captured here or by the process before.
+        This rank's own state at the end of the order's step, captured here or by the process
+        before. What it was when the loop was left counts for that incident only: later on others
+        may have done the step without this rank.
         """
+        step = order.step
         captured = self._page.private().get(step)
         if captured is not None:
             return captured
-        if step == self._interrupted[0]:
+        if step == self._interrupted[0] and order.incident == self._stopped_for:
             return self._interrupted[1]
         if step == 0:  # nothing was ever captured: the state the script has set up is the one
             fresh: bytes = self._hook.tft_capture()
@@ -258,7 +264,7 @@ class Hands:
             for shard in order.shards
             for name in self._hook.tft_save(directory=directory, shard=shard)
         ]
-        own = self._private(order.step)
+        own = self._private(order)
         files.append(checkpoint.write_private(directory, self._state.rank, own))
         for rank, private in order.private.items():
             files.append(checkpoint.write_private(directory, rank, bytes.fromhex(private)))

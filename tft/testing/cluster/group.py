@@ -176,18 +176,18 @@ class Groups:
 
     def __init__(self, stage: "Stage") -> None:
         self._stage = stage
-        self._meetings: dict[str, _Meeting] = {}
+        self._meetings: dict[tuple[tuple[str, int], str], _Meeting] = {}
 
-    def join(self, name: str, process: "Process", members: int) -> None:
+    def join(self, store: tuple[str, int], name: str, process: "Process", members: int) -> None:
         """
         A process comes to form a group with so many members.
         """
-        meeting = self._meetings.setdefault(name, _Meeting())
+        meeting = self._meetings.setdefault((store, name), _Meeting())
         if process.rank in meeting.waiting:
             meeting.spoilt = True
         meeting.waiting[process.rank] = process
         if len(meeting.waiting) == members and not meeting.spoilt:
-            del self._meetings[name]
+            del self._meetings[store, name]
             group = Group(self._stage, dict(sorted(meeting.waiting.items())))
             for each in group.members.values():
                 each.group = group
@@ -202,3 +202,11 @@ class Groups:
         for meeting in self._meetings.values():
             if meeting.waiting.get(process.rank) is process:
                 del meeting.waiting[process.rank]
+
+    def close(self, store: tuple[str, int]) -> None:
+        """
+        A store is gone, and with it whoever waits there.
+        """
+        for key in [key for key in self._meetings if key[0] == store]:
+            for process in self._meetings.pop(key).waiting.values():
+                process.shut_out("the store has closed the connection")

@@ -137,6 +137,7 @@ def _clear(process: "Process", execute: Execute) -> None:
             process.group.leave(process, loud=False)
             process.group = None
         process.cut = True
+        process.interrupted = (process.interrupted[0], execute.order.incident)
         process.done(execute, None)
 
 
@@ -144,9 +145,10 @@ def _regroup(process: "Process", execute: Execute, order: Regroup) -> None:
     if not _at_work(process, execute):
         return
     stage = process.stage
-    if stage.store != (order.host, order.port):
+    store = (order.host, order.port)
+    if not any(node.store == store for node in stage.nodes.values()):
         return process.shut_out("no store listens there")
-    stage.groups.join(order.name, process, stage.schedule.world - len(order.without))
+    stage.groups.join(store, order.name, process, stage.schedule.world - len(order.without))
 
 
 def _rebuild(process: "Process", execute: Execute) -> None:
@@ -217,12 +219,12 @@ def _load(process: "Process", execute: Execute, order: Load) -> None:
     process.done(execute, None)
 
 
-def _private(process: "Process", step: int) -> int | None:
+def _private(process: "Process", step: int, incident: int) -> int | None:
     captured = process.page.private().get(step)
     if captured is not None:
         return captured
-    if process.interrupted[0] == step:
-        return process.interrupted[1]
+    if process.interrupted == (step, incident):
+        return process.interrupted_data
     if step == 0:
         process.page.capture(0, 0, closed=True)
         return 0
@@ -232,7 +234,7 @@ def _private(process: "Process", step: int) -> int | None:
 def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
     if not _at_work(process, execute):
         return
-    data = _private(process, order.step)
+    data = _private(process, order.step, order.incident)
     if data is None:
         kept = sorted(process.page.private())
         why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"
@@ -246,7 +248,7 @@ def _save(process: "Process", execute: Execute, order: Save) -> None:
     if not _at_work(process, execute):
         return
     stage = process.stage
-    own = _private(process, order.step)
+    own = _private(process, order.step, order.incident)
     if own is None:
         why = f"OrderRefused: no data position of step {order.step} is kept"
         return process.done(execute, why)

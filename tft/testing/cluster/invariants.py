@@ -248,6 +248,9 @@ class Invariants:
         }  # fmt: skip
         copies = min(len(ranks) for ranks in schedule.groups().values())
         able = {"retry", "recover"} <= schedule.policy.enable and copies >= 2
+        able = (
+            able and not schedule.resume
+        )  # whoever dies while it loads has lost what it had alone
         if able and happened[0].what in survivable:
             raise Broken("a single fault is survived", f"{over.result}: {over.why}")
 

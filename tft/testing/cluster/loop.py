@@ -159,7 +159,8 @@ def leave(process: "Process", message: Faulted | Finished | None) -> None:
     """
     process.phase = "leaving"
     if not isinstance(message, Finished):
-        process.interrupted = (process.completed + 1, process.data)
+        process.interrupted = (process.completed + 1, -1)
+        process.interrupted_data = process.data
     process.stage.clock.after(0.0002, _left, process, message)
 
 

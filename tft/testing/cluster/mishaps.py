@@ -172,7 +172,7 @@ class Mishaps:
             case "controller" | "deposed":
                 self._controller(mishap)
             case "store":
-                stage.nodes[0].open_store()
+                stage.nodes[mishap.target % stage.schedule.nodes].open_store()
             case "pause":
                 self._pause(mishap)
             case "resume":
@@ -189,7 +189,7 @@ class Mishaps:
     def _process(self, rank: int) -> Process | None:
         for node in self._stage.nodes.values():
             process = node.process(rank)
-            if process is not None:
+            if process is not None and process.alive:
                 return process
         return None
 
@@ -300,8 +300,6 @@ class Mishaps:
             stage.clock.after(mishap.lasting, self._node_back, mishap.target)
             return
         node.vanish()
-        if node.number == 0:
-            stage.store = None
         if mishap.lasting > 1:
             stage.clock.after(mishap.lasting, node.comes_back)
         if mishap.loud or stage.schedule.nodes == 1:

@@ -97,6 +97,7 @@ class Node:
         self.mail = Mail(stage, f"node.{number}/{life}", self.link)
         self.alive = True
         self.started = self.leaving = False
+        self.store: tuple[str, int] | None = None
         self._epoch = 0
         self._seats = {rank: _Seat() for rank in ranks}
         self._strangers: list[Process] = []
@@ -120,8 +121,7 @@ class Node:
             )
         )
         self._stage.clock.after(BEAT * self._stage.rng.random(), self._beat)
-        if self.number == 0:
-            self._stage.clock.after(0.05, self.open_store)
+        self._stage.clock.after(0.05, self.open_store)
 
     def comes_back(self) -> None:
         """
@@ -135,16 +135,22 @@ class Node:
 
     def open_store(self) -> None:
         """
-        The rendezvous store accepts connections, on a new port each time.
+        The rendezvous store of this node accepts connections, on a new port each time.
         """
         if not self.alive:
             return
-        port = 1 if self._stage.store is None else self._stage.store[1] + 1
-        self._stage.store = ("node0", port)
+        self._lose_store()
+        self.store = (f"node{self.number}", self._stage.pid())
+        host, port = self.store
         self.mail.post(
-            StoreOpened(node=self.number, host="node0", port=port, at=self._stage.clock.now)
+            StoreOpened(node=self.number, host=host, port=port, at=self._stage.clock.now)
         )
         self._start_due()
+
+    def _lose_store(self) -> None:
+        if self.store is not None:
+            self._stage.groups.close(self.store)
+        self.store = None
 
     def processes(self) -> list[Process]:
         """
@@ -259,7 +265,7 @@ class Node:
     # ---------------------------------------------------------------- processes
 
     def _start_due(self) -> None:
-        if self._stage.store is None:
+        if self.store is None:
             return
         for rank, seat in self._seats.items():
             if seat.due is not None and seat.process is None:
@@ -353,6 +359,7 @@ class Node:
         """
         self.alive = False
         self.mail.closed = True
+        self._lose_store()
         for process in self.processes():
             process.end()
 

@@ -103,7 +103,9 @@ class Process:
         self.data = 0
         """How many batches were drawn."""
         self.interrupted = (-1, 0)
-        """The step in whose middle the loop was left, and the data position then."""
+        """The step in whose middle the loop was left, and the incident for which."""
+        self.interrupted_data = 0
+        """The data position then."""
 
     # ---------------------------------------------------------------- what others look at
 

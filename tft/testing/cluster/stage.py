@@ -148,7 +148,6 @@ class Stage:
     """The step whose update has spread something wrong to everyone; None: none has."""
     known: bool = False
     """That it has is known to the controller."""
-    store: tuple[str, int] | None = None
     pids: int = 1000
     controllers: int = 0
     seen: "Seen" = field(default_factory=Counter)

@@ -1,0 +1,31 @@
+"""
+What came of many schedules is told at the end of a run of the tests, whether they passed or not.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from tft.testing.cluster.many import Tally, show
+
+TOLD = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def tell(request: pytest.FixtureRequest) -> Callable[[Tally], None]:
+    """
+    Have a tally told at the end.
+    """
+    told = request.config.stash.setdefault(TOLD, [])
+    return lambda tally: told.append(show(tally))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """
+    A page for each.
+    """
+    for page in config.stash.get(TOLD, []):
+        terminalreporter.section("simulated cluster")
+        terminalreporter.write(page)
