@@ -519,8 +519,8 @@ def test_an_heir_warms_while_the_straggler_trains_and_then_takes_over() -> None:
     job.train()
     (incident,) = job.reports()
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("migrate", 6, 0)
-    assert [(f["kind"], f["rank"], f["evidence"]) for f in incident["faults"]] == [
-        ("straggler", 3, "its clock is throttled")
+    assert [(f["kind"], f["rank"], f["step"], f["evidence"]) for f in incident["faults"]] == [
+        ("straggler", 3, 6, "its clock is throttled")
     ]
     assert job.facts("strategy_chosen")[0]["why"] == (
         "ranks [3] are taken over by processes that are ready; training goes on after step 5"

@@ -105,7 +105,7 @@ class Course:
         self.rounds.open()
         for heir in warm:
             seat = job.seats[heir.rank]
-            step = seat.position.step + 1
+            step = self.rounds.step_of(seat)
             self.rounds.fault("straggler", heir.rank, step, job.now, seat.straggles)
         if job.state is S.HEALTHY:
             self.rounds.freeze(f"ranks {[seat.rank for seat in back]} are ready to come back")
@@ -120,6 +120,7 @@ class Course:
             return False
         for seat in job.seated():
             incident.saw(seat.position)
+        self.rounds.locate()
         for rank in incident.faulty():
             job.count(rank)
         # Whoever has begun this update had all its sums complete: so has everyone else, or will.

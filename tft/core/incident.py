@@ -32,7 +32,7 @@ class Fault:
     rank: int | None
     """None where no rank could be singled out."""
     step: int
-    """The step that was being computed."""
+    """The step that was being computed; 0 until the ranks have said where they are."""
     seen: float
     """When its first evidence was (CLOCK_MONOTONIC)."""
     evidence: str
@@ -80,6 +80,8 @@ class Incident:
     """Why nothing but `dump` or `exit` comes into question."""
     ceiling: int | None = None
     """No copy of a later step is sound: what is wrong may have spread."""
+    spread_by: set[int] = field(default_factory=set)
+    """Ranks whose last update may have spread what is wrong, and who have yet to say which."""
     tentative: bool = False
     """The ceiling is a guess, after a fault that came back: better none than to save nothing."""
     skip: int = 0
@@ -127,6 +129,13 @@ class Incident:
         """
         self.furthest = max(self.furthest, position.step)
         self.reached = max(self.reached, position.step + position.window)
+
+    def lower(self, ceiling: int) -> None:
+        """
+        No copy of a later step than this is sound.
+        """
+        known = ceiling if self.ceiling is None else self.ceiling
+        self.ceiling, self.tentative = max(0, min(ceiling, known)), False
 
     def roots(self) -> list[Fault]:
         """

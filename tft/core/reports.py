@@ -147,9 +147,9 @@ class Reports:
             matters = self._matters(seat) and job.state not in SETTLED
             if job.state not in SETTLED:  # silent is not dead: should it be heard again, it ends
                 job.kill(seat, f"node {message.node} was given up", last_words=False)
+            step = self._rounds.step_of(seat)
             self._gone(seat)
             if matters:
-                step = seat.position.step + 1
                 self._rounds.fault("node", seat.rank, step, message.at, message.why)
                 self._course.lost(seat)
         if not job.nodes:
@@ -392,15 +392,12 @@ class Reports:
         What a fault makes of the copies: of this rank's own, and, where what is wrong may have
         spread with the last update, of everybody's since then.
         """
-        incident = self._job.incident
         if kind in ("memory", "numeric", "corruption"):
             seat.trusted = False
         if kind in ("memory", "corruption"):
             seat.damaged = True
         if polluted:
-            ceiling = max(0, seat.position.step - 1)
-            known = ceiling if incident.ceiling is None else incident.ceiling
-            incident.ceiling, incident.tentative = min(ceiling, known), False
+            self._rounds.pollute(seat)
 
     def _known(self, message: Faulted) -> bool:
         """
@@ -422,7 +419,7 @@ class Reports:
         seat = job.seats.get(message.rank)
         if seat is None or not seat.ready or not self._matters(seat) or seat.doomed:
             return None
-        step = seat.position.step + 1
+        step = self._rounds.step_of(seat)
         match message.kind:
             case "straggler":
                 return self._course.straggles(message)
@@ -475,6 +472,8 @@ class Reports:
             case "resume":
                 seat.training = seat.repaired = True
             case "fetch" | "load":
+                if seat.damaged:
+                    seat.doubted = message.position.step
                 seat.trusted, seat.damaged = True, False
             case "restore":
                 seat.trusted = True

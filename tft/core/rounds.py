@@ -3,6 +3,8 @@ How an incident opens and begins anew: faults join it, ranks are told to end, an
 round whatever was under way is given up and everyone says where they stand.
 """
 
+from dataclasses import replace
+
 from tft.core.incident import Fault, Incident
 from tft.core.job import Job
 from tft.core.seats import Seat
@@ -41,6 +43,39 @@ class Rounds:
             incident.attempts = 0
             self.freeze()
 
+    def step_of(self, seat: Seat) -> int:
+        """
+        The step that a rank computes; 0 while it trains and has not said where it is.
+        """
+        trains = seat.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
+        return 0 if trains else seat.position.step + 1
+
+    def pollute(self, seat: Seat) -> None:
+        """
+        What is wrong on a rank may have spread with its last update: no copy since then is sound.
+        """
+        if self.step_of(seat) == 0:
+            self._job.incident.spread_by.add(seat.rank)
+        else:
+            self._job.incident.lower(seat.position.step - 1)
+
+    def locate(self) -> None:
+        """
+        Everyone who can has said where they are: so much for what was seen of ranks that trained.
+        Of one that cannot say it any more, the others know it within a step.
+        """
+        job, incident = self._job, self._job.incident
+        said = {s.rank: s.position.step for s in job.seats.values() if s.ready and s.repaired}
+        for rank in sorted(incident.spread_by):
+            incident.lower(said.get(rank, incident.furthest - 1) - 1)
+        incident.spread_by = set()
+        incident.faults = [
+            fault
+            if fault.step or fault.rank is None
+            else replace(fault, step=said.get(fault.rank, incident.furthest) + 1)
+            for fault in incident.faults
+        ]
+
     def _came_back(self, kind: FaultKind, step: int) -> None:
         """
         What was done about a fault has not helped. A numeric one may have been in the state that
@@ -48,7 +83,7 @@ class Rounds:
         """
         job, incident = self._job, self._job.incident
         ceiling = max(0, step - 2)
-        earlier = [s for seat in job.seats.values() if not seat.damaged for s in seat.backups]
+        earlier = [kept for seat in job.seats.values() for kept in seat.kept]
         earlier += job.checkpoints
         if kind == "numeric" and incident.ceiling is None and any(s <= ceiling for s in earlier):
             incident.ceiling, incident.tentative = ceiling, True
@@ -152,7 +187,7 @@ class Rounds:
         for rank in sorted(going):
             one = job.seats[rank]
             if rank in job.members and one.ready:
-                self.fault("node", rank, one.position.step + 1, job.now, why)
+                self.fault("node", rank, self.step_of(one), job.now, why)
             if not alone:
                 self.doom(one, why, "node")
         for heir in job.heirs.values():

@@ -57,6 +57,8 @@ class Seat:
     """No fault has touched what it has in use."""
     damaged: bool = False
     """A fault has touched its memory: what it keeps besides is not trusted either."""
+    doubted: int = -1
+    """Copies it keeps of this step and earlier ones may be from before its memory was repaired."""
     training: bool = False
     finished: bool = False
     unable: str = ""
@@ -92,6 +94,13 @@ class Seat:
         """
         return self.ready and not self.doomed and not self.unable
 
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """
+        The earlier steps of which it keeps a copy that nothing is known against.
+        """
+        return () if self.damaged else tuple(s for s in self.backups if s > self.doubted)
+
     def standing(self, homeless: str) -> Standing:
         """
         The rank as the planner sees it; `homeless` says why no other process can be started.
@@ -103,7 +112,7 @@ class Seat:
             coming=self.process in STARTING and not self.doomed,
             held=self.held,
             sound=self.trusted,
-            backups=() if self.damaged else self.backups,
+            backups=self.kept,
             homeless=homeless,
             strategies=self.strategies,
         )
@@ -116,7 +125,7 @@ class Seat:
         self.process = Process.ORDERED
         self.pid = self.started = 0
         self.held, self.backups = None, ()
-        self.trusted, self.damaged = True, False
+        self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = False
         self.doomed = self.blame = self.unable = ""
         self.invited = False
