@@ -169,7 +169,8 @@ class Course:
             job.spawn(seat, job.home(seat) or 0, f"rank {seat.rank} has lost its process")
         if job.policy.replace == "node" and not job.incident.forced and not ours:
             self._replace_node(seat, node)
-        planned = ours and seat.process is Process.ORDERED and job.state is S.AWAITING
+        decided = job.state is S.AWAITING and job.incident.strategy != ""
+        planned = ours and decided and seat.process is Process.ORDERED
         if not planned:
             self.replan()
 
@@ -205,8 +206,8 @@ class Course:
             return
         if self._job.state is S.DUMPING:
             self.ending.replan()
-        else:
-            self.choice.consider()
+        elif not self.choice.consider():
+            self._job.incident.strategy = ""  # when it is known what the dying leave behind
 
     def straggles(self, message: Noticed) -> None:
         """

@@ -151,6 +151,7 @@ class Reports:
             self._gone(seat)
             if matters:
                 self._rounds.fault("node", seat.rank, step, message.at, message.why)
+                job.count(seat.rank)
                 self._course.lost(seat)
         if not job.nodes:
             self._course.ending.exit("failed", 4, message.why)
