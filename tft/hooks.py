@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import click
 import pluggy
 
-from tft.protocol.messages import FaultKind, OrderName, ShardCopies, Verdict
+from tft.protocol.messages import FaultKind, OrderName, OutsideReport, ShardCopies, Verdict
 
 hookspec = pluggy.HookspecMarker("tft")
 hookimpl = pluggy.HookimplMarker("tft")
@@ -424,6 +424,15 @@ class PluginSpecs:
         """
 
     # ------------------------------------------------------------ in the controller
+
+    @hookspec
+    def tft_led(self, report: Callable[[OutsideReport], None]) -> None:
+        """
+        This controller leads from now on (the controller's loop; must not block). `report` may be
+        called from any thread, at any time: with a `Noticed` for a fault that was seen from
+        outside, a `PauseRequested`, a `StopRequested`. This is how a scheduler has its say
+        without being asked.
+        """
 
     @hookspec
     def tft_told(self, event: str, facts: Mapping[str, object]) -> None:

@@ -4,7 +4,7 @@ guard of `call_guarded`; what they advise comes back to the machine as an event 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pluggy
 
@@ -12,7 +12,7 @@ from tft.clock import SystemClock
 from tft.core.commands import Consult
 from tft.hooks import Advice, FaultView, IncidentView, OfferView
 from tft.plugins import call_guarded
-from tft.protocol.messages import Advised
+from tft.protocol.messages import Advised, OutsideReport
 
 
 class Advisors:
@@ -28,6 +28,12 @@ class Advisors:
         Somebody wants to be asked.
         """
         return bool(self._plugins.hook.tft_advise.get_hookimpls())
+
+    def led(self, report: Callable[[OutsideReport], None]) -> None:
+        """
+        This controller leads: whoever wants to may report to it from now on.
+        """
+        call_guarded(self._plugins, "tft_led", report=report)
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """

@@ -5,6 +5,9 @@ The controller's shell: bus → event → story → machine → orders → bus. 
 import asyncio
 import json
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, assert_never, get_args
 
 import structlog
@@ -27,7 +30,7 @@ from tft.core.table import State
 from tft.core.watch import Watch
 from tft.files import write_whole
 from tft.plugins import call_guarded, load_plugins
-from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, Report
+from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
 
 REPEAT = 0.1
@@ -142,8 +145,10 @@ class Controller:
         settings = self._settings
         async with open_bus(settings.broker, job=settings.job, sender=sender, topics=topics) as bus:
             self._bus = bus
-            asyncio.get_running_loop().set_exception_handler(_give_up)
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=self._epoch))
+            self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
             for node in self._machine.nodes:  # one that is lost by now will never be heard
                 self._watch.expect(node, self._clock.now())
             self._repeat(bus)
@@ -206,8 +211,7 @@ class Controller:
             self._watch.resumed(now)
         for node in self._watch.silent(now):
             why = f"node {node} has sent no beat for {self._policy.node_silence:.0f} s"
-            lost = NodeLost(node=node, why=why, at=now)
-            self._feed(Received(at=now, sender="controller", number=0, message=lost))
+            self._own(NodeLost(node=node, why=why, at=now))
 
     async def _say_again(self, bus: Bus) -> None:
         while True:
@@ -293,9 +297,13 @@ class Controller:
                     self._bus.publish(ORDERS, command)
 
     async def _consult(self, consult: Consult) -> None:
-        advised = await self._advisors.advise(consult)
-        now = self._clock.now()
-        self._feed(Received(at=now, sender="controller", number=0, message=advised))
+        self._own(await self._advisors.advise(consult))
+
+    def _own(self, message: OutsideReport) -> None:
+        """
+        What comes from this process itself: heard once, so it needs no number.
+        """
+        self._feed(Received(at=self._clock.now(), sender="controller", number=0, message=message))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -328,6 +336,14 @@ class Controller:
         incidents = [incident_report(each, moment) for each in self._machine.incidents]
         report = job_report(outcome, self._machine.last_step, [*self._earlier(), *incidents])
         write_whole(run_dir / "report.json", json.dumps(report, indent=1))
+
+
+def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    """
+    From any thread; when the job is over nobody listens any more.
+    """
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(act)
 
 
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
