@@ -283,6 +283,53 @@ def test_when_the_job_has_to_end_only_a_last_checkpoint_is_left() -> None:
     assert (why["dump"], why["exit"]) == (None, None)
 
 
+WIDE = Topology(groups={"a": tuple(range(9))})
+"""Nine ranks: with a single-digit world, a set happens to be in order."""
+
+
+def test_ranks_are_named_in_order() -> None:
+    """
+    When several ranks are concerned, then every sentence and every list has them in order.
+    """
+    standings = without(everybody(9), [8, 1])
+    chance = terms(heirs=frozenset({3}), returning=frozenset({9}))
+    offer = offered(standings, chance, topology=WIDE, members=9)
+    for strategy in ("migrate", "scale_out", "retry"):
+        assert offer[strategy].why_not == "ranks [1, 8] have lost their process"
+    assert offer["recover"].why.startswith("ranks [1, 8] get another process;")
+    assert offer["scale_in"].why.startswith("ranks [1, 8] leave, 7 go on;")
+    assert offer["scale_in"].leaving == (1, 8)
+    blamed = terms(faulty=frozenset({8, 1}))
+    assert offered(everybody(9), blamed, topology=WIDE, members=9)["recover"].replace == (1, 8)
+
+
+def test_of_several_reasons_the_one_of_the_first_rank_is_given() -> None:
+    """
+    When more than one rank has no home, or flaps, then the lowest of them is told about.
+    """
+    standings = everybody(9) | {
+        rank: Standing(rank=rank, alive=False, homeless=f"no place for {rank}") for rank in (8, 1)
+    }
+    offer = offered(standings, topology=WIDE, members=9)
+    assert offer["recover"].why_not == "no place for 1"
+    flapping = terms(flapping={8: "rank 8 flaps", 1: "rank 1 flaps"})
+    assert offered(everybody(9), flapping, topology=WIDE, members=9)["retry"].why_not == (
+        "rank 1 flaps"
+    )
+
+
+def test_who_is_only_late_is_waited_for() -> None:
+    """
+    When a rank starts with the job and is not there yet, then nobody leaves for its sake; when it
+    starts again because it was lost, then the job can go on without it.
+    """
+    standings = without(everybody(4), [1, 2])
+    standings[1] = Standing(rank=1, alive=False, coming=True, strategies=ALL)
+    assert offered(standings)["scale_in"].leaving == (2,)
+    again = terms(replaced=frozenset({1}))
+    assert offered(standings, again)["scale_in"].leaving == (1, 2)
+
+
 # ---------------------------------------------------------------- opportunities
 
 

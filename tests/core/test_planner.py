@@ -98,6 +98,7 @@ def test_a_sentence_does_not_name_a_hundred_thousand_ranks() -> None:
     """
     why = covered_step({"a": range(16)}, {})
     assert why == f"no sound copy of shard 'a' is left on ranks {list(range(16))}"
+    assert str(covered_step({"a": range(17)}, {})).endswith(", 15, … 1 more]")
     why = covered_step({"a": range(20)}, {})
     assert str(why).endswith(
         "on ranks [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, … 4 more]"
