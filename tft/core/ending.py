@@ -43,15 +43,23 @@ class Ending:
         job.move(S.DUMPING)
         job.saved = {}
         incident.step = step + 1
-        shards = planner.savers(
-            job.topology(), standings, step, incident.ceiling, spread=job.policy.spread_savers
-        )
-        back = [r for r in sorted(shards) if not standings[r].uses(step, incident.ceiling)]
-        if back:
-            restore = Restore(**job.key(), to=tuple(back), step=step)
+        back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]
+        if back:  # first of all: what is saved is what is in use then
+            restore = Restore(**job.key(), to=tuple(sorted(back)), step=step)
             job.issue(restore, limit=job.policy.repair)
-        job.issue(*self._saves(step, shards), limit=job.policy.save)
+        else:
+            self._save(step)
         return None
+
+    def _savers(self, step: int) -> dict[int, tuple[str, ...]]:
+        job = self._job
+        standings = {s.rank: s.standing("") for s in job.seats.values() if not s.unable}
+        return planner.savers(
+            job.topology(), standings, step, job.incident.ceiling, spread=job.policy.spread_savers
+        )
+
+    def _save(self, step: int) -> None:
+        self._job.issue(*self._saves(step, self._savers(step)), limit=self._job.policy.save)
 
     def replan(self) -> None:
         """
@@ -97,6 +105,9 @@ class Ending:
         job = self._job
         if job.dying() or not job.answered_all("restore", "save"):
             return False  # what the dying were to write is planned anew when their end has come in
+        if "save" not in job.incident.tasks:
+            self._save((job.incident.step or 1) - 1)
+            return True
         if "commit" not in job.incident.tasks:
             self._commit()
             return True

@@ -104,8 +104,8 @@ class Hands:
         self._page = page
         self._check = check
         self._interrupted: tuple[int, bytes] = (-1, b"")
-        self._stopped_for = -1
-        """The incident for which the loop was left."""
+        self._stopped_for: int | None = None
+        """The incident for which the loop was left; None until it is known."""
         self.abandoned = threading.Event()
 
     def interrupted(self, step: int, private: bytes) -> None:
@@ -113,7 +113,7 @@ class Hands:
         The loop was left in the middle of `step`; this was the private state then. It is that of
         the step's end for a rank whose sums were cut off while those of others were not.
         """
-        self._interrupted = (step, private)
+        self._interrupted, self._stopped_for = (step, private), None
 
     def carry_out(self, order: RankOrder) -> Work:
         """
@@ -124,7 +124,8 @@ class Hands:
                 # the last reference to the old wrapper outside the adaptor: freed any later, its
                 # process group would be torn down beside the new one
                 self._state.model = None
-                self._stopped_for = order.incident
+                if self._stopped_for is None:
+                    self._stopped_for = order.incident
                 self._hook.tft_clear()
             case Load():
                 self._load(order)

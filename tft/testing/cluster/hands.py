@@ -137,7 +137,8 @@ def _clear(process: "Process", execute: Execute) -> None:
             process.group.leave(process, loud=False)
             process.group = None
         process.cut = True
-        process.interrupted = (process.interrupted[0], execute.order.incident)
+        if process.interrupted[1] == -1:
+            process.interrupted = (process.interrupted[0], execute.order.incident)
         process.done(execute, None)
 
 
@@ -211,6 +212,9 @@ def _load(process: "Process", execute: Execute, order: Load) -> None:
     files = process.stage.disk.whole.get(order.directory)
     if files is None:
         return process.done(execute, f"CheckpointCorrupt: there is no {order.directory}")
+    if f"private-{process.rank}" not in files:
+        why = f"CheckpointCorrupt: it holds no private state of rank {process.rank}"
+        return process.done(execute, why)
     for name in process.content:
         process.content[name] = files[name]
     process.page.capture(order.step, int(files[f"private-{process.rank}"]), closed=True)

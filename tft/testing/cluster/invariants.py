@@ -86,6 +86,8 @@ class Invariants:
             self._stage.truth.go_on_without(order.step - 1, order.without)
         if isinstance(order, Rollback):
             self._stage.truth.leave_out(order.step, order.skip)
+            if self._stage.polluted is not None and order.step < self._stage.polluted:
+                self._stage.polluted = None  # everyone goes back to before it
         if isinstance(order, Save):
             for shard in order.shards:
                 self.saved_by_one(key, shard, process.rank)
@@ -160,8 +162,6 @@ class Invariants:
                 f"rank {process.rank} holds {process.held()} and resumes at step {order.step}",
             )
         self._whole(process, order.step - 1, "resumes right")
-        if self._stage.polluted is not None and order.step <= self._stage.polluted:
-            self._stage.polluted = None  # everyone has gone back to before it
         self._positioned(process, order.step - 1, "resumes right")
 
     def rolled_back(self, process: "Process", step: int) -> None:
@@ -286,8 +286,10 @@ class Invariants:
 
     def _remembered(self, step: int) -> list[int]:
         """
-        The ranks whose own state of a step is still there, with a process to write it.
+        The ranks whose own state of a step is still there, with a process to write it, on a node
+        that was not given up.
         """
+        known = [n for leader in self._stage.leaders if leader.leads for n in leader.machine.nodes]
         return [
             process.rank
             for process in self._stage.processes
@@ -296,6 +298,7 @@ class Invariants:
             and not process.stuck
             and self._seated(process)
             and process not in self._unable
+            and process.node.number in known
             and step in process.page.private()
         ]
 
