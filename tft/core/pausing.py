@@ -93,6 +93,7 @@ class Pausing:
         """
         job = self._job
         job.pause = None
+        job.tell("released", members=len(job.members))
         job.trained = {seat.rank for seat in job.seated() if seat.finished}
         job.incident.round += 1
         job.step_to(S.RESUMING, job.to_all(Release), job.policy.freeze)
