@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tft.core.table import REACTIONS
 from tft.testing.cluster.run import Outcome, run
 from tft.testing.cluster.schedule import draw
 
@@ -112,6 +113,13 @@ def show(tally: Tally) -> str:
             f"{kind} {n}" for (at, kind), n in sorted(tally.seen.items()) if at == state
         )
         lines.append(f"  {state}: {events}")
+    missed = [
+        f"{kind} in {state}"
+        for kind, reactions in REACTIONS.items()
+        for state in reactions
+        if (state, kind) not in tally.seen
+    ]
+    lines.append(f"{len(missed)} pairs not reached: {', '.join(missed) or 'none'}")
     broken = Counter(outcome.broken for outcome in tally.failed)
     lines.append(
         "broken promises: "

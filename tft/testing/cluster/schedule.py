@@ -3,7 +3,7 @@ A schedule: everything that one simulated run depends on. Drawn from a seed, or 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
@@ -50,6 +50,31 @@ NOTICED = (
 """What is seen from outside of a rank, most often that it is slow."""
 CHECKS = ("", "", "pass", "isolate", "end")
 """What a pause runs, by what it will find on a rank; empty: nothing, it waits to be ended."""
+
+
+QUICK = Policy(
+    flap_window=60.0,
+    advice=1.0,
+    patience=3.0,
+    freeze=1.5,
+    grace=0.5,
+    stop=3.0,
+    repair=6.0,
+    regroup=4.0,
+    rebuild=4.0,
+    join=8.0,
+    hold=6.0,
+    pause=4.0,
+    check=4.0,
+    save=6.0,
+    leave=1.5,
+    first_step=8.0,
+    stall_floor=2.5,
+    stall_factor=8.0,
+    warming=2.0,
+    node_silence=4.0,
+)
+"""Limits that fit a cluster in which a step takes a fraction of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +129,7 @@ class Schedule:
     copies: int = 2
     """How many ranks hold each shard that is not on all of them."""
     steps: int = 10
-    policy: Policy
+    policy: Policy = QUICK
     strategies: tuple[str, ...] = STRATEGIES
     """What the adaptor can take part in."""
     spares: tuple[int, ...] = ()
@@ -226,36 +251,17 @@ def _policy(rng: Random) -> Policy:
     enable = list(STRATEGIES)
     if rng.random() < 0.4:
         enable = [strategy for strategy in enable if rng.random() < 0.7]
-    return Policy(
+    return replace(
+        QUICK,
         enable=frozenset(enable),
         max_incidents=rng.choice((1, 2, 100, 100, 100, 100, 100)),
         flaps=rng.choice((1, 2, 5, 5, 5)),
-        flap_window=60.0,
         replace="node" if rng.random() < 0.2 else "process",
         spread_savers=rng.random() < 0.3,
         skip_batch=rng.random() < 0.3,
         advised=rng.random() < 0.2,
-        advice=1.0,
-        patience=3.0,
         respawns=rng.choice((1, 3, 3)),
         attempts=rng.choice((2, 3)),
-        freeze=1.5,
-        grace=0.5,
-        stop=3.0,
-        repair=6.0,
-        regroup=4.0,
-        rebuild=4.0,
-        join=8.0,
-        hold=6.0,
-        pause=4.0,
-        check=4.0,
-        save=6.0,
-        leave=1.5,
-        first_step=8.0,
-        stall_floor=2.5,
-        stall_factor=8.0,
-        warming=2.0,
-        node_silence=4.0,
     )
 
 

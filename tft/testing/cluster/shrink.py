@@ -3,11 +3,12 @@ A schedule that breaks a promise, made as small as it can be while it still does
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
+from tft.core.policy import Policy
 from tft.testing.cluster.run import Outcome, run
-from tft.testing.cluster.schedule import Schedule, Trouble
+from tft.testing.cluster.schedule import QUICK, Mishap, Schedule, Trouble
 from tft.testing.cluster.story import write_story
 
 TRIES = 400
@@ -86,4 +87,30 @@ def explain(schedule: Schedule, stories: Path) -> str:
         except Exception as error:  # noqa: BLE001 (the machine that fails at it is what is looked for)
             lines.append(f"the machine fails at the story: {error!r}")
         lines.append(f"{name}: {each.how}\n  story: {path}")
-    return "\n".join([*lines, f"  {smallest.schedule!r}", ""])
+    return "\n".join([*lines, f"  {code(smallest.schedule)}", ""])
+
+
+def code(thing: object) -> str:
+    """
+    A schedule or a part of one as it would be written down: without what goes without saying.
+    """
+    if isinstance(thing, tuple):
+        inside = ", ".join(code(each) for each in thing)
+        return f"({inside},)" if len(thing) == 1 else f"({inside})"
+    if isinstance(thing, frozenset):
+        return f"frozenset({sorted(thing)!r})"
+    if isinstance(thing, Policy):
+        told = [
+            f"{f.name}={code(value)}"
+            for f in fields(thing)
+            if (value := getattr(thing, f.name)) != getattr(QUICK, f.name)
+        ]
+        return f"replace(QUICK, {', '.join(told)})"
+    if not isinstance(thing, Schedule | Trouble | Mishap):
+        return repr(thing)
+    told = [
+        f"{field.name}={code(value)}"
+        for field in fields(thing)
+        if (value := getattr(thing, field.name)) != field.default
+    ]
+    return f"{type(thing).__name__}({', '.join(told)})"
