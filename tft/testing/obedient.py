@@ -19,7 +19,6 @@ from tft.protocol.messages import (
     OrderName,
     Position,
     RankOrder,
-    Rebuild,
     Regroup,
     Release,
     Restore,
@@ -43,7 +42,7 @@ class ScriptedRank:
     alive: bool = False
     step: int = 0
     window: bool = False
-    torn: bool = True
+    torn: bool = False
     spoiled: bool = False
     """What it has in use is not what it should be, whether it knows it or not."""
     backups: tuple[int, ...] = ()
@@ -152,8 +151,6 @@ class ScriptedRank:
             case Regroup():
                 assert not self.training, f"rank {self.rank} forms groups while it trains"
                 self.without = order.without
-            case Rebuild():
-                self.torn = False
             case Resume():
                 assert self.held == order.step - 1, f"rank {self.rank} resumes with {self.held}"
                 assert not self.spoiled, f"rank {self.rank} resumes with what is spoiled"
