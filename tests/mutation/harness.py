@@ -42,6 +42,9 @@ PRELOADED = (
 SLOWER = 10.0
 """So many times its CPU time may a test take with a mutant before it counts as running for ever;
 plus `patience`, for what is too short to be measured."""
+EXAMPLES = 40
+"""For a property that does not say itself how many it needs: what survives so many seldom dies
+later, and every survivor runs them all."""
 STARTING = 10.0
 """Seconds of CPU time for imports and collection."""
 MEMORY = 4 << 30
@@ -237,6 +240,7 @@ def _quick_hypothesis() -> None:
 
     settings.register_profile(
         "mutation",
+        max_examples=EXAMPLES,
         derandomize=True,
         database=None,
         phases=[Phase.explicit, Phase.generate],
