@@ -241,6 +241,16 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
+    def tft_derive(self, step: int) -> bytes:
+        """
+        Make the private state of this rank at the end of `step` anew, as `tft_capture` would
+        return it: what was captured went with a node, or the rank comes back after the others
+        went on without it. What cannot be known (the RNG) is made as at a fresh start. Not
+        needed: without it such a rank cannot go on, and nothing is pretended.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def tft_backup(self, step: int) -> None:
         """
         `step` is complete (every step): keep a copy of the whole state, and give up the oldest.

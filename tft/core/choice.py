@@ -94,12 +94,14 @@ class Choice:
         terms = job.terms()
         if job.incident.advice is not None:
             terms = _advised_terms(terms, job.incident.advice)
+        returning = job.returning()
+        exiles = frozenset(rank for rank in returning if not job.seats[rank].derives)
         heirs = frozenset(r for r, heir in job.heirs.items() if heir.ready and not heir.doomed)
         return planner.offers(
             job.topology(),
             standings,
             job.members,
-            replace(terms, heirs=heirs, returning=job.returning()),
+            replace(terms, heirs=heirs, returning=returning, exiles=exiles),
         )
 
     def homeless(self, seat: Seat) -> str:
@@ -218,6 +220,7 @@ class Choice:
             for rank in offer.replace:
                 self.take_over(rank)
         job.members = (job.members - frozenset(offer.leaving)) | frozenset(offer.joining)
+        incident.joining |= frozenset(offer.joining)
         for seat in job.seated():
             node = job.home(seat)
             if seat.process is Process.GONE and node is not None:  # it has a place only now
@@ -236,9 +239,10 @@ class Choice:
         job = self._job
         old, heir = job.seats[rank], job.heirs.pop(rank)
         job.seats[rank] = heir
+        heir.private, heir.page, heir.derives = old.private, old.page, old.derives
         if old.process is not Process.GONE:
+            job.retiring.append(old)  # what it had captured comes with its end
             job.kill(old, "another process has taken over from it", last_words=False)
-        heir.private = old.private
 
 
 def _hopeless(made: tuple[Offer, ...]) -> bool:

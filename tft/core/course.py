@@ -317,8 +317,26 @@ class Course:
         skip = job.incident.skip
         if job.policy.skip_batch and job.incident.ceiling is not None:
             skip = max(skip, job.incident.numeric_step() - step)
-        rollback = job.to_all(Rollback, step=step, skip=skip)
+        rollback = Rollback(
+            **job.key(),
+            to=tuple(sorted(job.members)),
+            step=step,
+            skip=skip,
+            private={s.rank: s.private[step] for s in job.seated() if step in s.private},
+            derive=self._deriving(step),
+        )
         return job.step_to(S.ROLLING_BACK, rollback, job.policy.repair)
+
+    def _deriving(self, step: int) -> tuple[int, ...]:
+        """
+        Who has to make its private state anew: it is told, since bit for bit is over with that.
+        """
+        job, joining = self._job, self._job.incident.joining
+        bereft = [s for s in job.seated() if job.bereft(s)]
+        ranks = tuple(s.rank for s in bereft if s.rank in joining or step not in s.private)
+        if ranks and step > 0:
+            job.tell("private_derived", ranks=list(ranks), step=step)
+        return ranks
 
     def _resume_training(self) -> bool:
         job = self._job
@@ -331,6 +349,8 @@ class Course:
     def _close(self) -> bool:
         job, incident = self._job, self._job.incident
         incident.tasks = {}
+        if incident.ceiling is not None:
+            job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= incident.ceiling}
         job.move(S.HEALTHY)
         if incident.closed is not None:
             return True  # it was a pause that has ended

@@ -84,6 +84,8 @@ class Incident:
     """Ranks whose last update may have spread what is wrong, and who have yet to say which."""
     tentative: bool = False
     """The ceiling is a guess, after a fault that came back: better none than to save nothing."""
+    joining: frozenset[int] = frozenset()
+    """The ranks that come back with it, after having been away."""
     skip: int = 0
     """How many batches are left out after going back."""
     advice: Advised | None = None

@@ -60,6 +60,8 @@ class Job:
         """The ranks that take part: fewer than the world once the job has shrunk."""
         self.heirs: dict[int, Seat] = {}
         """By rank: a process that gets ready to take over from one that still trains."""
+        self.retiring: list[Seat] = []
+        """Processes whose seats were taken over, until they have ended."""
         self.handed: dict[int, int] = {}
         """By rank: the incarnation that was handed out last."""
         self.nodes: dict[int, tuple[int, ...]] = {}
@@ -107,10 +109,10 @@ class Job:
 
     def find(self, rank: int, incarnation: int) -> Seat | None:
         """
-        The seat, or the heir, of exactly this process.
+        The seat of exactly this process, or of the one that will sit there, or that did.
         """
-        for seat in (self.seats.get(rank), self.heirs.get(rank)):
-            if seat is not None and seat.incarnation == incarnation:
+        for seat in (self.seats.get(rank), self.heirs.get(rank), *self.retiring):
+            if seat is not None and (seat.rank, seat.incarnation) == (rank, incarnation):
                 return seat
         return None
 
@@ -130,6 +132,8 @@ class Job:
         """
         Someone was told to be ended and its end has not come in: what it left is not known.
         """
+        if self.retiring:
+            return True
         return any(s.doomed and s.process is not Process.GONE for s in self.seats.values())
 
     def every(self, holds: Callable[[Seat], bool]) -> bool:
@@ -248,7 +252,24 @@ class Job:
             flapping={rank: why for rank in self.members if (why := self.flapping(rank))},
             failed=incident.failed,
             forced=incident.forced,
+            bereft={
+                seat.rank: frozenset(seat.private)
+                for seat in self.seated()
+                if self.bereft(seat) and not seat.derives
+            },
+            strangers=frozenset(s.rank for s in self.seated() if not s.shards),
         )
+
+    def bereft(self, seat: Seat) -> bool:
+        """
+        What a rank had captured of its own is out of reach of its process, or is of a time that
+        is over.
+        """
+        if seat.rank in self.incident.joining:
+            return True
+        if seat.page is None:
+            return False
+        return seat.page in self.lost_nodes - self.isolated or seat.page != seat.node
 
     # ---------------------------------------------------------------- what is held against a rank
 

@@ -5,7 +5,7 @@ topology, of where every rank stands, and of the terms of the incident.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tft.core.topology import Topology
 from tft.protocol.messages import Source, Transfer
@@ -83,6 +83,13 @@ class Terms:
     """Strategies that were followed and did not help, or were ruled out, and why."""
     forced: str = ""
     """Why nothing but `dump` or `exit` comes into question."""
+    bereft: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Ranks whose private state (RNG, data position) went with their node: the steps of which it
+    is known all the same."""
+    exiles: frozenset[int] = frozenset()
+    """Of those that are ready to come back, the ones that could not go on where the others are."""
+    strangers: frozenset[int] = frozenset()
+    """Ranks that have never said what they hold."""
     heirs: frozenset[int] = frozenset()
     """The ranks for which another process is ready to take over."""
     returning: frozenset[int] = frozenset()
@@ -139,6 +146,16 @@ def covered_step(
     By coverage, not by maximum: a rank that is ahead alone does not set the step, and a faulty
     one never does.
     """
+    steps = _covered(groups, standings, ceiling)
+    return steps if isinstance(steps, str) else max(steps)
+
+
+def _covered(
+    groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None
+) -> frozenset[int] | str:
+    """
+    All such steps.
+    """
     copies = {rank: standing.copies(ceiling) for rank, standing in standings.items()}
     nothing: frozenset[int] = frozenset()
     common: frozenset[int] | None = None
@@ -152,18 +169,37 @@ def covered_step(
         return "no rank has said what it holds"
     if not common:
         return "no step is held whole: the copies that are left are of different steps"
-    return max(common)
+    return common
 
 
 def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
     """
     The step everyone can be brought to: the highest that is covered, else that of the checkpoint.
     """
-    step = covered_step(topology.groups, standings, terms.ceiling)
+    step = _held_step(topology, standings, terms)
     if isinstance(step, int):
         return step
     from_disk = _checkpoint(terms)
     return step if from_disk is None else from_disk
+
+
+def _held_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
+    """
+    The highest step that is covered, and of which everyone has, or can be given, its own RNG and
+    data position.
+    """
+    steps = _covered(topology.groups, standings, terms.ceiling)
+    if isinstance(steps, str):
+        return steps
+    for rank in sorted(terms.bereft):
+        left = steps & terms.bereft[rank]
+        if not left:
+            return (
+                f"the RNG and data position of rank {rank} at the end of step {max(steps)} have "
+                "gone with its node"
+            )
+        steps = left
+    return max(steps)
 
 
 def _checkpoint(terms: Terms) -> int | None:
@@ -183,7 +219,7 @@ def repair(
     """
     How every member gets the state of the agreed step, or the sentence why that cannot be.
     """
-    step = covered_step(topology.groups, standings, terms.ceiling)
+    step = _held_step(topology, standings, terms)
     if isinstance(step, str):
         from_disk = _checkpoint(terms)
         if from_disk is None:
@@ -334,14 +370,15 @@ class _Case:
             return Offer(strategy="migrate", why_not="nobody is ready to take over")
         staying = {r: s for r, s in self.standings.items() if r not in heirs}
         why = f"ranks {_list(heirs)} are taken over by processes that are ready"
-        return self._whole("migrate") or self._in_place(
-            "migrate", why, staying, replace=tuple(heirs)
-        )
+        return self._whole("migrate") or self._in_place("migrate", why, staying, going=tuple(heirs))
 
     def scale_out(self) -> Offer:
         joining = sorted(self.terms.returning)
         if not joining:
             return Offer(strategy="scale_out", why_not="nobody is ready to come back")
+        for rank in sorted(self.terms.exiles):
+            why_not = f"the adaptor of rank {rank} cannot make its RNG and data position anew"
+            return Offer(strategy="scale_out", why_not=why_not)
         why = f"ranks {_list(joining)} come back"
         return self._whole("scale_out") or self._in_place(
             "scale_out", why, self.standings, joining=tuple(joining)
@@ -381,7 +418,7 @@ class _Case:
             return Offer(strategy="recover", why_not=why_not)
         staying = {r: s for r, s in self.standings.items() if r not in faulty}
         why = f"ranks {_list(faulty)} get another process, though theirs live"
-        return self._in_place("recover", why, staying, replace=tuple(faulty))
+        return self._in_place("recover", why, staying, going=tuple(faulty))
 
     def scale_in(self) -> Offer:
         # who starts with the job is only late; who was lost, and starts again, can be done without
@@ -398,6 +435,9 @@ class _Case:
             if staying.isdisjoint(ranks):
                 why_not = f"shard {shard!r} has its place on ranks that leave, and nowhere else"
                 return Offer(strategy="scale_in", why_not=why_not)
+        for rank in sorted(self.terms.strangers):
+            why_not = f"rank {rank} has never said what it holds"
+            return Offer(strategy="scale_in", why_not=why_not)
         why = f"ranks {_list(sorted(leaving))} leave, {len(staying)} go on"
         left = tuple(sorted(leaving))
         return self._in_place("scale_in", why, self.standings, leaving=left)
@@ -422,19 +462,20 @@ class _Case:
         *,
         leaving: tuple[int, ...] = (),
         joining: tuple[int, ...] = (),
-        replace: tuple[int, ...] = (),
+        going: tuple[int, ...] = (),
     ) -> Offer:
         """
         A strategy after which training goes on: it can work when there is a step to go on from.
         """
-        step = agreed_step(self.topology, standings, self.terms)
+        bereft = {r: s for r, s in self.terms.bereft.items() if r not in leaving}
+        step = agreed_step(self.topology, standings, replace(self.terms, bereft=bereft))
         if isinstance(step, str):
-            without = f"with ranks {_list(replace)} replaced, " if replace else ""
+            without = f"with ranks {_list(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
         why = f"{why}; training goes on after step {step}"
         return Offer(
             strategy=strategy, why_not=None, why=why, step=step, leaving=leaving, joining=joining,
-            replace=replace,
+            replace=going,
         )  # fmt: skip
 
     def _after_flapping(self, strategy: str) -> Offer | None:

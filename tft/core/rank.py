@@ -113,6 +113,7 @@ class Done:
     files: tuple[SavedFile, ...] = ()
     verdict: Verdict = "pass"
     finding: str = ""
+    private: str = ""
     began: float
     at: float
 
@@ -421,6 +422,7 @@ class RankMachine:
                     files=event.files,
                     verdict=event.verdict,
                     finding=event.finding,
+                    private=event.private,
                     began=began,
                     at=event.at,
                 )
@@ -441,6 +443,7 @@ class RankMachine:
         files: tuple[SavedFile, ...] = (),
         verdict: Verdict = "pass",
         finding: str = "",
+        private: str = "",
     ) -> Answer:
         answer = Answered(
             rank=self.rank,
@@ -456,6 +459,7 @@ class RankMachine:
             files=files,
             verdict=verdict,
             finding=finding,
+            private=private,
             began=began,
             at=at,
         )

@@ -140,7 +140,9 @@ class Reports:
     def _node_lost(self, message: NodeLost) -> None:
         job = self._job
         job.lost_nodes.add(message.node)
-        for seat in [*job.seats.values(), *job.heirs.values()]:
+        if message.node not in job.nodes and job.state is S.AWAITING and self._placeless():
+            return self._course.ending.exit("failed", 4, message.why)
+        for seat in [*job.seats.values(), *job.heirs.values(), *job.retiring]:
             if seat.node != message.node or seat.process in (Process.GONE, Process.ABSENT):
                 continue
             job.forget(seat.rank, seat.incarnation, Spawn, Kill)
@@ -153,14 +155,21 @@ class Reports:
                 self._rounds.fault("node", seat.rank, step, message.at, message.why)
                 job.count(seat.rank)
                 self._course.lost(seat)
-        if not job.nodes:
-            self._course.ending.exit("failed", 4, message.why)
+        return None
+
+    def _placeless(self) -> bool:
+        """
+        Some rank was never asked for: its node has not joined.
+        """
+        return any(seat.process is Process.ABSENT for seat in self._job.seats.values())
 
     def _gone(self, seat: Seat) -> None:
         seat.process = Process.GONE
         seat.training = False
         seat.held, seat.backups = None, ()
-        if not self._job.holds_seat(seat):
+        if seat in self._job.retiring:
+            self._job.retiring.remove(seat)
+        elif not self._job.holds_seat(seat):
             del self._job.heirs[seat.rank]
             if seat.node is not None:  # its place is free again
                 self._job.room[seat.node] += 1
@@ -245,11 +254,13 @@ class Reports:
         seat = job.find(message.rank, message.incarnation)
         if seat is None or seat.process is Process.GONE:
             return None
-        was = seat.process
+        was, retires = seat.process, seat in job.retiring
         self._gone(seat)
         seat.position = message.position
         if message.private:
             seat.private = message.private
+        if retires:
+            job.seats[seat.rank].private = seat.private
         if job.state in SETTLED:
             return self._left_late(seat, message)
         if not self._matters(seat):
@@ -452,6 +463,8 @@ class Reports:
             return None
         seat.position, seat.held, seat.backups = message.position, message.held, message.backups
         job.phase(PHASES.get(message.order, message.order), seat.rank, message.began, message.at)
+        if message.private:  # it cannot write this itself: somebody else does
+            seat.private = {(job.incident.step or 1) - 1: message.private}
         if message.failure is not None:
             return self._failed(seat, message.order, message.failure)
         task.waiting.discard(seat.rank)
@@ -479,7 +492,7 @@ class Reports:
             case "restore":
                 seat.trusted = True
             case "rollback":
-                seat.private = {}
+                seat.private, seat.page = {}, seat.node
             case _:
                 pass
 

@@ -48,6 +48,8 @@ class Seat:
     started: int = 0
     address: str = ""
     strategies: frozenset[str] = frozenset()
+    derives: bool = False
+    """Its adaptor can make its private state from a step alone."""
     shards: dict[str, tuple[int, ...]] = field(default_factory=dict)
     position: Position = START
     held: int | None = None
@@ -77,6 +79,8 @@ class Seat:
     verdict: Verdict = "pass"
     """What the last check said of it."""
     finding: str = ""
+    page: int | None = None
+    """The node where what it captures is kept; None: it has captured nothing yet."""
     private: dict[int, str] = field(default_factory=dict)
     """What a lost process had captured last, by step."""
 
@@ -140,3 +144,4 @@ class Seat:
         self.pid, self.started = message.pid, message.started
         self.address = message.address
         self.strategies = frozenset(message.strategies)
+        self.derives = message.derives

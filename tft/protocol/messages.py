@@ -86,6 +86,8 @@ class Joined:
     adaptor: str
     strategies: tuple[str, ...]
     """What the adaptor can take part in."""
+    derives: bool = False
+    """It can make this rank's private state from a step alone, where what was captured is lost."""
     at: float
 
 
@@ -150,6 +152,8 @@ class Answered:
     """For `check`."""
     finding: str = ""
     """For `check`: the sentence behind a verdict that is not `pass`."""
+    private: str = ""
+    """For a `save` that failed: what this rank would have saved of its own (hexadecimal)."""
     began: float
     at: float
 
@@ -547,6 +551,10 @@ class Rollback:
     step: int
     skip: int = 0
     """How many batches to draw after that, and drop."""
+    private: dict[int, str] = field(default_factory=dict)
+    """By rank: what a lost process had captured (hexadecimal), for one that may not find it."""
+    derive: tuple[int, ...] = ()
+    """The ranks that have been away, or whose captures are lost: theirs is made from the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

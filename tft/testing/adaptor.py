@@ -203,6 +203,11 @@ def tft_skip(batches: int) -> None:
 
 
 @hookimpl
+def tft_derive(step: int) -> bytes:
+    return pack(None if _adopted.data is None else {"position": step})
+
+
+@hookimpl
 def tft_backup(step: int) -> None:
     kept = {s: values for s, values in _adopted.backups.items() if s == step - 1}
     _adopted.backups = {**kept, step: array.array("d", _model().values)}

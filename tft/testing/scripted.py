@@ -67,6 +67,8 @@ class ScriptedJob:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     spare: Mapping[int, int] = field(default_factory=dict)
     """By node: for how many more ranks it has room."""
+    derives: bool = True
+    """The adaptor can make private state anew."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By rank: who leaves and comes back with it."""
     strategies: tuple[str, ...] = ("retry", "recover", "dump")
@@ -499,6 +501,7 @@ class ScriptedJob:
                 address=f"h:{one.rank}",
                 adaptor="fake",
                 strategies=self.strategies,
+                derives=self.derives,
                 at=self.now,
             )
         )

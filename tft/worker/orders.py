@@ -51,6 +51,7 @@ class Work:
     files: tuple[SavedFile, ...] = ()
     verdict: Verdict = "pass"
     finding: str = ""
+    private: str = ""
 
 
 class State(Protocol):
@@ -187,6 +188,13 @@ class Hands:
             world=len(members),
         )
 
+    def left_to_save(self, order: Save) -> Work:
+        """
+        What only this rank has of what it could not save, for somebody else to write.
+        """
+        captured = self._page.private().get(order.step, b"")
+        return Work(private=captured.hex())
+
     def _rollback(self, order: Rollback) -> None:
         self._hook.tft_rollback(private=self._private(order))
         if order.skip:
@@ -243,6 +251,8 @@ class Hands:
         may have done the step without this rank.
         """
         step = order.step
+        if isinstance(order, Rollback) and self._state.rank in order.derive:
+            return self._derived(step)
         captured = self._page.private().get(step)
         if captured is not None:
             return captured
@@ -252,10 +262,26 @@ class Hands:
             fresh: bytes = self._hook.tft_capture()
             self._page.capture(0, fresh, True)
             return fresh
+        if isinstance(order, Rollback) and self._state.rank in order.private:
+            sent = bytes.fromhex(order.private[self._state.rank])
+            self._page.capture(step, sent, True)
+            return sent
         raise OrderRefused(
             f"rank {self._state.rank} has no RNG and data position of step {step}: it kept those "
             f"of steps {sorted(self._page.private())}"
         )
+
+    def _derived(self, step: int) -> bytes:
+        """
+        Made anew: what was captured is lost, or is of a time when the others went on without us.
+        """
+        if not self._hook.tft_derive.get_hookimpls():
+            raise OrderRefused(
+                f"the adaptor {self._state.adaptor!r} cannot make an RNG and data position anew"
+            )
+        derived: bytes = self._hook.tft_derive(step=step)
+        self._page.capture(step, derived, True)
+        return derived
 
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
         directory = checkpoint.partial(Path(order.directory))

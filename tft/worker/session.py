@@ -34,6 +34,7 @@ from tft.protocol.messages import (
     Ready,
     Regroup,
     Resume,
+    Save,
     Trained,
 )
 from tft.transfer.server import ShardServer
@@ -358,6 +359,8 @@ class Session:
         except Exception as error:  # noqa: BLE001 (an order that fails is answered, not raised)
             failure = f"{type(error).__name__}: {error}"
             log.warning("order_failed", order=execute.name, why=failure)
+            if isinstance(execute.order, Save):
+                work = self._hands.left_to_save(execute.order)
         self._control.tell(self._done(execute, began, failure, work))
 
     def _check(self, name: str) -> CheckResult | None:
@@ -380,6 +383,7 @@ class Session:
             files=work.files,
             verdict=work.verdict,
             finding=work.finding,
+            private=work.private,
             began=began,
             at=self._clock.now(),
         )
@@ -505,6 +509,7 @@ class Session:
             address=self._server.address,
             adaptor=self._settings.adaptor,
             strategies=tuple(self._adaptor.hook.tft_strategies()),
+            derives=bool(self._adaptor.hook.tft_derive.get_hookimpls()),
             at=at,
         )
         self._control.start(joined)

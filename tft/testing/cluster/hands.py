@@ -238,7 +238,14 @@ def _private(process: "Process", step: int, incident: int) -> int | None:
 def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
     if not _at_work(process, execute):
         return
-    data = _private(process, order.step, order.incident)
+    if process.rank in order.derive:
+        data: int | None = process.stage.truth.data(order.step)
+    else:
+        data = _private(process, order.step, order.incident)
+        if data is None and process.rank in order.private:
+            data = int(order.private[process.rank], 16)
+    if data is not None:
+        process.page.capture(order.step, data, closed=True)
     if data is None:
         kept = sorted(process.page.private())
         why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"

@@ -157,7 +157,8 @@ class Process:
             rank=self.rank, incarnation=self.incarnation, world=stage.schedule.world,
             pid=self.pid, started=self.pid, host=f"node{self.node.number}",
             address=f"node{self.node.number}:{self.pid}", adaptor="simulated",
-            strategies=stage.schedule.strategies, at=stage.clock.now,
+            strategies=stage.schedule.strategies, derives=stage.schedule.derives,
+            at=stage.clock.now,
         )  # fmt: skip
         self.page.move(self.position(), stage.clock.now)
         self.page.training = False

@@ -131,6 +131,7 @@ class Schedule:
     steps: int = 10
     policy: Policy = QUICK
     strategies: tuple[str, ...] = STRATEGIES
+    derives: bool = True
     """What the adaptor can take part in."""
     spares: tuple[int, ...] = ()
     """Further nodes without ranks, each with room for so many."""
@@ -226,6 +227,7 @@ def draw(seed: int) -> Schedule:
         steps=steps,
         policy=_policy(rng),
         strategies=STRATEGIES if rng.random() < 0.85 else ("retry", "recover", "dump"),
+        derives=rng.random() < 0.6,
         spares=tuple(rng.randint(1, 8) for _ in range(rng.choice((0, 0, 1, 2)))),
         room=rng.choice((0, 0, 0, 2)),
         checkpoints=rng.choice((0, 0, 0, 2, 3)),
