@@ -285,6 +285,8 @@ def test_a_strategy_that_keeps_failing_gives_way_to_the_next() -> None:
     job.fault(1, "memory")
     job.failures[(1, "fetch")] = ["digest differs"] * 3
     job.settle()
+    job.wait()
+    job.settle()
     job.train()
     (incident,) = job.reports()
     assert incident["strategy"] == "recover"
@@ -737,6 +739,50 @@ def test_a_controller_that_is_started_again_after_the_end_says_the_end_again() -
     assert job.over is not None
 
 
+def test_what_fails_twice_is_given_time_before_the_third_attempt() -> None:
+    """
+    When groups cannot be formed twice in a row, then the third attempt waits for two seconds, or
+    for the store to come back, which may be what was missing.
+    """
+    for comes_back in (False, True):
+        job = trained()
+        job.fault(1, "memory")
+        job.failures[(1, "regroup")] = ["connection refused"] * 2
+        job.settle()
+        assert (job.state, len(job.orders(Regroup))) == (State.AWAITING, 3)
+        assert job.machine.next_deadline() == pytest.approx(job.now + 2.0)
+        if comes_back:
+            job.reopen_store(2)
+        else:
+            job.wait()
+        job.settle()
+        job.train()
+        assert job.state is State.HEALTHY
+        assert [order.port for order in job.orders(Regroup)][-1] == (2 if comes_back else 1)
+
+
+def test_when_nobody_answers_it_is_not_the_ranks() -> None:
+    """
+    When nobody at all answers a freeze, then the bus is away, or we are: nobody is ended for it,
+    until it has been so several times; when only one rank is silent, it is that one.
+    """
+    job = trained()
+    job.muted = {(rank, "freeze") for rank in range(4)}
+    job.fault(1, "memory")
+    job.settle()
+    for _ in range(3):
+        job.wait()
+        assert job.orders(Kill) == []
+    job.wait()
+    assert len(job.orders(Kill)) == 4
+    job = trained()
+    job.muted = {(3, "freeze")}
+    job.fault(1, "memory")
+    job.settle()
+    job.wait()
+    assert [order.rank for order in job.orders(Kill)] == [3]
+
+
 def test_a_stall_that_comes_back_ends() -> None:
     """
     When nobody moves, nobody can be blamed and a retry does not help, then it is not retried
@@ -747,6 +793,9 @@ def test_a_stall_that_comes_back_ends() -> None:
         if job.over is None:
             job.stall()
             job.settle()
+            if job.state is State.AWAITING:
+                job.wait()
+                job.settle()
     assert job.over is not None
     assert job.over.result == "dumped"
 

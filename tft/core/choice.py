@@ -216,6 +216,8 @@ class Choice:
             incident.ceiling = _lower(incident.ceiling, advice.not_after)
             incident.skip = max(incident.skip, advice.skip)
         job.move(S.AWAITING)
+        if incident.attempts > 1:
+            job.stay(job.policy.backoff * (incident.attempts - 1))
         if offer.strategy == "migrate":
             for rank in offer.replace:
                 self.take_over(rank)

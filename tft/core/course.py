@@ -263,7 +263,8 @@ class Course:
         """
         job, incident = self._job, self._job.incident
         there = job.every(lambda seat: seat.ready) and job.store is not None
-        if not there or job.dying():
+        waits = job.deadline is not None and job.deadline > job.now
+        if not there or waits or job.dying():
             return False
         if incident.strategy == "":
             return self.choice.consider()

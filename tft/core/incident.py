@@ -63,6 +63,8 @@ class Task:
     limit: float
     """Seconds it may take."""
     deadline: float
+    renewed: int = 0
+    """How often it was given that time again."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -29,6 +29,9 @@ from tft.protocol.messages import Order, OrderName
 
 S = State
 
+AT_ONCE: frozenset[OrderName] = frozenset({"freeze", "stop"})
+"""Orders that each rank answers for itself, and soon: a bus that is away takes longer."""
+
 
 class Machine:
     """
@@ -243,6 +246,8 @@ class Machine:
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         job, rounds = self._job, self._course.rounds
+        if self._nobody_answers(order, ranks):
+            return
         why = f"no answer to {order} in time"
         job.tell("order_overdue", order=order, ranks=ranks)
         match order:
@@ -264,6 +269,20 @@ class Machine:
                 job.incident.tasks.pop(order)
             case _:
                 assert_never(order)
+
+    def _nobody_answers(self, order: OrderName, ranks: list[int]) -> bool:
+        """
+        When all of several ranks are late, it is the bus that is away, or we are: they are given
+        their time again before they are held to be at fault.
+        """
+        task = self._job.incident.tasks[order]
+        asked = {rank for each in task.orders for rank in each.to}
+        some = order not in AT_ONCE or len(asked) < 2 or len(ranks) < len(asked)
+        if some or task.renewed >= self._job.policy.patient:
+            return False
+        task.renewed += 1
+        task.deadline = self._job.now + task.limit
+        return True
 
     # ---------------------------------------------------------------- promises
 

@@ -40,6 +40,10 @@ class Policy:
     """How often one rank is started again within one incident: a crash loop is not survived."""
     attempts: int = 3
     """How often a strategy is begun anew after an order failed, before the next is tried."""
+    backoff: float = 2.0
+    """Before a strategy is begun a third time, and further ones: what it needs may be on its way."""
+    patient: int = 3
+    """How often an order is given its time again when nobody answers it: then it is the bus."""
     freeze: float = 2.0
     """A live control thread answers in milliseconds; more than this and it does not run."""
     grace: float = 1.0
