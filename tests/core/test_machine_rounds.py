@@ -1,0 +1,422 @@
+"""
+The rounds of an incident in detail: what is told, what is counted, what counts as come back.
+"""
+
+import pytest
+
+from tests.core.lives import strategies, trained, tried
+from tft.protocol.messages import Fetch, Freeze, Kill, Load, NodeJoined, Restore, Save, Spawn
+from tft.testing.scripted import ScriptedJob
+
+WITH_ROOM = {0: (0, 1, 2), 1: (3,), 2: ()}
+
+
+def tries_on(job: ScriptedJob) -> None:
+    """
+    What fails twice is given time: it passes, as often as that is so.
+    """
+    job.settle()
+    while job.doing == "awaiting":
+        job.wait()
+        job.settle()
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def test_an_incident_is_told_from_its_fault_to_its_end() -> None:
+    """
+    When a rank dies, then the fault, the stop, the choice and the end are told, with their facts.
+    """
+    job = trained()
+    job.kill(1)
+    job.settle()
+    job.train()
+    assert job.facts("fault") == [{"incident": 1, "kind": "process", "rank": 1, "step": 4}]
+    assert job.facts("stopped") == [{"incident": 1, "ranks": [1]}]
+    (chosen,) = job.facts("strategy_chosen")
+    assert (chosen["incident"], chosen["strategy"]) == (1, "recover")
+    (closed,) = job.facts("incident_closed")
+    assert (closed["incident"], closed["strategy"], closed["step"]) == (1, "recover", 4)
+
+
+def test_several_faulty_ranks_are_told_in_order() -> None:
+    """
+    When several ranks fail, then they are told in the order of their numbers, once.
+    """
+    job = trained(8)
+    for rank in (7, 2, 5):
+        job.fault(rank, "memory")
+    job.settle()
+    assert job.facts("stopped") == [{"incident": 1, "ranks": [2, 5, 7]}]
+
+
+def test_a_hang_is_told_with_the_silence_that_showed_it() -> None:
+    """
+    When the rank that does not even answer is ended, then the evidence says for how long nobody
+    had moved, and the step is the one it was in.
+    """
+    job = trained(keeps=0)
+    job.ranks[2].hung = True
+    job.stall()
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    (fault,) = job.reports()[0]["faults"]
+    assert fault["evidence"].startswith(
+        "no rank has moved for 5.0 s; the job's own step times allow 3.0 s"
+    )
+    assert fault["step"] == 4
+
+
+def test_a_process_that_is_found_stopped_is_said_to_have_been() -> None:
+    """
+    When the agent finds that the process it ends was stopped, then the evidence says so.
+    """
+    job = trained()
+    job.ranks[2].hung = job.ranks[2].stopped = True
+    job.stall()
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    assert "the process was stopped (SIGSTOP)" in job.reports()[0]["faults"][0]["evidence"]
+
+
+def test_the_reason_to_end_is_the_first_one() -> None:
+    """
+    When a user's bug has ended the job and somebody then asks for the end, then the bug is why.
+    """
+    job = trained()
+    job.fault(1, "software", "ValueError: no such layer")
+    job.stop(0)
+    job.settle()
+    assert job.over is not None
+    assert job.over.why == (
+        "a user's own bug is not retried; a last checkpoint of step 3 is written"
+    )
+
+
+def test_a_rank_behind_the_others_is_told_with_its_own_step() -> None:
+    """
+    When a rank dies while another one is already a step further, then its fault is in the step
+    that it computed.
+    """
+    job = trained()
+    job.window(2)
+    job.close(2)
+    job.kill(1)
+    job.settle()
+    job.train()
+    assert [(f["rank"], f["step"]) for f in job.reports()[0]["faults"]] == [(1, 4)]
+
+
+def test_a_fault_seen_in_a_pause_is_in_the_next_step() -> None:
+    """
+    When somebody outside sees a fault of a rank that stands still, then its step is known at once.
+    """
+    job = trained(steps=7)
+    job.pause()
+    job.settle()
+    job.notice(3, "memory")
+    assert [f["step"] for f in job.facts("fault")] == [8]
+    job.settle()
+    job.train()
+    assert [f["step"] for f in job.reports()[0]["faults"]] == [8]
+
+
+def test_a_pollution_seen_in_a_pause_goes_back_from_there() -> None:
+    """
+    When numbers are seen to be polluted while everyone stands still, then the step before is
+    taken back.
+    """
+    job = trained(steps=7, keeps=1)
+    job.pause()
+    job.settle()
+    job.notice(3, "numeric", polluted=True)
+    job.settle()
+    assert {r.step for r in job.orders(Restore)} == {6}
+
+
+def test_a_fault_seen_before_everyone_stands_is_in_the_step_they_come_to() -> None:
+    """
+    When somebody outside sees a fault of a rank that has not said yet where it is on its way into
+    a pause, then its step is the one it says then.
+    """
+    job = trained(steps=7)
+    job.muted = {(3, "freeze")}
+    job.pause()
+    job.settle()
+    assert job.doing == "pausing"
+    job.muted = set()
+    job.notice(3, "memory")
+    job.settle()
+    job.train()
+    assert [f["step"] for f in job.reports()[0]["faults"]] == [8]
+
+
+def test_a_new_process_does_not_say_where_the_lost_one_was() -> None:
+    """
+    When the process that replaces a lost one is ready before everyone has said where they are,
+    then the lost one is not taken to have been at the beginning.
+    """
+    job = trained(steps=7, placement=WITH_ROOM, spare={2: 1})
+    job.muted = {(0, "freeze")}
+    job.lose_node(1)
+    job.settle()
+    job.muted = set()
+    job.repeat()
+    job.settle()
+    job.train()
+    assert [f["step"] for f in job.reports()[0]["faults"]] == [8]
+
+
+def test_a_pollution_counts_once() -> None:
+    """
+    When another fault joins after everyone has gone back, then nobody goes back further for the
+    pollution that was dealt with.
+    """
+    job = trained(keeps=3)
+    job.notice(2, "numeric", polluted=True)
+    job.settle()
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert {r.step for r in job.orders(Restore)} == {2}
+    assert job.reports()[0]["step"] == 3
+
+
+# ---------------------------------------------------------------- who is asked
+
+
+def test_nobody_is_asked_who_is_about_to_be_ended() -> None:
+    """
+    When a rank is told to end, then it owes no answer, and what the others owe is said again to
+    them alone.
+    """
+    job = trained()
+    job.notice(3, "process", "its container is gone")
+    frozen = [o.to for o in job.machine.outstanding() if isinstance(o, Freeze)]
+    assert frozen == [(0, 1, 2)]
+    assert [o.rank for o in job.machine.outstanding() if isinstance(o, Kill)] == [3]
+
+
+def test_an_heir_that_is_late_is_ended_without_last_words() -> None:
+    """
+    When an heir does not get ready, then its stacks are of no interest to anyone.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1}, join=40.0)
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.wait()
+    assert [(k.incarnation, k.last_words) for k in job.orders(Kill)] == [(1, False)]
+
+
+# ---------------------------------------------------------------- what is tried again
+
+
+def test_an_order_that_fails_twice_is_no_reason_to_give_up() -> None:
+    """
+    When copying fails twice and then works, then the strategy has worked.
+    """
+    job = trained()
+    job.fault(1, "memory")
+    job.failures[1, "fetch"] = ["digest differs"] * 2
+    tries_on(job)
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert tried(job) == {}
+    assert [f.round for f in job.orders(Fetch)] == [1, 2, 3]
+
+
+def test_every_strategy_has_its_own_attempts() -> None:
+    """
+    When a retry has failed three times and the replacement fails twice, then it is not given up.
+    """
+    job = trained()
+    job.fault(1, "memory")
+    job.failures[1, "fetch"] = ["digest differs"] * 5
+    tries_on(job)
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert list(tried(job)) == ["retry"]
+
+
+def test_a_fault_that_joins_begins_the_count_anew() -> None:
+    """
+    When copying has failed twice, another rank fails, and it fails twice more, then nothing has
+    failed three times for the same reason.
+    """
+    job = trained()
+    job.fault(1, "memory")
+    job.failures[1, "fetch"] = ["digest differs"] * 2
+    tries_on(job)
+    assert job.doing == "resuming"
+    job.failures[1, "fetch"] = ["digest differs"] * 2
+    job.ranks[1].spoiled = True
+    job.fault(0, "memory")
+    job.fault(1, "corruption")
+    tries_on(job)
+    job.train()
+    assert strategies(job) == ["retry"]
+
+
+def test_a_start_whose_groups_fail_to_form_becomes_an_incident() -> None:
+    """
+    When forming the first groups fails, then it is tried again, as an incident with a number.
+    """
+    job = ScriptedJob(2)
+    job.failures[1, "regroup"] = ["the store is gone"]
+    job.start()
+    job.train()
+    assert job.doing == "healthy"
+    assert [i.number for i in job.machine.incidents] == [1]
+    assert strategies(job) == ["retry"]
+
+
+@pytest.mark.parametrize("again", ["process", "hang", "node"])
+def test_a_process_that_is_lost_again_is_another_process(again: str) -> None:
+    """
+    When the replacement of a rank is lost in the same way at the same step, then that is no sign
+    that replacing does not help: it is done again.
+    """
+    job = trained(placement={**WITH_ROOM, 3: ()}, spare={2: 1, 3: 1})
+    for node in (1, 2):
+        if again == "node":
+            job.lose_node(node)
+        elif again == "hang":
+            job.notice(3, "hang")
+        else:
+            job.kill(3)
+        job.settle()
+        assert job.doing == "resuming"
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert [s.incarnation for s in job.orders(Spawn)] == [1, 2]
+    assert "came back" not in str(tried(job))
+
+
+def test_a_fault_counts_as_come_back_only_when_all_were_in_the_loop_again() -> None:
+    """
+    When a rank reports the same fault twice before anything was done about it, then nothing has
+    failed yet.
+    """
+    job = trained()
+    job.fault(1, "memory")
+    job.fault(1, "memory")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+
+
+def test_numbers_that_go_wrong_again_take_everyone_back_to_a_checkpoint() -> None:
+    """
+    When the same step fails again, nobody keeps copies, but a checkpoint is early enough, then it
+    is loaded by all.
+    """
+    job = trained()
+    job.checkpointed(2)
+    for _ in range(2):
+        job.fault(2, "numeric")
+        job.settle()
+    assert [o.step for o in job.orders(Load)] == [2]
+
+
+def test_a_memory_that_fails_again_takes_nobody_back() -> None:
+    """
+    When it is the memory that fails again, then the others' state is as good as before: the
+    process is replaced, though earlier copies are kept.
+    """
+    job = trained(keeps=1)
+    for _ in range(2):
+        job.fault(2, "memory")
+        job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert job.orders(Restore) == []
+
+
+def test_numbers_that_go_wrong_further_back_get_a_new_process() -> None:
+    """
+    When going one step back has not helped either, then nobody goes back again for it: the rank's
+    process is replaced.
+    """
+    job = trained(keeps=3)
+    for _ in range(4):
+        job.fault(2, "numeric")
+        job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert {r.step for r in job.orders(Restore)} == {2}
+    assert tried(job) == {"retry": "the numeric fault at step 3 came back"}
+
+
+# ---------------------------------------------------------------- what is doubted
+
+
+def test_doubtful_numbers_are_better_than_none() -> None:
+    """
+    When every rank reports wrong numbers and nothing earlier is kept, then it is not the memory of
+    all that is bad: training goes on with what they have, and that is told.
+    """
+    job = trained()
+    for rank in range(4):
+        job.fault(rank, "numeric")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert job.facts("doubt_dropped") == [{"ranks": [0, 1, 2, 3]}]
+    assert job.orders(Fetch) == []
+    assert job.doing == "healthy"
+
+
+def test_a_damaged_memory_is_not_better_than_none() -> None:
+    """
+    When the memory of every rank has failed, then nothing of it is trained on or saved.
+    """
+    job = trained()
+    for rank in range(4):
+        job.fault(rank, "memory")
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert job.facts("doubt_dropped") == []
+    assert job.orders(Save) == []
+    assert job.reports()[-1]["strategy"] == "exit"
+    reasons = "; ".join(f"{name}: {why}" for name, why in tried(job).items())
+    assert job.over.why == f"nothing is left to be done ({reasons})"
+
+
+def test_a_place_that_comes_late_is_counted_like_any_other() -> None:
+    """
+    When a rank had no place at first and gets one while advice is awaited, then its process there
+    is the first of those it may have in this incident.
+    """
+    job = trained(advised=True, placement={0: (0, 1, 2), 1: (3,)}, respawns=1)
+    job.lose_node(1)
+    job.settle()
+    job.advise(wait=30.0)
+    job.spare = {5: 1}
+    job.come(5)
+    job.settle()
+    job.wait()
+    job.advise(strategy="recover")
+    assert [(s.rank, s.node, s.cause) for s in job.orders(Spawn)] == [
+        (3, 5, "rank 3 has lost its process")
+    ]
+    job.settle()
+    job.kill(3)
+    job.settle()
+    recover = next(o for o in job.consulted[-1].offers if o.strategy == "recover")
+    assert recover.why_not == "rank 3 has died 2 times in this incident"
+
+
+def test_a_node_that_was_never_there_changes_nothing() -> None:
+    """
+    When an agent without ranks and without room joins, then nobody is told anything.
+    """
+    job = trained()
+    job.report(NodeJoined(node=9, host="h", pid=1, ranks=(), at=job.now))
+    assert job.said == []
