@@ -6,6 +6,8 @@ with the test as controller.
 from typing import TypedDict
 
 from tests.agent.stage import Stage, package
+from tft import checkpoint
+from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import (
     ORDER_NAMES,
     Answered,
@@ -24,6 +26,7 @@ from tft.protocol.messages import (
     Restore,
     Resume,
     Rollback,
+    Save,
     Source,
     Stop,
     StoreOpened,
@@ -274,3 +277,45 @@ async def test_a_fault_that_may_have_spread_says_so(stage: Stage) -> None:
     await trains(stage, "1", "5")
     fault = await stage.report(Faulted, rank=1)
     assert (fault.kind, fault.polluted, fault.step) == ("numeric", True, 5)
+
+
+async def test_a_rank_takes_what_another_process_had_captured_or_makes_it_anew(
+    stage: Stage,
+) -> None:
+    """
+    When a rank is rolled back to a step of which its page has nothing, then it takes what it is
+    sent; without that it refuses with a sentence, unless it is told to make it anew; and what it
+    has then is saved like its own.
+    """
+    await trains(stage)
+    step = (await held(stage, 1))[0].position.step
+    await done(stage, Stop(**key(1), finish=step, grace=1.0))
+    sent = {1: pack({"position": 5}).hex()}
+    left, taken = await ordered(stage, Rollback(**key(1), step=77, private=sent))
+    assert taken.failure is None
+    assert left.failure is not None
+    assert "rank 0 has no RNG and data position of step 77" in left.failure
+    await done(stage, Rollback(**key(1, round=2, to=(0,)), step=77, derive=(0,)))
+
+    directory = stage.run_dir / "checkpoints" / "step-77"
+    saving = Save(**key(1, round=3), directory=str(directory), step=77, shards=(), private={})
+    files = [file for answer in await done(stage, saving) for file in answer.files]
+    saved = [(checkpoint.partial(directory) / file.name).read_bytes() for file in files]
+    assert [unpack(each) for each in saved] == [{"position": 77}, {"position": 5}]
+
+
+async def test_what_cannot_be_saved_is_sent_along(stage: Stage) -> None:
+    """
+    When a rank cannot write its part of a checkpoint, then its answer carries what only it has,
+    for somebody else to write.
+    """
+    await trains(stage)
+    step = (await held(stage, 1))[0].position.step
+    await done(stage, Stop(**key(1), finish=step, grace=1.0))
+    (stage.run_dir / "taken").touch()
+    saving = Save(
+        **key(1), directory=str(stage.run_dir / "taken" / "x"), step=step, shards=(), private={}
+    )
+    for answer in await ordered(stage, saving):
+        assert answer.failure is not None
+        assert unpack(bytes.fromhex(answer.private)) == {"position": step}
