@@ -420,3 +420,110 @@ def test_a_node_that_was_never_there_changes_nothing() -> None:
     job = trained()
     job.report(NodeJoined(node=9, host="h", pid=1, ranks=(), at=job.now))
     assert job.said == []
+
+
+# ---------------------------------------------------------------- the freeze
+
+
+def test_a_freeze_says_why_and_goes_to_those_who_can_answer() -> None:
+    """
+    When ranks fail one after the other, then each freeze names every cause, and is said to those
+    who have a process that takes orders.
+    """
+    job = trained(placement={0: (0, 1, 2, 3)})
+    job.slow = {1, 2}
+    job.kill(1)
+    job.settle()
+    job.arrive(1)
+    while job.doing != "repairing":
+        job._obey(job._queue.popleft())
+    job.kill(2)
+    job.settle()
+    assert [(f.to, f.cause) for f in job.orders(Freeze)] == [
+        ((0, 2, 3), "process at rank 1"),
+        ((0, 1, 3), "process at rank 1, process at rank 2"),
+    ]
+    job.arrive(2)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+
+
+def test_everyone_whose_process_was_ended_is_named() -> None:
+    """
+    When others are replaced with the lost one, then they are named beside it, with the reason:
+    everyone who is not named has kept their process.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, replace="node")
+    job.kill(2)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert {f["rank"]: f["evidence"] for f in incident["faults"]} == {
+        2: "was ended by signal 9", 3: "its node is replaced with rank 2",
+    }  # fmt: skip
+    assert incident["pids_kept"] is True
+    assert job.machine.incidents[0].kept == {0: True, 1: True, 3: False}
+
+
+# ---------------------------------------------------------------- advice, in detail
+
+
+def test_silence_after_a_wait_means_the_default() -> None:
+    """
+    When a plugin asked for time and then says nothing, then it is asked once more and no further.
+    """
+    job = trained(advised=True)
+    job.fault(2, "memory")
+    job.settle()
+    job.advise(wait=10.0)
+    job.wait()
+    job.wait()
+    assert len(job.consulted) == 2
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+
+
+def test_having_nothing_to_say_is_not_advice_that_was_not_followed() -> None:
+    """
+    When a plugin names no strategy, then nothing is told of it.
+    """
+    job = trained(advised=True)
+    job.fault(2, "memory")
+    job.settle()
+    job.advise()
+    assert job.facts("advice_not_followed") == []
+
+
+def test_only_a_strategy_of_its_own_replaces_more() -> None:
+    """
+    When a plugin names one of ours, then what it says of other processes is not heeded.
+    """
+    job = trained(advised=True)
+    job.fault(2, "memory")
+    job.settle()
+    job.advise(strategy="recover", replace=(0,))
+    assert [k.rank for k in job.orders(Kill)] == [2]
+
+
+def test_only_the_heir_that_is_ready_takes_over() -> None:
+    """
+    When two ranks straggle and one heir is ready, then it takes over, and the other one warms on.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
+    job.slow = {2}
+    job.notice(2, "straggler")
+    job.settle()
+    job.notice(3, "straggler")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["migrate"]
+    assert [(k.rank, k.incarnation) for k in job.orders(Kill)] == [(3, 0)]
+    assert job.ranks[2].incarnation == 0
+    assert job.heirs[2].alive
+    job.arrive(2)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["migrate", "migrate"]
+    assert {job.ranks[r].incarnation for r in (2, 3)} == {1}
