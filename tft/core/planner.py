@@ -13,6 +13,7 @@ from tft.protocol.messages import Source, Transfer
 SOURCES = 8
 """From how many ranks one shard is fetched at most: more do not make it faster, and every one
 stands in a message."""
+NOTHING: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +45,13 @@ class Standing:
         The steps of which this rank can give its whole state, none later than `ceiling`.
         """
         if not self.alive:
-            return frozenset()
-        live = () if self.held is None or not self.sound else (self.held,)
-        return frozenset(s for s in (*live, *self.backups) if ceiling is None or s <= ceiling)
+            return NOTHING
+        steps = self.backups
+        if self.held is not None and self.sound:
+            steps = (*steps, self.held)
+        if ceiling is None:
+            return frozenset(steps)
+        return frozenset([step for step in steps if step <= ceiling])
 
     def uses(self, step: int, ceiling: int | None) -> bool:
         """
@@ -157,10 +162,9 @@ def _covered(
     All such steps.
     """
     copies = {rank: standing.copies(ceiling) for rank, standing in standings.items()}
-    nothing: frozenset[int] = frozenset()
     common: frozenset[int] | None = None
     for shard, ranks in groups.items():
-        steps = nothing.union(*{copies.get(rank, nothing) for rank in ranks})
+        steps = NOTHING.union(*{copies.get(rank, NOTHING) for rank in ranks})
         if not steps:
             before = "" if ceiling is None else f", of step {ceiling} or earlier,"
             return f"no sound copy of shard {shard!r}{before} is left on ranks {_list(ranks)}"
@@ -176,19 +180,22 @@ def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int |
     """
     The step everyone can be brought to: the highest that is covered, else that of the checkpoint.
     """
-    step = _held_step(topology, standings, terms)
+    return _agreed(_covered(topology.groups, standings, terms.ceiling), terms)
+
+
+def _agreed(steps: frozenset[int] | str, terms: Terms) -> int | str:
+    step = _held_step(steps, terms)
     if isinstance(step, int):
         return step
     from_disk = _checkpoint(terms)
     return step if from_disk is None else from_disk
 
 
-def _held_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
+def _held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
     """
-    The highest step that is covered, and of which everyone has, or can be given, its own RNG and
-    data position.
+    The highest of the covered steps of which everyone has, or can be given, its own RNG and data
+    position.
     """
-    steps = _covered(topology.groups, standings, terms.ceiling)
     if isinstance(steps, str):
         return steps
     for rank in sorted(terms.bereft):
@@ -219,7 +226,7 @@ def repair(
     """
     How every member gets the state of the agreed step, or the sentence why that cannot be.
     """
-    step = _held_step(topology, standings, terms)
+    step = _held_step(_covered(topology.groups, standings, terms.ceiling), terms)
     if isinstance(step, str):
         from_disk = _checkpoint(terms)
         if from_disk is None:
@@ -315,7 +322,12 @@ def offers(
     The strategies for an incident, in the order in which they are tried, each with its reasons.
     `exit` is the last, and always possible.
     """
-    case = _Case(topology=topology, standings=standings, members=members, terms=terms)
+    covered = _covered(topology.groups, standings, terms.ceiling)
+    there = {rank for rank, standing in standings.items() if standing.alive}
+    case = _Case(
+        topology=topology, standings=standings, members=members, terms=terms, covered=covered,
+        lost=members - there,
+    )  # fmt: skip
     return tuple(case.offer(strategy, judge) for strategy, judge in case.judges().items())
 
 
@@ -329,6 +341,10 @@ class _Case:
     standings: Standings
     members: frozenset[int]
     terms: Terms
+    covered: frozenset[int] | str
+    """The steps of which every shard has a sound copy, with everyone who is there."""
+    lost: frozenset[int]
+    """The members that take no orders."""
 
     def judges(self) -> dict[str, Callable[[], Offer]]:
         return {
@@ -368,9 +384,8 @@ class _Case:
         heirs = sorted(self.terms.heirs & self.members)
         if not heirs:
             return Offer(strategy="migrate", why_not="nobody is ready to take over")
-        staying = {r: s for r, s in self.standings.items() if r not in heirs}
         why = f"ranks {_list(heirs)} are taken over by processes that are ready"
-        return self._whole("migrate") or self._in_place("migrate", why, staying, going=tuple(heirs))
+        return self._whole("migrate") or self._in_place("migrate", why, going=tuple(heirs))
 
     def scale_out(self) -> Offer:
         joining = sorted(self.terms.returning)
@@ -380,50 +395,45 @@ class _Case:
             why_not = f"the adaptor of rank {rank} cannot make its RNG and data position anew"
             return Offer(strategy="scale_out", why_not=why_not)
         why = f"ranks {_list(joining)} come back"
-        return self._whole("scale_out") or self._in_place(
-            "scale_out", why, self.standings, joining=tuple(joining)
-        )
+        return self._whole("scale_out") or self._in_place("scale_out", why, joining=tuple(joining))
 
     def _whole(self, strategy: str) -> Offer | None:
         """
         A change of who takes part is left for later while somebody is lost.
         """
-        lost = sorted(self._lost())
+        lost = sorted(self.lost)
         if lost:
             return Offer(strategy=strategy, why_not=f"ranks {_list(lost)} have lost their process")
         return self._after_flapping(strategy)
 
     def retry(self) -> Offer:
-        gone = sorted(self.terms.replaced | self._lost())
+        gone = sorted(self.terms.replaced | self.lost)
         if gone:
             return Offer(strategy="retry", why_not=f"ranks {_list(gone)} have lost their process")
-        return self._after_flapping("retry") or self._in_place(
-            "retry", "every process is kept", self.standings
-        )
+        return self._after_flapping("retry") or self._in_place("retry", "every process is kept")
 
     def recover(self) -> Offer:
-        for rank in sorted(self._lost()):
+        for rank in sorted(self.lost):
             if self._standing(rank).homeless:
                 return Offer(strategy="recover", why_not=self._standing(rank).homeless)
         flapping = self._after_flapping("recover")
         if flapping is not None:
             return flapping
-        going = self._lost() | self.terms.replaced
+        going = self.lost | self.terms.replaced
         if going:
             why = f"ranks {_list(sorted(going))} get another process"
-            return self._in_place("recover", why, self.standings)
+            return self._in_place("recover", why)
         faulty = sorted(self.terms.faulty & self.members)
         if not faulty:
             why_not = "no rank can be named whose process should be replaced"
             return Offer(strategy="recover", why_not=why_not)
-        staying = {r: s for r, s in self.standings.items() if r not in faulty}
         why = f"ranks {_list(faulty)} get another process, though theirs live"
-        return self._in_place("recover", why, staying, going=tuple(faulty))
+        return self._in_place("recover", why, going=tuple(faulty))
 
     def scale_in(self) -> Offer:
         # who starts with the job is only late; who was lost, and starts again, can be done without
-        late = {rank for rank in self._lost() if self._standing(rank).coming}
-        lost = self._lost() - (late - self.terms.replaced)
+        late = {rank for rank in self.lost if self._standing(rank).coming}
+        lost = self.lost - (late - self.terms.replaced)
         leaving = self.topology.columns_of(lost | self.terms.flapping.keys())
         leaving &= self.members
         if not leaving:
@@ -440,14 +450,14 @@ class _Case:
             return Offer(strategy="scale_in", why_not=why_not)
         why = f"ranks {_list(sorted(leaving))} leave, {len(staying)} go on"
         left = tuple(sorted(leaving))
-        return self._in_place("scale_in", why, self.standings, leaving=left)
+        return self._in_place("scale_in", why, leaving=left)
 
     def dump(self) -> Offer:
         if not self.terms.trained:
             return Offer(strategy="dump", why_not="no step has been trained yet")
-        step = covered_step(self.topology.groups, self.standings, self.terms.ceiling)
-        if isinstance(step, str):
-            return Offer(strategy="dump", why_not=step)
+        if isinstance(self.covered, str):
+            return Offer(strategy="dump", why_not=self.covered)
+        step = max(self.covered)
         why = f"a last checkpoint of step {step} is written"
         return Offer(strategy="dump", why_not=None, why=why, step=step)
 
@@ -458,17 +468,21 @@ class _Case:
         self,
         strategy: str,
         why: str,
-        standings: Standings,
         *,
         leaving: tuple[int, ...] = (),
         joining: tuple[int, ...] = (),
         going: tuple[int, ...] = (),
     ) -> Offer:
         """
-        A strategy after which training goes on: it can work when there is a step to go on from.
+        A strategy after which training goes on: it can work when there is a step to go on from,
+        without those whose processes are `going`.
         """
+        covered = self.covered
+        if going:
+            staying = {r: s for r, s in self.standings.items() if r not in going}
+            covered = _covered(self.topology.groups, staying, self.terms.ceiling)
         bereft = {r: s for r, s in self.terms.bereft.items() if r not in leaving}
-        step = agreed_step(self.topology, standings, replace(self.terms, bereft=bereft))
+        step = _agreed(covered, replace(self.terms, bereft=bereft))
         if isinstance(step, str):
             without = f"with ranks {_list(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
@@ -482,9 +496,6 @@ class _Case:
         for rank in sorted(self.terms.flapping):
             return Offer(strategy=strategy, why_not=self.terms.flapping[rank])
         return None
-
-    def _lost(self) -> frozenset[int]:
-        return frozenset(rank for rank in self.members if not self._standing(rank).alive)
 
     def _standing(self, rank: int) -> Standing:
         return self.standings.get(rank) or Standing(rank=rank, alive=False)
