@@ -4,8 +4,8 @@ The rank machine: what one worker makes of its orders.
 
 from typing import TypedDict
 
-from tft.core.rank import (
-    AGAIN,
+from tft.core.rank import AGAIN, RankMachine
+from tft.core.rank_words import (
     Abort,
     Answer,
     Done,
@@ -18,7 +18,6 @@ from tft.core.rank import (
     Locked,
     Ordered,
     RankCommand,
-    RankMachine,
     Standing,
     Unlock,
     Unlocked,

@@ -10,6 +10,25 @@ older void: what is under way is aborted, what is queued is dropped.
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from tft.core.rank_words import (
+    Abort,
+    Answer,
+    Done,
+    Execute,
+    HoldAfter,
+    LeaveAfter,
+    Leaving,
+    Left,
+    Lock,
+    Locked,
+    Ordered,
+    RankCommand,
+    RankEvent,
+    Standing,
+    Unlock,
+    Unlocked,
+    Woken,
+)
 from tft.protocol.messages import (
     Answered,
     Complete,
@@ -18,180 +37,11 @@ from tft.protocol.messages import (
     Hold,
     OrderName,
     Position,
-    RankOrder,
     Release,
     SavedFile,
     Stop,
     Verdict,
 )
-
-# ---------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered:
-    """
-    An order for this rank was heard, maybe not for the first time.
-    """
-
-    at: float
-    name: OrderName
-    order: RankOrder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Locked:
-    """
-    No update window opens any more; this is where the training thread stands.
-    """
-
-    at: float
-    position: Position
-    held: int | None
-    backups: tuple[int, ...] = ()
-    waiting: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """
-    Where the training thread stands, and whether it stands still there: it does when it waits at
-    the edge of an update window with its sums complete, until somebody lets it in.
-    """
-
-    at: float
-    position: Position
-    held: int | None
-    backups: tuple[int, ...] = ()
-    still: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unlocked:
-    """
-    Update windows open again; this is where the training thread stood.
-    """
-
-    at: float
-    position: Position
-    held: int | None
-    backups: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """
-    From now on the training thread leaves the loop at the next edge of an update window; this is
-    where it stands.
-    """
-
-    at: float
-    position: Position
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """
-    The training thread has left the loop and waits for orders.
-    """
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """
-    The training thread has carried out an order, or failed to.
-    """
-
-    order: RankOrder
-    name: OrderName
-    failure: str | None
-    position: Position
-    held: int | None
-    backups: tuple[int, ...] = ()
-    files: tuple[SavedFile, ...] = ()
-    verdict: Verdict = "pass"
-    finding: str = ""
-    private: str = ""
-    began: float
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Woken:
-    """
-    The moment named by `next_deadline` has come.
-    """
-
-    at: float
-
-
-RankEvent = Ordered | Locked | Standing | Unlocked | Leaving | Left | Done | Woken
-
-# ---------------------------------------------------------------- commands
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lock:
-    """
-    Hold the training thread back from its next update window, and say where it stands.
-    """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldAfter:
-    """
-    Let the training thread finish step `step`, hold it back from the window after that, and say
-    whether it stands there. When it comes there later, that is to be said then.
-    """
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unlock:
-    """
-    Hold the training thread back no longer, and announce the step it completes next.
-    """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveAfter:
-    """
-    Let the training thread finish step `step` if it has not; then it leaves the loop.
-    """
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
-    """
-    Bring the training thread out of whatever it may hang in.
-    """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execute:
-    """
-    Hand this order to the training thread.
-    """
-
-    name: OrderName
-    order: RankOrder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """
-    Report this.
-    """
-
-    answer: Answered
-
-
-RankCommand = Lock | HoldAfter | Unlock | LeaveAfter | Abort | Execute | Answer
 
 AGAIN = 0.05
 """Seconds between aborts: one that comes just before the training thread enters a collective, or

@@ -16,7 +16,8 @@ from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.config import RankSettings
 from tft.core.delivery import Outbox
-from tft.core.rank import (
+from tft.core.rank import RankMachine
+from tft.core.rank_words import (
     Abort,
     Answer,
     Execute,
@@ -28,7 +29,6 @@ from tft.core.rank import (
     Ordered,
     RankCommand,
     RankEvent,
-    RankMachine,
     Standing,
     Unlock,
     Unlocked,

@@ -19,7 +19,7 @@ import structlog
 
 from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings
-from tft.core.rank import Done, Execute, Left, Standing
+from tft.core.rank_words import Done, Execute, Left, Standing
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.hooks import CheckResult, Parcel
 from tft.page import Page

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tft.core.rank import Execute
+from tft.core.rank_words import Execute
 from tft.protocol.messages import (
     Check,
     Commit,

@@ -5,7 +5,7 @@ is told to leave, or something leaves it.
 
 from typing import TYPE_CHECKING
 
-from tft.core.rank import Execute
+from tft.core.rank_words import Execute
 from tft.protocol.messages import (
     Checkpointed,
     Faulted,

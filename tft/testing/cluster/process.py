@@ -5,7 +5,8 @@ in the loop, or out of it and carrying out orders, as a session's is.
 
 from typing import TYPE_CHECKING, Literal, assert_never
 
-from tft.core.rank import (
+from tft.core.rank import RankMachine
+from tft.core.rank_words import (
     Abort,
     Answer,
     Done,
@@ -19,7 +20,6 @@ from tft.core.rank import (
     Ordered,
     RankCommand,
     RankEvent,
-    RankMachine,
     Standing,
     Unlock,
     Unlocked,
