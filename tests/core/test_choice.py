@@ -580,7 +580,8 @@ def test_a_checkpoint_that_cannot_be_loaded_is_tried_and_given_up() -> None:
             job.settle()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
-    assert "rank 3 could not load: the manifest is damaged" in str(tried(job))
+    assert job.facts("order_failed")[0]["why"] == "the manifest is damaged"
+    assert len(job.orders(Load)) == 1  # it is not offered again
 
 
 def test_without_a_checkpoint_the_shard_that_nobody_has_is_named() -> None:
@@ -672,6 +673,21 @@ def test_what_is_noticed_of_strangers_is_absorbed() -> None:
     before = len(job.said)
     job.notice(1, "process")
     assert len(job.said) == before
+
+
+def test_a_node_that_is_taken_away_while_its_ranks_start_is_not_trained_on() -> None:
+    """
+    When a node is given up while a process starts there, then that is no reason to wait for it.
+    """
+    job = trained(placement=TWO_NODES)
+    job.slow = {3}
+    job.kill(3)
+    job.settle()
+    job.notice(3, "node", "its power goes")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in"]
+    assert job.machine.members == frozenset({0, 1})
 
 
 def _noticed_of(rank: int) -> Noticed:

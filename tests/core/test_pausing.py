@@ -533,30 +533,27 @@ def test_nobody_moving_while_a_boundary_is_awaited_is_a_hang() -> None:
     assert job.doing == "paused"
 
 
-def test_a_rank_that_does_not_come_to_the_boundary_is_asked_where_it_is() -> None:
+def test_a_boundary_that_is_not_reached_in_time_is_given_up() -> None:
     """
-    When the limit for coming to the boundary passes, then everyone is frozen to see who computes
-    while the others wait: it is ended and replaced.
+    When the limit for coming to the boundary passes, then there is no pause: everyone goes on, the
+    reason is told, and nobody is ended or loses a step for it. A real hang is noticed as one.
     """
     job = trained(hold=20.0)
     job.window(0)
     job.close(0)
     job.stuck = {3}
-    job.ranks[3].waiting = False
     job.pause()
     job.settle()
     assert job.doing == "pausing"
     job.wait()
     assert job.facts("order_overdue") == [{"order": "hold", "ranks": [3]}]
-    assert job.orders(Freeze)[-1].cause == "no answer to hold in time"
-    job.settle()
-    assert [k.rank for k in job.orders(Kill)] == [3]
+    assert job.facts("pause_given_up") == [{"why": "ranks [3]: no answer to hold in time"}]
     job.stuck = set()
     job.settle()
     job.train()
-    (incident,) = job.reports()
-    assert (incident["strategy"], incident["step"]) == ("recover", 5)
-    assert job.doing == "paused"
+    assert job.doing == "healthy"
+    assert job.orders(Kill) == []
+    assert job.reports() == []
 
 
 def test_ranks_that_are_not_released_are_dealt_with() -> None:
@@ -657,10 +654,10 @@ def test_no_pause_begins_while_ranks_are_finishing() -> None:
     assert job.over.result == "completed"
 
 
-def test_a_rank_that_has_left_the_loop_too_early_is_an_incident() -> None:
+def test_a_rank_that_has_left_the_loop_too_early_cannot_hold() -> None:
     """
     When a rank left the loop before the boundary that the furthest one sets, then it cannot hold
-    there: the job does not wait for it, and says why.
+    there: the pause is given up, and says why. What it left the loop for comes on its own.
     """
     job = trained()
     job.window(0)
@@ -669,11 +666,8 @@ def test_a_rank_that_has_left_the_loop_too_early_is_an_incident() -> None:
     job.pause()
     job.settle()
     why = "rank 3 could not hold: it has left the loop at step 3, before the end of 4"
-    assert job.facts("order_failed")[0]["order"] == "hold"
-    job.train()
-    assert strategies(job) == ["retry"]
-    assert why in str(job.reports()[0]["faults"])
-    assert job.doing == "paused"
+    assert job.facts("pause_given_up") == [{"why": why}]
+    assert job.reports() == []
 
 
 def test_everything_a_pause_needs_is_asked_of_those_who_take_part() -> None:

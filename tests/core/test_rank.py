@@ -21,6 +21,8 @@ from tft.core.rank_words import (
     Standing,
     Unlock,
     Unlocked,
+    Withdraw,
+    Withdrawn,
     Woken,
 )
 from tft.protocol.messages import (
@@ -404,19 +406,97 @@ def test_a_release_lets_the_training_thread_go_on_and_is_answered_at_once() -> N
     assert order(machine, "check", check(), 3.1) == []
 
 
+def checking(machine: RankMachine) -> RankMachine:
+    """
+    The rank runs a check where it stands.
+    """
+    paused(machine)
+    assert order(machine, "check", check(), 2.0) == [Execute(name="check", order=check())]
+    return machine
+
+
+def test_a_release_leaves_a_check_that_runs_alone() -> None:
+    """
+    When the pause is over before the check is, then nothing is aborted, at once or later: the
+    groups are to be kept. A check that has not begun is not run any more.
+    """
+    machine = checking(training())
+    release = Release(**key(round=2), to=(0,))
+    assert order(machine, "release", release, 3.0) == [Withdraw(), Unlock()]
+    assert machine.next_deadline() is None
+    assert done(machine, "check", check(), 3.5) == []
+
+
+def test_a_check_that_was_not_begun_is_taken_back() -> None:
+    """
+    When a check is taken out of the queue of a training thread because its round is over, then
+    nothing is answered, and what comes next does not wait for it.
+    """
+    machine = checking(training())
+    order(machine, "release", Release(**key(round=2), to=(0,)), 3.0)
+    assert machine.handle(Withdrawn()) == []
+
+    order(machine, "freeze", freeze(round=3), 4.0)
+    order(machine, "hold", hold(5, round=3), 4.1)
+    stands(machine, 5)
+    again = check(round=3)
+    assert order(machine, "check", again, 4.2) == [Execute(name="check", order=again)]
+    assert machine.handle(Withdrawn()) == []
+    assert machine.handle(Withdrawn()) == []
+
+
 def test_an_incident_ends_a_pause() -> None:
     """
-    When a freeze of a newer round comes while a rank runs a check, then the check is aborted and
-    its verdict is not told; the rank leaves the loop from where it stands.
+    When a freeze of a newer round comes while a rank runs a check, then it is answered at once
+    and nothing is aborted; the stop waits for the check, whose verdict is not told, as long as
+    for a step that is to be finished, and then the rank is brought out.
     """
-    machine = paused(training())
-    order(machine, "check", check(), 2.0)
-    assert order(machine, "freeze", freeze(incident=2), 2.1) == [Abort(), Lock()]
+    machine = checking(training())
+    assert order(machine, "freeze", freeze(incident=2), 2.1) == [Withdraw(), Lock()]
+    position = Position(step=4, window=True)
+    locked = Locked(at=2.1, position=position, held=None, waiting=True)
+    assert the_answer(machine.handle(locked)).order == "freeze"
     assert order(machine, "stop", stop(4, incident=2), 2.2) == [LeaveAfter(step=4)]
-    machine.handle(Leaving(at=2.2, position=Position(step=4, window=True)))
-    assert done(machine, "check", check(), 2.3) == []
+    assert machine.handle(Leaving(at=2.2, position=position)) == []
+    assert machine.next_deadline() == 3.2
+    assert machine.handle(Woken(at=3.2)) == [Abort()]
+    assert done(machine, "check", check(), 3.25) == []
     assert machine.next_deadline() is not None  # until it is out
-    assert names(machine.handle(Left(at=2.4))) == ["Execute"]
+    assert names(machine.handle(Left(at=3.3))) == ["Execute"]
+
+
+def test_a_stop_waits_for_a_check_out_of_the_loop_too() -> None:
+    """
+    When a rank whose training is over runs a check and an incident begins, then the check has the
+    grace of the stop; after it the check is aborted, again and again, until the stop can be
+    carried out.
+    """
+    machine = training()
+    machine.handle(Left(at=1.0))
+    order(machine, "check", check(), 2.0)
+    assert order(machine, "freeze", freeze(round=2), 2.1) == [Withdraw(), Lock()]
+    assert order(machine, "stop", stop(4, round=2), 2.2) == []
+    assert machine.next_deadline() == 3.2
+    assert machine.handle(Woken(at=3.2)) == [Abort()]
+    assert machine.handle(Woken(at=3.2 + AGAIN)) == [Abort()]
+    assert names(done(machine, "check", check(), 3.3)) == ["Execute"]
+    assert machine.next_deadline() is None
+
+
+def test_the_end_of_the_job_waits_for_no_check() -> None:
+    """
+    When the job ends while a rank runs a check, in the loop or out of it, then the check is
+    aborted.
+    """
+    end = End(**key(round=2), to=(0,), code=3, why="a test")
+    inside = checking(training())
+    assert order(inside, "end", end, 3.0) == [Withdraw(), LeaveAfter(step=0), Abort()]
+
+    outside = training()
+    outside.handle(Left(at=1.0))
+    order(outside, "check", check(), 2.0)
+    assert order(outside, "end", end, 3.0) == [Withdraw(), Abort()]
+    assert outside.handle(Withdrawn()) == [Execute(name="end", order=end)]
 
 
 def test_a_hold_of_an_older_round_is_not_answered() -> None:

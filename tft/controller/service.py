@@ -235,7 +235,7 @@ class Controller:
     def _lead_now(self) -> Lead:
         return Lead(
             epoch=self._epoch,
-            heard=self._inbox.heard(),
+            heard={s: n for s, n in self._inbox.heard().items() if s not in self._machine.refused},
             state=str(self._machine.state),
             incident=self._machine.incident.number,
             check=self._machine.checked,

@@ -183,11 +183,28 @@ class Choice:
             return None
         wanted = advice.base or advice.strategy
         offer = next((offer for offer in made if offer.strategy == wanted), None)
-        if offer is not None and offer.why_not is None:
-            return offer
         why_not = "nobody offered it" if offer is None else offer.why_not
+        why_not = why_not or self._why_not_replace(advice)
+        if why_not is None:
+            return offer
         self._job.tell("advice_not_followed", strategy=advice.strategy, why_not=why_not)
         return None
+
+    def _why_not_replace(self, advice: Advised) -> str | None:
+        """
+        Whoever is replaced on advice must leave every shard a holder.
+        """
+        if not advice.base or not advice.replace:
+            return None
+        job = self._job
+        standings = job.standings(self.homeless)
+        staying = {rank: s for rank, s in standings.items() if rank not in advice.replace}
+        step = planner.agreed_step(job.topology(), staying, _advised_terms(job.terms(), advice))
+        return (
+            f"with ranks {sorted(advice.replace)} replaced, {step}"
+            if isinstance(step, str)
+            else None
+        )
 
     def _follow(self, offer: Offer, name: str) -> None:
         job, incident = self._job, self._job.incident
@@ -244,6 +261,7 @@ class Choice:
         heir.private, heir.page, heir.derives = old.private, old.page, old.derives
         if old.process is not Process.GONE:
             job.retiring.append(old)  # what it had captured comes with its end
+            old.doomed, old.doomed_at = "another process has taken over from it", job.now
             job.kill(old, "another process has taken over from it", last_words=False)
 
 

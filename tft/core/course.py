@@ -218,7 +218,9 @@ class Course:
         node = job.elsewhere(seat)
         unable = [s.rank for s in job.seated() if s.ready and "migrate" not in s.strategies]
         why_not = ""
-        if "migrate" not in job.policy.enable:
+        if FAULTS[job.state] is not Reaction.FREEZE:
+            why_not = "everyone stands still already"
+        elif "migrate" not in job.policy.enable:
             why_not = "migrate is not enabled"
         elif unable:
             why_not = f"the adaptor of ranks {unable} cannot take part"
@@ -262,12 +264,12 @@ class Course:
         When every member is there: form the groups, and copy what has to be copied.
         """
         job, incident = self._job, self._job.incident
+        if incident.strategy == "" and not job.dying():
+            return self.choice.consider()
         there = job.every(lambda seat: seat.ready) and job.store is not None
         waits = job.deadline is not None and job.deadline > job.now
         if not there or waits or job.dying():
             return False
-        if incident.strategy == "":
-            return self.choice.consider()
         plan = planner.repair(
             job.topology(), job.standings(self.choice.homeless), job.members, job.terms()
         )
@@ -315,9 +317,10 @@ class Course:
     def _roll_back(self) -> bool:
         job = self._job
         step = (job.incident.step or 1) - 1
-        skip = job.incident.skip
-        if job.policy.skip_batch and job.incident.ceiling is not None:
-            skip = max(skip, job.incident.numeric_step() - step)
+        skip = self._skip(step)
+        if job.incident.polluted and job.incident.ceiling is not None:
+            ceiling = job.incident.ceiling
+            job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= ceiling}
         rollback = Rollback(
             **job.key(),
             to=tuple(sorted(job.members)),
@@ -327,6 +330,19 @@ class Course:
             derive=self._deriving(step),
         )
         return job.step_to(S.ROLLING_BACK, rollback, job.policy.repair)
+
+    def _skip(self, step: int) -> int:
+        """
+        How many batches are left out after `step`: as advised, or those that led to bad numbers.
+        The same again when everyone is brought to that step once more.
+        """
+        incident = self._job.incident
+        if incident.skip_at is None:
+            if self._job.policy.skip_batch and incident.ceiling is not None:
+                incident.skip = max(incident.skip, incident.numeric_step() - step)
+            if incident.skip:
+                incident.skip_at = step
+        return incident.skip if step == incident.skip_at else 0
 
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
@@ -342,6 +358,7 @@ class Course:
     def _resume_training(self) -> bool:
         job = self._job
         job.trained = set()
+        job.incident.gone_back()
         for seat in job.seated():
             seat.finished = False
         resume = job.to_all(Resume, step=job.incident.step or 1)
@@ -350,8 +367,6 @@ class Course:
     def _close(self) -> bool:
         job, incident = self._job, self._job.incident
         incident.tasks = {}
-        if incident.ceiling is not None:
-            job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= incident.ceiling}
         job.move(S.HEALTHY)
         if incident.closed is not None:
             return True  # it was a pause that has ended

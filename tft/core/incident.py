@@ -86,10 +86,16 @@ class Incident:
     """Ranks whose last update may have spread what is wrong, and who have yet to say which."""
     tentative: bool = False
     """The ceiling is a guess, after a fault that came back: better none than to save nothing."""
+    polluted: bool = False
+    """The ceiling was told by a fault: neither is a checkpoint of a later step sound."""
+    guessed: bool = False
+    """Going back further than the fault demanded was tried once."""
     joining: frozenset[int] = frozenset()
     """The ranks that come back with it, after having been away."""
     skip: int = 0
     """How many batches are left out after going back."""
+    skip_at: int | None = None
+    """The step after which they are left out; None: that is not known yet."""
     advice: Advised | None = None
     """What the recovery plugins said to the present offers."""
     awaited: bool = False
@@ -110,7 +116,7 @@ class Incident:
     furthest: int = 0
     """The highest step that some rank had completed."""
     reached: int = 0
-    """The highest step whose update some rank had begun."""
+    """The highest step whose update some rank had begun, as far as is known in this round."""
     step: int | None = None
     """The first step to be computed after the incident."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
@@ -140,6 +146,14 @@ class Incident:
         """
         known = ceiling if self.ceiling is None else self.ceiling
         self.ceiling, self.tentative = max(0, min(ceiling, known)), False
+        self.polluted = True
+
+    def gone_back(self) -> None:
+        """
+        Everyone has been brought to a step below the ceiling: what is held from now on is newer
+        than what was wrong.
+        """
+        self.ceiling, self.tentative, self.polluted = None, False, False
 
     def roots(self) -> list[Fault]:
         """

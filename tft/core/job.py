@@ -20,6 +20,7 @@ from tft.protocol.messages import (
     OrderName,
     PauseRequested,
     RankOrder,
+    Refused,
     SavedFile,
     Spawn,
     StopRequested,
@@ -60,11 +61,16 @@ class Job:
         """The ranks that take part: fewer than the world once the job has shrunk."""
         self.heirs: dict[int, Seat] = {}
         """By rank: a process that gets ready to take over from one that still trains."""
+        self.joined = False
         self.retiring: list[Seat] = []
         """Processes whose seats were taken over, until they have ended."""
+        self.refused: dict[str, tuple[Refused, float]] = {}
+        """By sender: processes whose claim to a rank was refused, and when."""
         self.handed: dict[int, int] = {}
         """By rank: the incarnation that was handed out last."""
         self.nodes: dict[int, tuple[int, ...]] = {}
+        self.agents: dict[int, tuple[str, int]] = {}
+        """By node: host and pid of its agent."""
         self.room: dict[int, int] = {}
         """By node: for how many more ranks it has room."""
         self.lost_nodes: set[int] = set()
@@ -124,17 +130,16 @@ class Job:
 
     def anyone_joined(self) -> bool:
         """
-        Some rank has called `tft.init`.
+        Some rank has called `tft.init`, whether it still lives or not.
         """
-        return any(s.process in (Process.JOINED, Process.READY) for s in self.seats.values())
+        return self.joined
 
-    def dying(self) -> bool:
+    def dying(self) -> list[Seat]:
         """
-        Someone was told to be ended and its end has not come in: what it left is not known.
+        Those who were told to be ended and whose end has not come in: what they leave is not known.
         """
-        if self.retiring:
-            return True
-        return any(s.doomed and s.process is not Process.GONE for s in self.seats.values())
+        doomed = [s for s in self.seats.values() if s.doomed and s.process is not Process.GONE]
+        return [*doomed, *self.retiring]
 
     def every(self, holds: Callable[[Seat], bool]) -> bool:
         """
@@ -172,7 +177,7 @@ class Job:
         """
         The node on which a process for this rank can be started: its own, else one with room.
         """
-        if seat.node is not None and seat.node not in self.lost_nodes:
+        if seat.node is not None and seat.node not in self.lost_nodes | seat.shunned:
             return seat.node
         return self.elsewhere(seat)
 
@@ -181,7 +186,7 @@ class Job:
         Another node that has room.
         """
         for node in sorted(self.room):
-            if self.room[node] > 0 and node not in self.lost_nodes and node != seat.node:
+            if self.room[node] > 0 and node not in {*self.lost_nodes, *seat.shunned, seat.node}:
                 return node
         return None
 
@@ -191,6 +196,8 @@ class Job:
         """
         if seat.node != node:
             self.room[node] = self.room.get(node, 0) - 1
+            if seat.node is not None:
+                self.room[seat.node] = self.room.get(seat.node, 0) + 1
             seat.node = node
             self._topology = None
 

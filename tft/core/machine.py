@@ -11,7 +11,7 @@ say, `course.py` leads through an incident, `job.py` holds what is known. `docs/
 the same as a story.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -22,7 +22,7 @@ from tft.core.incident import Incident
 from tft.core.job import Job
 from tft.core.policy import Policy
 from tft.core.reports import Reports
-from tft.core.seats import STARTING, Process
+from tft.core.seats import STARTING, Process, Seat
 from tft.core.table import REACTIONS, SETTLED, Reaction, State, kind_of
 from tft.errors import InternalError
 from tft.protocol.messages import Order, OrderName
@@ -31,6 +31,9 @@ S = State
 
 AT_ONCE: frozenset[OrderName] = frozenset({"freeze", "stop"})
 """Orders that each rank answers for itself, and soon: a bus that is away takes longer."""
+REFUSED = 60.0
+"""Seconds for which a refusal is repeated, since it is not answered: whoever has not heard it by then
+is gone, or will wait for an answer for ever."""
 
 
 class Machine:
@@ -95,6 +98,13 @@ class Machine:
         return self._job.seats[rank].incarnation
 
     @property
+    def refused(self) -> Collection[str]:
+        """
+        The senders whose claim to a rank was refused: they must not believe that they were heard.
+        """
+        return self._job.refused.keys()
+
+    @property
     def incident(self) -> Incident:
         """
         The incident that is open, or was last.
@@ -147,8 +157,8 @@ class Machine:
 
     def _take(self, event: Event, reaction: Reaction) -> None:
         match event:
-            case Received(message=message):
-                self._reports.take(message, reaction)
+            case Received(message=message, sender=sender):
+                self._reports.take(message, reaction, sender)
             case DeadlinePassed():
                 self._expire()
             case Stalled():
@@ -201,6 +211,7 @@ class Machine:
                 to = tuple(rank for rank in order.to if rank in task.waiting)
                 if to:
                     orders.append(replace(order, to=to))
+        orders += [o for o, at in self._job.refused.values() if self._job.now < at + REFUSED]
         return [replace(order, epoch=self._job.epoch) for order in (*orders, *self._job.ending)]
 
     def next_deadline(self) -> float | None:
@@ -215,7 +226,9 @@ class Machine:
                 for seat in (*job.seats.values(), *job.heirs.values())
                 if seat.process in STARTING
             ]
-        if job.deadline is not None and not job.dying():
+        if job.state not in SETTLED:
+            moments += [self._unkillable_at(seat) for seat in job.dying()]
+        if job.deadline is not None and (job.state is not S.CHOOSING or not job.dying()):
             moments.append(job.deadline)
         return min(moments, default=None)
 
@@ -227,6 +240,10 @@ class Machine:
                 return
         if job.state not in SETTLED and job.anyone_joined():
             self._end_late_starters()
+        if job.state not in SETTLED:
+            for seat in job.dying():
+                if self._unkillable_at(seat) <= job.now:
+                    self._reports.could_not_end(seat)
         if job.deadline is None or job.deadline > job.now:
             return
         if job.state is S.EXITING:
@@ -234,6 +251,9 @@ class Machine:
         elif job.state is S.PAUSED:
             job.tell("pause_over", seconds=job.policy.pause)
             self._course.pausing.release()
+
+    def _unkillable_at(self, seat: Seat) -> float:
+        return max(seat.doomed_at, self._job.led) + self._job.policy.kill
 
     def _end_late_starters(self) -> None:
         job = self._job
@@ -251,10 +271,12 @@ class Machine:
         why = f"no answer to {order} in time"
         job.tell("order_overdue", order=order, ranks=ranks)
         match order:
-            case "regroup" | "rebuild" | "resume" | "hold" | "release":
+            case "hold":
+                self._course.pausing.give_up(f"ranks {ranks}: {why}")
+            case "regroup" | "rebuild" | "resume" | "release":
                 # one rank that does not come keeps all of them: who it is shows in the freeze
                 rounds.open()
-                job.incident.suspicion = why if order in ("hold", "release") else ""
+                job.incident.suspicion = why if order == "release" else ""
                 rounds.again(f"ranks {ranks}: {why}")
             case (
                 "freeze" | "stop" | "load" | "fetch" | "restore" | "rollback" | "check" | "save"

@@ -87,6 +87,14 @@ class Pausing:
             self.release()
         return True
 
+    def give_up(self, why: str) -> None:
+        """
+        The boundary cannot be reached: everyone goes on, and whoever asked is told.
+        """
+        self._job.pause = None
+        self._job.tell("pause_given_up", why=why)
+        self.release()
+
     def release(self) -> None:
         """
         Everyone goes on; the job is healthy when all have done a step.

@@ -44,6 +44,8 @@ class Policy:
     """Before a strategy is begun a third time, and further ones: what it needs may be on its way."""
     patient: int = 3
     """How often an order is given its time again when nobody answers it: then it is the bus."""
+    kill: float = 10.0
+    """The kernel ends a process in milliseconds, unless a driver or a file system holds it."""
     freeze: float = 2.0
     """A live control thread answers in milliseconds; more than this and it does not run."""
     grace: float = 1.0
@@ -59,7 +61,7 @@ class Policy:
     join: float = 300.0
     """From spawning a process to its `Session.run`: imports and the building of a model."""
     hold: float = 600.0
-    """For coming to a step boundary: a step, however long it is. A hang is noticed before."""
+    """For coming to a step boundary; after it the pause is given up. A hang is noticed before."""
     pause: float = 3600.0
     """After this a paused job goes on by itself: whoever paused it may be gone."""
     check: float = 600.0

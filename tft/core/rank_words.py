@@ -109,6 +109,13 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """
+    The order the training thread had not begun was taken back from it.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Woken:
     """
     The moment named by `next_deadline` has come.
@@ -117,7 +124,7 @@ class Woken:
     at: float
 
 
-RankEvent = Ordered | Locked | Standing | Unlocked | Leaving | Left | Done | Woken
+RankEvent = Ordered | Locked | Standing | Unlocked | Leaving | Left | Done | Withdrawn | Woken
 
 # ---------------------------------------------------------------- commands
 
@@ -173,6 +180,13 @@ class Execute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw:
+    """
+    Take back the order that the training thread was handed, if it has not begun with it.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """
     Report this.
@@ -181,4 +195,4 @@ class Answer:
     answer: Answered
 
 
-RankCommand = Lock | HoldAfter | Unlock | LeaveAfter | Abort | Execute | Answer
+RankCommand = Lock | HoldAfter | Unlock | LeaveAfter | Abort | Execute | Withdraw | Answer

@@ -10,7 +10,7 @@ from tft.core.commands import JobOver
 from tft.core.course import Course
 from tft.core.incident import PHASES
 from tft.core.job import Job
-from tft.core.seats import Process, Seat
+from tft.core.seats import STARTING, Process, Seat
 from tft.core.table import SETTLED, Reaction, State
 from tft.protocol.messages import (
     Advised,
@@ -53,9 +53,10 @@ class Reports:
         self._course = course
         self._rounds = course.rounds
 
-    def take(self, message: Report, reaction: Reaction) -> None:
+    def take(self, message: Report, reaction: Reaction, sender: str) -> None:
         """
-        Keeps what a report says. `reaction` is what the table says it leads to.
+        Keeps what a report says. `reaction` is what the table says it leads to. A rank is spoken
+        for by the process whose claim was accepted: what another one says of it is absorbed.
         """
         match message:
             case NodeJoined():
@@ -69,7 +70,7 @@ class Reports:
             case NodeLost():
                 self._node_lost(message)
             case StopRequested():
-                self._stop_requested(message)
+                self._stop_requested(message, reaction)
             case PauseRequested():
                 self._pause_requested(message, reaction)
             case ResumeRequested():
@@ -79,10 +80,10 @@ class Reports:
             case Advised():
                 self._course.choice.advised(message)
             case Joined():
-                self._joined(message)
+                self._joined(message, sender)
             case Ready() | Faulted() | Answered() | Trained() | Finished() | Checkpointed():
                 seat = self._job.find(message.rank, message.incarnation)
-                if seat is not None and seat.process is not Process.GONE:
+                if seat is not None and seat.process is not Process.GONE and seat.sender == sender:
                     self._from_seat(seat, message)
             case _:
                 assert_never(message)
@@ -119,15 +120,19 @@ class Reports:
 
     def _node_joined(self, message: NodeJoined) -> None:
         job = self._job
-        known = message.node in job.nodes
-        if message.node in job.isolated or (known and message.node not in job.lost_nodes):
+        known = message.node in job.nodes and message.node not in job.lost_nodes
+        agent = (message.host, message.pid)
+        if message.node in job.isolated or (known and agent == job.agents[message.node]):
             return
+        if known:  # what ran there has gone with the agent before this one
+            why = f"another agent has come up on node {message.node}"
+            self._node_lost(NodeLost(node=message.node, why=why, at=message.at))
+        job.agents[message.node] = agent
         for rank in message.ranks:
             job.node_orders[rank] = [
                 order for order in job.node_orders.get(rank, []) if order.node != message.node
             ]  # of processes that are gone with the agent that had them
         job.nodes[message.node] = message.ranks
-        job.room[message.node] = message.spare
         job.lost_nodes.discard(message.node)
         for rank in message.ranks:
             seat = job.seats.get(rank)
@@ -135,6 +140,10 @@ class Reports:
                 seat.node = message.node
                 job.placed()
                 job.spawn(seat, message.node, "the job starts")
+        settled = sum(
+            seat.node == message.node for seat in (*job.seats.values(), *job.heirs.values())
+        )
+        job.room[message.node] = len(message.ranks) + message.spare - settled
         self._course.recall()
 
     def _node_lost(self, message: NodeLost) -> None:
@@ -167,12 +176,15 @@ class Reports:
         seat.process = Process.GONE
         seat.training = False
         seat.held, seat.backups = None, ()
-        if seat in self._job.retiring:
-            self._job.retiring.remove(seat)
-        elif not self._job.holds_seat(seat):
-            del self._job.heirs[seat.rank]
-            if seat.node is not None:  # its place is free again
-                self._job.room[seat.node] += 1
+        job = self._job
+        if seat in job.retiring:
+            job.retiring.remove(seat)
+        elif not job.holds_seat(seat):
+            del job.heirs[seat.rank]
+        else:
+            return
+        if seat.node is not None:  # its place is free again
+            job.room[seat.node] = job.room.get(seat.node, 0) + 1
 
     def _matters(self, seat: Seat) -> bool:
         """
@@ -197,14 +209,15 @@ class Reports:
         if seat is not None and seat.process is Process.ORDERED:
             seat.process = Process.SPAWNED
             seat.pid = message.pid
-            seat.spawned = message.at
+            seat.spawned, seat.began = self._job.now, message.at
             self._job.forget(message.rank, message.incarnation, Spawn)
 
-    def _joined(self, message: Joined) -> None:
+    def _joined(self, message: Joined, sender: str) -> None:
         job = self._job
         if message.rank not in job.seats or message.world != len(job.seats):
             return self._refuse(
                 message,
+                sender,
                 f"rank {message.rank} of {message.world} has no place in a job of "
                 f"{len(job.seats)} ranks",
             )
@@ -220,26 +233,25 @@ class Reports:
         if seat is None or taken or seat.process is Process.GONE:
             return self._refuse(
                 message,
+                sender,
                 f"rank {message.rank} is held by process {holder.pid} (incarnation "
                 f"{holder.incarnation}); process {message.pid} (incarnation "
                 f"{message.incarnation}) came without being asked for",
             )
         job.forget(message.rank, message.incarnation, Spawn)
-        seat.join(message)
+        job.joined = True
+        seat.join(message, sender)
         if job.incident.number:
-            job.phase("await", seat.rank, seat.spawned, message.at)
+            job.phase("await", seat.rank, seat.began, message.at)
         return None
 
-    def _refuse(self, message: Joined, why: str) -> None:
-        self._job.say(
-            Refused(
-                epoch=self._job.epoch,
-                rank=message.rank,
-                pid=message.pid,
-                started=message.started,
-                why=why,
-            )
+    def _refuse(self, message: Joined, sender: str, why: str) -> None:
+        job = self._job
+        refused = Refused(
+            epoch=job.epoch, rank=message.rank, pid=message.pid, started=message.started, why=why
         )
+        job.refused[sender] = (refused, job.now)
+        job.say(refused)
         self._job.tell("claim_refused", rank=message.rank, pid=message.pid, why=why)
 
     def _ready(self, seat: Seat, message: Ready) -> None:
@@ -272,6 +284,26 @@ class Reports:
         job.tell("rank_gone", rank=seat.rank, code=message.code, incarnation=seat.incarnation)
         self._blame(seat, message, was)
         return self._course.lost(seat)
+
+    def could_not_end(self, seat: Seat) -> None:
+        """
+        Its agent has not ended a process in time. It is given up without a last word: nobody obeys
+        in its place, and none is started for its rank where it may still sit.
+        """
+        job = self._job
+        step = self._rounds.step_of(seat)
+        matters = self._matters(seat)
+        self._gone(seat)
+        if seat.node is not None:
+            seat.shunned |= {seat.node}
+            if seat.rank in job.seats:
+                job.seats[seat.rank].shunned |= {seat.node}
+        why = f"its process could not be ended within {job.policy.kill:.0f} s"
+        job.tell("rank_not_ended", rank=seat.rank, incarnation=seat.incarnation, why=why)
+        if matters:
+            if not self._blamed(seat):
+                self._rounds.fault("process", seat.rank, step, job.now, why)
+            self._course.lost(seat)
 
     def _blame(self, seat: Seat, message: Exited, was: Process) -> None:
         """
@@ -352,10 +384,12 @@ class Reports:
 
     # ---------------------------------------------------------------- requests
 
-    def _stop_requested(self, message: StopRequested) -> None:
+    def _stop_requested(self, message: StopRequested, reaction: Reaction) -> None:
         if self._job.stop is not None:
-            return
+            return None
         self._job.stop = message
+        if reaction is not R.FORCE:
+            return None  # that is what is being done
         if not any(seat.ready for seat in self._job.seated()):
             code = 128 + message.signal if message.signal else 4
             return self._course.ending.exit(
@@ -371,7 +405,7 @@ class Reports:
             self._job.pause = message
 
     def _resume_requested(self, reaction: Reaction) -> None:
-        self._job.pause = None
+        self._job.pause, self._job.checked = None, ""
         if reaction is R.RELEASE:
             self._course.pausing.release()
 
@@ -431,8 +465,10 @@ class Reports:
         """
         job = self._job
         seat = job.seats.get(message.rank)
-        if seat is None or not seat.ready or not self._matters(seat) or seat.doomed:
+        if seat is None or not self._matters(seat) or seat.doomed:
             return None
+        if not seat.ready and (message.kind != "node" or seat.process not in STARTING):
+            return None  # another process is on its way, and has nothing yet that could be wrong
         step = self._rounds.step_of(seat)
         match message.kind:
             case "straggler":
@@ -515,10 +551,15 @@ class Reports:
             case "restore":
                 seat.damaged = True  # its copies are not what they should be: others have some
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
-            case "hold" | "release":  # in a pause nothing is wrong yet: this is what is
+            case "hold":  # nothing is wrong, but there is no pause
+                self._course.pausing.give_up(f"rank {seat.rank} could not {order}: {why}")
+            case "release":  # in a pause nothing is wrong yet: this is what is
                 evidence = f"rank {seat.rank} could not {order}: {why}"
                 rounds.fault("network", None, seat.position.step + 1, job.now, evidence)
-            case "load" | "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
+            case "load":  # an older one may be whole
+                job.checkpoints.pop((job.incident.step or 1) - 1, None)
+                rounds.again(f"rank {seat.rank} could not {order}: {why}")
+            case "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
             case "check":
                 # nobody could run it: that says nothing of the rank, and is no reason to stay

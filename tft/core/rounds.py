@@ -85,8 +85,8 @@ class Rounds:
         ceiling = max(0, step - 2)
         earlier = [kept for seat in job.seats.values() for kept in seat.kept]
         earlier += job.checkpoints
-        if kind == "numeric" and incident.ceiling is None and any(s <= ceiling for s in earlier):
-            incident.ceiling, incident.tentative = ceiling, True
+        if kind == "numeric" and not incident.guessed and any(s <= ceiling for s in earlier):
+            incident.ceiling, incident.tentative, incident.guessed = ceiling, True, True
             return
         incident.failed[incident.base] = f"the {kind} fault at step {step} came back"
 
@@ -127,7 +127,7 @@ class Rounds:
         job = self._job
         if seat.doomed or seat.node is None:
             return
-        seat.doomed, seat.blame = why, blame
+        seat.doomed, seat.blame, seat.doomed_at = why, blame, job.now
         if not job.holds_seat(seat):
             return job.kill(seat, why, last_words=False)
         job.excuse(seat.rank)
@@ -146,6 +146,7 @@ class Rounds:
         incident.round += 1
         incident.tasks = {}
         incident.strategy = ""
+        incident.reached = 0
         job.trained = set()
         job.move(S.FREEZING)
         causes = [f"{f.kind} at rank {f.rank}" for f in incident.roots()]

@@ -46,6 +46,8 @@ class Seat:
     process: Process = Process.ABSENT
     pid: int = 0
     started: int = 0
+    sender: str = ""
+    """Who speaks for it: the process whose claim to the rank was accepted."""
     address: str = ""
     strategies: frozenset[str] = frozenset()
     derives: bool = False
@@ -69,9 +71,15 @@ class Seat:
     """This process has been in the loop: its position is the job's."""
     doomed: str = ""
     """Why the agent was told to end it; empty while it was not."""
+    doomed_at: float = 0.0
+    shunned: frozenset[int] = frozenset()
+    """Nodes on which a process of this rank could not be ended."""
     blame: str = ""
     """The kind of fault its end will be reported as; empty: `process`."""
     spawned: float = 0.0
+    """When it was asked for, or heard of first: the controller's clock."""
+    began: float = 0.0
+    """When it was started: the clock of its node."""
     straggles: str = ""
     """Why it is to be taken over from."""
     invited: bool = False
@@ -128,20 +136,21 @@ class Seat:
         self.incarnation = incarnation
         self.process = Process.ORDERED
         self.pid = self.started = 0
+        self.sender = ""
         self.held, self.backups = None, ()
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = False
         self.doomed = self.blame = self.unable = ""
         self.invited = False
         self.position = START
-        self.spawned = at
+        self.spawned = self.began = at
 
-    def join(self, message: Joined) -> None:
+    def join(self, message: Joined, sender: str) -> None:
         """
         The process that was asked for has called `tft.init`.
         """
         self.process = Process.JOINED
-        self.pid, self.started = message.pid, message.started
+        self.pid, self.started, self.sender = message.pid, message.started, sender
         self.address = message.address
         self.strategies = frozenset(message.strategies)
         self.derives = message.derives

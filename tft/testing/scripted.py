@@ -37,6 +37,7 @@ from tft.protocol.messages import (
     OrderName,
     PauseRequested,
     RankOrder,
+    RankReport,
     Ready,
     Refused,
     Report,
@@ -95,6 +96,8 @@ class ScriptedJob:
     consulted: list[Consult] = field(init=False, default_factory=list)
     failures: dict[tuple[int, OrderName], list[str]] = field(init=False, default_factory=dict)
     """Why an order fails on a rank, the first times it comes."""
+    deaf: set[int] = field(init=False, default_factory=set)
+    """Nodes whose agents end nobody, whatever they are told."""
     muted: set[tuple[int, OrderName]] = field(init=False, default_factory=set)
     """Orders that a rank never answers."""
     stuck: set[int] = field(init=False, default_factory=set)
@@ -125,13 +128,16 @@ class ScriptedJob:
         self.settle()
         return self
 
-    def report(self, message: Report) -> None:
+    def report(self, message: Report, *, sender: str = "") -> None:
         """
-        A report comes in; what follows is queued, not yet done.
+        A report comes in; what follows is queued, not yet done. Who speaks for a rank is its
+        process, if nothing else is said.
         """
         self.now += 0.001
         self._number += 1
-        event = Received(at=self.now, sender="s", number=self._number, message=message)
+        event = Received(
+            at=self.now, sender=sender or _sender(message), number=self._number, message=message
+        )
         self._take(self.machine.handle(event))
         self.machine.check()
 
@@ -423,7 +429,7 @@ class ScriptedJob:
                 self._spawn(order)
             case Kill():
                 one = self._process(order.rank, order.incarnation)
-                if one is not None and one.alive:
+                if one is not None and one.alive and order.node not in self.deaf:
                     self.heirs = {r: heir for r, heir in self.heirs.items() if heir is not one}
                     self._ends(one, -9, stack="File stuck.py" if order.last_words else "")
             case EndNode() | Refused():
@@ -545,6 +551,12 @@ class ScriptedJob:
 
     def _gives(self, rank: int) -> frozenset[int]:
         return self.ranks[rank].sound_steps()
+
+
+def _sender(message: Report) -> str:
+    if isinstance(message, RankReport):
+        return f"rank.{message.rank}/{message.incarnation}"
+    return "outside"
 
 
 def _nobody_knows(fault: Fault) -> float | None:

@@ -1,0 +1,119 @@
+"""
+What has no end by itself is given one: a process that cannot be ended, a limit that is over when
+what it was for has been done, a place that nobody comes to.
+"""
+
+import pytest
+
+from tests.core.lives import strategies, trained
+from tft.core.table import State
+from tft.protocol.messages import Kill, Load, Save, Spawn, Stop
+from tft.testing.scripted import ScriptedJob
+
+
+def test_a_process_that_cannot_be_ended_is_given_up_after_its_limit() -> None:
+    """
+    When an agent does not say within ten seconds that a process has ended, then the job goes on
+    without its last word: nobody obeys in its place, and its rank comes back on another node.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
+    job.deaf = {1}
+    job.notice(3, "process", "its card is gone")
+    job.settle()
+    assert job.state is State.FREEZING
+    assert job.machine.next_deadline() == pytest.approx(job.now + 10.0, abs=0.1)
+    job.wait()
+    assert job.facts("rank_not_ended")[0]["rank"] == 3
+    assert [(s.rank, s.node) for s in job.orders(Spawn)][-1] == (3, 2)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert [k.rank for k in job.machine.outstanding() if isinstance(k, Kill)] == [3]
+
+
+def test_a_job_that_ends_does_not_wait_for_a_process_that_cannot_be_ended() -> None:
+    """
+    When somebody cannot be ended while a last checkpoint is written, then it is written without.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    job.deaf = {1}
+    job.stop(0)
+    job.notice(3, "process", "its card is gone")
+    job.settle()
+    job.wait()
+    job.settle()
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_a_ceiling_holds_until_everyone_has_gone_back() -> None:
+    """
+    When everyone was brought back behind a pollution, and a rank dies much later, but before the
+    success was announced, then what they have trained since then is sound.
+    """
+    job = trained(steps=6, keeps=2)
+    job.fault(1, "memory", polluted=True)
+    job.settle()
+    for one in job.ranks.values():
+        one.announce = False  # the controller does not listen
+    job.train(5)
+    held = job.ranks[0].step
+    job.kill(2)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["step"]) == ("recover", held + 1)
+
+
+def test_all_can_be_lost_and_come_back_more_than_once() -> None:
+    """
+    When all processes are lost, and one replacement dies before it has joined, then that is no
+    script that never calls `tft.init`: it is started again.
+    """
+    job = ScriptedJob(2, resume=("/checkpoints/step-4", 4)).start()
+    job.train(2)
+    job.slow = {0, 1}
+    job.kill(0)
+    job.kill(1)
+    job.settle()
+    assert job.state is State.CHOOSING or job.state is State.AWAITING
+    assert job.machine.next_deadline() is not None
+    job.slow = set()
+    job.kill(0)
+    job.settle()
+    assert job.over is None
+    assert len(job.orders(Spawn)) == 5
+
+
+def test_who_was_furthest_before_everyone_went_back_does_not_say_where_to_stop() -> None:
+    """
+    When everyone was brought back to a checkpoint and a fault comes then, then nobody is told to
+    finish a step that lies far ahead.
+    """
+    job = trained(steps=9, groups={"a": (0, 1), "b": (2,), "c": (3,)})
+    job.checkpointed(4)
+    job.kill(3)
+    job.settle()
+    assert [load.step for load in job.orders(Load)] == [4]
+    job.fault(1, "network")
+    job.settle()
+    assert [stop.finish for stop in job.orders(Stop)] == [9, 4]
+
+
+def test_asking_twice_for_the_end_does_not_begin_it_anew() -> None:
+    """
+    When SIGTERM comes while a last checkpoint is written already, then it is not written twice;
+    that somebody asked is how the job is said to have ended.
+    """
+    job = trained()
+    job.muted = {(0, "save")}
+    job.fault(1, "software")
+    job.settle()
+    job.stop(15)
+    job.settle()
+    assert len(job.orders(Save)) == 4
+    job.muted = set()
+    job.repeat()
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("cancelled", 143)
