@@ -63,7 +63,8 @@ class Course:
             case S.ROLLING_BACK if job.answered_all("rollback"):
                 return self._resume_training()
             case S.RESUMING if job.answered_all("resume", "release"):
-                return job.trained.issuperset(job.members) and self._close()
+                enough = len(job.trained) >= len(job.members)
+                return enough and job.trained.issuperset(job.members) and self._close()
             case S.HEALTHY:
                 return self._healthy()
             case S.PAUSING | S.PAUSED:
@@ -81,9 +82,9 @@ class Course:
         Trained to the end, or time for what was kept: a pause, a change of who takes part.
         """
         job = self._job
-        if job.every(lambda seat: seat.finished):
+        if job.finished.issuperset(job.members):
             return self.ending.complete()
-        if any(seat.finished for seat in job.seated()):
+        if job.finished:
             return False  # the others are about to be
         if job.pause is not None:
             self.pausing.begin(job.pause)
@@ -241,7 +242,8 @@ class Course:
         Ranks outside that have lost their process get another one, if there is a place for it.
         """
         job = self._job
-        if "scale_out" not in job.policy.enable:
+        whole = len(job.members) == len(job.seats)
+        if whole or "scale_out" not in job.policy.enable:
             return
         for seat in job.seats.values():
             outside = seat.rank not in job.members and seat.process is Process.GONE
@@ -266,6 +268,8 @@ class Course:
         job, incident = self._job, self._job.incident
         if incident.strategy == "" and not job.dying():
             return self.choice.consider()
+        if job.waits_for_starters():
+            return False
         there = job.every(lambda seat: seat.ready) and job.store is not None
         waits = job.deadline is not None and job.deadline > job.now
         if not there or waits or job.dying():
@@ -307,8 +311,9 @@ class Course:
         if plan.restore:
             restore = Restore(**job.key(), to=plan.restore, step=plan.step)
             job.issue(restore, limit=job.policy.repair)
+        key = job.key()
         fetches = [
-            Fetch(**job.key(), to=(rank,), step=plan.step, transfers=transfers)
+            Fetch(**key, to=(rank,), step=plan.step, transfers=transfers)
             for rank, transfers in plan.transfers.items()
         ]
         if fetches:
@@ -361,6 +366,7 @@ class Course:
         job.incident.gone_back()
         for seat in job.seated():
             seat.finished = False
+        job.finished = set()
         resume = job.to_all(Resume, step=job.incident.step or 1)
         return job.step_to(S.RESUMING, resume, job.policy.regroup)
 

@@ -83,9 +83,10 @@ class Ending:
             for s in job.seats.values()
             if s.rank not in writers and step in s.private
         }
+        key = job.key()
         return [
             Save(
-                **job.key(),
+                **key,
                 to=(rank,),
                 directory=self._directory(step),
                 step=step,

@@ -9,7 +9,7 @@ from tft.core import planner
 from tft.core.commands import Command, JobOver, Tell
 from tft.core.incident import Incident, Phase, Task
 from tft.core.policy import Policy
-from tft.core.seats import RUNNING, Process, Seat
+from tft.core.seats import Process, Seat
 from tft.core.table import TRANSITIONS, State
 from tft.core.topology import Topology
 from tft.errors import InternalError
@@ -62,6 +62,14 @@ class Job:
         self.heirs: dict[int, Seat] = {}
         """By rank: a process that gets ready to take over from one that still trains."""
         self.joined = False
+        self.condemned: list[Seat] = []
+        """Those who hold a seat, were told to be ended, and have not ended yet."""
+        self.starting: dict[tuple[int, int], Seat] = {}
+        """By rank and incarnation: the processes that take no orders yet, the oldest first."""
+        self.running: set[tuple[int, int]] = set()
+        """Rank and incarnation of every process that is known to run."""
+        self.finished: set[int] = set()
+        """The ranks whose `train` has returned."""
         self.retiring: list[Seat] = []
         """Processes whose seats were taken over, until they have ended."""
         self.refused: dict[str, tuple[Refused, float]] = {}
@@ -138,8 +146,7 @@ class Job:
         """
         Those who were told to be ended and whose end has not come in: what they leave is not known.
         """
-        doomed = [s for s in self.seats.values() if s.doomed and s.process is not Process.GONE]
-        return [*doomed, *self.retiring]
+        return [*self.condemned, *self.retiring]
 
     def every(self, holds: Callable[[Seat], bool]) -> bool:
         """
@@ -387,6 +394,7 @@ class Job:
         self.settle(seat, node)
         self.handed[seat.rank] = self.handed.get(seat.rank, -1) + 1
         seat.order(self.handed[seat.rank], self.now)
+        self.starts(seat)
         if self.incident.is_open:
             self.incident.started += 1
         self.order_node(
@@ -398,6 +406,20 @@ class Job:
                 cause=cause,
             )
         )
+
+    def starts(self, seat: Seat) -> None:
+        """
+        A process is on its way, and its time begins now.
+        """
+        self.starting.pop((seat.rank, seat.incarnation), None)
+        seat.spawned = self.now
+        self.starting[seat.rank, seat.incarnation] = seat
+
+    def waits_for_starters(self) -> bool:
+        """
+        Some member's process is still starting.
+        """
+        return any(self.is_seated(*process) for process in self.starting)
 
     def kill(self, seat: Seat, why: str, *, last_words: bool) -> None:
         """
@@ -466,5 +488,11 @@ class Job:
         part in it: they are ended with their nodes.
         """
         if self.outcome is not None and self.outcome.result == "completed":
-            return not any(seat.process in RUNNING for seat in self.seated())
-        return not any(s.process in RUNNING for s in (*self.seats.values(), *self.heirs.values()))
+            return not any(self.is_seated(*process) for process in self.running)
+        return not self.running
+
+    def is_seated(self, rank: int, incarnation: int) -> bool:
+        """
+        This process holds the seat of a member.
+        """
+        return rank in self.members and self.seats[rank].incarnation == incarnation

@@ -22,7 +22,7 @@ from tft.core.incident import Incident
 from tft.core.job import Job
 from tft.core.policy import Policy
 from tft.core.reports import Reports
-from tft.core.seats import STARTING, Process, Seat
+from tft.core.seats import Process, Seat
 from tft.core.table import REACTIONS, SETTLED, Reaction, State, kind_of
 from tft.errors import InternalError
 from tft.protocol.messages import Order, OrderName
@@ -221,11 +221,8 @@ class Machine:
         job = self._job
         moments = [t.deadline for t in job.incident.tasks.values() if t.waiting]
         if job.state not in SETTLED and job.anyone_joined():
-            moments += [
-                max(seat.spawned, job.led) + job.policy.join
-                for seat in (*job.seats.values(), *job.heirs.values())
-                if seat.process in STARTING
-            ]
+            oldest = next(iter(job.starting.values()), None)
+            moments += [] if oldest is None else [max(oldest.spawned, job.led) + job.policy.join]
         if job.state not in SETTLED:
             moments += [self._unkillable_at(seat) for seat in job.dying()]
         if job.deadline is not None and (job.state is not S.CHOOSING or not job.dying()):
@@ -257,12 +254,12 @@ class Machine:
 
     def _end_late_starters(self) -> None:
         job = self._job
-        for seat in (*job.seats.values(), *job.heirs.values()):
-            due = max(seat.spawned, job.led) + job.policy.join
-            if seat.process in STARTING and due <= job.now:
-                seat.spawned = job.now
-                why = f"not ready {job.policy.join:.0f} s after its start"
-                self._course.rounds.doom(seat, why, "process")
+        for seat in list(job.starting.values()):
+            if max(seat.spawned, job.led) + job.policy.join > job.now:
+                break  # those after it were asked for later
+            job.starts(seat)
+            why = f"not ready {job.policy.join:.0f} s after its start"
+            self._course.rounds.doom(seat, why, "process")
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         job, rounds = self._job, self._course.rounds

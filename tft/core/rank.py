@@ -4,7 +4,9 @@ The rank machine: what one worker makes of the orders it hears. Pure, like the j
 Its shell is the control thread. The training thread is either in the user's loop, or out of it and
 carrying out one order after another; `Left` says that it is out. It may also stand still inside the
 loop, at the edge of an update window: `Standing`. A newer round of an incident makes everything
-older void: what is under way is aborted, what is queued is dropped.
+older void: what is under way is aborted, what is queued is dropped. A check is not aborted, since
+that would shut the groups which a pause is to keep: it is taken back if it has not begun, and else
+runs to its end, unless the rank is to leave the loop.
 """
 
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ from tft.core.rank_words import (
     Standing,
     Unlock,
     Unlocked,
+    Withdraw,
+    Withdrawn,
     Woken,
 )
 from tft.protocol.messages import (
@@ -61,8 +65,8 @@ class RankMachine:
     """Incident and round that are obeyed."""
     inside: bool = False
     """The training thread is in the loop, or on its way into it."""
-    busy: bool = False
-    """The training thread is carrying out an order."""
+    doing: OrderName | None = None
+    """What the training thread is carrying out."""
     standing: bool = False
     """The training thread stands still in the loop, as it was ordered to."""
     _hold: Hold | None = None
@@ -95,6 +99,8 @@ class RankMachine:
                 return self._left()
             case Done():
                 return self._done(event)
+            case Withdrawn():
+                return self._free()
             case Woken():
                 if self._wake is None or event.at < self._wake:
                     return []
@@ -133,7 +139,12 @@ class RankMachine:
                 commands.append(Lock())
             case Stop():
                 self._stop, self._stop_at = order, event.at
-                commands += [LeaveAfter(step=order.finish)] if self.inside else self._next()
+                if self.inside:
+                    commands.append(LeaveAfter(step=order.finish))
+                elif self.doing == "check":
+                    self._wake = event.at + order.grace
+                else:
+                    commands += self._next()
             case Hold():
                 self._hold, self._hold_at = order, event.at
                 commands.append(HoldAfter(step=order.step))
@@ -141,10 +152,11 @@ class RankMachine:
                 self._hold, self._release_at = None, event.at
                 self.standing = False
                 commands.append(Unlock())
-            case Complete() | End() if self.inside:
+            case Complete() | End() if self.inside or self.doing == "check":
                 # the job is over for this rank wherever it is: it leaves at the next edge
                 self._queue.append(Execute(name=event.name, order=order))
-                commands += [LeaveAfter(step=0), *self._abort(event.at)]
+                commands += [LeaveAfter(step=0)] if self.inside else []
+                commands += self._abort(event.at)
             case _:
                 self._queue.append(Execute(name=event.name, order=order))
                 commands += self._next()
@@ -156,7 +168,9 @@ class RankMachine:
         self._stop = self._wake = None
         self._hold = self._release_at = None
         self.standing = False
-        return self._abort(at) if self.busy else []
+        if self.doing == "check":
+            return [Withdraw()]
+        return [] if self.doing is None else self._abort(at)
 
     def _locked(self, event: Locked) -> list[RankCommand]:
         if self._freeze_at is None:
@@ -222,24 +236,24 @@ class RankMachine:
     def _leaving(self, event: Leaving) -> list[RankCommand]:
         if not self.inside or self._stop is None:
             return []
-        if event.position.step >= self._stop.finish:
+        if event.position.step >= self._stop.finish and self.doing != "check":
             return self._abort(event.at)  # what it computes now will not be finished by anyone
         self._wake = event.at + self._stop.grace
         return []
 
     def _next(self) -> list[RankCommand]:
-        if self.busy:
+        if self.doing is not None:
             return []
         if self.inside:
             return self._errand()
         if self._stop is not None:
-            self.busy = True
+            self.doing = "stop"
             stop, self._stop = self._stop, None
             return [Execute(name="stop", order=stop)]
         if not self._queue:
             return []
-        self.busy = True
         execute = self._queue.pop(0)
+        self.doing = execute.name
         if execute.name == "resume":
             self.inside = True
         return [execute]
@@ -250,13 +264,10 @@ class RankMachine:
         """
         if not self.standing or not self._queue or self._queue[0].name != "check":
             return []
-        self.busy = True
+        self.doing = "check"
         return [self._queue.pop(0)]
 
     def _done(self, event: Done) -> list[RankCommand]:
-        self.busy = False
-        if self._stop is None or not self.inside:  # else the time belongs to a rank that is to stop
-            self._wake = None
         if event.name == "resume" and event.failure is not None:
             self.inside = False
         commands: list[RankCommand] = []
@@ -277,7 +288,16 @@ class RankMachine:
                     at=event.at,
                 )
             )
-        return [*commands, *self._next()]
+        return [*commands, *self._free()]
+
+    def _free(self) -> list[RankCommand]:
+        """
+        The training thread has nothing under way.
+        """
+        self.doing = None
+        if self._stop is None or not self.inside:  # else the time belongs to a rank that is to stop
+            self._wake = None
+        return self._next()
 
     def _answer(
         self,

@@ -106,6 +106,7 @@ class Reports:
                     self._job.trained.add(seat.rank)
             case Finished():
                 seat.finished = True
+                self._job.finished.add(seat.rank)
                 seat.training = False
                 seat.position = Position(step=message.step, window=False)
                 seat.held = message.step
@@ -173,10 +174,16 @@ class Reports:
         return any(seat.process is Process.ABSENT for seat in self._job.seats.values())
 
     def _gone(self, seat: Seat) -> None:
+        job, process = self._job, (seat.rank, seat.incarnation)
+        job.starting.pop(process, None)
+        job.running.discard(process)
+        if seat in job.condemned:
+            job.condemned.remove(seat)
+        if job.holds_seat(seat):
+            job.finished.discard(seat.rank)
         seat.process = Process.GONE
         seat.training = False
         seat.held, seat.backups = None, ()
-        job = self._job
         if seat in job.retiring:
             job.retiring.remove(seat)
         elif not job.holds_seat(seat):
@@ -209,7 +216,9 @@ class Reports:
         if seat is not None and seat.process is Process.ORDERED:
             seat.process = Process.SPAWNED
             seat.pid = message.pid
-            seat.spawned, seat.began = self._job.now, message.at
+            self._job.starts(seat)
+            seat.began = message.at
+            self._job.running.add((seat.rank, seat.incarnation))
             self._job.forget(message.rank, message.incarnation, Spawn)
 
     def _joined(self, message: Joined, sender: str) -> None:
@@ -240,6 +249,7 @@ class Reports:
             )
         job.forget(message.rank, message.incarnation, Spawn)
         job.joined = True
+        job.running.add((seat.rank, seat.incarnation))
         seat.join(message, sender)
         if job.incident.number:
             job.phase("await", seat.rank, seat.began, message.at)
@@ -257,6 +267,7 @@ class Reports:
     def _ready(self, seat: Seat, message: Ready) -> None:
         job = self._job
         seat.process = Process.READY
+        job.starting.pop((seat.rank, seat.incarnation), None)
         seat.shards = {copies.shard: copies.ranks for copies in message.shards}
         seat.column = message.column
         seat.held = 0 if job.virgin and not job.resumed else None

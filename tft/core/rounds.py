@@ -130,6 +130,7 @@ class Rounds:
         seat.doomed, seat.blame, seat.doomed_at = why, blame, job.now
         if not job.holds_seat(seat):
             return job.kill(seat, why, last_words=False)
+        job.condemned.append(seat)
         job.excuse(seat.rank)
         if blame == "hang" and seat.rank in job.members:
             evidence = job.incident.suspicion or why
