@@ -110,3 +110,22 @@ def test_a_node_is_lost_only_while_another_one_is_heard() -> None:
     watch.heard(other, 60.0)
     assert watch.silent(60.0) == [0]
     assert watch.silent(60.0) == []
+
+
+def test_a_node_may_have_a_clock_of_its_own() -> None:
+    """
+    When a node's clock began at another time than ours, then a hang is noticed as on any other,
+    also after training has gone on from a moment of our clock, and after its clock began anew.
+    """
+    for ours in (1_000_000.0, -1_000_000.0):
+        watch = Watch(POLICY)
+        for step in range(12):
+            assert watch.heard(beat(step * 0.5, step), ours + step * 0.5) is None
+        watch.resumed(ours + 5.5)
+        for step in range(12, 24):
+            assert watch.heard(beat(step * 0.5, step), ours + step * 0.5) is None
+        hangs = [watch.heard(beat(11.5 + s, 23, moved=11.5), ours + 11.5 + s) for s in range(12)]
+        assert [silence is not None for silence in hangs] == [False] * 11 + [True]
+        assert watch.heard(beat(1.0, 1, moved=1.0), ours + 30.0) is None
+        hang = watch.heard(beat(1.9, 1, moved=1.0), ours + 30.9)
+        assert hang is None

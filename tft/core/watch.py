@@ -4,6 +4,7 @@ silence is longer than they allow. Pure; beats come by the ten thousand, so they
 and only the verdict becomes an event of the job machine.
 """
 
+import math
 from collections import deque
 from statistics import median
 
@@ -31,6 +32,7 @@ class Watch:
         self._warming = False
         self._beats: dict[int, float] = {}
         self._sent: dict[int, float] = {}
+        self._offsets: dict[int, float] = {}  # node: what its clock lacks of ours, at most
 
     def limit(self) -> float:
         """
@@ -64,11 +66,17 @@ class Watch:
         Takes a beat that arrived `at`; returns the seconds of silence when it is a stall.
 
         The silence is taken from the node's own clock: a broker that was away delays beats, and
-        a delayed beat is not a rank that hangs.
+        a delayed beat is not a rank that hangs. What lies between that clock and ours is known
+        from the beat that took the shortest time to come.
         """
         self._beats[beat.node] = at
-        if beat.at - self._sent.get(beat.node, beat.at) > ASLEEP:
-            self._moved = max(self._moved, beat.at)
+        before = self._sent.get(beat.node, beat.at)
+        if beat.at < before:  # the node was started anew, and its clock with it
+            self._offsets.pop(beat.node, None)
+        offset = min(self._offsets.get(beat.node, math.inf), at - beat.at)
+        self._offsets[beat.node] = offset
+        if beat.at - before > ASLEEP:
+            self._moved = max(self._moved, beat.at + offset)
         self._sent[beat.node] = beat.at
         training = [pulse for pulse in beat.pulses if pulse.training]
         for pulse in training:
@@ -79,8 +87,8 @@ class Watch:
                 self._warming = False
             if last is None or step != last[1] or pulse.incarnation != last[0]:
                 self._last[pulse.rank] = (pulse.incarnation, step, pulse.moved)
-            self._moved = max(self._moved, pulse.moved)
-        silence = beat.at - self._moved
+            self._moved = max(self._moved, pulse.moved + offset)
+        silence = beat.at + offset - self._moved
         return silence if training and silence > self.limit() else None
 
     def silent(self, at: float) -> list[int]:
