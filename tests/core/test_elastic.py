@@ -11,6 +11,7 @@ from tft.protocol.messages import (
     Fetch,
     Freeze,
     Kill,
+    NodeLost,
     RankOrder,
     Rebuild,
     Regroup,
@@ -818,3 +819,15 @@ def test_everyone_but_the_straggler_keeps_its_process() -> None:
     assert [s.rank for s in job.orders(Spawn)] == [0]
     assert {r.incarnation for r in job.ranks.values() if r.rank} == {0}
     assert job.ranks[0].incarnation == 1
+
+
+def test_news_of_an_agent_that_was_replaced_is_old_news() -> None:
+    """
+    When a node has come back with another agent, and it is reported only then that the first one
+    ended, then nobody is ended for it.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    job.report(NodeLost(node=1, pid=77, why="its agent has ended", at=job.now))
+    assert job.doing == "healthy"
+    job.report(NodeLost(node=1, pid=1, why="its agent has ended", at=job.now))
+    assert job.doing != "healthy"

@@ -167,7 +167,8 @@ class Launcher:
         Run the agent. It is not started again: its ranks have died with it.
         """
         name = self._plan.agent
-        code = await self._start(name).ended()
+        agent = self._start(name)
+        code = await agent.ended()
         if code == REFUSED:
             self._refused(name, REFUSED)
             return
@@ -178,7 +179,8 @@ class Launcher:
             return
         why = f"the agent of node {self._plan.node} {ended(code)}"
         say(f"{why}; {self._log_of(name)} has its last words")
-        lost = NodeLost(node=self._plan.node, why=why, at=self._clock.now())
+        node, pid = self._plan.node, agent.process.pid
+        lost = NodeLost(node=node, pid=pid, why=why, at=self._clock.now())
         if self._plan.leads:
             await self._tell(lost)
             return  # the controller decides whether the job can go on

@@ -149,6 +149,9 @@ class Reports:
 
     def _node_lost(self, message: NodeLost) -> None:
         job = self._job
+        agent = job.agents.get(message.node)
+        if message.pid and agent is not None and agent[1] != message.pid:
+            return None  # another one has come up since then
         job.lost_nodes.add(message.node)
         if message.node not in job.nodes and job.state is S.AWAITING and self._placeless():
             return self._course.ending.exit("failed", 4, message.why)

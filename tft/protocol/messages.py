@@ -269,6 +269,8 @@ class NodeLost:
     """
 
     node: int
+    pid: int = 0
+    """The agent that is meant; 0: whoever is there."""
     why: str
     at: float
 
