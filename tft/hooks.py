@@ -448,7 +448,7 @@ class PluginSpecs:
     def tft_told(self, event: str, facts: Mapping[str, object]) -> None:
         """
         Something an operator wants to know has happened (the controller's loop; must not block):
-        `incident_opened`, `stopped`, `strategy_chosen`, `incident_closed`, `job_ends` and what
+        `fault`, `stopped`, `strategy_chosen`, `incident_closed`, `job_ends` and what
         else stands in the controller's log, with its facts.
         """
 
