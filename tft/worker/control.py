@@ -32,6 +32,8 @@ from tft.core.rank_words import (
     Standing,
     Unlock,
     Unlocked,
+    Withdraw,
+    Withdrawn,
     Woken,
 )
 from tft.errors import InternalError, PeerError, RankTaken
@@ -39,7 +41,6 @@ from tft.protocol.messages import (
     ORDER_NAMES,
     Joined,
     Lead,
-    Position,
     RankOrder,
     RankReport,
     Refused,
@@ -57,18 +58,14 @@ log = structlog.get_logger()
 
 class TrainingThread(Protocol):
     """
-    What the control thread asks of the other half.
+    What the control thread asks of the other half, and is told by it.
     """
 
-    def position(self) -> Position: ...
-    def held(self) -> int | None: ...
-    def backups(self) -> tuple[int, ...]: ...
-    def waiting(self) -> bool: ...
-    def lock(self) -> None: ...
-    def hold_after(self, step: int) -> None: ...
-    def standing(self) -> Standing: ...
-    def unlock(self) -> None: ...
-    def leave_after(self, step: int) -> None: ...
+    def lock(self) -> Locked: ...
+    def hold_after(self, step: int) -> Standing: ...
+    def unlock(self) -> Unlocked: ...
+    def leave_after(self, step: int) -> Leaving: ...
+    def withdraw(self) -> Withdrawn | None: ...
     def execute(self, execute: Execute) -> None: ...
     def abort(self) -> None: ...
 
@@ -216,33 +213,17 @@ class Control:
         training = self._training
         match command:
             case Lock():
-                training.lock()
-                self._handle(
-                    Locked(
-                        at=self._clock.now(),
-                        position=training.position(),
-                        held=training.held(),
-                        backups=training.backups(),
-                        waiting=training.waiting(),
-                    )
-                )
+                self._handle(training.lock())
             case HoldAfter(step=step):
-                training.hold_after(step)
-                self._handle(training.standing())
+                self._handle(training.hold_after(step))
             case Unlock():
-                standing = training.standing()
-                training.unlock()
-                self._handle(
-                    Unlocked(
-                        at=standing.at,
-                        position=standing.position,
-                        held=standing.held,
-                        backups=standing.backups,
-                    )
-                )
+                self._handle(training.unlock())
             case LeaveAfter(step=step):
-                training.leave_after(step)
-                self._handle(Leaving(at=self._clock.now(), position=training.position()))
+                self._handle(training.leave_after(step))
+            case Withdraw():
+                withdrawn = training.withdraw()
+                if withdrawn is not None:
+                    self._handle(withdrawn)
             case Abort():
                 training.abort()
             case Execute():

@@ -3,7 +3,6 @@ The hands of a worker: how each order of an incident is carried out with the ada
 the training thread.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +39,7 @@ from tft.protocol.messages import (
     Verdict,
 )
 from tft.transfer.client import fetch
+from tft.worker.gate import Gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,6 @@ class State(Protocol):
     What the hands read and write of the session.
     """
 
-    completed: int
-    window_open: bool
-    torn: bool
     model: object
 
     @property
@@ -80,34 +77,28 @@ class State(Protocol):
     def adaptor(self) -> str:
         """The adaptor's name."""
 
-    def held(self) -> int | None:
-        """The step whose whole state is in memory."""
-
-    def backups(self) -> tuple[int, ...]:
-        """The earlier steps of which a whole copy is kept."""
-
 
 class Hands:
     """
-    Carries out orders. `abandoned` is set when what is under way has become void; `check` runs a
-    check of that name.
+    Carries out orders. `check` runs a check of that name.
     """
 
     def __init__(
         self,
         state: State,
+        gate: Gate,
         hook: pluggy.HookRelay,
         page: Page,
         check: Callable[[str], CheckResult | None],
     ) -> None:
         self._state = state
+        self._gate = gate
         self._hook = hook
         self._page = page
         self._check = check
         self._interrupted: tuple[int, bytes] = (-1, b"")
         self._stopped_for: int | None = None
         """The incident for which the loop was left; None until it is known."""
-        self.abandoned = threading.Event()
 
     def interrupted(self, step: int, private: bytes) -> None:
         """
@@ -157,7 +148,7 @@ class Hands:
         A shard for another rank, if this one holds it at `step` or keeps a copy of that. On a
         transfer thread.
         """
-        held, backups = self._state.held(), self._state.backups()
+        held, backups = self._gate.held(), self._gate.backups()
         if step != held and step not in backups:
             raise OrderRefused(
                 f"rank {self._state.rank} holds step {held}, and copies of steps {list(backups)}, "
@@ -167,9 +158,9 @@ class Hands:
         return parcel
 
     def _restore(self, order: Restore) -> None:
-        if order.step not in self._state.backups():
+        if order.step not in self._gate.backups():
             raise OrderRefused(f"rank {self._state.rank} keeps no copy of step {order.step}")
-        self._state.torn = True
+        self._gate.tear()
         self._hook.tft_restore(step=order.step)
         self._hold(order.step)
 
@@ -210,7 +201,7 @@ class Hands:
         return Work(verdict=result.verdict, finding=result.finding)
 
     def _fetch(self, order: Fetch) -> None:
-        self._state.torn = True
+        self._gate.tear()
         for transfer in order.transfers:
             fetch(
                 transfer,
@@ -219,7 +210,7 @@ class Hands:
                 rank=self._state.rank,
                 take=partial(self._hook_take, transfer.shard),
                 taken=partial(self._hook_taken, transfer.shard),
-                abandoned=self.abandoned,
+                abandoned=self._gate.abandoned,
             )
         self._hold(order.step)
 
@@ -231,7 +222,7 @@ class Hands:
         self._hook.tft_taken(shard=shard, meta=meta)
 
     def _load(self, order: Load) -> None:
-        self._state.torn = True
+        self._gate.tear()
         directory = Path(order.directory)
         for copies in self._hook.tft_shards(rank=self._state.rank, world=self._state.world):
             self._hook.tft_load(directory=directory, shard=copies.shard)
@@ -240,8 +231,7 @@ class Hands:
         self._hold(order.step)
 
     def _hold(self, step: int) -> None:
-        self._state.completed = step
-        self._state.window_open = self._state.torn = False
+        self._gate.hold(step)
         self._page.move(step, False, SystemClock().now())
 
     def _private(self, order: Rollback | Save) -> bytes:

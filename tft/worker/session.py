@@ -6,22 +6,19 @@ an incident, one after another, in the order in which the control thread hands t
 """
 
 import atexit
-import queue
-import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import structlog
 
 from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings
-from tft.core.rank_words import Done, Execute, Left, Standing
+from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
-from tft.hooks import CheckResult, Parcel
 from tft.page import Page
 from tft.plugins import load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -30,7 +27,6 @@ from tft.protocol.messages import (
     Faulted,
     Finished,
     Joined,
-    Position,
     Ready,
     Regroup,
     Resume,
@@ -39,12 +35,10 @@ from tft.protocol.messages import (
 )
 from tft.transfer.server import ShardServer
 from tft.worker.control import Control
+from tft.worker.gate import Gate
 from tft.worker.observers import Observers
 from tft.worker.orders import Hands, Work
 from tft.worker.process import started_ticks
-
-NEVER = sys.maxsize
-"""A step no job reaches: no lock, no leaving."""
 
 log = structlog.get_logger()
 
@@ -82,27 +76,19 @@ class Session:
         self._clock = SystemClock()
         self._adaptor = load_adaptor(settings.adaptor)
         self._page = Page.open(settings.page)
-        self._server = ShardServer(settings.host, settings.job, self._give)
-        self._control = Control(settings, self)
-        self._orders: queue.SimpleQueue[Execute] = queue.SimpleQueue()
+        self._gate = Gate(self._adaptor.hook)
+        self._control = Control(settings, self._gate)
         self._observers = Observers(load_plugins())
         self._window = UpdateWindow(self)
-        self._hands = Hands(self, self._adaptor.hook, self._page, self._check)
+        self._hands = Hands(
+            self, self._gate, self._adaptor.hook, self._page, partial(self._observers.check, self)
+        )
+        self._server = ShardServer(settings.host, settings.job, self._hands.give)
         self._capture: Callable[[], bytes] = self._adaptor.hook.tft_capture
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._contributed = b""
         self._adopted = False
-        self._thread = threading.get_ident()
-        self._inside = False
-        self._announce = False
-        self._gate = threading.Condition()
-        self._at_gate = False
-        self._lock = NEVER
-        self._leave_after = NEVER
         self.model: Any = None  # Any: whatever the user's factory returned
-        self.completed = 0
-        self.window_open = False
-        self.torn = False
 
     # ---------------------------------------------------------------- what the user sees
 
@@ -153,7 +139,7 @@ class Session:
         """
         The optimizer step being computed, 1-based.
         """
-        return self.completed + 1
+        return self._gate.completed + 1
 
     def adopt(self, *, wrap: Callable[[], Any] | None = None, **parts: Any) -> None:
         """
@@ -188,7 +174,7 @@ class Session:
             )
         )
         while True:
-            execute = self._orders.get()
+            execute = self._gate.order()
             match execute.order:
                 case Resume():
                     self._control.tell(self._done(execute, self._clock.now()))
@@ -242,35 +228,33 @@ class Session:
         """
         The sums are complete: the state of the next step may be made.
         """
-        step = self.completed + 1
+        completed = self._gate.completed
         private = self._capture()
         if private != self._contributed:  # else it is in the page, and is better left alone there
-            self._page.capture(step, private, False)
-        self.window_open = True
-        self._page.move(self.completed, True, self._clock.now())
-        if step > self._lock:  # read after the window is marked: the control thread reads the
-            self._wait_at_window(step)  # mark after it has locked, so one of us sees the other
+            self._page.capture(completed + 1, private, False)
+        self._page.move(completed, True, self._clock.now())
+        if not self._gate.arrive():
+            self._wait_at_window()
 
     def close_window(self) -> None:
         """
         The state of the step is whole.
         """
-        step = self.completed + 1
+        step = self._gate.completed + 1
         self._page.capture(step, self._capture(), True)
-        self.completed = step
-        self.window_open = False
+        self._gate.passed(step)
         now = self._clock.now()
         self._page.move(step, False, now)
         if self._keeps_backups:
             self._adaptor.hook.tft_backup(step=step)
-        if self._announce:
-            self._announce = False
+        if self._gate.announce:
+            self._gate.announce = False
             self._control.report(
                 Trained(rank=self.rank, incarnation=self.incarnation, step=step, at=now)
             )
         if self._observers.watch_windows:
             self._observers.window_closed(step)
-        if step >= self._leave_after:
+        if self._gate.leaves(step):
             raise Interrupted
 
     def contributing(self) -> None:
@@ -278,47 +262,29 @@ class Session:
         The adaptor says: from here on the others can finish the step without this rank.
         """
         self._contributed = self._capture()
-        self._page.capture(self.completed + 1, self._contributed, False)
+        self._page.capture(self._gate.completed + 1, self._contributed, False)
 
-    def _wait_at_window(self, step: int) -> None:
-        self._at_gate = True  # before it is told: whoever asks from then on sees it
-        self._control.tell(self.standing())
-        while (errand := self._errand(step)) is not None:
-            self._carry_out(errand)
-        self._at_gate = False
-        now = self._clock.now()
-        if step <= self._lock:
-            self._page.move(self.completed, True, now)
-            return
-        self.window_open = False
-        self._page.move(self.completed, False, now)
-        raise Interrupted
-
-    def _errand(self, step: int) -> Execute | None:
-        """
-        Waits at the window of `step`: what is to be done meanwhile, or None when the waiting is
-        over.
-        """
-        with self._gate:
-            self._gate.wait_for(lambda: self._lets_go(step) or not self._orders.empty())
-            return None if self._lets_go(step) else self._orders.get()
-
-    def _lets_go(self, step: int) -> bool:
-        return step <= self._lock or step > self._leave_after
+    def _wait_at_window(self) -> None:
+        self._control.tell(self._gate.standing())
+        while isinstance(word := self._gate.wait(), Execute):
+            self._carry_out(word)
+        entered = word == "in"
+        self._page.move(self._gate.completed, entered, self._clock.now())
+        if not entered:
+            raise Interrupted
 
     # ---------------------------------------------------------------- on the training thread
 
     def _enter(self, train: Callable[["Session"], None]) -> None:
-        self._announce = True
         self._page.train(True, self._clock.now())
-        self._inside = True
+        self._gate.enter()
         message: Faulted | Finished | None = None
         try:
             train(self)
             message = Finished(
                 rank=self.rank,
                 incarnation=self.incarnation,
-                step=self.completed,
+                step=self._gate.completed,
                 at=self._clock.now(),
             )
         except Interrupted:
@@ -327,7 +293,7 @@ class Session:
             message = self._fault(error)
             self._hands.interrupted(self.step, self._capture())
         # Here no traceback holds the frames of the loop any more, nor the groups they used.
-        self._inside = False
+        self._gate.leave()
         self._page.train(False, self._clock.now())
         if message is not None:
             self._control.report(message)
@@ -344,7 +310,7 @@ class Session:
             step=self.step,
             summary=summary,
             traceback="".join(traceback.format_exception(error)),
-            position=self.position(),
+            position=self._gate.position(),
             at=self._clock.now(),
         )
 
@@ -363,9 +329,6 @@ class Session:
                 work = self._hands.left_to_save(execute.order)
         self._control.tell(self._done(execute, began, failure, work))
 
-    def _check(self, name: str) -> CheckResult | None:
-        return self._observers.check(self, name)
-
     def _done(
         self,
         execute: Execute,
@@ -377,9 +340,9 @@ class Session:
             order=execute.order,
             name=execute.name,
             failure=failure,
-            position=self.position(),
-            held=self.held(),
-            backups=self.backups(),
+            position=self._gate.position(),
+            held=self._gate.held(),
+            backups=self._gate.backups(),
             files=work.files,
             verdict=work.verdict,
             finding=work.finding,
@@ -387,106 +350,6 @@ class Session:
             began=began,
             at=self._clock.now(),
         )
-
-    # ---------------------------------------------------------------- for the control thread
-
-    def position(self) -> Position:
-        """
-        Where the training thread stands.
-        """
-        return Position(step=self.completed, window=self.window_open)
-
-    def held(self) -> int | None:
-        """
-        The step whose whole state is in memory; None while it is torn.
-        """
-        return None if self.window_open or self.torn else self.completed
-
-    def backups(self) -> tuple[int, ...]:
-        """
-        The steps of which the adaptor keeps a whole copy. One of a later step than the present
-        was kept before a rollback, and is void.
-        """
-        kept: Sequence[int] = self._adaptor.hook.tft_backups() or ()
-        return tuple(step for step in kept if step <= self.completed)
-
-    def standing(self) -> Standing:
-        """
-        Where the training thread stands, and whether it waits there to be let into a window. Its
-        state is whole while it does.
-        """
-        with self._gate:
-            still = self._at_gate and not self._lets_go(self.completed + 1)
-        return Standing(
-            at=self._clock.now(),
-            position=self.position(),
-            held=self.completed if still and not self.torn else self.held(),
-            backups=self.backups(),
-            still=still,
-        )
-
-    def lock(self) -> None:
-        """
-        No further window opens: whoever reaches one waits there.
-        """
-        self._lock = self.completed
-
-    def hold_after(self, step: int) -> None:
-        """
-        Windows up to `step` may still be passed; whoever reaches the next one waits there.
-        """
-        with self._gate:
-            self._lock = step
-            self._gate.notify_all()
-
-    def unlock(self) -> None:
-        """
-        Every window may be passed; the next step is announced.
-        """
-        with self._gate:
-            self._announce = self._inside
-            self._lock = NEVER
-            self._gate.notify_all()
-
-    def leave_after(self, step: int) -> None:
-        """
-        Windows up to `step` may still be passed; then the loop is left.
-        """
-        with self._gate:
-            self._lock = self._leave_after = step
-            self._gate.notify_all()
-
-    def execute(self, execute: Execute) -> None:
-        """
-        Hands an order to the training thread.
-        """
-        self._hands.abandoned.clear()
-        with self._gate:
-            if isinstance(execute.order, Resume):
-                self._lock = self._leave_after = NEVER
-            self._orders.put(execute)
-            self._gate.notify_all()
-
-    def abort(self) -> None:
-        """
-        Brings the training thread out of a collective, a transfer, the forming of a group.
-        """
-        self._hands.abandoned.set()
-        self._adaptor.hook.tft_quiesce()
-
-    def waiting(self) -> bool:
-        """
-        Whether the training thread may be waiting for other ranks.
-        """
-        if not self._inside:
-            return True
-        if self.window_open and self.completed + 1 > self._lock:
-            return True
-        frame: FrameType | None = sys._current_frames().get(self._thread)
-        return frame is None or bool(self._adaptor.hook.tft_waiting(frame=frame))
-
-    def _give(self, shard: str, step: int) -> Parcel:
-        return self._hands.give(shard, step)
 
     # ---------------------------------------------------------------- opening
 

@@ -23,6 +23,8 @@ from tft.core.rank_words import (
     Standing,
     Unlock,
     Unlocked,
+    Withdraw,
+    Withdrawn,
     Woken,
 )
 from tft.protocol.messages import (
@@ -268,6 +270,10 @@ class Process:
                 self._abort()
             case Execute():
                 self._execute(command)
+            case Withdraw():
+                if self._pending is not None:
+                    self._pending = None
+                    self.handle(Withdrawn())
             case Answer(answer=answer):
                 self.mail.post(answer)
             case _:
