@@ -3,6 +3,9 @@ A worker that stands still, runs checks, goes back to a copy: real processes and
 with the test as controller.
 """
 
+import asyncio
+import os
+from collections.abc import Callable
 from typing import TypedDict
 
 from tests.agent.stage import Stage, package
@@ -12,6 +15,7 @@ from tft.protocol.messages import (
     ORDER_NAMES,
     Answered,
     Check,
+    Exited,
     Faulted,
     Fetch,
     Freeze,
@@ -21,6 +25,7 @@ from tft.protocol.messages import (
     RankOrder,
     Ready,
     Rebuild,
+    Refused,
     Regroup,
     Release,
     Restore,
@@ -89,6 +94,9 @@ def tft_check(session, name):
         return CheckResult(verdict=verdict, finding=f"lamp {session.rank} at step {session.step}")
     if name == "fuses":
         raise RuntimeError("the fuse box is locked")
+    if name == "cables":
+        (session.run_dir / f"cables-{session.rank}").read_text()  # until somebody has written
+        return CheckResult(verdict="isolate", finding="worn")
 """
 
 BOTH = (0, 1)
@@ -178,6 +186,24 @@ async def held(stage: Stage, incident: int) -> list[Answered]:
     return answers
 
 
+async def checking(stage: Stage, incident: int) -> Callable[[], None]:
+    """
+    Both ranks run a check, which ends when what this returns is called.
+    """
+    doors = [stage.run_dir / f"cables-{rank}" for rank in BOTH]
+    for door in doors:
+        os.mkfifo(door)
+    stage.order(Check(**key(incident), name="cables"))
+    # a pipe can be opened for writing when its reader is there: the check has begun
+    pipes = [await asyncio.to_thread(door.open, "w") for door in doors]
+
+    def end() -> None:
+        for pipe in pipes:
+            pipe.close()
+
+    return end
+
+
 def rows(stage: Stage, rank: int) -> list[list[str]]:
     """
     What a rank has written: rank, step, position of its data, the number it holds.
@@ -224,6 +250,64 @@ async def test_a_check_is_run_on_every_rank_and_its_finding_is_told(stage: Stage
     await held(stage, 3)
     unknown = await ordered(stage, Check(**key(3), name="wires"))
     assert [a.failure for a in unknown] == ["OrderRefused: no plugin knows a check 'wires'"] * 2
+
+
+async def test_a_pause_that_ends_during_a_check_keeps_the_groups(stage: Stage) -> None:
+    """
+    When the ranks are released while they run a check, then that is answered at once, the check
+    runs to its end without being told, and training goes on in the same groups.
+    """
+    await trains(stage)
+    step = (await held(stage, 1))[0].position.step
+    end = await checking(stage, 1)
+    await done(stage, Release(**key(1, round=2)))
+    end()
+    for rank in BOTH:
+        await stage.report(Trained, rank=rank, step=step + 1)
+    assert not [r for r in stage.reports if isinstance(r, Faulted)]
+    assert not [r for r in stage.reports if isinstance(r, Answered) and r.order == "check"]
+
+
+async def test_an_incident_during_a_check_waits_for_it(stage: Stage) -> None:
+    """
+    When an incident begins while the ranks run a check, then the freeze is answered at once; the
+    stop is answered when the check has ended, after the step that was to be finished; and
+    training goes on from there.
+    """
+    await trains(stage)
+    step = (await held(stage, 1))[0].position.step
+    end = await checking(stage, 1)
+    frozen = await done(stage, Freeze(**key(2), cause="a test"))
+    assert [(a.position, a.waiting) for a in frozen] == [
+        (Position(step=step, window=True), True)
+    ] * 2
+    stage.order(Stop(**key(2), finish=step + 1, grace=60.0))
+    end()
+    for rank in BOTH:
+        stopped = await stage.report(Answered, rank=rank, order="stop", incident=2)
+        assert (stopped.failure, stopped.held) == (None, step + 1)
+    await enter(stage, 2, step + 1)
+    assert not [r for r in stage.reports if isinstance(r, Faulted)]
+
+
+async def test_a_refusal_that_comes_late_ends_the_process(stage: Stage) -> None:
+    """
+    When nobody has said that a rank's claim was heard, then the rank repeats it and goes no
+    further; when it hears that it is refused, however late, its script ends with the reason.
+    """
+    stage.acknowledging = False
+    await stage.agent(SCRIPT, nproc=1, adaptor="fake")
+    await stage.start(rank=0)
+    joined = await stage.report(Joined, rank=0)
+    for _ in range(2):  # meanwhile it has repeated its claim, and has not gone on
+        await stage.beat()
+    stage.order(
+        Refused(epoch=1, rank=0, pid=joined.pid, started=joined.started, why="rank 0 is taken")
+    )
+    exited = await stage.report(Exited, rank=0)
+    assert exited.code == 1
+    assert "RankTaken: rank 0 is taken" in (stage.run_dir / "logs" / "rank-0.0.log").read_text()
+    assert not [r for r in stage.reports if isinstance(r, Ready)]
 
 
 async def test_a_rank_goes_back_to_a_copy_and_gives_another_one_away(stage: Stage) -> None:
