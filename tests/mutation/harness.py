@@ -47,6 +47,7 @@ EXAMPLES = 40
 later, and every survivor runs them all."""
 STARTING = 10.0
 """Seconds of CPU time for imports and collection."""
+TOLD_EVERY = 200
 MEMORY = 4 << 30
 """Bytes; a mutant that collects for ever is ended before the machine is full."""
 
@@ -134,6 +135,10 @@ class Harness:
             if not isinstance(outcome, Verdict):
                 return outcome
             self.verdicts.append(outcome)
+            if len(self.verdicts) % TOLD_EVERY == 0:
+                alive = sum(not verdict.killer for verdict in self.verdicts)
+                said = f"{len(self.verdicts)} of {len(self._mutants)}, {alive} alive"
+                print(said, file=sys.stderr, flush=True)
         return None
 
 
