@@ -5,7 +5,7 @@
 from pathlib import Path
 
 from tft.core.policy import STRATEGIES, Policy
-from tft.core.table import REACTIONS, TRANSITIONS, Reaction, State
+from tft.core.table import REACTIONS, TRANSITIONS, UNREACHABLE, Reaction, State
 
 TEXT = (Path(__file__).parents[2] / "docs" / "machine.md").read_text()
 
@@ -41,6 +41,18 @@ def matrix() -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def unreachable() -> str:
+    """
+    The table of what cannot come, by reason, as the code has it.
+    """
+    states: dict[tuple[str, str], list[str]] = {}
+    for (kind, state), why in UNREACHABLE.items():
+        states.setdefault((kind, why), []).append(str(state))
+    lines = [["event", "cannot come in", "because"], ["---"] * 3]
+    lines += [[kind, ", ".join(named), why] for (kind, why), named in states.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def test_the_table_of_states_is_the_codes_own() -> None:
     """
     When a state or a transition changes, then the drawing is stale until it changes too.
@@ -55,6 +67,15 @@ def test_every_event_in_every_state_is_drawn_as_the_code_has_it() -> None:
     so: this is the whole table, to be pasted there.
     """
     assert matrix() in section("Every event in every state"), f"paste this:\n{matrix()}"
+
+
+def test_what_cannot_come_is_named_with_its_reason() -> None:
+    """
+    When an event comes to be possible in a state, or is not any more, then the page has to say so:
+    this is the whole table, to be pasted there.
+    """
+    assert unreachable() in section("Every event in every state"), f"paste this:\n{unreachable()}"
+    assert {kind for kind, _ in UNREACHABLE} <= REACTIONS.keys()
 
 
 def test_every_reaction_is_explained() -> None:

@@ -160,6 +160,20 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
 """Kind of event to state to what it leads to. A report is named by its message."""
 
 
+_MOVING = (S.RESUMING, S.HEALTHY, S.PAUSING)
+
+UNREACHABLE: Mapping[tuple[str, State], str] = {
+    **{
+        ("Stalled", state): "no rank has to move then, and only while one has to are beats judged"
+        for state in State
+        if state not in _MOVING
+    },
+    ("DeadlinePassed", S.ENDED): "nothing is waited for any more, so no deadline is named",
+}
+"""Kind of event and state to why the one cannot come in the other. Everything else can: what a
+process had to say may be heard long after it was given up, when its node can be reached again."""
+
+
 def kind_of(event: Event) -> str:
     """
     The row of `REACTIONS` an event belongs to.

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tft.testing.cluster.many import Tally, run_many, show
+from tft.testing.cluster.rare import rare
 from tft.testing.cluster.shrink import explain
 
 
@@ -16,13 +17,15 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m tft.testing.cluster", description=__doc__)
     parser.add_argument("--seeds", default="0:2000", help="FROM:TO, or one seed")
+    parser.add_argument("--rare", action="store_true", help="those that are written down, too")
     parser.add_argument("--jobs", type=int, default=2, help="how many processes run them")
     parser.add_argument("--stories", type=Path, default=Path("/tmp"), help="for those that fail")
     parser.add_argument("--explain", type=int, default=3, help="how many failures to make small")
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition(":")
     seeds = range(int(first), int(last) if last else int(first) + 1)
-    tally: Tally = run_many(seeds, jobs=arguments.jobs)
+    written = rare() if arguments.rare else ()
+    tally: Tally = run_many(seeds, jobs=arguments.jobs, written=written)
     sys.stdout.write(show(tally))
     for failed in tally.failed[: arguments.explain]:
         sys.stdout.write(explain(failed.schedule, arguments.stories))

@@ -86,6 +86,8 @@ class Group:
         """
         self._spoilt = True
         for process in self.members.values():
+            if process.poison:
+                self._stage.mishaps.spread(process)
             process.poison = False
         if self._stage.polluted is None:
             self._stage.polluted, self._stage.known = step, False

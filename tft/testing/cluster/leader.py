@@ -202,12 +202,15 @@ class Leader:
             case Tell():
                 pass
             case Consult():
-                for delay, advised in self._stage.mishaps.advice(command):
-                    self._stage.clock.after(delay, self._advise, advised)
+                for delay, advised in self._stage.mishaps.harm.advice(command):
+                    self._stage.clock.after(delay, self.advise, advised)
             case _:
                 self._say(command)
 
-    def _advise(self, advised: Advised) -> None:
+    def advise(self, advised: Advised) -> None:
+        """
+        A recovery plugin says something.
+        """
         at = self._stage.clock.now
         self._feed(Received(at=at, sender="controller", number=0, message=advised))
 
@@ -251,7 +254,7 @@ class Leader:
         now = stage.clock.now
         lead = Lead(
             epoch=self.epoch,
-            heard=self._inbox.heard(),
+            heard={s: n for s, n in self._inbox.heard().items() if s not in self.machine.refused},
             state=str(self.machine.state),
             incident=self.machine.incident.number,
         )

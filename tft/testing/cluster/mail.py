@@ -119,6 +119,13 @@ class Mail:
         if not any(report == waiting for _, waiting in self._outbox.pending()):
             self.post(report)
 
+    def connected(self) -> None:
+        """
+        The broker can be reached again: what waits is said at once.
+        """
+        for number, report in () if self.closed else self._outbox.pending():
+            self._send(number, report)
+
     def heard(self, lead: Lead) -> bool:
         """
         Takes an acknowledgement; True when the controller has heard this sender at all.

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tft.core.table import REACTIONS
+from tft.core.table import REACTIONS, UNREACHABLE, State
+from tft.testing.cluster.leader import Seen
 from tft.testing.cluster.run import Outcome, run
-from tft.testing.cluster.schedule import draw
+from tft.testing.cluster.schedule import Schedule, draw
 
 SHARE = 50
 """Seeds that a process takes at a time."""
@@ -26,13 +27,22 @@ class Tally:
     worlds: list[int] = field(default_factory=list)
     mishaps: "Counter[int]" = field(default_factory=Counter)
     """How many schedules had so many."""
-    happened: int = 0
+    faults: "Counter[int]" = field(default_factory=Counter)
+    """How many runs had so many that came to pass."""
     kinds: "Counter[str]" = field(default_factory=Counter)
     results: "Counter[str]" = field(default_factory=Counter)
-    seen: "Counter[tuple[str, str]]" = field(default_factory=Counter)
+    seen: Seen = field(default_factory=Counter)
     failed: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
     """Of processor time."""
+
+    @property
+    def missed(self) -> set[tuple[str, State]]:
+        """
+        Kinds of events and states in which none of them came.
+        """
+        every = {(kind, state) for kind, row in REACTIONS.items() for state in row}
+        return every - {(kind, state) for state, kind in self.seen}
 
     def add(self, outcome: Outcome) -> None:
         """
@@ -42,7 +52,7 @@ class Tally:
         self.runs += 1
         self.worlds.append(schedule.world)
         self.mishaps[len(schedule.mishaps)] += 1
-        self.happened += outcome.happened
+        self.faults[outcome.faults] += 1
         self.kinds.update(mishap.what for mishap in schedule.mishaps)
         self.results[outcome.result] += 1
         self.seen.update(outcome.seen)
@@ -56,7 +66,7 @@ class Tally:
         self.runs += other.runs
         self.worlds += other.worlds
         self.mishaps.update(other.mishaps)
-        self.happened += other.happened
+        self.faults.update(other.faults)
         self.kinds.update(other.kinds)
         self.results.update(other.results)
         self.seen.update(other.seen)
@@ -64,11 +74,12 @@ class Tally:
         self.seconds += other.seconds
 
 
-def run_many(seeds: Sequence[int], *, jobs: int) -> Tally:
+def run_many(seeds: Sequence[int], *, jobs: int, written: Sequence[Schedule] = ()) -> Tally:
     """
-    Run the schedules of these seeds, in so many processes.
+    Run the schedules of these seeds, and others that were written down, in so many processes.
     """
-    shares = [seeds[at : at + SHARE] for at in range(0, len(seeds), SHARE)]
+    every: tuple[int | Schedule, ...] = (*written, *seeds)
+    shares = [every[at : at + SHARE] for at in range(0, len(every), SHARE)]
     tally = Tally()
     if jobs == 1:
         for share in shares:
@@ -80,11 +91,11 @@ def run_many(seeds: Sequence[int], *, jobs: int) -> Tally:
     return tally
 
 
-def _run_share(seeds: Sequence[int]) -> Tally:
+def _run_share(schedules: Sequence[int | Schedule]) -> Tally:
     tally = Tally()
     began = time.process_time()
-    for seed in seeds:
-        tally.add(run(draw(seed)))
+    for each in schedules:
+        tally.add(run(each if isinstance(each, Schedule) else draw(each)))
     tally.seconds = time.process_time() - began
     return tally
 
@@ -97,12 +108,13 @@ def show(tally: Tally) -> str:
     quarters = [worlds[len(worlds) * part // 4] for part in (1, 2, 3)]
     bins = Counter(min(world // 8, 8) * 8 for world in worlds)
     mean = sum(n * count for n, count in tally.mishaps.items()) / tally.runs
+    faults = sum(n * count for n, count in tally.faults.items()) / tally.runs
     lines = [
         f"{tally.runs} schedules, {1000 * tally.seconds / tally.runs:.1f} ms of processor time each",
         f"worlds: quarters end at {quarters}; "
         + ", ".join(f"{low}-{low + 7}: {bins[low]}" for low in sorted(bins)),
-        f"mishaps: {mean:.2f} a schedule, {tally.happened / tally.runs:.2f} came to pass; "
-        + ", ".join(f"{n}: {count}" for n, count in sorted(tally.mishaps.items())),
+        f"mishaps: {mean:.2f} a schedule; faults that came to pass: {faults:.2f}; "
+        + ", ".join(f"{n}: {count}" for n, count in sorted(tally.faults.items())),
         "kinds: " + ", ".join(f"{kind} {n}" for kind, n in sorted(tally.kinds.items())),
         "results: " + ", ".join(f"{result} {n}" for result, n in sorted(tally.results.items())),
         f"{len(tally.seen)} pairs of state and event:",
@@ -113,13 +125,12 @@ def show(tally: Tally) -> str:
             f"{kind} {n}" for (at, kind), n in sorted(tally.seen.items()) if at == state
         )
         lines.append(f"  {state}: {events}")
-    missed = [
-        f"{kind} in {state}"
-        for kind, reactions in REACTIONS.items()
-        for state in reactions
-        if (state, kind) not in tally.seen
-    ]
-    lines.append(f"{len(missed)} pairs not reached: {', '.join(missed) or 'none'}")
+    for title, pairs in (
+        ("not reached", tally.missed - UNREACHABLE.keys()),
+        ("reached that cannot be", UNREACHABLE.keys() - tally.missed),
+    ):
+        named = ", ".join(f"{kind} in {state}" for kind, state in sorted(pairs))
+        lines.append(f"{len(pairs)} pairs {title}: {named or 'none'}")
     broken = Counter(outcome.broken for outcome in tally.failed)
     lines.append(
         "broken promises: "

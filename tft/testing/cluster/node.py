@@ -92,6 +92,8 @@ class Node:
         self.ranks = ranks
         self.life = life
         """How many agents there were on this node before."""
+        self.pid = stage.pid()
+        """Of the agent."""
         self._spare = spare
         self.link = Link()
         self.mail = Mail(stage, f"node.{number}/{life}", self.link)
@@ -106,7 +108,7 @@ class Node:
         """
         The agent comes up.
         """
-        if not self.alive:
+        if not self.alive or self.started:
             return
         self.started = True
         now = self._stage.clock.now
@@ -114,7 +116,7 @@ class Node:
             NodeJoined(
                 node=self.number,
                 host=f"node{self.number}",
-                pid=1,
+                pid=self.pid,
                 ranks=self.ranks,
                 spare=self._spare,
                 at=now,
@@ -128,7 +130,7 @@ class Node:
         The node is there again, with nothing left of what was on it.
         """
         stage = self._stage
-        if stage.over is None and not self.alive:
+        if not self.alive and stage.nodes[self.number] is self:
             again = Node(stage, self.number, self.ranks, spare=self._spare, life=self.life + 1)
             stage.nodes[self.number] = again
             again.start()
@@ -185,7 +187,7 @@ class Node:
         """
         An order came in, for the agent or for ranks that live here.
         """
-        if not self.alive:
+        if not self.alive or not self.started:
             return
         match order:
             case Spawn() | Kill() | EndNode():
@@ -285,7 +287,8 @@ class Node:
         )  # fmt: skip
         seat.answers.append(spawned)
         self.mail.post(spawned)
-        stage.clock.after(stage.takes(0.05, 0.6), process.join)
+        late = stage.mishaps.lateness(rank)
+        stage.clock.after(late + stage.takes(0.05, 0.6), process.join)
 
     def _end(self, process: Process, *, last_words: bool) -> None:
         delay = self._stage.takes(0.05, 0.5) if last_words else 0.001
@@ -352,6 +355,14 @@ class Node:
         for process in self.processes():
             self.ended(process, KILLED)
         self._stage.clock.after(1.0, self.vanish)
+
+    def connected(self) -> None:
+        """
+        The broker can be reached again.
+        """
+        self.link.cut = False
+        for mail in (self.mail, *(process.mail for process in self.processes())):
+            mail.connected()
 
     def vanish(self) -> None:
         """

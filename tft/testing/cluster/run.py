@@ -35,8 +35,8 @@ class Outcome:
     broken: str
     """The promise that was not kept; empty when all were."""
     how: str
-    happened: int
-    """How many mishaps took place."""
+    faults: int
+    """How many of the mishaps that came to pass were faults."""
     seconds: float
     """Virtual."""
     seen: Seen
@@ -68,7 +68,7 @@ def run(schedule: Schedule) -> Outcome:
         result="" if stage.over is None else stage.over.result,
         broken=promise,
         how=how,
-        happened=len(stage.mishaps.happened),
+        faults=len(stage.mishaps.faults),
         seconds=stage.clock.now - START,
         seen=stage.seen,
         events=tuple(stage.story.events) if promise else (),
@@ -101,7 +101,8 @@ def set_up(schedule: Schedule) -> Stage:
         }
     for number, ranks in schedule.placement().items():
         node = stage.nodes[number] = Node(stage, number, ranks, spare=schedule.spare(number))
-        stage.clock.after(stage.takes(0.0, 0.1), node.start)
+        if not any((m.what, m.target) == ("come", number) for m in schedule.mishaps):
+            stage.clock.after(stage.takes(0.0, 0.1), node.start)
     start_controller(stage)
     for _ in range(schedule.standbys):
         start_controller(stage, stands_by=True)
@@ -114,7 +115,11 @@ def _until_over(stage: Stage) -> None:
         if not clock.happened % 64:
             ends()
     last = clock.now + FAREWELL
-    while clock.now < last and any(node.alive for node in stage.nodes.values()) and clock.tick():
+    while (
+        clock.now < last
+        and any(node.alive and node.started for node in stage.nodes.values())
+        and clock.tick()
+    ):
         pass
     if stage.over is None:
         raise Broken("every incident ends", "nothing happens any more, and the job is not over")

@@ -18,21 +18,24 @@ order, the job machine entering a state."""
 What = Literal[
     "kill", "node", "memory", "corruption", "numeric", "network", "software", "hang", "stop",
     "fail", "slow", "impostor", "partition", "broker", "controller", "deposed", "store", "pollute",
-    "bad batch", "notice", "request", "pause", "resume",
+    "bad batch", "notice", "late", "request", "pause", "resume", "advise", "come",
 ]  # fmt: skip
+
+ASKED = ("request", "pause", "resume", "advise", "come")
+"""What somebody wants, or is glad of: no fault."""
 
 FAULTS: tuple[tuple[What, float], ...] = (
     ("kill", 6), ("node", 1), ("memory", 2), ("numeric", 1), ("network", 2),
     ("software", 0.6), ("hang", 1.5), ("stop", 1), ("fail", 2), ("slow", 1), ("impostor", 1),
     ("partition", 0.7), ("broker", 0.7), ("controller", 1.2), ("deposed", 0.7), ("store", 0.7),
-    ("corruption", 1), ("pollute", 1), ("bad batch", 0.6), ("notice", 2),
+    ("corruption", 1), ("pollute", 1), ("bad batch", 0.6), ("notice", 2), ("late", 0.7),
 )  # fmt: skip
 """What goes wrong, and how often compared with the rest."""
 
 ANY = -1
 EXCEPTIONS = ("memory", "corruption", "numeric", "network", "software", "pollute", "bad batch")
 """What leaves the loop of a rank."""
-GLOBAL = ("node", "partition", "broker", "controller", "deposed", "store", "impostor")
+GLOBAL = ("node", "partition", "broker", "controller", "deposed", "store", "impostor", "late")
 """What has nothing to do with where a rank stands."""
 PHASES = ("forward", "sums", "window", "between")
 ORDERS = ("stop", "fetch", "regroup", "rebuild", "rollback", "resume", "save", "commit")
@@ -41,7 +44,7 @@ RARE = ("fetch", "save", "commit")
 OPENING = ("awaiting", "repairing", "rebuilding", "rolling back", "resuming", "healthy")
 """States that a job goes through once before anything has happened to it."""
 STATES = (
-    *OPENING, "freezing", "clearing", "choosing", "dumping", "exiting", "pausing", "paused",
+    *OPENING, "freezing", "clearing", "choosing", "dumping", "exiting", "pausing", "paused", "ended",
 )  # fmt: skip
 NOTICED = (
     "straggler", "straggler", "straggler", "straggler", "memory", "corruption", "network", "node",
@@ -98,8 +101,8 @@ class Mishap:
 
     what: What
     target: int = 0
-    """The rank, or `ANY` for the first that carries out the order; for `node` and `partition` the
-    node; for `request` the signal."""
+    """The rank, or `ANY` for the first that carries out the order; for `node`, `partition` and `come`
+    the node; for `request` the signal."""
     when: When = "time"
     name: str = ""
     """Of the phase, the order or the state; for `fail` and `slow` at a time, of the order."""
@@ -107,8 +110,13 @@ class Mishap:
     """The step of the phase; how often the order or the state was seen before."""
     delay: float = 0.0
     """Seconds after that, or after the start."""
+    by: float = 0.0
+    """Seconds after the start at which it is waited for no longer, but happens; 0: it is waited for
+    whatever comes."""
     lasting: float = 1.0
     """Seconds until what can come back does; for `node` and `partition`."""
+    until: str = ""
+    """The state of the job machine upon which it comes back, if that is earlier."""
     loud: bool = True
     """Somebody says so at once; else it has to be noticed."""
     kind: str = ""
@@ -213,11 +221,17 @@ def draw(seed: int) -> Schedule:
     world = _world(rng)
     nodes = min(world, rng.choice((1, 2, 2, 3, 4, 4, 6, 8)))
     steps = rng.randint(4, 12)
-    count = rng.choices(range(6), (6, 20, 27, 22, 15, 10))[0]
+    spares = tuple(rng.randint(1, 8) for _ in range(rng.choice((0, 0, 1, 2))))
+    count = rng.choices(range(6), (4, 11, 22, 26, 21, 16))[0]
     mishaps = [_mishap(rng, world, nodes, steps, first=not n) for n in range(count)]
-    for draws, often in ((_request, 0.12), (_pause, 0.2), (_resume, 0.05)):
+    if rng.random() < 0.2:
+        mishaps = [*(_during(rng, mishap) for mishap in mishaps), _pause(rng, world)]
+    for draws, often in ((_request, 0.12), (_resume, 0.05), (_advice, 0.05)):
         if rng.random() < often:
-            mishaps.append(draws(rng, world))
+            mishaps.append(draws(rng))
+    for extra in range(len(spares)):
+        if rng.random() < 0.3:
+            mishaps.append(_asked(rng, "come", nodes + extra, "", STATES))
     return Schedule(
         seed=seed,
         world=world,
@@ -228,7 +242,7 @@ def draw(seed: int) -> Schedule:
         policy=_policy(rng),
         strategies=STRATEGIES if rng.random() < 0.85 else ("retry", "recover", "dump"),
         derives=rng.random() < 0.6,
-        spares=tuple(rng.randint(1, 8) for _ in range(rng.choice((0, 0, 1, 2)))),
+        spares=spares,
         room=rng.choice((0, 0, 0, 2)),
         checkpoints=rng.choice((0, 0, 0, 2, 3)),
         backups=rng.choice((0, 0, 0, 1, 2)),
@@ -303,10 +317,25 @@ def _mishap(rng: Random, world: int, nodes: int, steps: int, *, first: bool) -> 
             name, number, delay = rng.choice(STATES), rng.choice((0, 1)), _shortly(rng)
             if name in OPENING and rng.random() < 0.7:
                 number = 1
+    until = ""
+    if what in ("node", "partition") and rng.random() < 0.3:
+        until, lasting = rng.choice(STATES), rng.choice((6.0, 12.0))
     return Mishap(
         what=what, target=target, when=when, name=name, number=number, delay=delay,
-        lasting=lasting, loud=loud, kind=rng.choice(NOTICED) if what == "notice" else "",
+        by=0.0 if when == "time" else 0.6 + 0.3 * steps * rng.random(), lasting=lasting, until=until,
+        loud=loud, kind=rng.choice(NOTICED) if what == "notice" else "",
     )  # fmt: skip
+
+
+def _during(rng: Random, mishap: Mishap) -> Mishap:
+    """
+    A job is seldom paused: what goes wrong likes to go wrong then.
+    """
+    if mishap.what in (*EXCEPTIONS, "fail", "slow") or rng.random() < 0.5:
+        return mishap
+    return replace(
+        mishap, when="state", name=rng.choice(("pausing", "paused")), number=0, delay=_shortly(rng)
+    )
 
 
 def _when(rng: Random, what: What, *, first: bool) -> When:
@@ -325,7 +354,7 @@ def _shortly(rng: Random) -> float:
     return rng.choice((0.0, 0.001, 0.05, 0.5)) * rng.random()
 
 
-def _request(rng: Random, _: int) -> Mishap:
+def _request(rng: Random) -> Mishap:
     return _asked(rng, "request", rng.choice((0, 2, 15)), "", STATES)
 
 
@@ -333,8 +362,12 @@ def _pause(rng: Random, world: int) -> Mishap:
     return _asked(rng, "pause", rng.randrange(world), rng.choice(CHECKS), ("healthy", *STATES))
 
 
-def _resume(rng: Random, world: int) -> Mishap:
-    return _asked(rng, "resume", rng.randrange(world), "", STATES)
+def _resume(rng: Random) -> Mishap:
+    return _asked(rng, "resume", 0, "", STATES)
+
+
+def _advice(rng: Random) -> Mishap:
+    return _asked(rng, "advise", 0, rng.choice(("", *STRATEGIES)), STATES)
 
 
 def _asked(rng: Random, what: What, target: int, kind: str, states: Sequence[str]) -> Mishap:

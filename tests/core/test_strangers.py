@@ -1,0 +1,112 @@
+"""
+Whoever comes without being asked for: a process that claims a rank, an agent that claims a node.
+"""
+
+from tests.core.lives import strategies, trained
+from tft.protocol.messages import (
+    Answered,
+    Faulted,
+    Joined,
+    NodeJoined,
+    Position,
+    Ready,
+    Refused,
+    ShardCopies,
+    Spawn,
+)
+from tft.testing.scripted import ScriptedJob
+
+STRANGER = "rank.2/0.77"
+
+
+def claim(job: ScriptedJob) -> Joined:
+    """
+    The script of rank 2 was started again by somebody, with the environment it had.
+    """
+    return Joined(
+        rank=2, incarnation=0, world=4, pid=77, started=5, host="h", address="h:9", adaptor="fake",
+        strategies=(), at=job.now,
+    )  # fmt: skip
+
+
+def test_what_another_process_says_of_a_rank_is_absorbed() -> None:
+    """
+    When a process that was refused has not heard it, and goes on as if it held the rank, then what
+    it says changes nothing.
+    """
+    job = trained()
+    held = job.machine._job.seats[2].held
+    job.report(claim(job), sender=STRANGER)
+    job.said.clear()
+    shards = (ShardCopies(shard="other", ranks=(2,)),)
+    job.report(Ready(rank=2, incarnation=0, shards=shards, at=job.now), sender=STRANGER)
+    job.report(
+        Faulted(
+            rank=2, incarnation=0, kind="software", step=1, summary="Boom", traceback="Boom",
+            position=Position(step=0, window=False), at=job.now,
+        ),
+        sender=STRANGER,
+    )  # fmt: skip
+    assert job.said == []
+    assert job.doing == "healthy"
+    assert job.machine._job.seats[2].held == held
+    assert "other" not in job.machine._job.topology().groups
+
+
+def test_another_process_does_not_answer_for_a_rank() -> None:
+    """
+    When a process that does not hold the rank answers an order in its place, then the answer of the
+    one that does is still waited for.
+    """
+    job = trained()
+    job.muted = {(2, "freeze")}
+    job.kill(1)
+    job.settle()
+    incident = job.machine.incident
+    answer = Answered(
+        rank=2, incarnation=0, incident=incident.number, round=incident.round, order="freeze",
+        position=Position(step=0, window=False), held=0, began=job.now, at=job.now,
+    )  # fmt: skip
+    job.report(answer, sender=STRANGER)
+    assert job.doing == "freezing"
+    job.report(answer)
+    assert job.doing == "clearing"
+
+
+def test_a_refusal_is_repeated_and_the_refused_is_not_told_that_it_was_heard() -> None:
+    """
+    When a claim is refused, then that is said again for a while, since nobody answers it; and the
+    controller knows who must not believe that it was heard.
+    """
+    job = trained()
+    job.report(claim(job), sender=STRANGER)
+    assert list(job.machine.refused) == [STRANGER]
+    (refused,) = job.machine.outstanding()
+    assert isinstance(refused, Refused)
+    assert refused.pid == 77
+    job.now += 60.0
+    job.train()
+    job.lead(2)
+    assert job.machine.outstanding() == []
+    assert list(job.machine.refused) == [STRANGER]
+
+
+def test_another_agent_on_a_node_means_that_what_ran_there_is_gone() -> None:
+    """
+    When an agent joins for a node whose last agent nobody has missed yet, then the ranks of that
+    node are lost, and started again there; when the same agent is heard twice, nothing follows.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    joined = NodeJoined(node=1, host="h", pid=1, ranks=(2, 3), at=job.now)
+    job.report(joined)
+    assert job.said == []
+    job.ranks[2].alive = job.ranks[3].alive = False
+    again = NodeJoined(node=1, host="h", pid=2, ranks=(2, 3), at=job.now)
+    job.report(again)
+    assert job.doing == "freezing"
+    job.settle()
+    assert [(s.rank, s.node, s.incarnation) for s in job.orders(Spawn)] == [(2, 1, 1), (3, 1, 1)]
+    job.train()
+    assert strategies(job) == ["recover"]
+    faults = job.machine.incidents[-1].faults
+    assert {fault.evidence for fault in faults} == {"another agent has come up on node 1"}

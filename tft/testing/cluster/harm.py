@@ -1,0 +1,258 @@
+"""
+What goes wrong in a run, and how: to a process, a node, the network, a controller; and what people
+and plugins say.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from tft.core.commands import Consult
+from tft.core.policy import STRATEGIES
+from tft.protocol.messages import (
+    Advised,
+    FaultKind,
+    NodeLost,
+    Noticed,
+    PauseRequested,
+    ResumeRequested,
+    StopRequested,
+    Verdict,
+)
+from tft.testing.cluster import loop
+from tft.testing.cluster.leader import Leader, start_controller
+from tft.testing.cluster.node import Page
+from tft.testing.cluster.process import Process
+from tft.testing.cluster.schedule import Mishap
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.mishaps import Mishaps
+    from tft.testing.cluster.stage import Stage
+
+BOOT = 0.7
+"""Seconds from the death of a controller to the next one, where none stands by."""
+STANDING_BY = 10.0
+"""Seconds in which one that stands by has surely taken over."""
+IN_LOOP = ("forward", "sums", "window")
+
+
+FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
+"""What a check finds, beside nothing."""
+Done = Literal["done", "later", "nobody"]
+"""It has come to pass; it will, when what it waits for is done; there was nobody for it."""
+
+
+class Harm:
+    """
+    Does what a mishap says.
+    """
+
+    def __init__(self, stage: "Stage", mishaps: "Mishaps") -> None:
+        self._stage = stage
+        self._mishaps = mishaps
+
+    def does(self, mishap: Mishap) -> Done:
+        """
+        What goes wrong does, or what is asked for is.
+        """
+        stage, mishaps = self._stage, self._mishaps
+        match mishap.what:
+            case "request" | "pause" | "resume" | "notice" | "advise":
+                self._asks(mishap)
+                return "done"
+            case "come":
+                stage.nodes[mishap.target].start()
+                return "done"
+            case "node" | "partition":
+                return self._node(mishap)
+            case "broker":
+                stage.network.away = True
+                stage.clock.after(mishap.lasting, self._broker_back)
+                return "done"
+            case "controller" | "deposed":
+                return self._controller(mishap)
+            case "store":
+                node = stage.nodes[mishap.target % stage.schedule.nodes]
+                node.open_store()
+                return "done" if node.alive else "nobody"
+            case "fail":
+                key = (mishap.target, mishap.name)
+                mishaps.failures[key] = [mishap] * (4 if mishap.lasting > 2 else 1)
+                return "later"
+            case "slow":
+                mishaps.slow[mishap.target, mishap.name] = mishap
+                return "later"
+            case "late":
+                mishaps.late[mishap.target] = mishap
+                return "later"
+            case _:
+                process = self._process(mishap.target)
+                if process is None or process.stuck:
+                    return "nobody"
+                return self._process_mishap(mishap, process)
+
+    # ---------------------------------------------------------------- processes
+
+    def _process(self, rank: int) -> Process | None:
+        for node in self._stage.nodes.values():
+            process = node.process(rank)
+            if process is not None and process.alive:
+                return process
+        return None
+
+    def _process_mishap(self, mishap: Mishap, process: Process) -> Done:
+        stage = self._stage
+        match mishap.what:
+            case "kill":
+                process.node.ended(process, -9)
+            case "hang" | "stop":
+                process.hang(wholly=mishap.what == "stop")
+            case "impostor":
+                return self._impostor(process)
+            case _ if process.phase not in IN_LOOP:
+                return "nobody"
+            case "pollute":
+                process.poison = True
+                self._mishaps.poison[process.rank] = mishap
+                return "later"
+            case "bad batch":
+                self._mishaps.bad[process.rank, process.data + 1] = mishap
+                return "later"
+            case "memory" | "corruption" | "numeric" | "network" | "software":
+                if mishap.what in ("memory", "corruption"):
+                    for name in process.content:
+                        process.content[name] = stage.truth.wrong()
+                loop.fault(process, mishap.what, f"Boom: {mishap.what}")
+            case _:
+                raise ValueError(f"{mishap.what} does not happen to a process")
+        return "done"
+
+    def _impostor(self, process: Process) -> Done:
+        """
+        The script of a rank is started again by somebody, with the environment it had.
+        """
+        if process.phase == "starting":
+            return "nobody"  # whoever comes first is taken for the one that was ordered
+        node = process.node
+        stranger = Process(self._stage, node, process.rank, process.incarnation, Page())
+        node.admit(stranger)
+        self._stage.processes.append(stranger)
+        stranger.join()
+        return "done"
+
+    # ---------------------------------------------------------------- nodes and controllers
+
+    def _node(self, mishap: Mishap) -> Done:
+        stage, back = self._stage, self._mishaps.back
+        node = stage.nodes[mishap.target]
+        if not node.alive:
+            return "nobody"
+        if mishap.what == "partition":
+            node.link.cut = True
+            back(mishap, node.connected)
+            return "done"
+        # whoever starts an agent sees it end, if that is before it has come up
+        seen = mishap.loud or stage.schedule.nodes == 1 or not node.started
+        node.vanish()
+        if mishap.lasting > 1:
+            back(mishap, node.comes_back)
+        if seen:
+            why = "its agent has ended"
+            lost = NodeLost(node=node.number, pid=node.pid, why=why, at=stage.clock.now)
+            stage.clock.after(stage.rng.choice((0.0, 0.05)), stage.outside.report, lost)
+        return "done"
+
+    def _broker_back(self) -> None:
+        self._stage.network.away = False
+
+    def _controller(self, mishap: Mishap) -> Done:
+        stage = self._stage
+        leader = self._leader()
+        if leader is None:
+            return "nobody"
+        self._mishaps.expect(STANDING_BY)
+        others = any(each is not leader for each in stage.leaders)
+        if mishap.what == "controller":
+            leader.die()
+        else:
+            leader.muffled = True
+        if not others:
+            stage.clock.after(BOOT, start_controller, stage)
+        return "done"
+
+    def _leader(self) -> Leader | None:
+        return next((each for each in self._stage.leaders if each.leads), None)
+
+    # ---------------------------------------------------------------- what people and plugins say
+
+    def _asks(self, mishap: Mishap) -> None:
+        stage, kind = self._stage, mishap.kind
+        report, now = stage.outside.report, stage.clock.now
+        match mishap.what:
+            case "request":
+                report(StopRequested(why="asked to", signal=mishap.target, at=now))
+            case "pause":
+                self._mishaps.verdicts[mishap.target] = FINDS.get(kind, "pass")
+                report(PauseRequested(why="asked to", check="links" if kind else "", at=now))
+                if not kind:
+                    resume = ResumeRequested(why="asked to", at=now)
+                    stage.clock.after(mishap.lasting, report, resume)
+            case "resume":
+                report(ResumeRequested(why="asked to", at=now))
+            case "advise":
+                leader = self._leader()
+                if leader is not None:
+                    leader.advise(self._unasked(leader, kind))
+            case _:
+                self._notice(mishap)
+
+    def _notice(self, mishap: Mishap) -> None:
+        """
+        Somebody sees a fault from outside. That numbers are bad is seen in all ranks, or in one.
+        """
+        kind: FaultKind = mishap.kind  # type: ignore[assignment] # one of NOTICED
+        now = self._stage.clock.now
+        polluted = kind in ("numeric", "corruption") and mishap.lasting > 1
+        self._stage.outside.report(
+            Noticed(
+                rank=mishap.target, kind=kind, evidence=f"it looks like {kind}", polluted=polluted,
+                at=now,
+            )
+        )  # fmt: skip
+
+    def _unasked(self, leader: Leader, strategy: str) -> Advised:
+        incident = leader.machine.incident
+        return Advised(
+            incident=incident.number, round=incident.round, strategy=strategy, why="it is better",
+            at=self._stage.clock.now,
+        )  # fmt: skip
+
+    def advice(self, consult: Consult) -> list[tuple[float, Advised]]:
+        """
+        What recovery plugins say when they are asked, and after how many seconds: anything.
+        """
+        count = self._stage.rng.choice((0, 1, 1, 1, 2))
+        return [self._advises(consult) for _ in range(count)]
+
+    def _advises(self, consult: Consult) -> tuple[float, Advised]:
+        rng = self._stage.rng
+        stale = rng.random() < 0.15
+        offered = [offer.strategy for offer in consult.offers if offer.why_not is None]
+        own = rng.random() < 0.3
+        base = rng.choice(offered) if own else ""
+        step = consult.offers[0].step
+        far = own and step and rng.random() < 0.2
+        other = own and rng.random() < 0.3
+        delay = (6.0 if rng.random() < 0.15 else 1.5) * rng.random()
+        return delay, Advised(
+            incident=consult.incident,
+            round=consult.round - stale,
+            strategy="mine" if own else rng.choice(("", *offered, *STRATEGIES, "exit")),
+            base=base,
+            not_after=step - 1 if far and step else None,
+            skip=rng.choice((0, 0, 1)) if own else 0,
+            replace=(rng.randrange(self._stage.schedule.world),) if other else (),
+            veto=(rng.choice(STRATEGIES),) if rng.random() < 0.2 else (),
+            wait=rng.choice((0.0, 0.0, 0.0, 1.0, 2.0)),
+            why="it is better",
+            at=self._stage.clock.now,
+        )
