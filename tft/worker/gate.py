@@ -81,7 +81,7 @@ class Gate:
         """
         It has left the loop.
         """
-        self._inside = False
+        self._inside = self._waits = False  # an exception may have ended the waiting
 
     def arrive(self) -> bool:
         """

@@ -80,9 +80,8 @@ class Session:
         self._control = Control(settings, self._gate)
         self._observers = Observers(load_plugins())
         self._window = UpdateWindow(self)
-        self._hands = Hands(
-            self, self._gate, self._adaptor.hook, self._page, partial(self._observers.check, self)
-        )
+        check = partial(self._observers.check, self)
+        self._hands = Hands(self, self._gate, self._adaptor.hook, self._page, check)
         self._server = ShardServer(settings.host, settings.job, self._hands.give)
         self._capture: Callable[[], bytes] = self._adaptor.hook.tft_capture
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
