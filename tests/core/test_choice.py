@@ -217,15 +217,32 @@ def test_a_checkpoint_that_nobody_can_write_is_not_claimed() -> None:
 
 def test_a_commit_that_fails_is_done_by_another() -> None:
     """
-    When the rank that commits cannot, then the others save and commit without it.
+    When the rank that commits cannot, then all save once more, it too, since what it has of its
+    own is nobody else's, and another one commits.
     """
     job = trained(enable=CAN_ONLY_DUMP)
     job.failures[1, "commit"] = ["OSError: stale file handle"]
     job.kill(0)
     job.settle()
     assert [c.to for c in job.orders(Commit)] == [(1,), (2,)]
+    assert [f.name for f in job.orders(Commit)[-1].files] == [
+        "dense", "private-0", "private-1", "private-2", "private-3",
+    ]  # fmt: skip
     assert job.over is not None
     assert job.over.result == "dumped"
+
+
+def test_a_checkpoint_that_nobody_can_commit_is_not_claimed() -> None:
+    """
+    When nobody can commit, then the job has failed, and the operator reads why.
+    """
+    job = trained(world=2, enable=CAN_ONLY_DUMP)
+    job.failures[1, "commit"] = ["OSError: stale file handle"]
+    job.kill(0)
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert "rank 1 could not write: OSError: stale file handle" in job.over.why
 
 
 def test_a_saver_that_hangs_is_ended_and_its_part_written_by_another() -> None:

@@ -28,12 +28,14 @@ class Ending:
         Plans a last checkpoint, or plans it anew with whoever is left to write it.
         """
         job, incident = self._job, self._job.incident
-        unable = [s for s in job.seats.values() if s.unable]
+        unable = [s for s in job.seats.values() if s.unable or s.no_commit]
         standings = {s.rank: s.standing("") for s in job.seats.values() if not s.unable}
         step = planner.covered_step(job.topology().groups, standings, incident.ceiling)
         incident.tasks = {}
+        if not isinstance(step, str) and unable and not self._committers():
+            step = "nobody is left to commit it"
         if isinstance(step, str):
-            failures = [f"rank {s.rank} could not write: {s.unable}" for s in unable]
+            failures = [f"rank {s.rank} could not write: {s.unable or s.no_commit}" for s in unable]
             why = "; ".join([step, *failures])
             incident.tried.append(("dump", why))
             incident.strategy = "exit"
@@ -120,7 +122,7 @@ class Ending:
     def _commit(self) -> None:
         job = self._job
         step = (job.incident.step or 1) - 1
-        committer = min(s.rank for s in job.seats.values() if s.able)
+        committer = min(self._committers())
         commit = Commit(
             **job.key(),
             to=(committer,),
@@ -129,6 +131,9 @@ class Ending:
             files=tuple(job.saved[name] for name in sorted(job.saved)),
         )
         job.issue(commit, limit=job.policy.save)
+
+    def _committers(self) -> list[int]:
+        return [s.rank for s in self._job.seats.values() if s.able and not s.no_commit]
 
     def _dumped(self) -> None:
         job = self._job
@@ -144,6 +149,13 @@ class Ending:
         Another holder has to write the part of this one.
         """
         seat.unable = why
+        self.dump()
+
+    def commit_failed(self, seat: Seat, why: str) -> None:
+        """
+        Another one has to commit. This one still saves: what it has of its own is nobody else's.
+        """
+        seat.no_commit = why
         self.dump()
 
     # ---------------------------------------------------------------- leaving

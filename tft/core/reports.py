@@ -558,8 +558,10 @@ class Reports:
                 self._course.ending.exit(
                     "failed", 4, f"rank {seat.rank} could not load the checkpoint: {why}"
                 )
-            case "save" | "commit":
+            case "save":
                 self._course.ending.save_failed(seat, why)
+            case "commit":
+                self._course.ending.commit_failed(seat, why)
             case "restore" if job.state is S.DUMPING:
                 self._course.ending.save_failed(seat, why)
             case "restore":

@@ -67,6 +67,8 @@ class Seat:
     finished: bool = False
     unable: str = ""
     """Why it could not write its part of a checkpoint."""
+    no_commit: str = ""
+    """Why it could not commit one; its own part it can write all the same."""
     repaired: bool = False
     """This process has been in the loop: its position is the job's."""
     doomed: str = ""
@@ -140,7 +142,7 @@ class Seat:
         self.held, self.backups = None, ()
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = False
-        self.doomed = self.blame = self.unable = ""
+        self.doomed = self.blame = self.unable = self.no_commit = ""
         self.invited = False
         self.position = START
         self.spawned = self.began = at
