@@ -701,3 +701,25 @@ def test_a_position_says_where_a_hold_is_answered_from() -> None:
     job.settle()
     assert {r.position for r in job.ranks.values()} == {Position(step=4, window=False)}
     assert names(job.said) == ["Freeze", "Hold"]
+
+
+def test_a_resume_during_a_check_waits_for_its_end() -> None:
+    """
+    When somebody asks a job to go on while a check runs, then nobody does before all have ended
+    it: the sums of the check of some would meet those of the step of others.
+    """
+    job = trained()
+    job.muted = {(2, "check")}
+    job.pause("links")
+    job.settle()
+    job.go_on()
+    job.settle()
+    assert job.doing == "paused"
+    assert job.orders(Release) == []
+    assert job.facts("check_not_over") == [{}]
+    job.muted = set()
+    job.repeat()
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.reports() == []

@@ -419,6 +419,8 @@ class Reports:
             self._job.pause = message
 
     def _resume_requested(self, reaction: Reaction) -> None:
+        if not self._job.answered_all("check"):
+            return self._job.tell("check_not_over")  # some of its sums would meet those of a step
         self._job.pause, self._job.checked = None, ""
         if reaction is R.RELEASE:
             self._course.pausing.release()
