@@ -106,7 +106,9 @@ class Harness:
         with tempfile.TemporaryDirectory(prefix="mutation-") as compiled:
             # what one child has compiled the next need not, wherever else that may be switched off
             sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
-            pytest.main([*ARGUMENTS, *self._tests], plugins=[self])
+            # the tests are named in the children only: their conftest may import what is mutated
+            nothing = next(iter(self._files.values())).parent
+            pytest.main([*ARGUMENTS, str(nothing)], plugins=[self])
 
     def pytest_configure(self) -> None:
         for name in PRELOADED:
@@ -120,7 +122,7 @@ class Harness:
             self.refused = f"imported before they could be mutated: {loaded}"
             return True
         server = _Server(session, self._files, self._patience)
-        child = server.baseline() or self._serve(server)
+        child = server.baseline(self._tests) or self._serve(server)
         if child is None:
             session.items = []
             return True
@@ -156,13 +158,14 @@ class _Server:
         self._kills: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.failed = ""
 
-    def baseline(self) -> "_Baseline | None":
+    def baseline(self, tests: list[str]) -> "_Baseline | None":
         """
         Runs all tests undisturbed, and learns which lines each of them runs.
         """
         ours, theirs = os.pipe()
         pid = os.fork()
         if pid == 0:
+            self._session.config.args = tests
             return _Baseline(theirs, self._files)
         os.close(theirs)
         with os.fdopen(ours, "rb") as told:
