@@ -12,6 +12,7 @@ from tft.protocol.messages import (
     RankOrder,
     Rebuild,
     Regroup,
+    Restore,
     Resume,
     Rollback,
     Save,
@@ -69,7 +70,7 @@ class Invariants:
         """
         step: int | None
         match order:
-            case Fetch() | Load() | Rollback() | Save() | Commit():
+            case Fetch() | Load() | Restore() | Rollback() | Save() | Commit():
                 step = order.step
             case Regroup() | Resume():
                 step = order.step - 1
@@ -93,6 +94,26 @@ class Invariants:
                 self.saved_by_one(key, shard, process.rank)
         if isinstance(order, REPAIRS):
             self._repairing[id(process)] = process
+
+    def heeded(
+        self, process: "Process", order: RankOrder, epoch: int, key: tuple[int, int]
+    ) -> None:
+        """
+        Only who holds a seat does what is said to it, and only what is said by the newest leader,
+        in the newest round.
+        """
+        if order.seats.get(process.rank, 0) != process.incarnation:
+            raise Broken(
+                "only who holds the seat obeys",
+                f"rank {process.rank}, incarnation {process.incarnation}, obeys in the place of "
+                f"{order.seats.get(process.rank, 0)}",
+            )
+        if order.epoch < epoch or (order.incident, order.round) < key:
+            raise Broken(
+                "nothing old is obeyed",
+                f"rank {process.rank} obeys epoch {order.epoch}, round {order.round} of incident "
+                f"{order.incident}, after epoch {epoch} and {key}",
+            )
 
     def saved_by_one(self, key: tuple[int, int], shard: str, rank: int) -> None:
         """
@@ -188,8 +209,9 @@ class Invariants:
         # what is private to a rank is nobody else's: where it was lost, nobody can save it
         right = self._stage.truth.data(order.step)
         wanted |= {f"private-{rank}": right for rank in self._remembered(order.step)}
+        manifest = {file.name for file in order.files}
         for name, content in wanted.items():
-            if name not in parts:
+            if name not in manifest:
                 raise Broken("checkpoints are whole", f"{name} of step {order.step} is missing")
             if parts[name] != content and not self._excused(parts[name]):
                 raise Broken(

@@ -10,7 +10,7 @@ from tft.core.commands import Command, Consult, JobOver, Tell
 from tft.core.delivery import Inbox
 from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.lease import Lease
-from tft.core.table import State
+from tft.core.table import SETTLED, State
 from tft.core.watch import Watch
 from tft.protocol.messages import (
     Advised,
@@ -168,11 +168,14 @@ class Leader:
         before = machine.state
         kind = type(event.message) if isinstance(event, Received) else type(event)
         stage.seen[before, kind.__name__] += 1
-        for command in machine.handle(event):
+        stage.auditor.hears(machine, event)
+        commands = machine.handle(event)
+        stage.auditor.judges(machine, event, commands)
+        for command in commands:
             self._do(command)
         machine.check()
         if isinstance(event, Received) and isinstance(event.message, Faulted | Noticed):
-            self._learn()
+            self._learn(event.message)
         if machine.state is not before:
             self._period = FIRST_REPEAT
             if machine.state in (State.RESUMING, State.PAUSING):
@@ -185,14 +188,23 @@ class Leader:
             self._repeating = True
             stage.clock.after(FIRST_REPEAT, self._say_again)
 
-    def _learn(self) -> None:
+    def _learn(self, report: Faulted | Noticed) -> None:
         """
         Does the controller know by now that something wrong has spread, and how far?
         """
+        if isinstance(report, Faulted) and report.polluted and self._speaks(report):
+            polluted = self._stage.polluted
+            if polluted is not None and report.position.step - 1 < polluted:
+                self._stage.known = True
         stage, incident = self._stage, self.machine.incident
         ceiling = incident.ceiling if incident.is_open and not incident.tentative else None
         if stage.polluted is not None and ceiling is not None and ceiling < stage.polluted:
             stage.known = True
+
+    def _speaks(self, report: Faulted) -> bool:
+        machine, rank = self.machine, report.rank
+        open_ = machine.state not in SETTLED and rank in machine.members
+        return open_ and machine.incarnation(rank) == report.incarnation
 
     def _do(self, command: Command) -> None:
         match command:

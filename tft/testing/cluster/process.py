@@ -223,7 +223,11 @@ class Process:
         """
         if not self.alive or self.stopped:
             return
-        for command in self.rank_machine.handle(event):
+        before = self.rank_machine.epoch, self.rank_machine.key
+        commands = self.rank_machine.handle(event)
+        if commands and isinstance(event, Ordered):
+            self.stage.invariants.heeded(self, event.order, *before)
+        for command in commands:
             self._do(command)
         deadline = self.rank_machine.next_deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer):

@@ -8,6 +8,7 @@ from random import Random
 
 from tft.core.events import Event
 from tft.errors import InternalError
+from tft.testing.cluster.auditor import Auditor
 from tft.testing.cluster.clock import Clock
 from tft.testing.cluster.group import Groups
 from tft.testing.cluster.invariants import Broken, Invariants
@@ -90,6 +91,7 @@ def set_up(schedule: Schedule) -> Stage:
     )
     stage.groups = Groups(stage)
     stage.invariants = Invariants(stage)
+    stage.auditor = Auditor(stage)
     stage.story = SharedStory()
     stage.outside = Outside(stage)
     stage.mishaps = Mishaps(stage, schedule)

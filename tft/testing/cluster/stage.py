@@ -14,6 +14,7 @@ from tft.testing.cluster.mail import Network
 from tft.testing.cluster.schedule import Schedule
 
 if TYPE_CHECKING:
+    from tft.testing.cluster.auditor import Auditor
     from tft.testing.cluster.group import Groups
     from tft.testing.cluster.invariants import Invariants
     from tft.testing.cluster.leader import Leader, Seen
@@ -135,6 +136,7 @@ class Stage:
     disk: Disk
     groups: "Groups" = field(init=False)
     invariants: "Invariants" = field(init=False)
+    auditor: "Auditor" = field(init=False)
     mishaps: "Mishaps" = field(init=False)
     story: "SharedStory" = field(init=False)
     outside: "Outside" = field(init=False)

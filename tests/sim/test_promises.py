@@ -1,0 +1,415 @@
+"""
+Every promise of the simulation, tested by its own breach: the judgement is broken on purpose, one
+way at a time, and within a few dozen schedules the simulation notices.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import pytest
+
+from tft.core import planner
+from tft.core.choice import Choice
+from tft.core.course import Course
+from tft.core.incident import Incident
+from tft.core.job import Job
+from tft.core.pausing import Pausing
+from tft.core.planner import Repair
+from tft.core.rank import RankMachine
+from tft.core.rank_words import Ordered, RankCommand, RankEvent, Standing
+from tft.core.reports import Reports
+from tft.core.rounds import Rounds
+from tft.core.table import State
+from tft.protocol.messages import Answered, Commit, RankOrder
+from tft.testing.cluster.run import run
+from tft.testing.cluster.schedule import Mishap, Schedule, Trouble, draw
+
+SEEDS = 48
+"""In so many schedules a breach has to be noticed."""
+
+Patch = pytest.MonkeyPatch
+
+
+def drawn(wanted: Callable[[Schedule], bool] = lambda _: True) -> Iterable[Schedule]:
+    """
+    The first schedules in which what is broken is likely to be needed.
+    """
+    return islice((s for seed in range(4000) if wanted(s := draw(seed))), SEEDS)
+
+
+def where(wanted: Callable[[Schedule], bool]) -> Callable[[], Iterable[Schedule]]:
+    """
+    The same, to be drawn later.
+    """
+    return lambda: drawn(wanted)
+
+
+def somebody_dies_while_all_save() -> Iterable[Schedule]:
+    """
+    Slow messages, and a last checkpoint that has to be planned twice.
+    """
+    dies = Mishap(what="kill", target=5, when="order", name="save", delay=0.2)
+    for seed in range(SEEDS):
+        yield Schedule(
+            seed=seed,
+            world=24,
+            nodes=4,
+            trouble=Trouble(delay=0.1),
+            mishaps=(Mishap(what="request", delay=1.5), dies),
+        )
+
+
+def happens(*what: str) -> Callable[[Schedule], bool]:
+    """
+    A schedule with one of these mishaps.
+    """
+    return lambda schedule: any(mishap.what in what for mishap in schedule.mishaps)
+
+
+def is_seen(*kinds: str) -> Callable[[Schedule], bool]:
+    """
+    A schedule in which something like this is seen from outside, or found by a check.
+    """
+    return lambda schedule: any(mishap.kind in kinds for mishap in schedule.mishaps)
+
+
+# ---------------------------------------------------------------- the breaches
+
+
+def a_file_left_out_of_the_manifest(patch: Patch) -> None:
+    issue = Job.issue
+
+    def issues(self: Job, *orders: RankOrder, limit: float) -> None:
+        short = [replace(o, files=o.files[1:]) if isinstance(o, Commit) else o for o in orders]
+        issue(self, *short, limit=limit)
+
+    patch.setattr(Job, "issue", issues)
+
+
+def a_healthy_rank_ended_in_every_incident(patch: Patch) -> None:
+    after_freeze = Course._after_freeze
+
+    def ends_one(self: Course) -> bool:
+        job, going_on = self._job, after_freeze(self)
+        if going_on and job.incident.number and job.incident.round == 1:
+            well = [s for s in job.seated() if s.ready and s.rank not in job.incident.faulty()]
+            if well and not job.only_on([well[-1].rank]):
+                self.rounds.doom(well[-1], "bad luck", "process")
+        return going_on
+
+    patch.setattr(Course, "_after_freeze", ends_one)
+
+
+def a_check_without_consequences(patch: Patch) -> None:
+    def goes_on(self: Pausing) -> bool:
+        self.release()
+        return True
+
+    patch.setattr(Pausing, "_checked", goes_on)
+
+
+def the_oldest_step_instead_of_the_newest(patch: Patch) -> None:
+    patch.setattr(planner, "max", min, raising=False)
+
+
+def the_oldest_checkpoint_instead_of_the_newest(patch: Patch) -> None:
+    def oldest(terms: planner.Terms) -> int | None:
+        early = [s for s in terms.checkpoints if terms.ceiling is None or s <= terms.ceiling]
+        return min(early, default=None)
+
+    patch.setattr(planner, "_checkpoint", oldest)
+
+
+def whoever_hears_an_order_obeys(patch: Patch) -> None:
+    handle = RankMachine.handle
+
+    def obeys(self: RankMachine, event: RankEvent) -> list[RankCommand]:
+        if isinstance(event, Ordered):
+            seats = event.order.seats | {self.rank: self.incarnation}
+            event = replace(event, order=replace(event.order, seats=seats))
+        return handle(self, event)
+
+    patch.setattr(RankMachine, "handle", obeys)
+
+
+def a_source_that_does_not_have_it(patch: Patch) -> None:
+    def everyone(
+        ranks: Iterable[int], standings: planner.Standings, step: int, ceiling: int | None
+    ) -> list[planner.Standing]:
+        return [standings[rank] for rank in ranks if rank in standings and standings[rank].alive]
+
+    patch.setattr(planner, "sound", everyone)
+
+
+def an_answer_to_an_older_round_counts(patch: Patch) -> None:
+    answered = Reports._answered
+
+    def counts(self: Reports, seat: object, message: Answered) -> None:
+        now = replace(message, incident=self._job.incident.number, round=self._job.incident.round)
+        answered(self, seat, now)  # type: ignore[arg-type] # a seat
+
+    patch.setattr(Reports, "_answered", counts)
+
+
+def a_fault_that_joins_is_forgotten(patch: Patch) -> None:
+    fault = Rounds.fault
+
+    def forgets(self: Rounds, *what: object) -> None:
+        if self._job.state not in (State.FREEZING, State.CLEARING):
+            fault(self, *what)  # type: ignore[arg-type] # what it takes
+
+    patch.setattr(Rounds, "fault", forgets)
+
+
+def success_before_one_more_step(patch: Patch) -> None:
+    advance = Course.advance
+
+    def announces(self: Course) -> bool:
+        job = self._job
+        if job.state is State.RESUMING and job.answered_all("resume", "release"):
+            return self._close()
+        return advance(self)
+
+    patch.setattr(Course, "advance", announces)
+
+
+def a_shard_saved_twice(patch: Patch) -> None:
+    savers = planner.savers
+
+    def doubled(*what: object, **how: bool) -> dict[int, tuple[str, ...]]:
+        plan = savers(*what, **how)  # type: ignore[arg-type] # what it takes
+        standings: planner.Standings = what[1]  # type: ignore[assignment] # the second argument
+        shards = next(iter(plan.values()))
+        return plan | {rank: shards for rank, s in standings.items() if s.alive}
+
+    patch.setattr(planner, "savers", doubled)
+
+
+def a_rank_that_fetches_nothing(patch: Patch) -> None:
+    repair = planner.repair
+
+    def forgets(*what: object) -> Repair | str:
+        plan = repair(*what)  # type: ignore[arg-type] # what it takes
+        if isinstance(plan, str):
+            return plan
+        return replace(plan, transfers=dict(list(plan.transfers.items())[1:]))
+
+    patch.setattr(planner, "repair", forgets)
+
+
+def an_older_copy_taken_back(patch: Patch) -> None:
+    repair = planner.repair
+
+    def forgets(*what: object) -> Repair | str:
+        plan = repair(*what)  # type: ignore[arg-type] # what it takes
+        return plan if isinstance(plan, str) else replace(plan, step=max(0, plan.step - 1))
+
+    patch.setattr(planner, "repair", forgets)
+
+
+def nothing_is_held_for_polluted(patch: Patch) -> None:
+    patch.setattr(Incident, "lower", lambda _self, _ceiling: None)
+
+
+def a_damaged_rank_gives_its_state_away(patch: Patch) -> None:
+    patch.setattr(Reports, "_distrust", lambda *_, **__: None)
+
+
+def advice_is_ignored(patch: Patch) -> None:
+    patch.setattr(Choice, "_advised_offer", lambda _self, _made: None)
+
+
+def what_was_ruled_out_is_done(patch: Patch) -> None:
+    advised = Choice.advised
+    patch.setattr(Choice, "advised", lambda self, message: advised(self, replace(message, veto=())))
+
+
+def a_rank_that_moves_says_it_stands(patch: Patch) -> None:
+    stands = RankMachine._stands
+
+    def says(self: RankMachine, event: Standing) -> list[RankCommand]:
+        return stands(self, replace(event, still=True))
+
+    patch.setattr(RankMachine, "_stands", says)
+
+
+def paused_before_everyone_stands(patch: Patch) -> None:
+    advance = Pausing.advance
+
+    def hurries(self: Pausing) -> bool:
+        tasks = self._job.incident.tasks
+        if self._job.state is State.PAUSING and "hold" in tasks:
+            return self._paused()
+        return advance(self)
+
+    patch.setattr(Pausing, "advance", hurries)
+
+
+def an_order_before_all_have_answered(patch: Patch) -> None:
+    answered_all = Job.answered_all
+
+    def hurries(self: Job, *orders: str) -> bool:
+        if "rebuild" in orders:
+            return True
+        return answered_all(self, *orders)  # type: ignore[arg-type] # names of orders
+
+    patch.setattr(Job, "answered_all", hurries)
+
+
+def a_request_to_end_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Reports, "_stop_requested", lambda *_: None)
+
+
+def the_end_at_the_first_chance(patch: Patch) -> None:
+    offers = planner.offers
+
+    def few(*what: object) -> tuple[planner.Offer, ...]:
+        made = offers(*what)  # type: ignore[arg-type] # what it takes
+        return tuple(o for o in made if o.strategy in ("dump", "exit"))
+
+    patch.setattr(planner, "offers", few)
+
+
+def an_incident_for_nothing(patch: Patch) -> None:
+    trained = Reports._from_seat
+
+    def frightened(self: Reports, seat: object, message: object) -> None:
+        trained(self, seat, message)  # type: ignore[arg-type] # what it takes
+        if type(message).__name__ == "Checkpointed" and self._job.state is State.HEALTHY:
+            self._rounds.freeze("who knows")
+            self._rounds.open()
+
+    patch.setattr(Reports, "_from_seat", frightened)
+
+
+def a_second_process_for_a_rank(patch: Patch) -> None:
+    close = Course._close
+
+    def doubles(self: Course) -> bool:
+        job, closed = self._job, close(self)
+        seat = job.seats[0]
+        if job.incident.number and seat.node is not None:
+            job.spawn(seat, seat.node, "to be sure")
+        return closed
+
+    patch.setattr(Course, "_close", doubles)
+
+
+def a_bad_node_is_used_again(patch: Patch) -> None:
+    isolate = Rounds.isolate
+
+    def forgives(self: Rounds, *what: object) -> None:
+        isolate(self, *what)  # type: ignore[arg-type] # what it takes
+        self._job.lost_nodes.clear()
+
+    patch.setattr(Rounds, "isolate", forgives)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """
+    A way in which the judgement could be wrong.
+    """
+
+    breaks: Callable[[Patch], None]
+    promise: str
+    """That is noticed not to be kept."""
+    schedules: Callable[[], Iterable[Schedule]] = drawn
+
+
+BREACHES = (
+    Breach(breaks=a_file_left_out_of_the_manifest, promise="checkpoints are whole"),
+    Breach(
+        breaks=a_healthy_rank_ended_in_every_incident, promise="nobody is ended without a reason"
+    ),
+    Breach(
+        breaks=a_check_without_consequences,
+        promise="verdicts count",
+        schedules=where(is_seen("isolate", "end")),
+    ),
+    Breach(
+        breaks=a_bad_node_is_used_again,
+        promise="verdicts count",
+        schedules=where(is_seen("isolate")),
+    ),
+    Breach(
+        breaks=the_oldest_step_instead_of_the_newest,
+        promise="the newest sound step is agreed",
+        schedules=where(lambda schedule: schedule.backups > 0),
+    ),
+    Breach(
+        breaks=the_oldest_checkpoint_instead_of_the_newest,
+        promise="the newest sound step is agreed",
+        schedules=where(
+            lambda s: s.checkpoints > 0 and not s.backups and s.copies == 1 and s.steps > 6
+        ),
+    ),
+    Breach(
+        breaks=whoever_hears_an_order_obeys,
+        promise="only who holds the seat obeys",
+        schedules=where(lambda s: bool(s.spares or s.room) and is_seen("straggler")(s)),
+    ),
+    Breach(breaks=a_source_that_does_not_have_it, promise="transfers from sound holders"),
+    Breach(
+        breaks=an_answer_to_an_older_round_counts,
+        promise="all answer first",
+        schedules=somebody_dies_while_all_save,
+    ),
+    Breach(breaks=a_fault_that_joins_is_forgotten, promise="no fault is forgotten"),
+    Breach(breaks=success_before_one_more_step, promise="success after one more step"),
+    Breach(breaks=a_shard_saved_twice, promise="one saver"),
+    Breach(breaks=a_rank_that_fetches_nothing, promise="resumes right"),
+    Breach(breaks=an_older_copy_taken_back, promise="the newest sound step is agreed"),
+    Breach(
+        breaks=nothing_is_held_for_polluted,
+        promise="resumes right",
+        schedules=where(happens("pollute")),
+    ),
+    Breach(breaks=a_damaged_rank_gives_its_state_away, promise="resumes right"),
+    Breach(
+        breaks=advice_is_ignored,
+        promise="advice is followed",
+        schedules=where(lambda schedule: schedule.policy.advised),
+    ),
+    Breach(
+        breaks=what_was_ruled_out_is_done,
+        promise="advice is followed",
+        schedules=where(lambda schedule: schedule.policy.advised),
+    ),
+    Breach(
+        breaks=a_rank_that_moves_says_it_stands,
+        promise="everyone stands in a pause",
+        schedules=where(happens("pause")),
+    ),
+    Breach(
+        breaks=paused_before_everyone_stands,
+        promise="everyone stands in a pause",
+        schedules=where(happens("pause")),
+    ),
+    Breach(breaks=an_order_before_all_have_answered, promise="all answer first"),
+    Breach(
+        breaks=a_request_to_end_is_forgotten,
+        promise="what has to end ends",
+        schedules=where(happens("request")),
+    ),
+    Breach(breaks=the_end_at_the_first_chance, promise="what can be survived is survived"),
+    Breach(
+        breaks=an_incident_for_nothing,
+        promise="no incident without a cause",
+        schedules=where(lambda schedule: schedule.checkpoints > 0),
+    ),
+    Breach(breaks=a_second_process_for_a_rank, promise="one process a rank"),
+)
+
+
+@pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.breaks.__name__)
+def test_a_breach_of_a_promise_is_noticed(breach: Breach, monkeypatch: Patch) -> None:
+    """
+    When the judgement is wrong in one way, then within a few dozen schedules the promise that it
+    breaks is found broken.
+    """
+    schedules = list(breach.schedules())
+    breach.breaks(monkeypatch)
+    found = (run(schedule).broken for schedule in schedules)
+    assert any(broken == breach.promise for broken in found)

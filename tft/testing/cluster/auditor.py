@@ -1,0 +1,413 @@
+"""
+Looks over the shoulder of whoever leads: each decision of the job machine needs a reason in what it
+was told, and is held against the truth that it cannot see.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tft.core.commands import Command, Consult, Tell
+from tft.core.events import DeadlinePassed, Event, Received
+from tft.core.machine import Machine
+from tft.core.table import SETTLED, State
+from tft.protocol.messages import (
+    ORDER_NAMES,
+    Advised,
+    Exited,
+    Faulted,
+    Fetch,
+    Kill,
+    Load,
+    NodeJoined,
+    NodeLost,
+    Noticed,
+    OrderName,
+    RankOrder,
+    Ready,
+    Refused,
+    Regroup,
+    Release,
+    ResumeRequested,
+    Rollback,
+    Save,
+    Spawn,
+    StopRequested,
+)
+from tft.testing.cluster.chances import Chances
+from tft.testing.cluster.invariants import Broken
+from tft.testing.cluster.ledger import Ledger
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.process import Process
+    from tft.testing.cluster.stage import Stage
+
+S = State
+HARMLESS = ("resume", "come", "advise")
+"""What needs nothing to be done about it."""
+NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
+    "stop": ("freeze",),
+    "hold": ("freeze",),
+    "check": ("hold",),
+    "rebuild": ("load", "fetch", "restore", "regroup"),
+    "rollback": ("rebuild",),
+    "resume": ("rollback",),
+    "save": ("restore",),
+    "commit": ("save",),
+}
+"""What each rank must have carried out in the same round before it is told to do this."""
+
+
+class Auditor:
+    """
+    Told of every event before the leading machine judges it, and of what came of it after.
+    """
+
+    def __init__(self, stage: "Stage") -> None:
+        self._stage = stage
+        self._ledger = Ledger(stage)
+        if stage.schedule.resume:
+            self._ledger.checkpoints[stage.schedule.resume] = ""
+        self._chances = Chances(stage, self._ledger)
+        self._state = S.AWAITING
+        self._number = 0
+        self._seats: dict[int, int] = {}
+        self._consult: Consult | None = None
+        self._vetoed: set[str] = set()
+        self._isolated: set[int] = set()
+        self._to_end = ""
+        """Why the job has to end."""
+
+    def hears(self, machine: Machine, event: Event) -> None:
+        """
+        An event is about to be judged.
+        """
+        self._state = machine.state
+        incident = machine.incident
+        self._ledger.key = (incident.number, incident.round)
+        if isinstance(event, Received):
+            message = event.message
+            if isinstance(message, Exited | Faulted | Noticed):
+                seat = machine.incarnation(message.rank)
+                self._seats[message.rank] = (
+                    -1 if (message.rank, seat) in self._ledger.ended else seat
+                )
+            if isinstance(message, Ready | NodeJoined | NodeLost):
+                self._consult = None  # what was offered then may be impossible now
+            self._ledger.hears(machine, message)
+
+    def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
+        """
+        This is what came of it.
+        """
+        if isinstance(event, Received):
+            self._heard(machine, event)
+        if machine.incident.number != self._number:
+            self._opened(machine, event)
+        for command in commands:
+            self._says(machine, event, command)
+        if machine.state is not self._state:
+            self._entered(machine)
+
+    # ---------------------------------------------------------------- what was heard
+
+    def _heard(self, machine: Machine, event: Received) -> None:
+        match event.message:
+            case Exited() | Faulted() | Noticed():
+                self._not_forgotten(machine, event.message)
+                self._ends(machine, event.message)
+            case Advised():
+                self._followed(machine, event.message)
+            case StopRequested():
+                if self._state not in SETTLED:
+                    self._to_end = "it was asked to"
+                    self._chances.may_end(self._to_end)
+            case _:
+                pass
+
+    def _ends(self, machine: Machine, report: Exited | Faulted | Noticed) -> None:
+        if isinstance(report, Exited):
+            if report.code >= 0:
+                self._chances.may_end("a script has left")
+        elif report.kind == "software":
+            self._has_to_end(machine, "a bug of the script")
+        elif report.kind == "node":
+            self._chances.may_end("a node is given up")
+
+    def _has_to_end(self, machine: Machine, why: str) -> None:
+        if self._state not in SETTLED:
+            self._chances.may_end(why)
+        if machine.incident.forced:
+            self._to_end = self._to_end or why
+
+    def _not_forgotten(self, machine: Machine, report: Exited | Faulted | Noticed) -> None:
+        """
+        A fault of a member opens an incident, or joins the one that is open; and stays in it.
+        """
+        rank = report.rank
+        if self._state in SETTLED or machine.outcome is not None or rank not in machine.members:
+            return
+        if not isinstance(report, Noticed) and self._seats[rank] != report.incarnation:
+            return
+        kind = "process"
+        if isinstance(report, Faulted):
+            kind = report.kind
+        elif isinstance(report, Noticed):
+            if (rank, self._seats[rank]) not in self._ledger.ready:
+                return
+            kind = report.kind
+        if kind in ("network", "software", "straggler"):
+            return  # one may stand for several, or for none
+        for fault in machine.incident.faults:
+            if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
+                return
+        raise Broken("no fault is forgotten", f"{kind} at rank {rank} is in no incident")
+
+    def _followed(self, machine: Machine, advised: Advised) -> None:
+        """
+        Advice that can be followed is; what it rules out is not.
+        """
+        incident, consult = machine.incident, self._consult
+        if self._state is not S.CHOOSING or consult is None:
+            return
+        if self._ledger.key != (advised.incident, advised.round) or consult.round != advised.round:
+            return
+        self._vetoed.update(advised.veto)
+        name = advised.base or advised.strategy
+        offered = [o.strategy for o in consult.offers if o.why_not is None]
+        if advised.wait or advised.replace or advised.not_after is not None:
+            return
+        done = incident.strategy in (advised.strategy, name)
+        if name in offered and name not in self._vetoed and not done:
+            raise Broken(
+                "advice is followed", f"{advised.strategy} was advised, {incident.strategy} is done"
+            )
+
+    def _opened(self, machine: Machine, event: Event) -> None:
+        """
+        No incident without a cause.
+        """
+        self._number = machine.incident.number
+        self._vetoed.clear()
+        if self._number > self._stage.schedule.policy.max_incidents:
+            self._chances.may_end("the last incident was the last")
+            self._to_end = "too many incidents"
+        happened = [m.what for m in self._stage.mishaps.happened if m.what not in HARMLESS]
+        if not happened:
+            raise Broken("no incident without a cause", f"{event} opens one")
+
+    # ---------------------------------------------------------------- what is said
+
+    def _says(self, machine: Machine, event: Event, command: Command) -> None:
+        match command:
+            case Tell(event="incident_closed"):
+                self._closed(machine)
+            case Tell(event="strategy_chosen"):
+                self._not_ruled_out(machine)
+            case Tell(event="paused"):
+                self._stand(machine)
+            case Tell():
+                pass
+            case Spawn():
+                self._spawned(command)
+                self._ledger.spawns(command, event.at)
+            case Kill():
+                self._killed(machine, event, command)
+                self._ledger.kills(command)
+            case Refused():
+                self._refused(machine, command)
+            case Consult():
+                self._consult = command
+            case _:
+                if type(command) in ORDER_NAMES:
+                    self._ordered(machine, event, command)  # type: ignore[arg-type] # those are the orders to ranks
+
+    def _ordered(self, machine: Machine, event: Event, order: RankOrder) -> None:
+        self._answered_by_all(order)
+        self._ledger.says(order, event.at)
+        match order:
+            case Fetch():
+                self._sources_hold(order)
+            case Regroup() | Save() | Load():
+                self._chances.newest(machine, order)
+            case Rollback():
+                self._chances.rolled_back(machine)
+            case Release():
+                self._verdicts(event)
+            case _:
+                pass
+
+    def _answered_by_all(self, order: RankOrder) -> None:
+        """
+        Nobody is sent on before it has done what comes first, in this very round.
+        """
+        ledger, key = self._ledger, (order.incident, order.round)
+        name = ORDER_NAMES[type(order)]
+        for need in NEEDS.get(name, ()):
+            book = ledger.asked.get(need)
+            if book is None:
+                continue
+            for rank, (asked, incarnation, _) in book.items():
+                if asked != key or (rank, incarnation) in ledger.ended:
+                    continue
+                if not ledger.has_answered(need, rank, key, incarnation):
+                    raise Broken(
+                        "all answer first", f"{name} before rank {rank} has answered to {need}"
+                    )
+
+    def _sources_hold(self, order: Fetch) -> None:
+        """
+        Whoever is named as a source of a shard has it, at that step.
+        """
+        for transfer in order.transfers:
+            for source in transfer.sources:
+                giver = self._stage.serving(source.address)
+                if giver is None or giver.stopped:
+                    continue
+                holds = giver.held() == order.step or order.step in giver.backups()
+                if not holds or transfer.shard not in giver.content:
+                    raise Broken(
+                        "transfers from sound holders",
+                        f"rank {giver.rank}, which holds {giver.held()}, is named as a source of "
+                        f"shard {transfer.shard!r} of step {order.step}",
+                    )
+
+    def _verdicts(self, event: Event) -> None:
+        """
+        What a check has found has its effect; unless somebody wants everyone to go on.
+        """
+        if isinstance(event, Received) and isinstance(event.message, ResumeRequested):
+            return
+        for rank, answer in self._ledger.answers.get("check", {}).items():
+            if (answer.incident, answer.round) == self._ledger.key and answer.verdict != "pass":
+                raise Broken(
+                    "verdicts count", f"rank {rank} was found to {answer.verdict}, all go on"
+                )
+
+    # ---------------------------------------------------------------- whom it concerns
+
+    def _spawned(self, order: Spawn) -> None:
+        """
+        Nobody gets a second process while the first is wanted; nothing starts where a node was given up.
+        """
+        rank, before = order.rank, order.incarnation - 1
+        ledger = self._ledger
+        wanted = (rank, before) in ledger.ready and (rank, before) not in ledger.ended
+        if wanted and rank not in ledger.slow and ledger.place[rank] not in ledger.lost:
+            raise Broken("one process a rank", f"rank {rank} has a process and gets another")
+        if order.node in self._isolated:
+            raise Broken("verdicts count", f"rank {rank} is started on isolated node {order.node}")
+
+    def _killed(self, machine: Machine, event: Event, order: Kill) -> None:
+        """
+        Nobody is ended without a reason that a report, a limit, the policy or advice gives.
+        """
+        ledger, rank = self._ledger, order.rank
+        process = self._stage.nodes[order.node].process(rank)
+        if process is None or process.stuck or process.stopped:
+            return
+        late = isinstance(event, DeadlinePassed) and ledger.is_late(rank, event.at)
+        whole_nodes = self._stage.schedule.policy.replace == "node"
+        if (
+            late
+            or rank in ledger.named
+            or rank in ledger.slow
+            or order.node in ledger.lost
+            or (whole_nodes and order.node in ledger.hurt)
+        ):
+            return
+        raise Broken(
+            "nobody is ended without a reason",
+            f"rank {rank} is to be ended in incident {machine.incident.number}: {order.cause}",
+        )
+
+    def _refused(self, machine: Machine, refused: Refused) -> None:
+        """
+        Nobody is refused the seat that is its own.
+        """
+        process = self._process(machine, refused.rank)
+        if process is None or process.pid != refused.pid:
+            return
+        ledger, seat = self._ledger, (refused.rank, process.incarnation)
+        if seat not in ledger.ended and process.node.number not in ledger.lost:
+            raise Broken("no rightful claim is refused", f"rank {refused.rank}: {refused.why}")
+
+    # ---------------------------------------------------------------- what was reached
+
+    def _entered(self, machine: Machine) -> None:
+        state = machine.state
+        if state is S.HEALTHY:
+            self._everyone_trained(machine)
+            self._ledger.over()
+        if self._state is S.PAUSED and state is S.FREEZING:
+            self._take_out()
+        ends = state in (S.DUMPING, S.EXITING)
+        if ends and self._state not in (S.DUMPING, S.EXITING):
+            self._chances.none_left(machine)
+        over = machine.outcome
+        if self._to_end and over is not None and over.result == "completed":
+            raise Broken("what has to end ends", f"{self._to_end}, and all steps were done")
+
+    def _take_out(self) -> None:
+        """
+        A check that all have come through decides; of one that was cut short nothing is known.
+        """
+        ledger = self._ledger
+        key, asked = ledger.key, ledger.asked.get("check", {})
+        if not all(
+            ledger.has_answered("check", rank, key, incarnation)
+            for rank, (since, incarnation, _) in asked.items()
+            if since == key
+        ):
+            return
+        for rank, answer in ledger.answers.get("check", {}).items():
+            if (answer.incident, answer.round) != key:
+                continue
+            if answer.verdict == "isolate":
+                self._isolated.add(ledger.place[rank])
+                self._chances.may_end("a check has found a node bad")
+            elif answer.verdict == "end":
+                self._to_end = "a check ends the job"
+                self._chances.may_end(self._to_end)
+
+    def _closed(self, machine: Machine) -> None:
+        self._everyone_trained(machine)
+        if self._to_end:
+            raise Broken("what has to end ends", f"{self._to_end}, and the job goes on")
+
+    def _not_ruled_out(self, machine: Machine) -> None:
+        if machine.incident.base in self._vetoed - {"exit"}:
+            raise Broken("advice is followed", f"{machine.incident.base} was ruled out, and done")
+
+    def _everyone_trained(self, machine: Machine) -> None:
+        """
+        Success is announced when every member has trained one more step.
+        """
+        for rank in machine.members:
+            process = self._process(machine, rank)
+            if process is None or not process.announce:
+                continue
+            if process.completed < self._stage.schedule.steps:
+                raise Broken(
+                    "success after one more step",
+                    f"rank {rank} has trained none after step {process.completed}",
+                )
+
+    def _stand(self, machine: Machine) -> None:
+        """
+        The job is paused when everyone stands at the same boundary.
+        """
+        there = [self._process(machine, rank) for rank in machine.members]
+        processes = [process for process in there if process is not None and not process.stuck]
+        moving = [p.rank for p in processes if p.phase not in ("gate", "idle", "gone")]
+        steps = {process.completed for process in processes}
+        if moving or len(steps) > 1:
+            raise Broken(
+                "everyone stands in a pause", f"ranks {moving} move; the steps are {sorted(steps)}"
+            )
+
+    def _process(self, machine: Machine, rank: int) -> "Process | None":
+        node = self._stage.nodes.get(self._ledger.place.get(rank, -1))
+        process = None if node is None else node.process(rank)
+        if process is None or process.incarnation != machine.incarnation(rank):
+            return None
+        return process if process.alive else None

@@ -1,0 +1,132 @@
+"""
+What could have been done, by a reckoning of its own: the newest step that is really sound, and
+whether a job that ends could have gone on.
+"""
+
+from typing import TYPE_CHECKING
+
+from tft.core.machine import Machine
+from tft.protocol.messages import Load, Regroup, Save
+from tft.testing.cluster.invariants import Broken
+from tft.testing.cluster.ledger import Ledger
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.stage import Stage
+
+
+class Chances:
+    """
+    Says less than the machine could know, never more: where what is sound is in doubt, or out of
+    reach, nothing is held against it.
+    """
+
+    def __init__(self, stage: "Stage", ledger: Ledger) -> None:
+        self._stage = stage
+        self._ledger = ledger
+        self._may_end = ""
+        """Why the job may end, whatever could be done."""
+
+    def may_end(self, why: str) -> None:
+        """
+        There is a reason to end the job, whatever could be done.
+        """
+        self._may_end = self._may_end or why
+
+    def newest(self, machine: Machine, order: Regroup | Save | Load) -> None:
+        """
+        The newest step of which every shard has a really sound copy is agreed on; where there is
+        none, that of the newest checkpoint.
+        """
+        step = order.step - 1 if isinstance(order, Regroup) else order.step
+        best = self._newest_held(machine)
+        if best is not None and step < best:
+            raise Broken(
+                "the newest sound step is agreed", f"step {step} though all of step {best} is there"
+            )
+        if isinstance(order, Load):
+            saved = self._newest_saved(machine)
+            if saved is not None and step < saved:
+                raise Broken(
+                    "the newest sound step is agreed",
+                    f"the checkpoint of step {step} though there is one of step {saved}",
+                )
+
+    def rolled_back(self, machine: Machine) -> None:
+        """
+        Everyone is brought to the agreed step: newer checkpoints may be of something that is void.
+        """
+        ceiling = machine.incident.ceiling
+        if ceiling is not None:
+            for step in [step for step in self._ledger.checkpoints if step > ceiling]:
+                del self._ledger.checkpoints[step]
+
+    def none_left(self, machine: Machine) -> None:
+        """
+        No job ends that could go on: copies exist, places exist, and no limit is reached.
+        """
+        incident, policy = machine.incident, self._stage.schedule.policy
+        if self._may_end or policy.advised:
+            return
+        if machine.outcome is not None and machine.outcome.result == "completed":
+            return
+        if incident.forced:
+            raise Broken("no end without a cause", incident.forced)
+        members = machine.members
+        if not all(any(r == rank for r, _ in self._ledger.ready) for rank in members):
+            return  # whoever never came may never come
+        lost = members.difference(self._ledger.there(machine, members))
+        strategy = "recover" if lost or incident.respawns else "retry"
+        enabled = strategy in policy.enable and strategy in self._stage.schedule.strategies
+        if not enabled or strategy in incident.failed or self._flaps(machine):
+            return
+        if any(incident.respawns.get(rank, 0) >= policy.respawns for rank in lost):
+            return
+        if not all(self._ledger.place[rank] in machine.nodes for rank in lost):
+            return
+        best = self._newest_held(machine)
+        if best is not None:
+            raise Broken(
+                "what can be survived is survived",
+                f"{machine.state} though {strategy} could go on from step {best}",
+            )
+
+    def _flaps(self, machine: Machine) -> bool:
+        incidents = [*machine.incidents, machine.incident]
+        for rank in machine.members:
+            times = sum(any(f.rank == rank for f in i.faults) for i in incidents)
+            if times > self._stage.schedule.policy.flaps:
+                return True
+        return False
+
+    def _newest_held(self, machine: Machine) -> int | None:
+        ledger, truth = self._ledger, self._stage.truth
+        if ledger.moved:
+            return None
+        ceiling = machine.incident.ceiling
+        processes = {
+            rank: process
+            for rank in ledger.there(machine, ledger.told)
+            if rank not in ledger.doubted
+            and ledger.told[rank].incarnation == machine.incarnation(rank)
+            and (process := self._stage.nodes[ledger.place[rank]].process(rank)) is not None
+        }
+        common: set[int] | None = None
+        for shard, ranks in self._stage.schedule.groups().items():
+            steps: set[int] = set()
+            for rank in ranks:
+                if rank not in processes:
+                    continue
+                told, process = ledger.told[rank], processes[rank]
+                if told.held is not None and process.content[shard] == truth.value(told.held):
+                    steps.add(told.held)
+                for step in told.backups:
+                    if step in process.copies and process.copies[step][shard] == truth.value(step):
+                        steps.add(step)
+            common = steps if common is None else common & steps
+        early = [step for step in common or () if ceiling is None or step <= ceiling]
+        return max(early, default=None)
+
+    def _newest_saved(self, machine: Machine) -> int | None:
+        ceiling = machine.incident.ceiling
+        early = [s for s in self._ledger.checkpoints if ceiling is None or s <= ceiling]
+        return max(early, default=None)

@@ -1,0 +1,221 @@
+"""
+What the leading job machine was told and has said in a run, kept apart from the machine itself: who
+was asked what, who has answered, who was named as the cause of something.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tft.core.machine import Machine
+from tft.protocol.messages import (
+    ORDER_NAMES,
+    Advised,
+    Answered,
+    Checkpointed,
+    Exited,
+    Faulted,
+    Kill,
+    NodeLost,
+    Noticed,
+    OrderName,
+    RankOrder,
+    Ready,
+    Report,
+    Spawn,
+)
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.stage import Stage
+
+Key = tuple[int, int]
+"""Incident and round."""
+LIMITS: dict[OrderName, str] = {
+    "freeze": "freeze", "stop": "stop", "load": "repair", "fetch": "repair", "restore": "repair",
+    "regroup": "regroup", "rebuild": "rebuild", "rollback": "repair", "resume": "regroup",
+    "hold": "hold", "check": "check", "release": "freeze", "save": "save", "commit": "save",
+    "complete": "join", "end": "leave",
+}  # fmt: skip
+"""Which limit of the policy an order's answer has to keep."""
+DOUBTFUL = ("memory", "corruption", "numeric")
+"""Faults after which what a rank holds is not trusted, be it right or not."""
+
+
+@dataclass(slots=True)
+class Told:
+    """
+    What a rank's process has said last of what it holds.
+    """
+
+    incarnation: int
+    held: int | None
+    backups: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """
+    Read by `Auditor`.
+    """
+
+    stage: "Stage"
+    key: Key = (0, 0)
+    """Of the machine before the event that is judged now."""
+    asked: dict[OrderName, dict[int, tuple[Key, int, float]]] = field(default_factory=dict)
+    """By order and rank: the last round, whom in it, and when."""
+    answers: dict[OrderName, dict[int, Answered]] = field(default_factory=dict)
+    """The last that counted."""
+    told: dict[int, Told] = field(default_factory=dict)
+    place: dict[int, int] = field(default_factory=dict)
+    """The node a rank was started on last."""
+    started: dict[int, float] = field(default_factory=dict)
+    ready: set[tuple[int, int]] = field(default_factory=set)
+    """Rank and incarnation of those that take orders, or did."""
+    ended: set[tuple[int, int]] = field(default_factory=set)
+    """Of those that are gone, or are to be."""
+    named: set[int] = field(default_factory=set)
+    """The ranks that something was reported of in this incident."""
+    hurt: set[int] = field(default_factory=set)
+    """The nodes on which they had their place, and those that were given up."""
+    lost: set[int] = field(default_factory=set)
+    """The nodes that were given up in this run."""
+    slow: set[int] = field(default_factory=set)
+    """The ranks that were said to hold the others up."""
+    doubted: set[int] = field(default_factory=set)
+    """The ranks of whose copies anything was ever said, be it true or not."""
+    moved: bool = False
+    """Some rank has another node than it began on: what it had of its own may be out of reach."""
+    checkpoints: dict[int, str] = field(default_factory=dict)
+
+    # ---------------------------------------------------------------- what is told
+
+    def hears(self, machine: Machine, report: Report) -> None:
+        """
+        A report is about to be judged.
+        """
+        match report:
+            case Answered():
+                self._answered(machine, report)
+            case Ready():
+                self.ready.add((report.rank, report.incarnation))
+            case Exited():
+                self.ended.add((report.rank, report.incarnation))
+                self.name(report.rank)
+            case Faulted():
+                self.name(report.rank)
+                self._doubt(report)
+            case Noticed(kind="straggler"):
+                self.slow.add(report.rank)
+            case Noticed():
+                self.name(report.rank)
+                self._doubt(report)
+                if report.kind == "node" and report.rank in self.place:
+                    self.lost.add(self.place[report.rank])
+                    self.moved = True
+            case NodeLost():
+                self.lost.add(report.node)
+                self.moved = True
+            case Advised():
+                for rank in report.replace:
+                    self.name(rank)
+            case Checkpointed() if report.incarnation == machine.incarnation(report.rank):
+                self.checkpoints[report.step] = report.directory
+            case _:
+                pass
+
+    def _answered(self, machine: Machine, answer: Answered) -> None:
+        if (answer.incident, answer.round) != self.key:
+            return
+        if answer.incarnation != machine.incarnation(answer.rank):
+            return
+        if self.has_answered(answer.order, answer.rank, self.key, answer.incarnation):
+            return  # said again
+        self.told[answer.rank] = Told(answer.incarnation, answer.held, answer.backups)
+        if answer.failure is None:
+            self.answers.setdefault(answer.order, {})[answer.rank] = answer
+        else:
+            self.name(answer.rank)
+            if answer.order in ("restore", "save", "commit"):
+                self.doubted.add(answer.rank)
+            if answer.order == "load":
+                self.checkpoints.pop((machine.incident.step or 1) - 1, None)
+        if answer.verdict == "isolate":
+            self.lost.add(self.place[answer.rank])
+            self.moved = True
+
+    def name(self, rank: int) -> None:
+        """
+        Something is reported of a rank.
+        """
+        self.named.add(rank)
+        if rank in self.place:
+            self.hurt.add(self.place[rank])
+
+    def _doubt(self, report: Faulted | Noticed) -> None:
+        if report.kind in DOUBTFUL:
+            self.doubted.add(report.rank)
+
+    def over(self) -> None:
+        """
+        The incident is over: what was reported in it explains nothing any more.
+        """
+        self.named.clear()
+        self.hurt.clear()
+
+    # ---------------------------------------------------------------- what is said
+
+    def says(self, order: RankOrder, at: float) -> None:
+        """
+        An order to ranks goes out.
+        """
+        book = self.asked.setdefault(ORDER_NAMES[type(order)], {})
+        key, seats = (order.incident, order.round), order.seats
+        for rank in order.to:
+            book[rank] = (key, seats.get(rank, 0), at)
+
+    def spawns(self, order: Spawn, at: float) -> None:
+        """
+        A process is started for a rank.
+        """
+        if self.place.get(order.rank, order.node) != order.node:
+            self.moved = True
+        self.place[order.rank] = order.node
+        self.started[order.rank] = at
+
+    def kills(self, order: Kill) -> None:
+        """
+        The process of a rank is to be ended.
+        """
+        self.ended.add((order.rank, order.incarnation))
+
+    # ---------------------------------------------------------------- what follows from it
+
+    def has_answered(self, order: OrderName, rank: int, key: Key, incarnation: int) -> bool:
+        """
+        This very process has carried out this very order.
+        """
+        answer = self.answers.get(order, {}).get(rank)
+        return (
+            answer is not None
+            and (answer.incident, answer.round) == key
+            and answer.incarnation == incarnation
+        )
+
+    def is_late(self, rank: int, at: float) -> bool:
+        """
+        It owes an answer, or its start, for longer than the policy allows.
+        """
+        policy = self.stage.schedule.policy
+        for name, book in self.asked.items():
+            key, incarnation, since = book.get(rank, ((-1, 0), 0, at))
+            owes = key == self.key and not self.has_answered(name, rank, key, incarnation)
+            if owes and at - since >= getattr(policy, LIMITS[name]) - 1e-6:
+                return True
+        return at - self.started.get(rank, at) >= policy.join - 1e-6
+
+    def there(self, machine: Machine, ranks: Iterable[int]) -> list[int]:
+        """
+        Those of these ranks whose processes take orders, and are to go on doing so.
+        """
+        seats = [(rank, machine.incarnation(rank)) for rank in ranks]
+        return [seat[0] for seat in seats if seat in self.ready and seat not in self.ended]
