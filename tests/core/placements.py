@@ -4,7 +4,7 @@ Placements of state on ranks as jobs really have them, and where the ranks stand
 
 from collections.abc import Collection
 
-from tft.core.planner import Standing, Terms
+from tft.core.planner import Repair, Standing, Terms
 from tft.core.topology import Topology, strided
 
 ALL = frozenset({"migrate", "scale_out", "retry", "recover", "scale_in", "dump"})
@@ -71,3 +71,14 @@ def terms(**changes: object) -> Terms:
     Everything is enabled and nothing has happened yet, but for what is named.
     """
     return Terms(**({"enabled": ALL} | changes))  # type: ignore[arg-type] # fields by name
+
+
+def fetched(plan: Repair | str) -> dict[int, dict[str, list[int]]]:
+    """
+    Rank to shard to the ranks it is fetched from.
+    """
+    assert isinstance(plan, Repair), plan
+    return {
+        rank: {part.shard: [source.rank for source in part.sources] for part in parts}
+        for rank, parts in plan.transfers.items()
+    }

@@ -299,13 +299,17 @@ def test_ranks_are_named_in_order() -> None:
     assert offer["recover"].why.startswith("ranks [1, 8] get another process;")
     assert offer["scale_in"].why.startswith("ranks [1, 8] leave, 7 go on;")
     assert offer["scale_in"].leaving == (1, 8)
-    blamed = terms(faulty=frozenset({8, 1}))
-    assert offered(everybody(9), blamed, topology=WIDE, members=9)["recover"].replace == (1, 8)
+    blamed = terms(faulty=frozenset({8, 1}), heirs=frozenset({8, 1}))
+    offer = offered(everybody(9), blamed, topology=WIDE, members=9)
+    assert offer["recover"].replace == offer["migrate"].replace == (1, 8)
+    back = terms(returning=frozenset({8, 1}))
+    assert offered(everybody(9), back, topology=WIDE)["scale_out"].joining == (1, 8)
 
 
 def test_of_several_reasons_the_one_of_the_first_rank_is_given() -> None:
     """
-    When more than one rank has no home, or flaps, then the lowest of them is told about.
+    When more than one rank has no home, flaps, could not come back or is not known, then the
+    lowest of them is told about.
     """
     standings = everybody(9) | {
         rank: Standing(rank=rank, alive=False, homeless=f"no place for {rank}") for rank in (8, 1)
@@ -316,6 +320,41 @@ def test_of_several_reasons_the_one_of_the_first_rank_is_given() -> None:
     assert offered(everybody(9), flapping, topology=WIDE, members=9)["retry"].why_not == (
         "rank 1 flaps"
     )
+    away = terms(returning=frozenset({8, 1}), exiles=frozenset({8, 1}))
+    assert offered(everybody(9), away, topology=WIDE)["scale_out"] == Offer(
+        strategy="scale_out",
+        why_not="the adaptor of rank 1 cannot make its RNG and data position anew",
+    )
+    unknown = terms(strangers=frozenset({8, 1}))
+    assert offered(without(everybody(9), [2]), unknown, topology=WIDE)["scale_in"] == Offer(
+        strategy="scale_in", why_not="rank 1 has never said what it holds"
+    )
+
+
+def test_who_leaves_does_not_have_to_know_where_its_data_stood() -> None:
+    """
+    When the RNG and data position of a rank went with its node, then no way leads on with it; one
+    does without it.
+    """
+    bereft = terms(bereft={2: frozenset()}, replaced=frozenset({2}))
+    offer = offered(without(everybody(4), [2]), bereft)
+    assert offer["recover"].why_not == (
+        "the RNG and data position of rank 2 at the end of step 4 have gone with its node"
+    )
+    assert (offer["scale_in"].why_not, offer["scale_in"].step) == (None, 4)
+    both = terms(bereft={2: frozenset(), 3: frozenset()}, replaced=frozenset({2}))
+    assert offered(without(everybody(4), [2]), both)["scale_in"].why_not == (
+        "the RNG and data position of rank 3 at the end of step 4 have gone with its node"
+    )
+
+
+def test_the_newest_step_that_is_covered_is_saved() -> None:
+    """
+    When two steps are held whole, then the last checkpoint is of the later one.
+    """
+    standings = {0: Standing(rank=0, held=4, backups=(3,), strategies=ALL)}
+    offer = offered(standings, topology=Topology(groups={"a": (0,)}), members=1)
+    assert offer["dump"].step == 4
 
 
 def test_who_is_only_late_is_waited_for() -> None:
