@@ -269,7 +269,8 @@ class Job:
             bereft={
                 seat.rank: frozenset(seat.private)
                 for seat in self.seated()
-                if self.bereft(seat) and not seat.derives
+                if self.bereft(seat)
+                and (not seat.derives or (seat.page is None and self.checkpoints))
             },
             strangers=frozenset(s.rank for s in self.seated() if not s.shards),
         )
@@ -282,7 +283,7 @@ class Job:
         if seat.rank in self.incident.joining:
             return True
         if seat.page is None:
-            return False
+            return self.resumed  # what it is to begin with stands in the checkpoint, and there only
         return seat.page in self.lost_nodes - self.isolated or seat.page != seat.node
 
     # ---------------------------------------------------------------- what is held against a rank

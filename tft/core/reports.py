@@ -543,6 +543,8 @@ class Reports:
                 if seat.damaged:
                     seat.doubted = message.position.step
                 seat.trusted, seat.damaged = True, False
+                if message.order == "load":  # it has what is its own from there, too
+                    seat.private, seat.page = {}, seat.node
             case "restore":
                 seat.trusted = True
             case "rollback":

@@ -41,6 +41,7 @@ class Work:
     files: tuple[SavedFile, ...] = ()
     verdict: Verdict = "pass"
     finding: str = ""
+    private: str = ""
 
 
 ABANDONED = "TransferFailed: the fetch was abandoned: its order is no longer wanted"
@@ -61,9 +62,8 @@ def begin(process: "Process", execute: Execute) -> None:
             _tear(process, [transfer.shard for transfer in order.transfers])
         elif isinstance(order, Load):
             _tear(process, process.content)
-        elif isinstance(order, Save):
-            stage.invariants.could_not_save(process)
-        return stage.clock.after(takes + 0.01, process.done, execute, failure)
+        work = Work(private=_told(process, order.step)) if isinstance(order, Save) else Work()
+        return stage.clock.after(takes + 0.01, process.done, execute, failure, work)
     match order:
         case Stop():
             stage.clock.after(takes + stage.takes(0.002, 0.02), _clear, process, execute)
@@ -233,6 +233,14 @@ def _private(process: "Process", step: int, incident: int) -> int | None:
         process.page.capture(0, 0, closed=True)
         return 0
     return None
+
+
+def _told(process: "Process", step: int) -> str:
+    """
+    What a rank that cannot save has captured of its own: somebody else is to write it.
+    """
+    captured = process.page.private().get(step)
+    return "" if captured is None else f"{captured:x}"
 
 
 def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:

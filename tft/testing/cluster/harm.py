@@ -49,6 +49,8 @@ class Harm:
     def __init__(self, stage: "Stage", mishaps: "Mishaps") -> None:
         self._stage = stage
         self._mishaps = mishaps
+        self.meddled = False
+        """Recovery plugins have asked for something else than to go on as we would."""
 
     def does(self, mishap: Mishap) -> Done:
         """
@@ -221,10 +223,17 @@ class Harm:
 
     def _unasked(self, leader: Leader, strategy: str) -> Advised:
         incident = leader.machine.incident
-        return Advised(
-            incident=incident.number, round=incident.round, strategy=strategy, why="it is better",
-            at=self._stage.clock.now,
+        return self._meddles(
+            Advised(
+                incident=incident.number, round=incident.round, strategy=strategy,
+                why="it is better", at=self._stage.clock.now,
+            )
         )  # fmt: skip
+
+    def _meddles(self, advised: Advised) -> Advised:
+        own = advised.base or advised.strategy not in ("", "retry", "recover")
+        self.meddled = self.meddled or bool(own or advised.veto)
+        return advised
 
     def advice(self, consult: Consult) -> list[tuple[float, Advised]]:
         """
@@ -243,7 +252,7 @@ class Harm:
         far = own and step and rng.random() < 0.2
         other = own and rng.random() < 0.3
         delay = (6.0 if rng.random() < 0.15 else 1.5) * rng.random()
-        return delay, Advised(
+        advised = Advised(
             incident=consult.incident,
             round=consult.round - stale,
             strategy="mine" if own else rng.choice(("", *offered, *STRATEGIES, "exit")),
@@ -256,3 +265,4 @@ class Harm:
             why="it is better",
             at=self._stage.clock.now,
         )
+        return delay, self._meddles(advised)

@@ -18,6 +18,7 @@ from tft.protocol.messages import (
     Save,
 )
 from tft.testing.cluster.stage import Content
+from tft.testing.cluster.survival import lost_needlessly
 
 if TYPE_CHECKING:
     from tft.testing.cluster.process import Process
@@ -51,7 +52,6 @@ class Invariants:
         self._steps: dict[tuple[int, int], int] = {}
         self._savers: dict[tuple[int, int, str], int] = {}
         self._repairing: dict[int, Process] = {}
-        self._unable: list[Process] = []
 
     def one_leader_obeyed(self, epoch: int, leader: int) -> None:
         """
@@ -122,12 +122,6 @@ class Invariants:
         first = self._savers.setdefault((*key, shard), rank)
         if first != rank:
             raise Broken("one saver", f"shard {shard!r} is saved by ranks {first} and {rank}")
-
-    def could_not_save(self, process: "Process") -> None:
-        """
-        What is private to this rank is not in the last checkpoint.
-        """
-        self._unable.append(process)
 
     def finished(self, process: "Process") -> None:
         """
@@ -206,7 +200,7 @@ class Invariants:
         """
         schedule = self._stage.schedule
         wanted = {name: self._stage.truth.value(order.step) for name in schedule.groups()}
-        # what is private to a rank is nobody else's: where it was lost, nobody can save it
+        # what is private to a rank is nobody else's: where it went with its node, nobody can save it
         right = self._stage.truth.data(order.step)
         wanted |= {f"private-{rank}": right for rank in self._remembered(order.step)}
         manifest = {file.name for file in order.files}
@@ -232,14 +226,7 @@ class Invariants:
         how = f"{over.result} ({over.why}) after {sorted(happened)}"
         match over.result:
             case "completed":
-                short = [
-                    p.rank
-                    for p in self._stage.processes
-                    if p.alive
-                    and self._seated(p)
-                    and p.rank in members
-                    and p.completed < self._stage.schedule.steps
-                ]
+                short = self.short(members)
                 if short:
                     raise Broken("completed means done", f"ranks {short} have not done every step")
             case "cancelled" if "request" not in happened:
@@ -250,31 +237,22 @@ class Invariants:
                 pass
         if over.result == "dumped" and not self._stage.disk.whole:
             raise Broken("dumped means a checkpoint", "there is none")
-        self.one_recoverable_fault_is_survived(over)
+        needless = lost_needlessly(self._stage, over)
+        if needless:
+            raise Broken("a single fault is survived", f"{over.result}: {needless}")
 
-    def one_recoverable_fault_is_survived(self, over: JobOver) -> None:
+    def short(self, members: frozenset[int] | None = None) -> list[int]:
         """
-        A job to which one thing happens that can be survived, survives it.
+        The ranks (of these) that have not done every step.
         """
-        schedule, happened = self._stage.schedule, self._stage.mishaps.happened
-        if over.result == "completed" or len(happened) != 1:
-            return
-        if over.why.startswith("all steps are done"):
-            return  # of a script that had something to do after that, and died at it
-        if schedule.policy.advised:
-            return  # plugins may rule out what would have saved it
-        if over.why.endswith("no rank has called tft.init"):
-            return  # for all anybody knows it is a script that never will
-        survivable = {
-            "kill", "network", "hang", "stop", "slow", "impostor", "controller", "deposed", "store",
-        }  # fmt: skip
-        copies = min(len(ranks) for ranks in schedule.groups().values())
-        able = {"retry", "recover"} <= schedule.policy.enable and copies >= 2
-        able = (
-            able and not schedule.resume
-        )  # whoever dies while it loads has lost what it had alone
-        if able and happened[0].what in survivable:
-            raise Broken("a single fault is survived", f"{over.result}: {over.why}")
+        return [
+            process.rank
+            for process in self._stage.processes
+            if process.alive
+            and self._seated(process)
+            and (members is None or process.rank in members)
+            and process.completed < self._stage.schedule.steps
+        ]
 
     def ends(self) -> None:
         """
@@ -308,20 +286,15 @@ class Invariants:
 
     def _remembered(self, step: int) -> list[int]:
         """
-        The ranks whose own state of a step is still there, with a process to write it, on a node
-        that was not given up.
+        The ranks whose own state of a step was captured, on a node that was not given up: there it
+        is left when a process ends, and is told then.
         """
         known = [n for leader in self._stage.leaders if leader.leads for n in leader.machine.nodes]
         return [
-            process.rank
-            for process in self._stage.processes
-            if process.alive
-            and not process.stopped
-            and not process.stuck
-            and self._seated(process)
-            and process not in self._unable
-            and process.node.number in known
-            and step in process.page.private()
+            rank
+            for number in known
+            for rank, page in self._stage.nodes[number].pages().items()
+            if step in page.private()
         ]
 
     def _excused(self, content: Content, *, late: bool = False) -> bool:

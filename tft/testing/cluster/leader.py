@@ -170,6 +170,7 @@ class Leader:
         stage.seen[before, kind.__name__] += 1
         stage.auditor.hears(machine, event)
         commands = machine.handle(event)
+        stage.story.judged(commands)
         stage.auditor.judges(machine, event, commands)
         for command in commands:
             self._do(command)

@@ -90,13 +90,14 @@ class Mail:
     What one sender has to report: numbered, and repeated until it is acknowledged.
     """
 
-    __slots__ = ("_outbox", "_period", "_stage", "_timed", "closed", "link", "sender")
+    __slots__ = ("_heard", "_outbox", "_period", "_stage", "_timed", "closed", "link", "sender")
 
     def __init__(self, stage: "Stage", sender: str, link: Link) -> None:
         self._stage = stage
         self._outbox = Outbox()
         self._timed = False
         self._period = FIRST_REPEAT
+        self._heard = 0
         self.sender = sender
         self.link = link
         self.closed = False
@@ -133,6 +134,8 @@ class Mail:
         number = lead.heard.get(self.sender, 0)
         if number and self._timed:
             self._outbox.acknowledge(number)
+            if number > self._heard:  # it is heard: what is behind that need not wait for long
+                self._heard, self._period = number, FIRST_REPEAT
         return number > 0
 
     def _again(self) -> None:

@@ -174,6 +174,12 @@ class Node:
         seat = self._seats.get(rank)
         return None if seat is None else seat.process
 
+    def pages(self) -> dict[int, Page]:
+        """
+        What the processes of each rank have left here, or leave.
+        """
+        return {rank: seat.page for rank, seat in self._seats.items()}
+
     def admit(self, stranger: Process) -> None:
         """
         A process that nobody ordered was started here.
@@ -192,8 +198,7 @@ class Node:
         match order:
             case Spawn() | Kill() | EndNode():
                 if order.epoch >= self._epoch:
-                    if not isinstance(order, EndNode):  # the last word is the same from everyone
-                        self._stage.invariants.one_leader_obeyed(order.epoch, leader)
+                    self._stage.invariants.one_leader_obeyed(order.epoch, leader)
                     self._epoch = order.epoch
                     self._obey(order)
             case Refused():

@@ -362,7 +362,7 @@ class Process:
             Done(
                 order=task.order, name=task.name, failure=failure, position=self.position(),
                 held=self.held(), backups=self.backups(), files=work.files, verdict=work.verdict,
-                finding=work.finding, began=now, at=now,
+                finding=work.finding, private=work.private, began=now, at=now,
             )
         )  # fmt: skip
 

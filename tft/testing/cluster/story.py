@@ -6,10 +6,19 @@ has been followed by another one does.
 from collections.abc import Sequence
 from pathlib import Path
 
-from tft.controller.story import Opened, Story
+from tft.controller.story import (
+    Opened,
+    Story,
+    event_line,
+    fingerprint,
+    numbered,
+    opened_line,
+)
+from tft.core.commands import Command
 from tft.core.events import Event, Led
 from tft.testing.cluster.schedule import Schedule
 from tft.testing.cluster.stage import START
+from tft.testing.story import replayed
 
 EARLIER = "/run/checkpoints/earlier"
 """The checkpoint that a resumed job starts from."""
@@ -20,8 +29,10 @@ class SharedStory:
     Compare and set: an entry is taken from the newest epoch only, and each epoch begins once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_all: bool = False) -> None:
         self.events: list[Event] = []
+        self.then: list[str] | None = [] if tells_all else None
+        """What was commanded upon each, in short; None where nobody will look at it."""
         self.epoch = 0
 
     def append(self, event: Event, epoch: int) -> bool:
@@ -34,6 +45,24 @@ class SharedStory:
         self.epoch = epoch
         self.events.append(event)
         return True
+
+    def judged(self, commands: Sequence[Command]) -> None:
+        """
+        What was commanded upon the last event.
+        """
+        if self.then is not None:
+            self.then.append(fingerprint(commands))
+
+    def differs(self, schedule: Schedule) -> str:
+        """
+        What is commanded otherwise when the story is written down, read and judged once more.
+        """
+        if self.then is None:
+            return ""
+        told = zip(self.events, self.then, strict=True)
+        lines = [opened_line(opened(schedule)), *(event_line(event, then) for event, then in told)]
+        replay = replayed("\n".join(numbered(line, n) for n, line in enumerate(lines, start=1)))
+        return replay.failure or "; ".join(str(turn.told.event) for turn in replay.differences)
 
 
 def opened(schedule: Schedule) -> Opened:

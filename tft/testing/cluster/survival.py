@@ -1,0 +1,84 @@
+"""
+What a job has to survive: one fault, where somebody has what it takes.
+"""
+
+from typing import TYPE_CHECKING
+
+from tft.core.commands import JobOver
+from tft.core.events import Received
+from tft.core.table import SETTLED
+from tft.protocol.messages import NodeJoined
+from tft.testing.cluster.schedule import Mishap, Schedule
+
+if TYPE_CHECKING:
+    from tft.testing.cluster.stage import Stage
+
+SHORT = 2.0
+"""Seconds that nobody is given up for."""
+ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network")
+NOBODY = ("impostor", "controller", "deposed", "store", "late", "slow")
+NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "numeric")
+
+
+def lost_needlessly(stage: "Stage", over: JobOver) -> str:
+    """
+    Why a job should have gone on that has ended; empty: it could not, or has done all its steps.
+    """
+    faults = stage.mishaps.faults
+    if over.result == "completed" or len(faults) != 1 or _asked_for(stage):
+        return ""
+    if over.why.endswith("no rank has called tft.init"):  # for all anybody knows none ever will
+        before = [
+            n for (at, kind), n in stage.seen.items() if kind == "Joined" and at not in SETTLED
+        ]
+        return "somebody had" if before else ""
+    if over.why.startswith("all steps are done"):  # what a script does after that is its own
+        return "they were not" if stage.invariants.short() else ""
+    return over.why if _survivable(stage, faults[0]) else ""
+
+
+def _asked_for(stage: "Stage") -> bool:
+    """
+    Somebody wanted the end, or ruled out what would have prevented it.
+    """
+    happened = stage.mishaps.happened
+    return (
+        stage.mishaps.harm.meddled
+        or any(m.what == "request" for m in happened)
+        or any(m.what == "pause" and m.kind in ("isolate", "end") for m in happened)
+    )
+
+
+def _survivable(stage: "Stage", fault: Mishap) -> bool:
+    schedule = stage.schedule
+    twice = min(len(ranks) for ranks in schedule.groups().values()) >= 2
+    able = {"retry", "recover"} <= schedule.policy.enable
+    match fault.what:
+        case "broker" | "partition" if fault.lasting <= SHORT:
+            return able and twice
+        case "node" | "partition":
+            return able and _known(stage, fault.target) and _elsewhere(schedule, fault.target)
+        case "fail":
+            return able and twice and fault.lasting <= SHORT  # else it fails again and again
+        case "notice":
+            spread = fault.kind in ("numeric", "corruption") and fault.lasting > 1
+            return able and twice and fault.kind in NOTICED and not spread
+        case what:
+            return able and twice and what in (*ONE_RANK, *NOBODY)
+
+
+def _known(stage: "Stage", node: int) -> bool:
+    reports = [event.message for event in stage.story.events if isinstance(event, Received)]
+    return any(isinstance(report, NodeJoined) and report.node == node for report in reports)
+
+
+def _elsewhere(schedule: Schedule, node: int) -> bool:
+    """
+    Others hold what a node holds, have room for its ranks, and its ranks can begin anew.
+    """
+    gone = set(schedule.placement()[node])
+    late = {m.target for m in schedule.mishaps if m.what == "come"}
+    nodes = [n for n in schedule.placement() if n != node and n not in late]
+    room = sum(schedule.spare(n) for n in nodes)
+    held = all(set(ranks) - gone for ranks in schedule.groups().values())
+    return held and room >= len(gone) and schedule.derives and schedule.nodes > 1
