@@ -269,8 +269,7 @@ class Job:
             bereft={
                 seat.rank: frozenset(seat.private)
                 for seat in self.seated()
-                if self.bereft(seat)
-                and (not seat.derives or (seat.page is None and self.checkpoints))
+                if self.bereft(seat) and not (seat.derives and self._may_derive(seat))
             },
             strangers=frozenset(s.rank for s in self.seated() if not s.shards),
         )
@@ -285,6 +284,13 @@ class Job:
         if seat.page is None:
             return self.resumed  # what it is to begin with stands in the checkpoint, and there only
         return seat.page in self.lost_nodes - self.isolated or seat.page != seat.node
+
+    def _may_derive(self, seat: Seat) -> bool:
+        """
+        Its private state may be made anew: it is not to be had as it was.
+        """
+        in_checkpoint = self.resumed and bool(self.checkpoints) and seat.page is None
+        return seat.rank in self.incident.joining or not in_checkpoint
 
     # ---------------------------------------------------------------- what is held against a rank
 
