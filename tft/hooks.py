@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import click
 import pluggy
 
+from tft.errors import UsageError
 from tft.protocol.messages import FaultKind, OrderName, OutsideReport, ShardCopies, Verdict
 
 hookspec = pluggy.HookspecMarker("tft")
@@ -56,6 +57,13 @@ class CheckResult:
     """`pass`: go on; `isolate`: take this rank's node out of the job; `end`: end the job."""
     finding: str = ""
     """The sentence behind a verdict that is not `pass`, for an operator to act on."""
+
+    def __post_init__(self) -> None:
+        if self.verdict not in get_args(Verdict) or not isinstance(self.finding, str):
+            raise UsageError(
+                f"a check says {self.verdict!r} and {self.finding!r}: its verdict is one of "
+                f"{', '.join(get_args(Verdict))}, its finding a text"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

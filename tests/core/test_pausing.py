@@ -723,3 +723,20 @@ def test_a_resume_during_a_check_waits_for_its_end() -> None:
     job.train()
     assert job.doing == "healthy"
     assert job.reports() == []
+
+
+def test_a_check_that_ends_in_a_fault_is_not_begun_again() -> None:
+    """
+    When a check takes a process down, then that is an incident, and the job goes on after it: the
+    check would end like that the next time, too.
+    """
+    job = trained()
+    job.muted = {(2, "check")}
+    job.pause("links")
+    job.settle()
+    job.kill(2)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert strategies(job) == ["recover"]
+    assert len(job.orders(Check)) == 1

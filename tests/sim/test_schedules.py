@@ -26,26 +26,39 @@ def tally(tell: Callable[[Tally], None]) -> Tally:
     """
     What came of them.
     """
-    tally = run_many(range(SCHEDULES), jobs=os.cpu_count() or 1, written=rare())
+    tally = run_many(range(SCHEDULES), jobs=os.cpu_count() or 1)
     tell(tally)
     return tally
 
 
-def test_every_promise_is_kept_under_every_schedule(tally: Tally, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def written(tell: Callable[[Tally], None]) -> Tally:
+    """
+    What came of the small ones that were written for what hardly ever happens.
+    """
+    tally = run_many((), jobs=os.cpu_count() or 1, written=rare())
+    tell(tally)
+    return tally
+
+
+def test_every_promise_is_kept_under_every_schedule(
+    tally: Tally, written: Tally, tmp_path: Path
+) -> None:
     """
     When ranks, nodes, links and controllers fail at any moment, together and in any order, then
     no promise is broken; one that is comes with its smallest schedule and its story.
     """
-    broken = [explain(each.schedule, tmp_path) for each in tally.failed[:3]]
-    assert not tally.failed, "\n".join([f"{len(tally.failed)} schedules", *broken])
+    failed = [*tally.failed, *written.failed]
+    broken = [explain(each.schedule, tmp_path) for each in failed[:3]]
+    assert not failed, "\n".join([f"{len(failed)} schedules", *broken])
 
 
-def test_every_event_comes_in_every_state_in_which_it_can(tally: Tally) -> None:
+def test_every_event_comes_in_every_state_in_which_it_can(tally: Tally, written: Tally) -> None:
     """
     When thousands of schedules have run, then every kind of event has come in every state of the
     job machine, but for those pairs that the table says cannot be; and none of these has.
     """
-    assert tally.missed == UNREACHABLE.keys()
+    assert tally.missed & written.missed == UNREACHABLE.keys()
 
 
 def test_the_schedules_are_large_and_rough() -> None:

@@ -14,6 +14,7 @@ import click
 
 from tft.bus.base import Bus, Heard
 from tft.bus.zeromq import open_bus
+from tft.checkpoint import newest
 from tft.cli.children import Child, Children
 from tft.cli.plan import Plan
 from tft.cli.rundir import (
@@ -62,7 +63,14 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
         for line in summary(report.incidents()):
             say(line)
         if code not in (COMPLETED, DUMPED):
-            say(f"the job did not complete: {report.why()}")
+            why = report.why() or f"nobody wrote a report; {settings.run_dir / 'logs'} says why"
+            say(f"the job did not complete: {why}")
+            checkpoint = newest(settings.run_dir)
+            if checkpoint is not None:
+                say(
+                    f"{checkpoint} is whole: the same command, with "
+                    f"--run-dir {settings.run_dir} --resume, continues from it"
+                )
     if code == DUMPED:
         say(
             "the job ended with a last checkpoint: the same command, with "

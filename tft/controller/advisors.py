@@ -5,14 +5,20 @@ guard of `call_guarded`; what they advise comes back to the machine as an event 
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import TypeVar, get_args
 
 import pluggy
+import structlog
 
 from tft.clock import SystemClock
 from tft.core.commands import Consult
+from tft.errors import MalformedMessage, UsageError
 from tft.hooks import Advice, FaultView, IncidentView, OfferView
 from tft.plugins import call_guarded
+from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Advised, OutsideReport
+
+log = structlog.get_logger()
 
 
 class Advisors:
@@ -33,7 +39,7 @@ class Advisors:
         """
         This controller leads: whoever wants to may report to it from now on.
         """
-        call_guarded(self._plugins, "tft_led", report=report)
+        call_guarded(self._plugins, "tft_led", report=lambda message: report(checked(message)))
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
@@ -46,10 +52,36 @@ class Advisors:
         Asks all of them, on a thread of their own: an external scheduler takes its time.
         """
         incident = view(consult)
-        answers: list[Advice] = await asyncio.to_thread(
+        answers: list[object] = await asyncio.to_thread(
             call_guarded, self._plugins, "tft_advise", incident=incident
         )
-        return joined(consult, answers)
+        understood = [advice for advice in answers if isinstance(advice, Advice)]
+        strange = [answer for answer in answers if not isinstance(answer, Advice)]
+        try:
+            advised = checked(joined(consult, understood))
+        except UsageError as error:
+            strange.append(error)
+            advised = joined(consult, [])
+        if strange:
+            log.error("advice_not_understood", what=[str(answer) for answer in strange])
+        return advised
+
+
+Said = TypeVar("Said", bound=OutsideReport)
+
+
+def checked(message: Said) -> Said:
+    """
+    The same message, if it is one that anybody could read. What is no message must not come into
+    the story: nobody could go on with it. Raises `UsageError`, which says what is wrong.
+    """
+    if not isinstance(message, get_args(OutsideReport)):
+        raise UsageError(f"{message!r} is no report; see the reports of people and plugins")
+    try:
+        from_plain(*to_plain(message))
+    except (MalformedMessage, TypeError, ValueError) as error:
+        raise UsageError(f"a plugin says {error}") from error
+    return message
 
 
 def view(consult: Consult) -> IncidentView:

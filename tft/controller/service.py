@@ -37,6 +37,8 @@ REPEAT = 0.1
 """Seconds between repetitions of orders that are not answered."""
 LEAD = 1.0
 """Seconds between two `Lead`s when there is nothing new to acknowledge: every rank reads each."""
+REMEMBERED = 100
+"""Sentences about messages nobody can read that are not said again."""
 FAREWELL = 3.0
 """Seconds for the agents to hear that the job is over, and to leave."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
@@ -66,6 +68,7 @@ class Controller:
         self._inbox = Inbox()
         self._plugins = load_plugins()
         self._advisors = Advisors(self._plugins)
+        self._malformed: set[str] = set()
         self._asked: set[asyncio.Task[None]] = set()
         self._machine, self._policy = self._begin()
         self._epoch = self._machine.epoch + 1
@@ -191,7 +194,9 @@ class Controller:
                         )
                     self._news.set()
             case Malformed(why=why):
-                log.warning("malformed_message", why=why)
+                if why not in self._malformed:  # it is repeated until it is heard, so for ever
+                    self._malformed = {*list(self._malformed)[-REMEMBERED:], why}
+                    log.warning("malformed_message", why=why)
             case Present(sender=sender):
                 if sender.startswith("node."):
                     self._nodes.add(sender)

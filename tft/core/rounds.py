@@ -39,6 +39,8 @@ class Rounds:
             self._came_back(kind, step)
         incident.faults.append(Fault(kind=kind, rank=rank, step=step, seen=seen, evidence=evidence))
         job.tell("fault", incident=incident.number, kind=kind, rank=rank, step=step)
+        if job.state is S.PAUSED and job.pause is not None and job.pause.check:
+            job.pause = None  # a check that ends in a fault would end in it again
         if FAULTS[job.state] is Reaction.FREEZE:
             incident.attempts = 0
             self.freeze()
