@@ -345,7 +345,7 @@ def _expressions(node: ast.expr, parent: ast.AST, place: _Place) -> Iterator[ast
             yield from (_with(node, op=op()) for op in _other(ARITHMETIC, node.op))
             if isinstance(node.op, ONE_SIDED):
                 yield node.left
-        case ast.Constant():
+        case ast.Constant() if not isinstance(parent, ast.MatchValue | ast.Set):  # one less of them
             yield from _constants(node.value, parent, place)
         case ast.JoinedStr():
             yield ast.Constant(value="")
