@@ -179,7 +179,23 @@ def test_everyone_who_has_not_the_step_in_use_fetches_it() -> None:
     standings = everybody(5, r1=None, r2=3)
     standings[3] = Standing(rank=3, held=4, sound=False)
     plan = repair(Topology(groups={"a": (0, 1, 2, 3, 4)}), standings, range(6), terms())
-    assert fetched(plan) == {1: {"a": [0, 4]}, 2: {"a": [0, 4]}, 3: {"a": [0, 4]}}
+    assert fetched(plan) == {1: {"a": [0, 4]}, 2: {"a": [4, 0]}, 3: {"a": [0, 4]}}
+
+
+def test_a_checkpoint_of_a_later_step_than_any_copy_is_loaded() -> None:
+    """
+    When all that is left of the copies is an old one, and a checkpoint is newer, then that is where
+    training goes on; of the same step the copy is nearer.
+    """
+    groups = Topology(groups={"a": (0, 1)})
+    standings = {0: Standing(rank=0, held=None, backups=(4,)), 1: Standing(rank=1, alive=False)}
+    plan = repair(groups, standings, range(2), terms(checkpoints={6: "/six", 3: "/three"}))
+    assert isinstance(plan, Repair)
+    assert (plan.step, plan.load) == (6, "/six")
+    assert agreed_step(groups, standings, terms(checkpoints={6: "/six"})) == 6
+    plan = repair(groups, standings, range(2), terms(checkpoints={4: "/four"}))
+    assert isinstance(plan, Repair)
+    assert (plan.step, plan.load, plan.restore) == (4, "", (0,))
 
 
 def test_a_source_is_named_with_its_address() -> None:

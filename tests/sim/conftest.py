@@ -6,18 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from tft.testing.cluster.many import Tally, show
-
 TOLD = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
-def tell(request: pytest.FixtureRequest) -> Callable[[Tally], None]:
+def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """
-    Have a tally told at the end.
+    Have a page told at the end.
     """
-    told = request.config.stash.setdefault(TOLD, [])
-    return lambda tally: told.append(show(tally))
+    return request.config.stash.setdefault(TOLD, []).append
 
 
 def pytest_terminal_summary(

@@ -37,7 +37,7 @@ class Course:
         self.rounds = Rounds(job)
         self.ending = Ending(job)
         self.choice = Choice(job, self.rounds, self.ending)
-        self.pausing = Pausing(job, self.rounds, self.ending)
+        self.pausing = Pausing(job, self.rounds)
 
     # ---------------------------------------------------------------- one move
 
@@ -323,9 +323,8 @@ class Course:
         job = self._job
         step = (job.incident.step or 1) - 1
         skip = self._skip(step)
-        if job.incident.polluted and job.incident.ceiling is not None:
-            ceiling = job.incident.ceiling
-            job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= ceiling}
+        # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
+        job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}
         rollback = Rollback(
             **job.key(),
             to=tuple(sorted(job.members)),

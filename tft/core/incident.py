@@ -86,8 +86,6 @@ class Incident:
     """Ranks whose last update may have spread what is wrong, and who have yet to say which."""
     tentative: bool = False
     """The ceiling is a guess, after a fault that came back: better none than to save nothing."""
-    polluted: bool = False
-    """The ceiling was told by a fault: neither is a checkpoint of a later step sound."""
     guessed: bool = False
     """Going back further than the fault demanded was tried once."""
     joining: frozenset[int] = frozenset()
@@ -146,14 +144,13 @@ class Incident:
         """
         known = ceiling if self.ceiling is None else self.ceiling
         self.ceiling, self.tentative = max(0, min(ceiling, known)), False
-        self.polluted = True
 
     def gone_back(self) -> None:
         """
         Everyone has been brought to a step below the ceiling: what is held from now on is newer
         than what was wrong.
         """
-        self.ceiling, self.tentative, self.polluted = None, False, False
+        self.ceiling, self.tentative = None, False
 
     def roots(self) -> list[Fault]:
         """

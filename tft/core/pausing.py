@@ -3,7 +3,6 @@ A pause: everyone goes on to the same step boundary, stands there with its group
 a check, and goes on. No incident, unless a fault comes in between or a check finds one.
 """
 
-from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.rounds import Rounds
 from tft.core.seats import Seat
@@ -18,10 +17,9 @@ class Pausing:
     The pauses of one job.
     """
 
-    def __init__(self, job: Job, rounds: Rounds, ending: Ending) -> None:
+    def __init__(self, job: Job, rounds: Rounds) -> None:
         self._job = job
         self._rounds = rounds
-        self._ending = ending
 
     def begin(self, request: PauseRequested) -> None:
         """

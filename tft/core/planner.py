@@ -178,17 +178,17 @@ def _covered(
 
 def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
     """
-    The step everyone can be brought to: the highest that is covered, else that of the checkpoint.
+    The step everyone can be brought to: the highest that is covered, or that of a checkpoint where
+    it is a later one.
     """
     return _agreed(_covered(topology.groups, standings, terms.ceiling), terms)
 
 
 def _agreed(steps: frozenset[int] | str, terms: Terms) -> int | str:
-    step = _held_step(steps, terms)
-    if isinstance(step, int):
+    step, from_disk = _held_step(steps, terms), _checkpoint(terms)
+    if from_disk is None or (isinstance(step, int) and step >= from_disk):
         return step
-    from_disk = _checkpoint(terms)
-    return step if from_disk is None else from_disk
+    return from_disk
 
 
 def _held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
@@ -226,12 +226,13 @@ def repair(
     """
     How every member gets the state of the agreed step, or the sentence why that cannot be.
     """
-    step = _held_step(_covered(topology.groups, standings, terms.ceiling), terms)
-    if isinstance(step, str):
-        from_disk = _checkpoint(terms)
-        if from_disk is None:
-            return step
+    held = _held_step(_covered(topology.groups, standings, terms.ceiling), terms)
+    from_disk = _checkpoint(terms)
+    if from_disk is not None and (isinstance(held, str) or held < from_disk):
         return Repair(step=from_disk, load=terms.checkpoints[from_disk])
+    if isinstance(held, str):
+        return held
+    step = held
     needy = {r for r in members if r not in standings or not _uses(standings[r], step, terms)}
     restore = tuple(
         rank
@@ -267,7 +268,7 @@ def _transfers(
         )
         several = min(SOURCES, len(holders))
         for turn, rank in enumerate(receivers):
-            first = turn * several
+            first = turn * several if several < len(holders) else turn
             chosen = [holders[(first + place) % len(holders)] for place in range(several)]
             for holder in chosen:
                 load[holder.rank] = load.get(holder.rank, 0.0) + 1 / several

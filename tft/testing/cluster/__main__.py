@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tft.testing.cluster.many import Tally, run_many, show
+from tft.testing.cluster.many import Tally, run_many, show, show_pairs
 from tft.testing.cluster.rare import rare
 from tft.testing.cluster.shrink import explain
 
@@ -26,7 +26,7 @@ def main() -> int:
     seeds = range(int(first), int(last) if last else int(first) + 1)
     written = rare() if arguments.rare else ()
     tally: Tally = run_many(seeds, jobs=arguments.jobs, written=written)
-    sys.stdout.write(show(tally))
+    sys.stdout.write(show(tally) + show_pairs(tally))
     for failed in tally.failed[: arguments.explain]:
         sys.stdout.write(explain(failed.schedule, arguments.stories))
     return 1 if tally.failed else 0

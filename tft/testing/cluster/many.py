@@ -117,8 +117,22 @@ def show(tally: Tally) -> str:
         + ", ".join(f"{n}: {count}" for n, count in sorted(tally.faults.items())),
         "kinds: " + ", ".join(f"{kind} {n}" for kind, n in sorted(tally.kinds.items())),
         "results: " + ", ".join(f"{result} {n}" for result, n in sorted(tally.results.items())),
-        f"{len(tally.seen)} pairs of state and event:",
     ]
+    broken = Counter(outcome.broken for outcome in tally.failed)
+    lines.append(
+        "broken promises: "
+        + (", ".join(f"{what} {n}" for what, n in broken.most_common()) or "none")
+    )
+    lines += [f"  seed {o.schedule.seed}: {o.how}" for o in tally.failed[:30]]
+    return "\n".join(lines) + "\n"
+
+
+def show_pairs(tally: Tally) -> str:
+    """
+    A page about which kinds of events came in which states.
+    """
+    every = len(tally.seen) + len(tally.missed)
+    lines = [f"{len(tally.seen)} of {every} pairs of state and event:"]
     states = sorted({state for state, _ in tally.seen})
     for state in states:
         events = ", ".join(
@@ -126,15 +140,10 @@ def show(tally: Tally) -> str:
         )
         lines.append(f"  {state}: {events}")
     for title, pairs in (
+        ("that cannot be", UNREACHABLE.keys() & tally.missed),
         ("not reached", tally.missed - UNREACHABLE.keys()),
         ("reached that cannot be", UNREACHABLE.keys() - tally.missed),
     ):
         named = ", ".join(f"{kind} in {state}" for kind, state in sorted(pairs))
         lines.append(f"{len(pairs)} pairs {title}: {named or 'none'}")
-    broken = Counter(outcome.broken for outcome in tally.failed)
-    lines.append(
-        "broken promises: "
-        + (", ".join(f"{what} {n}" for what, n in broken.most_common()) or "none")
-    )
-    lines += [f"  seed {o.schedule.seed}: {o.how}" for o in tally.failed[:30]]
     return "\n".join(lines) + "\n"
