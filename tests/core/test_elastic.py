@@ -11,6 +11,7 @@ from tft.protocol.messages import (
     Fetch,
     Freeze,
     Kill,
+    NodeJoined,
     NodeLost,
     RankOrder,
     Rebuild,
@@ -831,3 +832,60 @@ def test_news_of_an_agent_that_was_replaced_is_old_news() -> None:
     assert job.doing == "healthy"
     job.report(NodeLost(node=1, pid=1, why="its agent has ended", at=job.now))
     assert job.doing != "healthy"
+
+
+def test_more_ranks_than_there_is_room_for_are_not_waited_for() -> None:
+    """
+    When a node is up only after another one was lost, and has room for one of its two ranks, then
+    the two are not waited for: the job goes on without them, or ends.
+    """
+    job = trained(placement=TWO_NODES, spare={2: 1}, advised=True, enable={"recover", "dump"})
+    job.lose_node(1)
+    while job.doing != "choosing":
+        job._obey(job._queue.popleft())
+    job.come(2)
+    job.advise(strategy="recover")
+    job.settle()
+    assert job.orders(Spawn) == []
+    assert job.facts("advice_not_followed")[-1]["why_not"] == (
+        "no node has room for rank 3 besides the others"
+    )
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_an_agent_that_starts_anew_at_the_very_end_leaves_nobody_waiting() -> None:
+    """
+    When all is done and an agent is started anew before its ranks have left, then they went with
+    the agent before, and nobody waits for them.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    job.muted = {(rank, "complete") for rank in range(4)}
+    job.finish(0, 1, 2, 3)
+    job.settle()
+    assert job.doing == "exiting"
+    job.report(NodeJoined(node=1, host="h", pid=2, ranks=(2, 3), at=job.now))
+    for rank in (0, 1):
+        job.kill(rank, 0)
+    assert job.over is not None
+    assert job.over.result == "completed"
+    assert [s.rank for s in job.orders(Spawn)] == []
+
+
+def test_a_rank_that_fails_at_the_very_end_leaves_nobody_waiting() -> None:
+    """
+    When all is done and a rank is ended since it does not leave, then nobody waits for the heir of
+    another one, which is ended with its node.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.muted = {(0, "complete")}
+    job.finish()
+    assert job.doing == "exiting"
+    while job.over is None:
+        job.wait()
+        job.settle()
+    assert job.over is not None
+    assert job.over.result == "failed"

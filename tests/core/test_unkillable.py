@@ -46,6 +46,22 @@ def test_a_job_that_ends_does_not_wait_for_a_process_that_cannot_be_ended() -> N
     assert job.over.result == "dumped"
 
 
+def test_what_is_left_by_a_process_that_was_given_up_counts_all_the_same() -> None:
+    """
+    When a process ends after all that was given up, then what it had captured of its own is in the
+    last checkpoint.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"dump"})
+    job.deaf = {1}
+    job.notice(3, "process", "its card is gone")
+    job.settle()
+    job.wait()
+    assert job.state is State.CLEARING
+    job.kill(3)
+    job.settle()
+    assert [s.private for s in job.orders(Save) if s.private] == [{3: "00"}]
+
+
 def test_a_ceiling_holds_until_everyone_has_gone_back() -> None:
     """
     When everyone was brought back behind a pollution, and a rank dies much later, but before the

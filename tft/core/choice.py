@@ -91,6 +91,9 @@ class Choice:
     def _make_offers(self) -> tuple[Offer, ...]:
         job = self._job
         standings = job.standings(self.homeless)
+        for rank in self._without_room():
+            why = standings[rank].homeless or f"no node has room for rank {rank} besides the others"
+            standings[rank] = replace(standings[rank], homeless=why)
         terms = job.terms()
         if job.incident.advice is not None:
             terms = _advised_terms(terms, job.incident.advice)
@@ -118,6 +121,19 @@ class Choice:
         if job.incident.respawns.get(seat.rank, 0) >= job.policy.respawns:
             return f"rank {seat.rank} has died {job.policy.respawns + 1} times in this incident"
         return job.flapping(seat.rank)
+
+    def _without_room(self) -> list[int]:
+        """
+        Those who have lost their node, and find no place when the ones before them have found one.
+        """
+        job = self._job
+        moving = [
+            seat.rank
+            for seat in job.seated()
+            if seat.process is Process.GONE and seat.node in job.lost_nodes | seat.shunned
+        ]
+        room = sum(max(0, n) for node, n in job.room.items() if node not in job.lost_nodes)
+        return moving[room:]
 
     # ---------------------------------------------------------------- advice
 

@@ -494,7 +494,7 @@ class Job:
         No process of the job runs any more. Where all is done, nobody waits for those that had no
         part in it: they are ended with their nodes.
         """
-        if self.outcome is not None and self.outcome.result == "completed":
+        if not self.ending:  # the nodes were not told to end: all is done
             return not any(self.is_seated(*process) for process in self.running)
         return not self.running
 

@@ -128,6 +128,8 @@ class Reports:
         if known:  # what ran there has gone with the agent before this one
             why = f"another agent has come up on node {message.node}"
             self._node_lost(NodeLost(node=message.node, why=why, at=message.at))
+        if job.state in SETTLED:
+            return  # nothing is started any more
         job.agents[message.node] = agent
         for rank in message.ranks:
             job.node_orders[rank] = [
@@ -280,7 +282,10 @@ class Reports:
         job = self._job
         job.forget(message.rank, message.incarnation, Spawn, Kill)
         seat = job.find(message.rank, message.incarnation)
-        if seat is None or seat.process is Process.GONE:
+        if seat is None:
+            return None
+        if seat.process is Process.GONE:  # it was given up: what it has left counts all the same
+            seat.private = message.private or seat.private
             return None
         was, retires = seat.process, seat in job.retiring
         self._gone(seat)

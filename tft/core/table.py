@@ -123,7 +123,7 @@ FAULTS = _states(
 """What a fault leads to, however it became known."""
 
 REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
-    "NodeJoined": _KEPT,
+    "NodeJoined": {**_KEPT, S.EXITING: R.NOTE},
     "Spawned": _KEPT,
     "StoreOpened": {**_KEPT, S.REPAIRING: R.FREEZE},
     "Joined": _states(R.NOTE, {S.ENDED: R.ABSORB}),
