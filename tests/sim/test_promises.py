@@ -23,7 +23,7 @@ from tft.core.rounds import Rounds
 from tft.core.table import State
 from tft.protocol.messages import Answered, Commit, RankOrder
 from tft.testing.cluster.run import run
-from tft.testing.cluster.schedule import Mishap, Schedule, Trouble, draw
+from tft.testing.cluster.schedule import QUICK, Mishap, Schedule, Trouble, draw
 
 SEEDS = 48
 """In so many schedules a breach has to be noticed."""
@@ -58,6 +58,30 @@ def somebody_dies_while_all_save() -> Iterable[Schedule]:
             trouble=Trouble(delay=0.1),
             mishaps=(Mishap(what="request", delay=1.5), dies),
         )
+
+
+def a_leader_that_hears_nothing_more() -> Iterable[Schedule]:
+    """
+    In the middle of an incident, while another one takes over.
+    """
+    dies = Mishap(what="kill", target=1, when="phase", name="sums", number=3)
+    for seed in range(SEEDS):
+        state = ("freezing", "clearing", "repairing", "rebuilding")[seed % 4]
+        deaf = Mishap(what="deposed", kind="deaf", when="state", name=state, number=seed % 4 // 2)
+        yield Schedule(seed=seed, world=8, nodes=2, standbys=1, mishaps=(dies, deaf))
+
+
+def plugins_are_asked_again_and_again() -> Iterable[Schedule]:
+    """
+    One broken connection after the other.
+    """
+    policy = replace(QUICK, advised=True)
+    for seed in range(SEEDS):
+        breaks = (
+            Mishap(what="network", target=step, when="phase", name="sums", number=step)
+            for step in range(2, 16)
+        )
+        yield Schedule(seed=seed, world=16, steps=16, policy=policy, mishaps=tuple(breaks))
 
 
 def happens(*what: str) -> Callable[[Schedule], bool]:
@@ -216,6 +240,16 @@ def a_damaged_rank_gives_its_state_away(patch: Patch) -> None:
     patch.setattr(Reports, "_distrust", lambda *_, **__: None)
 
 
+def an_old_leader_is_obeyed(patch: Patch) -> None:
+    handle = RankMachine.handle
+
+    def obeys(self: RankMachine, event: RankEvent) -> list[RankCommand]:
+        self.epoch = 0
+        return handle(self, event)
+
+    patch.setattr(RankMachine, "handle", obeys)
+
+
 def advice_is_ignored(patch: Patch) -> None:
     patch.setattr(Choice, "_advised_offer", lambda _self, _made: None)
 
@@ -368,6 +402,11 @@ BREACHES = (
     ),
     Breach(breaks=a_damaged_rank_gives_its_state_away, promise="resumes right"),
     Breach(
+        breaks=an_old_leader_is_obeyed,
+        promise="nothing old is obeyed",
+        schedules=a_leader_that_hears_nothing_more,
+    ),
+    Breach(
         breaks=advice_is_ignored,
         promise="advice is followed",
         schedules=where(lambda schedule: schedule.policy.advised),
@@ -375,7 +414,7 @@ BREACHES = (
     Breach(
         breaks=what_was_ruled_out_is_done,
         promise="advice is followed",
-        schedules=where(lambda schedule: schedule.policy.advised),
+        schedules=plugins_are_asked_again_and_again,
     ),
     Breach(
         breaks=a_rank_that_moves_says_it_stands,

@@ -71,6 +71,7 @@ class Auditor:
         self._state = S.AWAITING
         self._number = 0
         self._seats: dict[int, int] = {}
+        self._late: set[int] = set()
         self._consult: Consult | None = None
         self._vetoed: set[str] = set()
         self._isolated: set[int] = set()
@@ -84,6 +85,8 @@ class Auditor:
         self._state = machine.state
         incident = machine.incident
         self._ledger.key = (incident.number, incident.round)
+        if isinstance(event, DeadlinePassed):
+            self._late = self._ledger.late(event.at)
         if isinstance(event, Received):
             message = event.message
             if isinstance(message, Exited | Faulted | Noticed):
@@ -203,6 +206,9 @@ class Auditor:
                 self._closed(machine)
             case Tell(event="strategy_chosen"):
                 self._not_ruled_out(machine)
+            case Tell(event="rank_not_ended"):
+                self._chances.may_end("where it was no other process can be started")
+                self._stage.invariants.given_up.add(int(str(command.facts["rank"])))
             case Tell(event="paused"):
                 self._stand(machine)
             case Tell():
@@ -305,7 +311,7 @@ class Auditor:
         process = self._stage.nodes[order.node].process(rank)
         if process is None or process.stuck or process.stopped:
             return
-        late = isinstance(event, DeadlinePassed) and ledger.is_late(rank, event.at)
+        late = isinstance(event, DeadlinePassed) and rank in self._late
         whole_nodes = self._stage.schedule.policy.replace == "node"
         if (
             late

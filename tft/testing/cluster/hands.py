@@ -128,7 +128,7 @@ def _hold(process: "Process", step: int) -> None:
     for later in [kept for kept in process.copies if kept > step]:
         del process.copies[later]
     process.window_open = process.torn = False
-    process.page.move(Position(step=step, window=False), process.stage.clock.now)
+    process.page.move(Position(step=step, window=False), process.node.now)
 
 
 def _clear(process: "Process", execute: Execute) -> None:
@@ -210,6 +210,8 @@ def _load(process: "Process", execute: Execute, order: Load) -> None:
     if not _at_work(process, execute):
         return
     files = process.stage.disk.whole.get(order.directory)
+    if order.directory in process.stage.disk.unreadable:
+        return process.done(execute, f"CheckpointCorrupt: {order.directory} cannot be read")
     if files is None:
         return process.done(execute, f"CheckpointCorrupt: there is no {order.directory}")
     if f"private-{process.rank}" not in files:

@@ -20,7 +20,7 @@ from tft.protocol.messages import (
 )
 from tft.testing.cluster import loop
 from tft.testing.cluster.leader import Leader, start_controller
-from tft.testing.cluster.node import Page
+from tft.testing.cluster.node import Node, Page
 from tft.testing.cluster.process import Process
 from tft.testing.cluster.schedule import Mishap
 
@@ -32,6 +32,8 @@ BOOT = 0.7
 """Seconds from the death of a controller to the next one, where none stands by."""
 STANDING_BY = 10.0
 """Seconds in which one that stands by has surely taken over."""
+RESTART = 0.3
+"""Seconds after which an agent that has ended is started again."""
 IN_LOOP = ("forward", "sums", "window")
 
 
@@ -64,8 +66,10 @@ class Harm:
             case "come":
                 stage.nodes[mishap.target].start()
                 return "done"
-            case "node" | "partition":
+            case "node" | "partition" | "agent" | "beats":
                 return self._node(mishap)
+            case "unreadable":
+                return self._unreadable()
             case "broker":
                 stage.network.away = True
                 stage.clock.after(mishap.lasting, self._broker_back)
@@ -85,6 +89,9 @@ class Harm:
                 return "later"
             case "late":
                 mishaps.late[mishap.target] = mishap
+                return "later"
+            case "unkillable":
+                mishaps.unkillable[mishap.target] = mishap
                 return "later"
             case _:
                 process = self._process(mishap.target)
@@ -148,19 +155,43 @@ class Harm:
         node = stage.nodes[mishap.target]
         if not node.alive:
             return "nobody"
-        if mishap.what == "partition":
-            node.link.cut = True
-            back(mishap, node.connected)
-            return "done"
+        match mishap.what:
+            case "partition":
+                node.link.mute, node.link.deaf = mishap.kind != "deaf", mishap.kind != "mute"
+                back(mishap, node.connected)
+                return "done"
+            case "beats":
+                node.beats = False
+                back(mishap, node.beats_again)
+                return "done"
+            case "agent":
+                node.vanish()
+                stage.clock.after(RESTART, node.comes_back)
+                return "done"
+            case _:
+                return self._lost(mishap, node)
+
+    def _lost(self, mishap: Mishap, node: Node) -> Done:
+        stage = self._stage
         # whoever starts an agent sees it end, if that is before it has come up
         seen = mishap.loud or stage.schedule.nodes == 1 or not node.started
         node.vanish()
         if mishap.lasting > 1:
-            back(mishap, node.comes_back)
+            self._mishaps.back(mishap, node.comes_back)
         if seen:
             why = "its agent has ended"
             lost = NodeLost(node=node.number, pid=node.pid, why=why, at=stage.clock.now)
             stage.clock.after(stage.rng.choice((0.0, 0.05)), stage.outside.report, lost)
+        return "done"
+
+    def _unreadable(self) -> Done:
+        """
+        What was written last on the shared file system cannot be read any more.
+        """
+        disk = self._stage.disk
+        if not disk.whole:
+            return "nobody"
+        disk.unreadable.add(next(reversed(disk.whole)))
         return "done"
 
     def _broker_back(self) -> None:
@@ -177,6 +208,7 @@ class Harm:
             leader.die()
         else:
             leader.muffled = True
+            leader.link.deaf = mishap.kind == "deaf"
         if not others:
             stage.clock.after(BOOT, start_controller, stage)
         return "done"

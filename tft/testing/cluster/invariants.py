@@ -52,6 +52,8 @@ class Invariants:
         self._steps: dict[tuple[int, int], int] = {}
         self._savers: dict[tuple[int, int, str], int] = {}
         self._repairing: dict[int, Process] = {}
+        self.given_up: set[int] = set()
+        """Ranks that were not ended in time: nobody knows when it is known what they leave behind."""
 
     def one_leader_obeyed(self, epoch: int, leader: int) -> None:
         """
@@ -267,7 +269,7 @@ class Invariants:
         """
         When a job is over, none of its processes is left.
         """
-        left = [p.rank for p in self._stage.processes if p.alive and not p.node.link.cut]
+        left = [p.rank for p in self._stage.processes if p.alive and not p.node.link.deaf]
         if left:
             raise Broken("nothing is left", f"processes of ranks {left} live on")
 
@@ -294,7 +296,7 @@ class Invariants:
             rank
             for number in known
             for rank, page in self._stage.nodes[number].pages().items()
-            if step in page.private()
+            if step in page.private() and rank not in self.given_up
         ]
 
     def _excused(self, content: Content, *, late: bool = False) -> bool:

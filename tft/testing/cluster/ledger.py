@@ -213,6 +213,12 @@ class Ledger:
                 return True
         return at - self.started.get(rank, at) >= policy.join - 1e-6
 
+    def late(self, at: float) -> set[int]:
+        """
+        All of those.
+        """
+        return {rank for rank in self.place if self.is_late(rank, at)}
+
     def there(self, machine: Machine, ranks: Iterable[int]) -> list[int]:
         """
         Those of these ranks whose processes take orders, and are to go on doing so.

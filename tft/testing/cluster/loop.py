@@ -29,7 +29,7 @@ def enter(process: "Process", execute: Execute) -> None:
         return
     process.announce = True
     process.page.training = True
-    process.page.moved = stage.clock.now
+    process.page.moved = process.node.now
     process.phase = "forward"
     process.tell_done(execute, None)
     stage.invariants.resumes_right(process, execute.order)
@@ -56,7 +56,7 @@ def open_window(process: "Process", step: int) -> bool:
     The sums have arrived; True when the state is being changed.
     """
     process.window_open = True
-    process.page.move(Position(step=step - 1, window=True), process.stage.clock.now)
+    process.page.move(Position(step=step - 1, window=True), process.node.now)
     if step > process.lock:
         process.phase = "gate"
         process.handle(process.standing())
@@ -74,7 +74,7 @@ def close_window(process: "Process", step: int) -> bool:
     _update(process, step)
     process.completed = step
     process.window_open = False
-    now = stage.clock.now
+    now = process.node.now
     process.page.capture(step, process.data, closed=True)
     process.page.move(Position(step=step, window=False), now)
     if stage.schedule.backups:
@@ -124,7 +124,7 @@ def _checkpoint(process: "Process", step: int) -> None:
         process.mail.post(
             Checkpointed(
                 rank=process.rank, incarnation=process.incarnation, directory=directory, step=step,
-                at=stage.clock.now,
+                at=process.node.now,
             )
         )  # fmt: skip
 
@@ -138,7 +138,7 @@ def fault(process: "Process", kind: FaultKind, text: str, *, polluted: bool = Fa
         Faulted(
             rank=process.rank, incarnation=process.incarnation, kind=kind,
             step=process.completed + 1, summary=text, traceback=f"Traceback\n{text}",
-            position=process.position(), polluted=polluted, at=process.stage.clock.now,
+            position=process.position(), polluted=polluted, at=process.node.now,
         ),
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def _finish(process: "Process") -> None:
         process,
         Finished(
             rank=process.rank, incarnation=process.incarnation, step=process.completed,
-            at=process.stage.clock.now,
+            at=process.node.now,
         ),
     )  # fmt: skip
 

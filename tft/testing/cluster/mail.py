@@ -23,11 +23,11 @@ class Link:
     One party's connection to the broker.
     """
 
-    __slots__ = ("cut", "down", "up")
+    __slots__ = ("deaf", "down", "mute", "up")
 
     def __init__(self) -> None:
-        self.cut = False
-        """Nothing gets through, in either direction."""
+        self.mute = self.deaf = False
+        """Nothing gets through from here, or to here."""
         self.up = self.down = 0.0
         """When the last message to the broker, and the last one from it, arrived: a connection
         keeps the order."""
@@ -50,7 +50,7 @@ class Network:
         """
         When a report that is sent now arrives: not at all, once, or twice.
         """
-        if self.away or sender.cut or leader.cut:
+        if self.away or sender.mute or leader.deaf:
             return ()
         moment = now + 0.0005 + self._delay * self._random()
         if self._calm or self._random() >= self._reorder:
@@ -62,7 +62,7 @@ class Network:
         The same of a beat. None is lost but where nothing gets through: there are so few of them
         here that one would count for ten of a real agent's.
         """
-        if self.away or sender.cut or leader.cut:
+        if self.away or sender.mute or leader.deaf:
             return ()
         return (now + 0.0005 + self._delay * self._random(),)
 
@@ -70,7 +70,7 @@ class Network:
         """
         The same of an order.
         """
-        if self.away or leader.cut or receiver.cut:
+        if self.away or leader.mute or receiver.deaf:
             return ()
         moment = now + 0.0005 + self._delay * self._random()
         if self._calm or self._random() >= self._reorder:

@@ -36,6 +36,7 @@ class Mishaps:
         self.failures: dict[tuple[int, str], list[Mishap]] = {}
         self.slow: dict[tuple[int, str], Mishap] = {}
         self.late: dict[int, Mishap] = {}
+        self.unkillable: dict[int, Mishap] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.bad: dict[tuple[int, int], Mishap] = {}
         """By rank and batch: what cannot be computed, however often it is tried."""
@@ -221,6 +222,16 @@ class Mishaps:
             return 0.0
         self.came(mishap)
         return 5.0 * mishap.lasting
+
+    def held_back(self, rank: int) -> float:
+        """
+        How many more seconds it takes until the process of a rank ends that is ended.
+        """
+        mishap = self.unkillable.pop(rank, None)
+        if mishap is None:
+            return 0.0
+        self.came(replace(mishap, lasting=4 * mishap.lasting))
+        return 4 * mishap.lasting
 
     def verdict(self, rank: int) -> Verdict:
         """

@@ -94,6 +94,10 @@ class Node:
         """How many agents there were on this node before."""
         self.pid = stage.pid()
         """Of the agent."""
+        self.offset = stage.takes(-stage.schedule.skew, stage.schedule.skew)
+        """Of its clock from the controller's."""
+        self.beats = True
+        """They get through."""
         self._spare = spare
         self.link = Link()
         self.mail = Mail(stage, f"node.{number}/{life}", self.link)
@@ -104,6 +108,13 @@ class Node:
         self._seats = {rank: _Seat() for rank in ranks}
         self._strangers: list[Process] = []
 
+    @property
+    def now(self) -> float:
+        """
+        By this node's own clock.
+        """
+        return self._stage.clock.now + self.offset
+
     def start(self) -> None:
         """
         The agent comes up.
@@ -111,7 +122,7 @@ class Node:
         if not self.alive or self.started:
             return
         self.started = True
-        now = self._stage.clock.now
+        now = self.now
         self.mail.post(
             NodeJoined(
                 node=self.number,
@@ -144,9 +155,7 @@ class Node:
         self._lose_store()
         self.store = (f"node{self.number}", self._stage.pid())
         host, port = self.store
-        self.mail.post(
-            StoreOpened(node=self.number, host=host, port=port, at=self._stage.clock.now)
-        )
+        self.mail.post(StoreOpened(node=self.number, host=host, port=port, at=self.now))
         self._start_due()
 
     def _lose_store(self) -> None:
@@ -288,7 +297,7 @@ class Node:
         stage.by_address[f"node{self.number}:{process.pid}"] = process
         spawned = Spawned(
             node=self.number, rank=rank, incarnation=order.incarnation, pid=process.pid,
-            at=stage.clock.now,
+            at=self.now,
         )  # fmt: skip
         seat.answers.append(spawned)
         self.mail.post(spawned)
@@ -297,6 +306,10 @@ class Node:
 
     def _end(self, process: Process, *, last_words: bool) -> None:
         delay = self._stage.takes(0.05, 0.5) if last_words else 0.001
+        if process.alive:
+            held = self._stage.mishaps.held_back(process.rank)
+            process.held_until = max(process.held_until, self._stage.clock.now + held)
+        delay = max(delay, process.held_until - self._stage.clock.now)
         stack = "File stuck.py" if last_words else ""
         self._stage.clock.after(delay, self.ended, process, KILLED, stack)
 
@@ -320,7 +333,7 @@ class Node:
             node=self.number, rank=rank, incarnation=incarnation, code=code,
             position=seat.page.position, stack=stack,
             private={step: f"{data:x}" for step, data in seat.page.private().items()},
-            at=self._stage.clock.now,
+            at=self.now,
         )  # fmt: skip
         if seat.incarnation == incarnation:
             seat.answers.append(exited)
@@ -343,9 +356,9 @@ class Node:
             for seat in self._seats.values()
             if (process := seat.process) is not None
         )
-        beat = Beat(node=self.number, pulses=pulses, at=stage.clock.now)
+        beat = Beat(node=self.number, pulses=pulses, at=self.now)
         for leader in stage.leaders:
-            if leader.leads:
+            if leader.leads and self.beats:
                 for moment in stage.network.level(stage.clock.now, self.link, leader.link):
                     stage.clock.at(moment, leader.hear_beat, beat)
         stage.clock.after(BEAT, self._beat)
@@ -365,9 +378,15 @@ class Node:
         """
         The broker can be reached again.
         """
-        self.link.cut = False
+        self.link.mute = self.link.deaf = False
         for mail in (self.mail, *(process.mail for process in self.processes())):
             mail.connected()
+
+    def beats_again(self) -> None:
+        """
+        Its beats get through again.
+        """
+        self.beats = True
 
     def vanish(self) -> None:
         """

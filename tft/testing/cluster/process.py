@@ -75,6 +75,8 @@ class Process:
         self.alive = True
         self.stopped = False
         """Not even the control thread runs."""
+        self.held_until = 0.0
+        """The kernel does not end it before."""
         self.stuck = False
         """The training thread does not go on from where it is."""
         self.joined: Joined | None = None
@@ -142,7 +144,7 @@ class Process:
         gate = self.phase == "gate" or self.errand
         still = gate and not self.lets_go()
         return Standing(
-            at=self.stage.clock.now, position=self.position(), backups=self.backups(), still=still,
+            at=self.node.now, position=self.position(), backups=self.backups(), still=still,
             held=self.completed if still and not self.torn else self.held(),
         )  # fmt: skip
 
@@ -160,9 +162,9 @@ class Process:
             pid=self.pid, started=self.pid, host=f"node{self.node.number}",
             address=f"node{self.node.number}:{self.pid}", adaptor="simulated",
             strategies=stage.schedule.strategies, derives=stage.schedule.derives,
-            at=stage.clock.now,
+            at=self.node.now,
         )  # fmt: skip
-        self.page.move(self.position(), stage.clock.now)
+        self.page.move(self.position(), self.node.now)
         self.page.training = False
         self.mail.post(self.joined)
 
@@ -190,7 +192,7 @@ class Process:
             return
         groups = self.stage.schedule.groups()
         shards = tuple(ShardCopies(shard=name, ranks=groups[name]) for name in self.content)
-        now = self.stage.clock.now
+        now = self.node.now
         self.mail.post(
             Ready(
                 rank=self.rank,
@@ -215,7 +217,7 @@ class Process:
             return
         if order.epoch >= self.rank_machine.epoch:
             self.stage.invariants.one_leader_obeyed(order.epoch, leader)
-        self.handle(Ordered(at=self.stage.clock.now, name=ORDER_NAMES[type(order)], order=order))
+        self.handle(Ordered(at=self.node.now, name=ORDER_NAMES[type(order)], order=order))
 
     def handle(self, event: RankEvent) -> None:
         """
@@ -232,30 +234,34 @@ class Process:
         deadline = self.rank_machine.next_deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            self.stage.clock.at(deadline, self._wake, deadline)
+            moment = deadline - self.node.offset + 1e-6  # not a rounding too early
+            self.stage.clock.at(moment, self._wake, deadline)
 
     def _wake(self, due: float) -> None:
         if self._timer != due:
             return
         self._timer = None
         if self.rank_machine.next_deadline() is not None:
-            self.handle(Woken(at=self.stage.clock.now))
+            self.handle(Woken(at=self.node.now))
 
     def _do(self, command: RankCommand) -> None:
         match command:
             case Lock():
+                self.stage.mishaps.begins(self, "freeze")
                 self.lock = self.completed
                 self.handle(
                     Locked(
-                        at=self.stage.clock.now, position=self.position(), held=self.held(),
+                        at=self.node.now, position=self.position(), held=self.held(),
                         backups=self.backups(), waiting=self.waiting(),
                     )
                 )  # fmt: skip
             case HoldAfter(step=step):
+                self.stage.mishaps.begins(self, "hold")
                 self.lock = step
                 self.look_at_gate()
                 self.handle(self.standing())
             case Unlock():
+                self.stage.mishaps.begins(self, "release")
                 standing = self.standing()
                 self.announce = self.rank_machine.inside
                 self.lock = NEVER
@@ -269,7 +275,7 @@ class Process:
             case LeaveAfter(step=step):
                 self.lock = self.leave_after = step
                 self.look_at_gate()
-                self.handle(Leaving(at=self.stage.clock.now, position=self.position()))
+                self.handle(Leaving(at=self.node.now, position=self.position()))
             case Abort():
                 self._abort()
             case Execute():
@@ -309,7 +315,7 @@ class Process:
             self.stage.clock.after(0.02, self.group.close, [self], self.completed + 1)
         else:
             self.window_open = False
-            self.page.move(self.position(), self.stage.clock.now)
+            self.page.move(self.position(), self.node.now)
             loop.leave(self, None)
 
     def _abort(self) -> None:
@@ -357,7 +363,7 @@ class Process:
         """
         Says how an order went.
         """
-        now = self.stage.clock.now
+        now = self.node.now
         self.handle(
             Done(
                 order=task.order, name=task.name, failure=failure, position=self.position(),
@@ -371,7 +377,7 @@ class Process:
         The training thread has left the loop and waits for orders.
         """
         self.phase = "idle"
-        self.handle(Left(at=self.stage.clock.now))
+        self.handle(Left(at=self.node.now))
 
     # ---------------------------------------------------------------- ending
 

@@ -8,6 +8,7 @@ from random import Random
 from typing import Literal
 
 from tft.core.policy import STRATEGIES, Policy
+from tft.protocol.messages import OrderName
 
 Topology = Literal["replicated", "strided", "two kinds", "unsharded"]
 
@@ -18,7 +19,8 @@ order, the job machine entering a state."""
 What = Literal[
     "kill", "node", "memory", "corruption", "numeric", "network", "software", "hang", "stop",
     "fail", "slow", "impostor", "partition", "broker", "controller", "deposed", "store", "pollute",
-    "bad batch", "notice", "late", "request", "pause", "resume", "advise", "come",
+    "bad batch", "notice", "late", "agent", "beats", "unkillable", "unreadable", "request", "pause",
+    "resume", "advise", "come",
 ]  # fmt: skip
 
 ASKED = ("request", "pause", "resume", "advise", "come")
@@ -29,18 +31,30 @@ FAULTS: tuple[tuple[What, float], ...] = (
     ("software", 0.6), ("hang", 1.5), ("stop", 1), ("fail", 2), ("slow", 1), ("impostor", 1),
     ("partition", 0.7), ("broker", 0.7), ("controller", 1.2), ("deposed", 0.7), ("store", 0.7),
     ("corruption", 1), ("pollute", 1), ("bad batch", 0.6), ("notice", 2), ("late", 0.7),
+    ("agent", 0.7), ("beats", 0.5), ("unkillable", 0.7), ("unreadable", 0.5),
 )  # fmt: skip
 """What goes wrong, and how often compared with the rest."""
 
 ANY = -1
 EXCEPTIONS = ("memory", "corruption", "numeric", "network", "software", "pollute", "bad batch")
 """What leaves the loop of a rank."""
-GLOBAL = ("node", "partition", "broker", "controller", "deposed", "store", "impostor", "late")
+NODES = ("node", "partition", "agent", "beats")
+"""What happens to a node."""
+GLOBAL = (
+    *NODES, "broker", "controller", "deposed", "store", "impostor", "late", "unkillable", "unreadable",
+)  # fmt: skip
 """What has nothing to do with where a rank stands."""
 PHASES = ("forward", "sums", "window", "between")
-ORDERS = ("stop", "fetch", "regroup", "rebuild", "rollback", "resume", "save", "commit")
-RARE = ("fetch", "save", "commit")
-"""Orders that only a few ranks get."""
+ORDERS: tuple[OrderName, ...] = (
+    "freeze", "stop", "stop", "load", "fetch", "fetch", "restore", "regroup", "regroup", "rebuild",
+    "rollback", "resume", "resume", "hold", "check", "release", "save", "save", "commit", "commit",
+    "complete", "end",
+)  # fmt: skip
+"""All there are; those that most goes wrong at more than once."""
+RARE = ("load", "fetch", "restore", "save", "commit")
+"""Orders that only a few ranks get, or only now and then."""
+AT_ONCE = ("freeze", "hold", "release")
+"""Orders that nobody can fail at, or be slow at: the control thread carries them out."""
 OPENING = ("awaiting", "repairing", "rebuilding", "rolling back", "resuming", "healthy")
 """States that a job goes through once before anything has happened to it."""
 STATES = (
@@ -61,6 +75,7 @@ QUICK = Policy(
     patience=3.0,
     freeze=1.5,
     grace=0.5,
+    kill=3.0,
     stop=3.0,
     repair=6.0,
     regroup=4.0,
@@ -114,13 +129,14 @@ class Mishap:
     """Seconds after the start at which it is waited for no longer, but happens; 0: it is waited for
     whatever comes."""
     lasting: float = 1.0
-    """Seconds until what can come back does; for `node` and `partition`."""
+    """Seconds until what can come back does; for `node`, `partition` and `beats`."""
     until: str = ""
     """The state of the job machine upon which it comes back, if that is earlier."""
     loud: bool = True
     """Somebody says so at once; else it has to be noticed."""
     kind: str = ""
-    """For `notice` what is seen, for `pause` what its check will find."""
+    """For `notice` what is seen, for `pause` what its check will find; for `partition` and `deposed`
+    that nothing gets through in one direction only: `deaf` or `mute`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +169,8 @@ class Schedule:
     """The step of the checkpoint the job starts from; 0 for none."""
     backups: int = 0
     """How many earlier steps each rank keeps a copy of."""
+    skew: float = 0.0
+    """By so many seconds the clock of a node may differ from the controller's."""
     standbys: int = 0
     """Controllers that wait for the leader to fall silent."""
     trouble: Trouble = Trouble()
@@ -226,7 +244,9 @@ def draw(seed: int) -> Schedule:
     mishaps = [_mishap(rng, world, nodes, steps, first=not n) for n in range(count)]
     if rng.random() < 0.2:
         mishaps = [*(_during(rng, mishap) for mishap in mishaps), _pause(rng, world)]
-    for draws, often in ((_request, 0.12), (_resume, 0.05), (_advice, 0.05)):
+        if rng.random() < 0.3:
+            mishaps.append(_pause(rng, world))
+    for draws, often in ((_request, 0.12), (_request, 0.03), (_resume, 0.05), (_advice, 0.05)):
         if rng.random() < often:
             mishaps.append(draws(rng))
     for extra in range(len(spares)):
@@ -248,6 +268,7 @@ def draw(seed: int) -> Schedule:
         backups=rng.choice((0, 0, 0, 1, 2)),
         breaks=rng.random() < 0.6,
         resume=rng.choice((0, 0, 0, 0, 2)),
+        skew=rng.choice((0.0, 0.0, 0.3, 5000.0)),
         standbys=rng.choice((0, 0, 1, 2)),
         trouble=_trouble(rng),
         mishaps=tuple(mishaps),
@@ -298,7 +319,7 @@ def _mishap(rng: Random, world: int, nodes: int, steps: int, *, first: bool) -> 
     being handled.
     """
     what: What = rng.choices([w for w, _ in FAULTS], [often for _, often in FAULTS])[0]
-    target = rng.randrange(nodes if what in ("node", "partition") else world)
+    target = rng.randrange(nodes if what in NODES else world)
     lasting, loud = rng.choice((0.5, 1.0, 2.0, 6.0)), rng.random() < 0.7
     when = _when(rng, what, first=first)
     match when:
@@ -312,7 +333,7 @@ def _mishap(rng: Random, world: int, nodes: int, steps: int, *, first: bool) -> 
             if name in RARE:
                 target, number = ANY, rng.choice((0, 0, 1))
             if what in ("fail", "slow"):
-                delay = 0.0
+                name, delay = "stop" if name in AT_ONCE else name, 0.0
         case "state":
             name, number, delay = rng.choice(STATES), rng.choice((0, 1)), _shortly(rng)
             if name in OPENING and rng.random() < 0.7:
@@ -323,8 +344,20 @@ def _mishap(rng: Random, world: int, nodes: int, steps: int, *, first: bool) -> 
     return Mishap(
         what=what, target=target, when=when, name=name, number=number, delay=delay,
         by=0.0 if when == "time" else 0.6 + 0.3 * steps * rng.random(), lasting=lasting, until=until,
-        loud=loud, kind=rng.choice(NOTICED) if what == "notice" else "",
+        loud=loud, kind=_kind(rng, what),
     )  # fmt: skip
+
+
+def _kind(rng: Random, what: What) -> str:
+    match what:
+        case "notice":
+            return rng.choice(NOTICED)
+        case "partition":
+            return rng.choice(("", "deaf", "mute"))
+        case "deposed":
+            return rng.choice(("", "deaf"))
+        case _:
+            return ""
 
 
 def _during(rng: Random, mishap: Mishap) -> Mishap:

@@ -120,6 +120,8 @@ class Disk:
     """Directory to file to content, while savers write."""
     whole: dict[str, dict[str, Content]] = field(default_factory=dict)
     """The same of checkpoints that are there whole."""
+    unreadable: set[str] = field(default_factory=set)
+    """Those of them that cannot be read."""
 
 
 @dataclass(slots=True)

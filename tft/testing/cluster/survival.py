@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHORT = 2.0
 """Seconds that nobody is given up for."""
 ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network")
-NOBODY = ("impostor", "controller", "deposed", "store", "late", "slow")
+NOBODY = ("impostor", "controller", "deposed", "late", "slow")
 NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "numeric")
 
 
@@ -58,6 +58,8 @@ def _survivable(stage: "Stage", fault: Mishap) -> bool:
             return able and twice
         case "node" | "partition":
             return able and _known(stage, fault.target) and _elsewhere(schedule, fault.target)
+        case "store":  # where the new one is may be heard of too late
+            return able and twice and schedule.trouble.loss <= 0.05
         case "fail":
             return able and twice and fault.lasting <= SHORT  # else it fails again and again
         case "notice":
