@@ -15,6 +15,7 @@ from tft.core.planner import (
     Standing,
     agreed_step,
     covered_step,
+    offers,
     repair,
     savers,
 )
@@ -163,10 +164,30 @@ def test_before_the_first_step_everyones_own_beginning_will_do() -> None:
     When nothing was trained, then nobody copies anything: the state of step 0 is made, not moved.
     """
     beginning = terms(checkpoints={0: ""})
-    new = replaced({}, range(2))
-    topology = Topology(groups={"a": (0, 1)})
+    topology = Topology(groups={"a": (0, 1), "b": (2,)})
+    new = everybody(2, 0)
     assert agreed_step(topology, new, beginning) == 0
     assert repair(topology, new, range(2), beginning) == Repair(step=0)
+
+
+def test_who_is_not_as_it_began_any_more_is_replaced_before_the_first_step() -> None:
+    """
+    When nothing was trained, a shard has lost its holders, and a rank has been overwritten in part,
+    then its own beginning will not do: it gets another process, where that is what is done.
+    """
+    beginning = terms(checkpoints={0: ""}, replaced=frozenset({2}))
+    topology = Topology(groups={"a": (0, 1), "b": (2, 3)})
+    torn = everybody(2, 0, r1=None)
+    found = repair(topology, torn, range(2), beginning)
+    assert isinstance(found, str)
+    assert found.startswith("nothing was trained yet, and ranks [1] are not as they began any more")
+    chances = {o.strategy: o for o in offers(topology, torn, frozenset({0, 1}), beginning)}
+    assert chances["recover"].replace == (1,)
+    again = terms(checkpoints={0: ""})
+    chances = {o.strategy: o for o in offers(topology, torn, frozenset({0, 1}), again)}
+    assert chances["retry"].why_not == (
+        "nothing was trained yet, and ranks [1] are not as they began any more"
+    )
 
 
 # ---------------------------------------------------------------- repair

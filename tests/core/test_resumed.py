@@ -34,6 +34,23 @@ def test_who_is_lost_while_all_load_is_given_its_own_state_from_the_checkpoint(
     assert job.orders(Rollback)[-1].derive == ()
 
 
+def test_what_a_script_begins_with_is_not_what_the_checkpoint_holds() -> None:
+    """
+    When an incident comes before everyone has loaded, then the state that the script has set up is
+    held by nobody, and everyone loads.
+    """
+    job = ScriptedJob(2, resume=SEVEN, strategies=STRATEGIES)
+    job.muted = {(0, "load"), (1, "load")}
+    job.start()
+    job.muted = set()
+    job.notice(0, "numeric", polluted=True)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert [load.step for load in job.orders(Load)] == [7, 7]
+    assert {rank.step for rank in job.ranks.values()} == {8}
+
+
 def test_what_was_loaded_need_not_be_made_anew() -> None:
     """
     When the ranks of a node that is lost are started elsewhere, and everyone loads a checkpoint

@@ -63,8 +63,7 @@ class Course:
             case S.ROLLING_BACK if job.answered_all("rollback"):
                 return self._resume_training()
             case S.RESUMING if job.answered_all("resume", "release"):
-                enough = len(job.trained) >= len(job.members)
-                return enough and job.trained.issuperset(job.members) and self._close()
+                return self._resuming()
             case S.HEALTHY:
                 return self._healthy()
             case S.PAUSING | S.PAUSED:
@@ -77,6 +76,24 @@ class Course:
             case _:
                 return False
 
+    def _resuming(self) -> bool:
+        """
+        Success, when every member has done one more step.
+        """
+        job = self._job
+        if len(job.trained) >= len(job.members) and job.trained.issuperset(job.members):
+            return self._close()
+        self._await_the_last()
+        return False
+
+    def _await_the_last(self) -> None:
+        """
+        Some have finished: the others are about to, unless nobody hears them.
+        """
+        job = self._job
+        if job.finished and job.deadline is None:
+            job.stay(job.policy.tail)
+
     def _healthy(self) -> bool:
         """
         Trained to the end, or time for what was kept: a pause, a change of who takes part.
@@ -85,7 +102,8 @@ class Course:
         if job.finished.issuperset(job.members):
             return self.ending.complete()
         if job.finished:
-            return False  # the others are about to be
+            self._await_the_last()
+            return False
         if job.pause is not None:
             self.pausing.begin(job.pause)
             return True
@@ -325,6 +343,7 @@ class Course:
         skip = self._skip(step)
         # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
         job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}
+        self._leave_behind(step)
         rollback = Rollback(
             **job.key(),
             to=tuple(sorted(job.members)),
@@ -334,6 +353,17 @@ class Course:
             derive=self._deriving(step),
         )
         return job.step_to(S.ROLLING_BACK, rollback, job.policy.repair)
+
+    def _leave_behind(self, step: int) -> None:
+        """
+        The members go on from the end of `step`, and others do not: what these have of later steps
+        belongs to a past that is given up.
+        """
+        job = self._job
+        for seat in job.seats.values():
+            later = [kept for kept in (seat.held or 0, *seat.backups) if kept > step]
+            if seat.rank not in job.members and later:
+                seat.trusted, seat.damaged = False, True
 
     def _skip(self, step: int) -> int:
         """

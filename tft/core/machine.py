@@ -248,6 +248,11 @@ class Machine:
         elif job.state is S.PAUSED:
             job.tell("pause_over", seconds=job.policy.pause)
             self._course.pausing.release()
+        elif job.state in (S.HEALTHY, S.RESUMING):
+            rounds = self._course.rounds
+            rounds.open()
+            late = sorted(job.members - job.finished)
+            rounds.freeze(f"ranks {late} have not finished, others have for {job.allowed:.0f} s")
 
     def _unkillable_at(self, seat: Seat) -> float:
         return max(seat.doomed_at, self._job.led) + self._job.policy.kill
@@ -279,11 +284,9 @@ class Machine:
                 "freeze" | "stop" | "load" | "fetch" | "restore" | "rollback" | "check" | "save"
                 | "commit"
             ):  # fmt: skip
-                for rank in ranks:
-                    rounds.doom(job.seats[rank], why, "hang")
+                rounds.doom_all((job.seats[rank] for rank in ranks), why, "hang")
             case "complete":
-                for rank in ranks:
-                    rounds.doom(job.seats[rank], why, "process")
+                rounds.doom_all((job.seats[rank] for rank in ranks), why, "process")
             case "end":
                 job.incident.tasks.pop(order)
             case _:

@@ -229,6 +229,9 @@ def repair(
     held = _held_step(_covered(topology.groups, standings, terms.ceiling), terms)
     from_disk = _checkpoint(terms)
     if from_disk is not None and (isinstance(held, str) or held < from_disk):
+        unfit = _unfit(standings, members, from_disk, terms)
+        if unfit:
+            return f"{_UNFIT.format(_list(unfit))}; {held}"
         return Repair(step=from_disk, load=terms.checkpoints[from_disk])
     if isinstance(held, str):
         return held
@@ -243,6 +246,21 @@ def repair(
     return Repair(
         step=step, restore=restore, transfers=_transfers(topology, standings, needy, step, terms)
     )
+
+
+_UNFIT = "nothing was trained yet, and ranks {} are not as they began any more"
+
+
+def _unfit(
+    standings: Standings, members: Iterable[int], step: int, terms: Terms
+) -> tuple[int, ...]:
+    """
+    Where each rank goes on with its own initial state: those that live, and have it no more.
+    """
+    if terms.checkpoints[step]:
+        return ()
+    there = [standings[rank] for rank in sorted(members) if rank in standings]
+    return tuple(s.rank for s in there if s.alive and not s.uses(step, terms.ceiling))
 
 
 def _uses(standing: Standing, step: int, terms: Terms) -> bool:
@@ -487,6 +505,12 @@ class _Case:
         if isinstance(step, str):
             without = f"with ranks {_list(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
+        if isinstance(covered, str) and step in self.terms.checkpoints:
+            staying_on = self.members - {*leaving, *going}
+            unfit = _unfit(self.standings, staying_on, step, self.terms)
+            if unfit and strategy != "recover":
+                return Offer(strategy=strategy, why_not=_UNFIT.format(_list(unfit)))
+            going = (*going, *unfit)
         why = f"{why}; training goes on after step {step}"
         return Offer(
             strategy=strategy, why_not=None, why=why, step=step, leaving=leaving, joining=joining,

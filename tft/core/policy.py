@@ -62,6 +62,9 @@ class Policy:
     """From spawning a process to its `Session.run`: imports and the building of a model."""
     hold: float = 600.0
     """For coming to a step boundary; after it the pause is given up. A hang is noticed before."""
+    tail: float = 3600.0
+    """Between the first rank that finishes and the last: one that hangs in the loop is noticed before,
+    one that has left it and is never heard is not."""
     pause: float = 3600.0
     """After this a paused job goes on by itself: whoever paused it may be gone."""
     check: float = 600.0

@@ -521,6 +521,8 @@ class Reports:
         if seat.rank not in task.waiting or not job.holds_seat(seat):
             return None
         seat.position, seat.held, seat.backups = message.position, message.held, message.backups
+        if job.resumed and not seat.held:
+            seat.held = None  # what a script begins with is not what the checkpoint holds
         job.phase(PHASES.get(message.order, message.order), seat.rank, message.began, message.at)
         if message.private:  # it cannot write this itself: somebody else does
             seat.private = {(job.incident.step or 1) - 1: message.private}

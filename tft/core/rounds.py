@@ -3,6 +3,7 @@ How an incident opens and begins anew: faults join it, ranks are told to end, an
 round whatever was under way is given up and everyone says where they stand.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tft.core.incident import Fault, Incident
@@ -56,6 +57,8 @@ class Rounds:
         """
         What is wrong on a rank may have spread with its last update: no copy since then is sound.
         """
+        if not seat.repaired:
+            return  # it has contributed nothing yet
         if self.step_of(seat) == 0:
             self._job.incident.spread_by.add(seat.rank)
         else:
@@ -126,19 +129,25 @@ class Rounds:
         """
         The process of a rank is to be ended; its end will come in as `Exited`.
         """
+        self.doom_all([seat], why, blame)
+
+    def doom_all(self, seats: Iterable[Seat], why: str, blame: FaultKind) -> None:
+        """
+        The same of several at once: none of them is asked anything more.
+        """
         job = self._job
-        if seat.doomed or seat.node is None:
-            return
-        seat.doomed, seat.blame, seat.doomed_at = why, blame, job.now
-        if not job.holds_seat(seat):
-            return job.kill(seat, why, last_words=False)
-        job.condemned.append(seat)
-        job.excuse(seat.rank)
-        if blame == "hang" and seat.rank in job.members:
-            evidence = job.incident.suspicion or why
-            self.fault("hang", seat.rank, seat.position.step + 1, job.now, evidence)
-        job.kill(seat, why, last_words=blame == "hang")
-        return None
+        going = [seat for seat in seats if not seat.doomed and seat.node is not None]
+        for seat in going:
+            seat.doomed, seat.blame, seat.doomed_at = why, blame, job.now
+            if job.holds_seat(seat):
+                job.condemned.append(seat)
+                job.excuse(seat.rank)
+        for seat in going:
+            holds = job.holds_seat(seat)
+            if holds and blame == "hang" and seat.rank in job.members:
+                evidence = job.incident.suspicion or why
+                self.fault("hang", seat.rank, seat.position.step + 1, job.now, evidence)
+            job.kill(seat, why, last_words=holds and blame == "hang")
 
     def freeze(self, cause: str = "") -> None:
         """

@@ -28,6 +28,8 @@ BOUND = 200.0
 """Virtual seconds after the last mishap in which the job must be over: every limit of the policies
 that are drawn, several times over."""
 
+LEAVING = 8.0
+"""Virtual seconds in which whoever can be reached hears that the job is over, and leaves."""
 REPAIRS = (Fetch, Load, Rebuild, Rollback)
 
 
@@ -136,7 +138,8 @@ class Invariants:
         No rank changes its state by training while another one's is being repaired.
         """
         for process in self._repairing.values():
-            if process.alive and not process.stuck and self._seated(trainer):
+            both = self._seated(trainer) and self._seated(process) and self._wanted(process.rank)
+            if process.alive and not process.stuck and both:
                 raise Broken(
                     "nobody trains during a repair",
                     f"rank {trainer.rank} has done step {trainer.completed} while rank "
@@ -269,11 +272,24 @@ class Invariants:
         """
         When a job is over, none of its processes is left.
         """
-        left = [p.rank for p in self._stage.processes if p.alive and not p.node.link.deaf]
+        now = self._stage.clock.now
+        left = [
+            process.rank
+            for process in self._stage.processes
+            if process.alive and not process.node.link.deaf and now - process.node.since > LEAVING
+        ]
         if left:
             raise Broken("nothing is left", f"processes of ranks {left} live on")
 
     # ---------------------------------------------------------------- parts
+
+    def _wanted(self, rank: int) -> bool:
+        """
+        It is a member: of a rank that was left behind nobody knows what it does.
+        """
+        return any(
+            leader.leads and rank in leader.machine.members for leader in self._stage.leaders
+        )
 
     def _seated(self, process: "Process") -> bool:
         """

@@ -98,6 +98,8 @@ class Node:
         """Of its clock from the controller's."""
         self.beats = True
         """They get through."""
+        self.since = stage.clock.now
+        """When it came to be reached."""
         self._spare = spare
         self.link = Link()
         self.mail = Mail(stage, f"node.{number}/{life}", self.link)
@@ -379,6 +381,7 @@ class Node:
         The broker can be reached again.
         """
         self.link.mute = self.link.deaf = False
+        self.since = self._stage.clock.now
         for mail in (self.mail, *(process.mail for process in self.processes())):
             mail.connected()
 

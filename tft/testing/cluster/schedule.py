@@ -82,6 +82,7 @@ QUICK = Policy(
     rebuild=4.0,
     join=8.0,
     hold=6.0,
+    tail=6.0,
     pause=4.0,
     check=4.0,
     save=6.0,

@@ -65,7 +65,7 @@ class Truth:
         """
         It is decided to go on from the end of `step`, without so many batches.
         """
-        if batches != self._left_out.get(step, 0):
+        if batches != self._left_out.get(step, 0) or any(at > step for at in self._left_out):
             self._forget_after(step)
         self._left_out = {at: n for at, n in self._left_out.items() if at < step}
         if batches:

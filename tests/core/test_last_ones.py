@@ -1,0 +1,100 @@
+"""
+Those that are left: the room that several share, the last to finish, what the others left behind.
+"""
+
+from tests.core.lives import strategies, trained, tried
+from tft.protocol.messages import Fetch, Finished, Freeze, Kill, Rollback, Spawn
+
+PAIRS = {"a": (0, 2, 4), "b": (1, 3, 5)}
+
+
+def test_the_room_of_a_node_is_there_once() -> None:
+    """
+    When two ranks have lost their node, and there is room for one of them, then the job does not
+    wait for a place that the other one will never have: it goes on without that one.
+    """
+    job = trained(
+        placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1}, groups={"a": (0, 2), "b": (1, 3)}
+    )
+    job.lose_node(1)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in"]
+    assert tried(job)["recover"] == "node 1 is gone, and its ranks have no other place"
+    assert job.machine.members == {0, 1, 2}
+    assert [(s.rank, s.node) for s in job.orders(Spawn)] == [(2, 2)]
+
+
+def test_all_who_do_not_answer_are_ended_and_asked_nothing_more() -> None:
+    """
+    When two of four ranks do not answer in time, then both are ended at once, and only the others
+    are asked again.
+    """
+    job = trained()
+    job.muted = {(1, "freeze"), (2, "freeze")}
+    job.pause()
+    job.settle()
+    job.wait()
+    assert job.orders(Freeze)[-1].to == (0, 3)
+    assert [kill.rank for kill in job.orders(Kill)] == [1, 2]
+
+
+def test_who_has_left_the_loop_and_is_never_heard_is_noticed_at_last() -> None:
+    """
+    When a rank has finished, and hangs before that was heard, then the others do not wait for it
+    for ever: after the limit they are asked where they stand, and it does not answer.
+    """
+    job = trained(tail=50.0)
+    job.ranks[1].training, job.ranks[1].done, job.ranks[1].hung = False, True, True
+    job.finish()
+    assert job.doing == "healthy"
+    assert job.machine.next_deadline() is not None
+    job.wait()
+    assert job.orders(Freeze)[0].cause == "ranks [1] have not finished, others have for 50 s"
+    job.settle()
+    job.wait()
+    job.settle()
+    assert [(s.rank, s.incarnation) for s in job.orders(Spawn)] == [(1, 1)]
+    job.train()
+    assert strategies(job) == ["recover"]
+
+
+def test_the_first_step_after_an_incident_may_be_the_last_one() -> None:
+    """
+    When a rank has done the last step after an incident, and hangs before it was heard, then that
+    is noticed, too.
+    """
+    job = trained(tail=50.0)
+    job.kill(2)
+    job.settle()
+    job.ranks[1].training, job.ranks[1].hung = False, True
+    for rank in (0, 2, 3):
+        job.ranks[rank].training = False
+        job.report(Finished(rank=rank, incarnation=job.ranks[rank].incarnation, step=4, at=job.now))
+    assert job.doing == "resuming"
+    job.wait()
+    assert job.doing == "freezing"
+
+
+def test_what_was_left_behind_is_no_source_when_the_others_have_gone_back() -> None:
+    """
+    When some ranks have left, and the others went back and trained the same steps again without
+    them, then nobody copies from those who left: what they hold is of a past that was given up.
+    """
+    columns = {rank: ((0, 1), (2, 3), (4, 5))[rank // 2] for rank in range(6)}
+    enable = frozenset({"retry", "scale_in", "dump"})
+    job = trained(6, 3, groups=PAIRS, columns=columns, keeps=3, enable=enable)
+    job.kill(5)
+    job.settle()
+    assert job.machine.members == {0, 1, 2, 3}
+    job.fault(0, "numeric", polluted=True)  # before anyone has trained on: back to step 2
+    job.settle()
+    job.train()
+    assert job.orders(Rollback)[-1].step == 2
+    assert job.doing == "healthy"
+    assert (job.ranks[4].step, job.ranks[0].step) == (3, 3)
+    job.fault(0, "memory")
+    job.settle()
+    (fetch,) = job.orders(Fetch)
+    assert fetch.step == 3
+    assert {s.rank for transfer in fetch.transfers for s in transfer.sources} == {2}
