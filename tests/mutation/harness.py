@@ -137,6 +137,8 @@ class Harness:
             if not isinstance(outcome, Verdict):
                 return outcome
             self.verdicts.append(outcome)
+            if not outcome.killer:
+                print(_alive(outcome), file=sys.stderr, flush=True)
             if len(self.verdicts) % TOLD_EVERY == 0:
                 alive = sum(not verdict.killer for verdict in self.verdicts)
                 said = f"{len(self.verdicts)} of {len(self._mutants)}, {alive} alive"
@@ -221,6 +223,11 @@ class _Server:
     def _finder(self, mutant: Mutant) -> "_Finder":
         tree = mutated(self._sources[mutant.module], mutant)
         return _Finder(mutant.module, self._files[mutant.module], tree)
+
+
+def _alive(verdict: Verdict) -> str:
+    mutant = verdict.mutant
+    return f"line {mutant.line} survived {verdict.tests} tests: {mutant.name}"
 
 
 def _file(test: Test) -> str:
