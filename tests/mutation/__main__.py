@@ -1,7 +1,8 @@
 """
 `make mutate`: makes small mistakes in the judgement, one at a time, and sees whether a test fails.
 
-`settings.toml` says which files, with which tests, and explains every mutant that no test kills.
+`settings.toml` says which files and with which tests; beside it, `survivors` explains every mutant
+that no test kills.
 Fails when too few are killed, when a survivor is not explained, or an explanation has no survivor.
 """
 
@@ -38,9 +39,11 @@ class Settings:
 
 def read(path: Path) -> Settings:
     """
-    The settings in this file; the paths in it start from the working directory.
+    The settings in this file, and the explanations beside it; the paths in it start from the working
+    directory.
     """
     said = tomllib.loads(path.read_text())
+    told = [tomllib.loads(p.read_text()) for p in sorted(path.parent.glob("survivors/*.toml"))]
     files = [Path(name).resolve() for name in said["files"]]
     here = Path.cwd()
     return Settings(
@@ -49,7 +52,10 @@ def read(path: Path) -> Settings:
         least=said["least"],
         patience=said["patience"],
         explained={
-            name: group["why"] for group in said.get("survivors", ()) for name in group["mutants"]
+            name: group["why"]
+            for file in told
+            for group in file["survivors"]
+            for name in group["mutants"]
         },
     )
 

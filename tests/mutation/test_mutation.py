@@ -180,9 +180,13 @@ def test_explained_survivors_are_accepted_as_long_as_they_survive(tmp_path: Path
     When each survivor has its reason, then the command is content; a reason without a survivor is
     an error again.
     """
-    done = mutate(tmp_path, SETTINGS + SURVIVORS)
+    (tmp_path / "survivors").mkdir()
+    (tmp_path / "survivors" / "judgement.toml").write_text(SURVIVORS)
+    done = mutate(tmp_path, SETTINGS)
     assert done.returncode == 0, done.stdout
-    done = mutate(tmp_path, SETTINGS + SURVIVORS.replace("LIMIT = 4", "LIMIT = 2") + SURVIVORS)
+    gone = SURVIVORS.replace("LIMIT = 4", "LIMIT = 2")
+    (tmp_path / "survivors" / "other.toml").write_text(gone)
+    done = mutate(tmp_path, SETTINGS)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].startswith("explained, but not among the survivors: ")
 

@@ -56,7 +56,7 @@ def run(schedule: Schedule) -> Outcome:
     stage = set_up(schedule)
     promise = how = ""
     try:
-        _until_over(stage)
+        until_over(stage)
     except Broken as error:
         promise, how = error.promise, str(error)
     except (
@@ -115,7 +115,11 @@ def set_up(schedule: Schedule) -> Stage:
     return stage
 
 
-def _until_over(stage: Stage) -> None:
+def until_over(stage: Stage) -> None:
+    """
+    Everything happens, until the job is over and nothing is left to do. Raises `Broken` for a promise
+    that was not kept.
+    """
     clock, ends = stage.clock, stage.invariants.ends
     while stage.over is None and clock.tick():
         if not clock.happened % 64:

@@ -1,0 +1,43 @@
+"""
+`python -m tests.stories`: judges all stories anew, for the difference to be read before it is kept.
+`python -m tests.stories 4711`: adds what happens under these schedules (seeds of `draw`).
+"""
+
+import sys
+from pathlib import Path
+
+from tests.stories.transcript import exact, judged, read
+from tft.testing.cluster.run import set_up, until_over
+from tft.testing.cluster.schedule import draw
+from tft.testing.cluster.story import opened
+
+STORIES = Path(__file__).parent
+
+
+def renew() -> None:
+    """
+    Writes what is made of every story now.
+    """
+    for path in STORIES.glob("*.txt"):
+        path.write_text(judged(*read(path.read_text())))
+
+
+def add(seed: int) -> None:
+    """
+    Writes the story of a schedule, under the name of what goes wrong in it.
+    """
+    schedule = draw(seed)
+    stage = set_up(schedule)
+    until_over(stage)  # raises what is broken: a story is only worth keeping when nothing is
+    name = "-".join(
+        [*(mishap.kind or mishap.what for mishap in schedule.mishaps), str(seed)]
+    ).replace(" ", "_")
+    text = judged(opened(schedule), [exact(event) for event in stage.story.events])
+    (STORIES / f"{name}.txt").write_text(text)
+
+
+if __name__ == "__main__":
+    for given in sys.argv[1:]:
+        add(int(given))
+    if not sys.argv[1:]:
+        renew()

@@ -1,0 +1,26 @@
+"""
+Stories of simulated jobs in which no promise was broken: what is commanded and told upon them stays
+as it is, word for word and limit for limit, until somebody means to change it.
+"""
+
+from difflib import unified_diff
+from pathlib import Path
+
+import pytest
+
+from tests.stories.transcript import judged, read
+
+STORIES = sorted(Path(__file__).parent.glob("*.txt"))
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)
+def test_the_story_is_judged_as_it_was(story: Path) -> None:
+    """
+    When the same happens again, then the same is commanded, told, awaited and reported.
+    """
+    then = story.read_text()
+    now = judged(*read(then))
+    difference = unified_diff(then.splitlines(), now.splitlines(), "then", "now", lineterm="", n=2)
+    assert now == then, "\n".join(
+        [f"{story.name}; meant to be so? `python -m tests.stories` keeps it", *difference]
+    )

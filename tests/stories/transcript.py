@@ -1,0 +1,152 @@
+"""
+A story and everything that the judgement makes of it, as one text: what happened, what is commanded
+with all it says, what is owed and due then, and how each incident is reported in the end.
+
+    {"job": ...}                          what the machine is made with
+    > 0.1 node.0/0 1 NodeJoined {...}     what happened: when, who said it, its number, what
+    < Spawn {...}                         what is commanded
+    = awaiting 0.0; owed Spawn; ...       how the machine stands then, where that has changed
+    ! {...}                               the report of an incident
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from tft.controller.story import OWN, Opened
+from tft.core.commands import Command, Tell
+from tft.core.events import Event, Received
+from tft.core.incident import Fault
+from tft.core.machine import Machine
+from tft.core.report import incident_report
+from tft.protocol.codec import from_plain, to_plain
+
+DIGITS = 5
+"""Of a second: a moment is told as exactly as that."""
+UNSAID: tuple[object, ...] = ("", 0, None, [], {}, False)
+"""What goes without saying in a command."""
+
+
+def judged(opened: Opened, events: Iterable[Event]) -> str:
+    """
+    The transcript of these events. Raises what the machine raises.
+    """
+    machine = opened.machine()
+    first = json.dumps(msgspec.to_builtins(opened, order="deterministic"))
+    return "\n".join([first, *_turns(machine, events), *_reports(machine), ""])
+
+
+def read(text: str) -> tuple[Opened, list[Event]]:
+    """
+    What happened in a transcript, without what was made of it.
+    """
+    first, *rest = text.splitlines()
+    opened = msgspec.convert(json.loads(first), Opened)
+    return opened, [_event(line) for line in rest if line.startswith(">")]
+
+
+def exact(event: Event) -> Event:
+    """
+    The event as it is read again: its moments are rounded.
+    """
+    return _event(_happened(event))
+
+
+def _turns(machine: Machine, events: Iterable[Event]) -> Iterator[str]:
+    stood = ""
+    for event in events:
+        commands = machine.handle(event)
+        machine.check()
+        yield _happened(event)
+        yield from (f"< {_said(command)}" for command in commands)
+        stands = _stands(machine)
+        if stands != stood:
+            yield f"= {stands}"
+        stood = stands
+
+
+# ---------------------------------------------------------------- what happened
+
+
+def _happened(event: Event) -> str:
+    at = round(event.at, DIGITS)
+    if isinstance(event, Received):
+        kind, plain = to_plain(event.message)
+        said = {
+            field.name: _rounded(plain[field.name])
+            for field in fields(event.message)
+            if getattr(event.message, field.name) != field.default
+        }
+        return f"> {at} {event.sender} {event.number} {kind} {json.dumps(said)}"
+    body = _rounded(
+        {
+            name: getattr(event, name)
+            for name in ("silence", "limit", "epoch")
+            if hasattr(event, name)
+        }
+    )
+    return f"> {at} - 0 {type(event).__name__} {json.dumps(body)}"
+
+
+def _event(line: str) -> Event:
+    _, at, sender, number, kind, text = line.split(" ", 5)
+    body = json.loads(text)
+    if kind in OWN:
+        return msgspec.convert({**body, "at": float(at)}, OWN[kind])
+    message: Any = from_plain(kind, body)  # Any: only what a controller is told was written
+    return Received(at=float(at), sender=sender, number=int(number), message=message)
+
+
+# ---------------------------------------------------------------- what is made of it
+
+
+def _said(command: Command) -> str:
+    if isinstance(command, Tell):
+        return f"tell {command.event} {_text(command.facts)}"
+    return f"{type(command).__name__} {_text(msgspec.to_builtins(command, str_keys=True))}"
+
+
+def _stands(machine: Machine) -> str:
+    owed = [f"{type(o).__name__} {list(getattr(o, 'to', ()))}" for o in machine.outstanding()]
+    parts = {
+        "members": sorted(machine.members),
+        "nodes": sorted(machine.nodes),
+        "refused": sorted(machine.refused),
+        "owed": sorted(owed),
+        "due": _rounded(machine.next_deadline()),
+        "checked": machine.checked,
+        "last step": machine.last_step,
+    }
+    number = f"{machine.incident.number}.{machine.incident.round}"
+    return f"{machine.state} {number} {_text(parts)}"
+
+
+def _reports(machine: Machine) -> Iterator[str]:
+    incidents = {each.number: each for each in (*machine.incidents, machine.incident)}
+    for incident in incidents.values():
+        report = incident_report(incident, _nobody_knows)
+        more = {"base": incident.base, "failed": incident.failed, "attempts": incident.attempts}
+        yield f"! {_text({**report, **more})}"
+
+
+def _text(facts: dict[str, Any]) -> str:  # Any: JSON
+    return json.dumps({k: _rounded(v) for k, v in facts.items() if v not in UNSAID}, default=sorted)
+
+
+def _rounded(value: Any) -> Any:  # Any: JSON
+    match value:
+        case float():
+            return round(value, DIGITS)
+        case dict():
+            return {name: _rounded(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_rounded(each) for each in value]
+        case _:
+            return value
+
+
+def _nobody_knows(fault: Fault) -> float | None:
+    return None
