@@ -10,8 +10,10 @@ from itertools import islice
 import pytest
 
 from tft.core import planner
+from tft.core.answers import Answers
 from tft.core.choice import Choice
 from tft.core.course import Course
+from tft.core.faults import Faults
 from tft.core.incident import Incident
 from tft.core.job import Job
 from tft.core.pausing import Pausing
@@ -167,13 +169,13 @@ def a_source_that_does_not_have_it(patch: Patch) -> None:
 
 
 def an_answer_to_an_older_round_counts(patch: Patch) -> None:
-    answered = Reports._answered
+    answered = Answers.answered
 
-    def counts(self: Reports, seat: object, message: Answered) -> None:
+    def counts(self: Answers, seat: object, message: Answered) -> None:
         now = replace(message, incident=self._job.incident.number, round=self._job.incident.round)
         answered(self, seat, now)  # type: ignore[arg-type] # a seat
 
-    patch.setattr(Reports, "_answered", counts)
+    patch.setattr(Answers, "answered", counts)
 
 
 def a_fault_that_joins_is_forgotten(patch: Patch) -> None:
@@ -237,7 +239,7 @@ def nothing_is_held_for_polluted(patch: Patch) -> None:
 
 
 def a_damaged_rank_gives_its_state_away(patch: Patch) -> None:
-    patch.setattr(Reports, "_distrust", lambda *_, **__: None)
+    patch.setattr(Faults, "_distrust", lambda *_, **__: None)
 
 
 def an_old_leader_is_obeyed(patch: Patch) -> None:
@@ -311,8 +313,8 @@ def an_incident_for_nothing(patch: Patch) -> None:
     def frightened(self: Reports, seat: object, message: object) -> None:
         trained(self, seat, message)  # type: ignore[arg-type] # what it takes
         if type(message).__name__ == "Checkpointed" and self._job.state is State.HEALTHY:
-            self._rounds.freeze("who knows")
-            self._rounds.open()
+            self._course.rounds.freeze("who knows")
+            self._course.rounds.open()
 
     patch.setattr(Reports, "_from_seat", frightened)
 

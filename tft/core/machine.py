@@ -240,7 +240,7 @@ class Machine:
         if job.state not in SETTLED:
             for seat in job.dying():
                 if self._unkillable_at(seat) <= job.now:
-                    self._reports.could_not_end(seat)
+                    self._reports.ends.could_not_end(seat)
         if job.deadline is None or job.deadline > job.now:
             return
         if job.state is S.EXITING:

@@ -1,0 +1,118 @@
+"""
+What ranks answer to orders: that they are carried out, or why not.
+"""
+
+from typing import assert_never
+
+from tft.core.course import Course
+from tft.core.incident import PHASES
+from tft.core.job import Job
+from tft.core.seats import Seat
+from tft.core.table import State
+from tft.protocol.messages import Answered, OrderName
+
+S = State
+
+
+class Answers:
+    """
+    The answers that one job is given.
+    """
+
+    def __init__(self, job: Job, course: Course) -> None:
+        self._job = job
+        self._course = course
+        self._rounds = course.rounds
+
+    def answered(self, seat: Seat, message: Answered) -> None:
+        """
+        A rank has carried out an order, or could not. What does not belong to the order that is
+        waited for is absorbed.
+        """
+        job = self._job
+        task = job.incident.tasks.get(message.order)
+        key = (message.incident, message.round)
+        if task is None or key != (job.incident.number, job.incident.round):
+            return None
+        if seat.rank not in task.waiting or not job.holds_seat(seat):
+            return None
+        seat.position, seat.held, seat.backups = message.position, message.held, message.backups
+        if job.resumed and not seat.held:
+            seat.held = None  # what a script begins with is not what the checkpoint holds
+        job.phase(PHASES.get(message.order, message.order), seat.rank, message.began, message.at)
+        if message.private:  # it cannot write this itself: somebody else does
+            seat.private = {(job.incident.step or 1) - 1: message.private}
+        if message.failure is not None:
+            return self._failed(seat, message.order, message.failure)
+        task.waiting.discard(seat.rank)
+        return self._carried_out(seat, message)
+
+    def _carried_out(self, seat: Seat, message: Answered) -> None:
+        """
+        A rank has carried out an order, or could not. What does not belong to the order that is
+        waited for is absorbed.
+        """
+        match message.order:
+            case "freeze":
+                # while a stall is looked into, whoever does not wait for others is suspected
+                if self._job.incident.suspicion and seat.training and not message.waiting:
+                    seat.blame = "hang"
+            case "stop":
+                seat.training = False
+            case "check":
+                found = message.finding if message.verdict != "pass" else ""
+                seat.verdict, seat.finding = message.verdict, found
+            case "save":
+                self._job.saved |= {file.name: file for file in message.files}
+            case "resume":
+                seat.training = seat.repaired = True
+            case "fetch" | "load":
+                if seat.damaged:
+                    seat.doubted = message.position.step
+                seat.trusted, seat.damaged = True, False
+                if message.order == "load":  # it has what is its own from there, too
+                    seat.private, seat.page = {}, seat.node
+            case "restore":
+                seat.trusted = True
+            case "rollback":
+                seat.private, seat.page = {}, seat.node
+            case _:
+                pass
+
+    def _failed(self, seat: Seat, order: OrderName, why: str) -> None:
+        job, rounds = self._job, self._rounds
+        job.tell("order_failed", rank=seat.rank, order=order, why=why)
+        match order:
+            case "freeze" | "stop":
+                rounds.doom(seat, f"could not {order}: {why}", "process")
+            case "load" if not job.incident.is_open:
+                self._course.ending.exit(
+                    "failed", 4, f"rank {seat.rank} could not load the checkpoint: {why}"
+                )
+            case "save":
+                self._course.ending.save_failed(seat, why)
+            case "commit":
+                self._course.ending.commit_failed(seat, why)
+            case "restore" if job.state is S.DUMPING:
+                self._course.ending.save_failed(seat, why)
+            case "restore":
+                seat.damaged = True  # its copies are not what they should be: others have some
+                rounds.again(f"rank {seat.rank} could not {order}: {why}")
+            case "hold":  # nothing is wrong, but there is no pause
+                self._course.pausing.give_up(f"rank {seat.rank} could not {order}: {why}")
+            case "release":  # in a pause nothing is wrong yet: this is what is
+                evidence = f"rank {seat.rank} could not {order}: {why}"
+                rounds.fault("network", None, seat.position.step + 1, job.now, evidence)
+            case "load":  # an older one may be whole
+                job.checkpoints.pop((job.incident.step or 1) - 1, None)
+                rounds.again(f"rank {seat.rank} could not {order}: {why}")
+            case "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
+                rounds.again(f"rank {seat.rank} could not {order}: {why}")
+            case "check":
+                # nobody could run it: that says nothing of the rank, and is no reason to stay
+                job.incident.tasks[order].waiting.discard(seat.rank)
+                seat.verdict, seat.finding = "pass", f"it could not be run: {why}"
+            case "complete" | "end":
+                pass
+            case _:
+                assert_never(order)

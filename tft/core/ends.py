@@ -1,0 +1,208 @@
+"""
+Processes and nodes that end, or that cannot be ended: what is lost with them, and which fault
+that is.
+"""
+
+from dataclasses import replace
+
+from tft.core.commands import JobOver
+from tft.core.course import Course
+from tft.core.job import Job
+from tft.core.seats import Process, Seat
+from tft.core.table import SETTLED, State
+from tft.protocol.messages import Exited, FaultKind, Kill, NodeLost, Spawn
+
+S = State
+
+
+class Ends:
+    """
+    The ends of one job's processes.
+    """
+
+    def __init__(self, job: Job, course: Course) -> None:
+        self._job = job
+        self._course = course
+        self._rounds = course.rounds
+
+    def node_lost(self, message: NodeLost) -> None:
+        """
+        An agent is gone or not heard any more, and its node is given up with all that ran there.
+        """
+        job = self._job
+        agent = job.agents.get(message.node)
+        if message.pid and agent is not None and agent[1] != message.pid:
+            return None  # another one has come up since then
+        job.lost_nodes.add(message.node)
+        if message.node not in job.nodes and job.state is S.AWAITING and self._placeless():
+            return self._course.ending.exit("failed", 4, message.why)
+        for seat in [*job.seats.values(), *job.heirs.values(), *job.retiring]:
+            if seat.node != message.node or seat.process in (Process.GONE, Process.ABSENT):
+                continue
+            job.forget(seat.rank, seat.incarnation, Spawn, Kill)
+            matters = job.is_seated(seat.rank, seat.incarnation) and job.state not in SETTLED
+            if job.state not in SETTLED:  # silent is not dead: should it be heard again, it ends
+                job.kill(seat, f"node {message.node} was given up", last_words=False)
+            step = self._rounds.step_of(seat)
+            self._gone(seat)
+            if matters:
+                self._rounds.fault("node", seat.rank, step, message.at, message.why)
+                job.count(seat.rank)
+                self._course.lost(seat)
+        return None
+
+    def _placeless(self) -> bool:
+        """
+        Some rank was never asked for: its node has not joined.
+        """
+        return any(seat.process is Process.ABSENT for seat in self._job.seats.values())
+
+    def exited(self, message: Exited) -> None:
+        """
+        A process has ended; what that means depends on what it was to the job.
+        """
+        job = self._job
+        job.forget(message.rank, message.incarnation, Spawn, Kill)
+        seat = job.find(message.rank, message.incarnation)
+        if seat is None:
+            return None
+        if seat.process is Process.GONE:  # it was given up: what it has left counts all the same
+            seat.private = message.private or seat.private
+            return None
+        was, retires = seat.process, seat in job.retiring
+        self._gone(seat)
+        seat.position = message.position
+        if message.private:
+            seat.private = message.private
+        if retires:
+            job.seats[seat.rank].private = seat.private
+        if job.state in SETTLED:
+            return self._left_late(seat, message)
+        if not job.is_seated(seat.rank, seat.incarnation):
+            return job.tell("rank_gone", rank=seat.rank, code=message.code, outside=True)
+        if self._left_in_peace(seat, message, was):
+            return None
+        job.tell("rank_gone", rank=seat.rank, code=message.code, incarnation=seat.incarnation)
+        self._blame(seat, message, was)
+        return self._course.lost(seat)
+
+    def could_not_end(self, seat: Seat) -> None:
+        """
+        Its agent has not ended a process in time. It is given up without a last word: nobody obeys
+        in its place, and none is started for its rank where it may still sit.
+        """
+        job = self._job
+        step = self._rounds.step_of(seat)
+        matters = job.is_seated(seat.rank, seat.incarnation)
+        self._gone(seat)
+        if seat.node is not None:
+            seat.shunned |= {seat.node}
+            if seat.rank in job.seats:
+                job.seats[seat.rank].shunned |= {seat.node}
+        why = f"its process could not be ended within {job.policy.kill:.0f} s"
+        job.tell("rank_not_ended", rank=seat.rank, incarnation=seat.incarnation, why=why)
+        if matters:
+            if not self._blamed(seat):
+                self._rounds.fault("process", seat.rank, step, job.now, why)
+            self._course.lost(seat)
+
+    def _gone(self, seat: Seat) -> None:
+        job, process = self._job, (seat.rank, seat.incarnation)
+        job.starting.pop(process, None)
+        job.running.discard(process)
+        if seat in job.condemned:
+            job.condemned.remove(seat)
+        if job.holds_seat(seat):
+            job.finished.discard(seat.rank)
+        seat.process = Process.GONE
+        seat.training = False
+        seat.held, seat.backups = None, ()
+        if seat in job.retiring:
+            job.retiring.remove(seat)
+        elif not job.holds_seat(seat):
+            del job.heirs[seat.rank]
+        else:
+            return
+        if seat.node is not None:  # its place is free again
+            job.room[seat.node] = job.room.get(seat.node, 0) + 1
+
+    def _blame(self, seat: Seat, message: Exited, was: Process) -> None:
+        """
+        The fault that the end of a process stands for.
+        """
+        evidence = message.stack or seat.doomed or _how(message.code)
+        if seat.blame == "hang" and message.stopped:
+            evidence = f"the process was stopped (SIGSTOP)\n{evidence}"
+        step = self._step_of(message, was)
+        kind: FaultKind = "process"
+        forced = ""
+        if self._blamed(seat):
+            return self._update_evidence(seat, evidence, step)
+        if was is not Process.READY and message.code >= 0:
+            kind = "software"
+            forced = (
+                f"rank {seat.rank} left with code {message.code} before it took any order: "
+                "its log says why"
+            )
+        elif message.code == 0:
+            kind = "software"
+            forced = f"rank {seat.rank} left with code 0 before all ranks had finished"
+        self._rounds.fault(kind, seat.rank, step, message.at, evidence)
+        if kind == "process" and not seat.doomed:
+            self._job.count(seat.rank)
+        if forced:
+            self._rounds.force(forced)
+        return None
+
+    def _step_of(self, message: Exited, was: Process) -> int:
+        """
+        The step that was being computed; for a process that had not come so far, the one that
+        the others wait to compute.
+        """
+        repaired = was is Process.READY and self._job.seats[message.rank].repaired
+        if message.incarnation == 0 or repaired:
+            return message.position.step + 1
+        return self._job.incident.step or self._job.incident.furthest + 1
+
+    def _left_late(self, seat: Seat, message: Exited) -> None:
+        """
+        What a script does after `Session.run` is its own; that it failed is still told.
+        """
+        outcome = self._job.outcome
+        if outcome is not None and outcome.result == "completed" and message.code:
+            why = f"all steps are done, but then rank {seat.rank} {_how(message.code)}"
+            self._job.outcome = JobOver(result="failed", code=4, why=why)
+
+    def _left_in_peace(self, seat: Seat, message: Exited, was: Process) -> bool:
+        """
+        A script that never calls `tft.init` ends as its ranks end.
+        """
+        if was not in (Process.ORDERED, Process.SPAWNED) or self._job.anyone_joined():
+            return False
+        if message.code:
+            why = f"rank {seat.rank} {_how(message.code)} and no rank has called tft.init"
+            self._course.ending.exit("failed", 4, why)
+        elif all(s.process is Process.GONE for s in self._job.seats.values()):
+            self._course.ending.exit("completed", 0, "every rank has ended")
+        return True
+
+    def _blamed(self, seat: Seat) -> bool:
+        return any(
+            fault.rank == seat.rank and fault.kind == seat.blame
+            for fault in self._job.incident.faults
+        )
+
+    def _update_evidence(self, seat: Seat, evidence: str, step: int) -> None:
+        """
+        What a process left behind says more than what was known when it was told to end.
+        """
+        self._job.incident.faults = [
+            replace(fault, evidence=f"{fault.evidence}\n{evidence}", step=step)
+            if (fault.rank, fault.kind) == (seat.rank, seat.blame)
+            else fault
+            for fault in self._job.incident.faults
+        ]
+
+
+def _how(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"left with code {code}"

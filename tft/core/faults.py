@@ -1,0 +1,106 @@
+"""
+Faults that somebody says: the rank itself, by the exception that left its loop, or whoever sees it
+from outside.
+"""
+
+from typing import assert_never
+
+from tft.core.course import Course
+from tft.core.job import Job
+from tft.core.seats import STARTING, Seat
+from tft.core.table import State
+from tft.protocol.messages import Faulted, FaultKind, Noticed
+
+S = State
+
+
+class Faults:
+    """
+    The faults that one job is told of.
+    """
+
+    def __init__(self, job: Job, course: Course) -> None:
+        self._job = job
+        self._course = course
+        self._rounds = course.rounds
+
+    def faulted(self, seat: Seat, message: Faulted) -> None:
+        """
+        An exception has left the loop of a rank.
+        """
+        job = self._job
+        seat.training = False
+        seat.position = message.position
+        if not job.is_seated(seat.rank, seat.incarnation):
+            return
+        symptom = message.kind == "network" and job.state in (S.FREEZING, S.CLEARING)
+        if symptom or self._known(message):
+            return
+        job.tell(
+            "rank_faulted",
+            rank=seat.rank,
+            kind=message.kind,
+            step=message.step,
+            summary=message.summary,
+            traceback=message.traceback,
+        )
+        evidence = message.traceback or message.summary
+        self._rounds.fault(message.kind, seat.rank, message.step, message.at, evidence)
+        self._distrust(seat, message.kind, polluted=message.polluted)
+        if message.kind == "software":
+            self._rounds.force("a user's own bug is not retried")
+        self._course.replan()
+
+    def _known(self, message: Faulted) -> bool:
+        """
+        The same exception on all ranks is one fault.
+        """
+        return message.kind == "software" and any(
+            fault.kind == "software"
+            and fault.step == message.step
+            and message.traceback.splitlines()[-1:] == fault.evidence.splitlines()[-1:]
+            for fault in self._job.incident.faults
+            if self._job.incident.is_open
+        )
+
+    def noticed(self, message: Noticed) -> None:
+        """
+        What was seen from outside is taken as if the rank had said it itself.
+        """
+        job = self._job
+        seat = job.seats.get(message.rank)
+        if seat is None or not job.is_seated(seat.rank, seat.incarnation) or seat.doomed:
+            return None
+        if not seat.ready and (message.kind != "node" or seat.process not in STARTING):
+            return None  # another process is on its way, and has nothing yet that could be wrong
+        step = self._rounds.step_of(seat)
+        match message.kind:
+            case "straggler":
+                return self._course.straggles(message)
+            case "process" | "hang":
+                if message.kind == "process":  # whoever is ended for a hang is named for it there
+                    self._rounds.fault("process", seat.rank, step, message.at, message.evidence)
+                self._rounds.doom(seat, message.evidence, message.kind)
+                job.count(seat.rank)
+            case "node":
+                self._rounds.isolate(seat, message.evidence)
+            case "memory" | "numeric" | "corruption" | "network" | "software":
+                self._rounds.fault(message.kind, seat.rank, step, message.at, message.evidence)
+                self._distrust(seat, message.kind, polluted=message.polluted)
+                if message.kind == "software":
+                    self._rounds.force(message.evidence)
+            case _:
+                assert_never(message.kind)
+        return self._course.replan()
+
+    def _distrust(self, seat: Seat, kind: FaultKind, *, polluted: bool) -> None:
+        """
+        What a fault makes of the copies: of this rank's own, and, where what is wrong may have
+        spread with the last update, of everybody's since then.
+        """
+        if kind in ("memory", "numeric", "corruption"):
+            seat.trusted = False
+        if kind in ("memory", "corruption"):
+            seat.damaged = True
+        if polluted:
+            self._rounds.pollute(seat)
