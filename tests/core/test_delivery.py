@@ -4,7 +4,7 @@ Delivery: reports arrive once and in order, whatever the bus does to them.
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tft.core.delivery import Inbox, Outbox
@@ -75,6 +75,7 @@ def test_what_was_heard_is_a_copy() -> None:
     assert before == {}
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_over_any_bad_bus_reports_arrive_once_and_in_order(data: st.DataObject) -> None:
     """
