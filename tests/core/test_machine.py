@@ -20,6 +20,7 @@ from tft.protocol.messages import (
     Kill,
     Load,
     NodeJoined,
+    OrderName,
     Position,
     Refused,
     Regroup,
@@ -761,26 +762,83 @@ def test_what_fails_twice_is_given_time_before_the_third_attempt() -> None:
         assert [order.port for order in job.orders(Regroup)][-1] == (2 if comes_back else 1)
 
 
-def test_when_nobody_answers_it_is_not_the_ranks() -> None:
+@pytest.mark.parametrize("order", ["freeze", "stop"])
+@pytest.mark.parametrize("late", [(0, 1, 2, 3), (1, 2, 3)])
+def test_when_most_do_not_answer_it_is_not_the_ranks(
+    order: OrderName, late: tuple[int, ...]
+) -> None:
     """
-    When nobody at all answers a freeze, then the bus is away, or we are: nobody is ended for it,
-    until it has been so several times; when only one rank is silent, it is that one.
+    When nobody answers a freeze or a stop, or one did and then most did not, then the bus is away,
+    or we are: nobody is ended for it, until it has been so several times.
     """
     job = trained()
-    job.muted = {(rank, "freeze") for rank in range(4)}
-    job.fault(1, "memory")
+    job.muted = {(rank, order) for rank in late}
+    job.fault(1, "network")
     job.settle()
+    began = job.now
     for _ in range(3):
         job.wait()
         assert job.orders(Kill) == []
+        assert {rank for o in job.machine.outstanding() for rank in o.to} == set(late)
     job.wait()
-    assert len(job.orders(Kill)) == 4
+    limit = {"freeze": 2.0, "stop": 10.0}[order]
+    assert job.now - began == pytest.approx(4 * limit, abs=0.1)
+    assert [kill.rank for kill in job.orders(Kill)] == [*late]
+
+
+def test_a_bus_that_comes_back_costs_nobody_its_process() -> None:
+    """
+    When the bus goes away after the first rank has answered, and comes back soon, then the others
+    answer what is repeated to them, and everyone keeps its process.
+    """
     job = trained()
-    job.muted = {(3, "freeze")}
-    job.fault(1, "memory")
+    job.muted = {(rank, "freeze") for rank in (1, 2, 3)}
+    job.fault(1, "network")
     job.settle()
     job.wait()
-    assert [order.rank for order in job.orders(Kill)] == [3]
+    job.muted = set()
+    job.repeat()
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["pids_kept"]) == ("retry", True)
+    assert job.orders(Kill) == []
+
+
+@pytest.mark.parametrize(("world", "late"), [(4, (3,)), (4, (2, 3)), (2, (1,)), (1, (0,))])
+def test_when_no_more_than_half_do_not_answer_it_is_them(world: int, late: tuple[int, ...]) -> None:
+    """
+    When at least half of the ranks answer a freeze, or nobody else was asked, then the others are
+    ended as soon as their time is over.
+    """
+    job = trained(world)
+    job.muted = {(rank, "freeze") for rank in late}
+    job.fault(0, "network")
+    job.settle()
+    job.wait()
+    assert [kill.rank for kill in job.orders(Kill)] == [*late]
+
+
+def test_a_node_with_most_of_the_job_that_hangs_is_found_out_all_the_same() -> None:
+    """
+    When all ranks of a node hang, and they are most of the job, then they are given their time
+    again, and in the end they are ended and replaced: the job goes on.
+    """
+    job = ScriptedJob(4, Policy(), placement={0: (0, 1, 2), 1: (3,)}).start()
+    job.train(3)
+    for rank in (0, 1, 2):
+        job.ranks[rank].hung = True
+    job.stall()
+    job.settle()
+    for _ in range(4):
+        assert job.orders(Kill) == []
+        job.wait()
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert incident["strategy"] == "recover"
+    assert {(f["kind"], f["rank"]) for f in incident["faults"]} == {("hang", r) for r in range(3)}
+    assert job.state is State.HEALTHY
 
 
 def test_a_stall_that_comes_back_ends() -> None:

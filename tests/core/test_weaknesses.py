@@ -411,7 +411,7 @@ def test_every_order_has_a_limit_of_its_own() -> None:
     }  # fmt: skip
     for name, limit in limits.items():
         job = trained()
-        job.muted = {(r, name) for r in range(3)}
+        job.muted = {(r, name) for r in range(2)}
         job.fault(1, "memory")
         job.settle()
         began = job.now

@@ -268,7 +268,7 @@ class Machine:
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         job, rounds = self._job, self._course.rounds
-        if self._nobody_answers(order, ranks):
+        if self._most_are_late(order, ranks):
             return
         why = f"no answer to {order} in time"
         job.tell("order_overdue", order=order, ranks=ranks)
@@ -292,15 +292,15 @@ class Machine:
             case _:
                 assert_never(order)
 
-    def _nobody_answers(self, order: OrderName, ranks: list[int]) -> bool:
+    def _most_are_late(self, order: OrderName, ranks: list[int]) -> bool:
         """
-        When all of several ranks are late, it is the bus that is away, or we are: they are given
-        their time again before they are held to be at fault.
+        When most of those who were asked are late, it is the bus that is away, or we are: they are
+        given their time again, so often, before they are held to be at fault.
         """
         task = self._job.incident.tasks[order]
-        asked = {rank for each in task.orders for rank in each.to}
-        some = order not in AT_ONCE or len(asked) < 2 or len(ranks) < len(asked)
-        if some or task.renewed >= self._job.policy.patient:
+        asked = sum(len(each.to) for each in task.orders)
+        most = len(ranks) > 1 and 2 * len(ranks) > asked
+        if order not in AT_ONCE or not most or task.renewed >= self._job.policy.patient:
             return False
         task.renewed += 1
         task.deadline = self._job.now + task.limit

@@ -43,7 +43,7 @@ class Policy:
     backoff: float = 2.0
     """Before a strategy is begun a third time, and further ones: what it needs may be on its way."""
     patient: int = 3
-    """How often an order is given its time again when nobody answers it: then it is the bus."""
+    """How often an order is given its time again when most do not answer it: then it is the bus."""
     kill: float = 10.0
     """The kernel ends a process in milliseconds, unless a driver or a file system holds it."""
     freeze: float = 2.0
