@@ -43,7 +43,7 @@ class Course:
 
     def advance(self) -> bool:
         """
-        One move, if everything it needs is there.
+        One move, if everything it needs is there. True: another one may follow at once.
         """
         job = self._job
         match job.state:
@@ -53,7 +53,7 @@ class Course:
                 return self._after_freeze()
             case S.CLEARING if job.answered_all("stop"):
                 return self.choice.consider()
-            case S.CHOOSING if job.deadline is not None and job.deadline <= job.now:
+            case S.CHOOSING if job.expired():
                 return self.choice.time_is_up()
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
                 return job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
@@ -65,23 +65,21 @@ class Course:
             case S.RESUMING if job.answered_all("resume", "release"):
                 return self._resuming()
             case S.HEALTHY:
-                return self._healthy()
+                self._healthy()
             case S.PAUSING | S.PAUSED:
                 return self.pausing.advance()
             case S.DUMPING:
                 return self.ending.advance_dump()
             case S.EXITING if job.all_left():
                 self.ending.end()
-                return True
-            case _:
-                return False
+        return False
 
     def _resuming(self) -> bool:
         """
         Success, when every member has done one more step.
         """
         job = self._job
-        if len(job.trained) >= len(job.members) and job.trained.issuperset(job.members):
+        if job.trained.issuperset(job.members):
             return self._close()
         self._await_the_last()
         return False
@@ -94,31 +92,30 @@ class Course:
         if job.finished and job.deadline is None:
             job.stay(job.policy.tail)
 
-    def _healthy(self) -> bool:
+    def _healthy(self) -> None:
         """
         Trained to the end, or time for what was kept: a pause, a change of who takes part.
         """
         job = self._job
         if job.finished.issuperset(job.members):
-            return self.ending.complete()
-        if job.finished:
+            self.ending.complete()
+        elif job.finished:
             self._await_the_last()
-            return False
-        if job.pause is not None:
+        elif job.pause is not None:
             self.pausing.begin(job.pause)
-            return True
-        return self._take_opportunity()
+        else:
+            self._take_opportunity()
 
-    def _take_opportunity(self) -> bool:
+    def _take_opportunity(self) -> None:
         """
         Somebody is ready to take over, or to come back. Each is invited once: if it does not work
         out, it would not the next time. Nobody is where the next incident would be the last.
         """
         job = self._job
-        warm = [h for h in job.heirs.values() if h.ready and not h.doomed and not h.invited]
+        warm = [heir for heir in job.heirs.values() if heir.ready and not heir.doomed]
         back = [job.seats[r] for r in sorted(job.returning()) if not job.seats[r].invited]
         if not (warm or back) or job.next_number > job.policy.max_incidents:
-            return False
+            return
         for seat in (*warm, *back):
             seat.invited = True
         self.rounds.open()
@@ -128,7 +125,6 @@ class Course:
             self.rounds.fault("straggler", heir.rank, step, job.now, seat.straggles)
         if job.state is S.HEALTHY:
             self.rounds.freeze(f"ranks {[seat.rank for seat in back]} are ready to come back")
-        return True
 
     # ---------------------------------------------------------------- freeze and stop
 

@@ -160,12 +160,11 @@ class Ending:
 
     # ---------------------------------------------------------------- leaving
 
-    def complete(self) -> bool:
+    def complete(self) -> None:
         """
         Every member has finished.
         """
         self.exit("completed", 0, "every rank has finished")
-        return True
 
     def exit(self, result: str, code: int, why: str) -> None:
         """

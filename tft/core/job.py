@@ -332,6 +332,12 @@ class Job:
         """
         self.deadline, self.allowed = self.now + seconds, seconds
 
+    def expired(self) -> bool:
+        """
+        The present state has lasted as long as it may.
+        """
+        return self.deadline is not None and self.deadline <= self.now
+
     def step_to(self, state: State, order: RankOrder, limit: float) -> bool:
         """
         The next state, whose work is this one order.

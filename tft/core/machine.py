@@ -241,7 +241,7 @@ class Machine:
             for seat in job.dying():
                 if self._unkillable_at(seat) <= job.now:
                     self._reports.ends.could_not_end(seat)
-        if job.deadline is None or job.deadline > job.now:
+        if not job.expired():
             return
         if job.state is S.EXITING:
             self._course.ending.end()
