@@ -103,64 +103,51 @@ class Reaction(StrEnum):
 R = Reaction
 
 
-def _states(default: Reaction, exceptions: Mapping[State, Reaction]) -> dict[State, Reaction]:
-    return {state: exceptions.get(state, default) for state in State}
-
-
+_MOVING = (S.RESUMING, S.HEALTHY, S.PAUSING)
 _LATE = {S.EXITING: R.ABSORB, S.ENDED: R.ABSORB}
-_KEPT = _states(R.NOTE, _LATE)
-FAULTS = _states(
-    R.FREEZE,
-    {
-        S.FREEZING: R.JOIN,
-        S.CLEARING: R.JOIN,
-        S.CHOOSING: R.REPLAN,
-        S.AWAITING: R.REPLAN,
-        S.DUMPING: R.REPLAN,
-        **_LATE,
-    },
-)
+_KEPT = {**dict.fromkeys(State, R.NOTE), **_LATE}
+_HEARD = {**dict.fromkeys(State, R.NOTE), S.ENDED: R.ABSORB}
+FAULTS = {
+    **dict.fromkeys(State, R.FREEZE),
+    **dict.fromkeys((S.FREEZING, S.CLEARING), R.JOIN),
+    **dict.fromkeys((S.CHOOSING, S.AWAITING, S.DUMPING), R.REPLAN),
+    **_LATE,
+}
 """What a fault leads to, however it became known."""
 
 REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
-    "NodeJoined": {**_KEPT, S.EXITING: R.NOTE},
+    "NodeJoined": _HEARD,
     "Spawned": _KEPT,
     "StoreOpened": {**_KEPT, S.REPAIRING: R.FREEZE},
-    "Joined": _states(R.NOTE, {S.ENDED: R.ABSORB}),
-    "Ready": _states(R.NOTE, {S.ENDED: R.ABSORB}),
+    "Joined": _HEARD,
+    "Ready": _HEARD,
     "Exited": {**FAULTS, S.EXITING: R.NOTE, S.ENDED: R.NOTE},
     "NodeLost": {**FAULTS, S.EXITING: R.NOTE},
     "Faulted": FAULTS,
     "Noticed": FAULTS,
-    "Answered": _states(R.NOTE, {S.ENDED: R.ABSORB}),
+    "Answered": _HEARD,
     "Trained": _KEPT,
     "Finished": _KEPT,
     "Checkpointed": _KEPT,
-    "StopRequested": _states(R.FORCE, {S.DUMPING: R.NOTE, **_LATE}),
-    "PauseRequested": _states(
-        R.LATER,
-        {S.HEALTHY: R.PAUSE, S.PAUSING: R.ABSORB, S.PAUSED: R.ABSORB, S.DUMPING: R.ABSORB, **_LATE},
-    ),
-    "ResumeRequested": _states(
-        R.ABSORB,
-        {
-            **dict.fromkeys((S.FREEZING, S.CLEARING, S.CHOOSING, S.AWAITING), R.NOTE),
-            **dict.fromkeys((S.REPAIRING, S.REBUILDING, S.ROLLING_BACK, S.RESUMING), R.NOTE),
-            S.PAUSING: R.RELEASE,
-            S.PAUSED: R.RELEASE,
-        },
-    ),
-    "Advised": _states(R.ABSORB, {S.CHOOSING: R.DECIDE}),
-    "Stalled": _states(
-        R.ABSORB, {S.HEALTHY: R.SUSPECT, S.PAUSING: R.SUSPECT, S.RESUMING: R.SUSPECT}
-    ),
-    "DeadlinePassed": _states(R.EXPIRE, {S.ENDED: R.ABSORB}),
-    "Led": _states(R.LEAD, {}),
+    "StopRequested": {**dict.fromkeys(State, R.FORCE), S.DUMPING: R.NOTE, **_LATE},
+    "PauseRequested": {
+        **dict.fromkeys(State, R.LATER),
+        S.HEALTHY: R.PAUSE,
+        **dict.fromkeys((S.PAUSING, S.PAUSED, S.DUMPING), R.ABSORB),
+        **_LATE,
+    },
+    "ResumeRequested": {
+        **dict.fromkeys(State, R.NOTE),
+        **dict.fromkeys((S.PAUSING, S.PAUSED), R.RELEASE),
+        **dict.fromkeys((S.HEALTHY, S.DUMPING), R.ABSORB),
+        **_LATE,
+    },
+    "Advised": {**dict.fromkeys(State, R.ABSORB), S.CHOOSING: R.DECIDE},
+    "Stalled": {**dict.fromkeys(State, R.ABSORB), **dict.fromkeys(_MOVING, R.SUSPECT)},
+    "DeadlinePassed": {**dict.fromkeys(State, R.EXPIRE), S.ENDED: R.ABSORB},
+    "Led": dict.fromkeys(State, R.LEAD),
 }
 """Kind of event to state to what it leads to. A report is named by its message."""
-
-
-_MOVING = (S.RESUMING, S.HEALTHY, S.PAUSING)
 
 UNREACHABLE: Mapping[tuple[str, State], str] = {
     **{
