@@ -4,7 +4,7 @@ The job machine: told what happened, it answers with what is to be done.
     handle(event) -> commands     the one door; a late, doubled or foreign report is absorbed
     outstanding() -> orders       what has not been answered yet, to be said again
     next_deadline()               when it wants to be told that time has passed
-    check()                       invariants; a broken one is our bug
+    check()                       raises when a promise is broken, which is our bug
 
 `table.py` says what every event leads to in every state, `reports.py` takes in what processes
 say, `course.py` leads through an incident, `job.py` holds what is known. `docs/machine.md` tells
@@ -21,8 +21,9 @@ from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.incident import Incident
 from tft.core.job import Job
 from tft.core.policy import Policy
+from tft.core.promises import broken
 from tft.core.reports import Reports
-from tft.core.seats import Process, Seat
+from tft.core.seats import Seat
 from tft.core.table import REACTIONS, SETTLED, Reaction, State, kind_of
 from tft.errors import InternalError
 from tft.protocol.messages import Order, OrderName
@@ -312,18 +313,6 @@ class Machine:
         """
         Raises `InternalError` when a promise is broken.
         """
-        job = self._job
-        training = [s.rank for s in job.seats.values() if s.training]
-        if job.state in (S.REPAIRING, S.REBUILDING, S.ROLLING_BACK, S.DUMPING) and training:
-            raise InternalError(f"ranks {training} train while the job is {job.state}")
-        outside = [rank for rank in training if rank not in job.members]
-        if outside:
-            raise InternalError(f"ranks {outside} train and are no members")
-        if job.state is S.HEALTHY and job.incident.tasks:
-            raise InternalError("the job is healthy with orders unanswered")
-        if job.state is S.HEALTHY and job.incident.is_open:
-            raise InternalError("the job is healthy with an incident open")
-        if job.state is S.ENDED and job.outcome is None:
-            raise InternalError("the job has ended without an outcome")
-        if not job.members or any(s.process is Process.ABSENT for s in job.heirs.values()):
-            raise InternalError("nobody is a member, or somebody takes over who was never asked")
+        sentences = list(broken(self._job))
+        if sentences:
+            raise InternalError("; ".join(sentences))

@@ -1,0 +1,118 @@
+"""
+The machine looks at itself after every event: a promise that is broken is our bug, and said at once.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.core.lives import trained
+from tft.core.commands import JobOver
+from tft.core.job import Job
+from tft.core.policy import Policy
+from tft.core.promises import broken
+from tft.core.seats import Process, Seat
+from tft.core.table import State
+from tft.errors import InternalError
+from tft.protocol.messages import Freeze
+
+
+def somewhere(state: State) -> Job:
+    """
+    A job of three ranks that has come to this state, with nothing wrong about it.
+    """
+    job = Job(
+        3, Policy(), name="job", checkpoints="/c", at=0.0, resume=None, first_incident=1
+    )  # fmt: skip
+    job.state = state
+    if state is State.ENDED:
+        job.outcome = JobOver(result="completed", code=0, why="all steps are done")
+    return job
+
+
+def trains(job: Job) -> None:
+    job.seats[1].training = job.seats[2].training = True
+
+
+def trains_outside(job: Job) -> None:
+    trains(job)
+    job.members = frozenset({0, 2})
+
+
+def leaves_nobody(job: Job) -> None:
+    job.members = frozenset()
+
+
+def is_replaced_by_nobody(job: Job) -> None:
+    job.heirs[0] = Seat(rank=0, process=Process.READY)
+    job.heirs[1] = Seat(rank=1)
+
+
+def has_asked(job: Job) -> None:
+    job.issue(job.to_all(Freeze, cause="rank 1"), limit=1.0)
+
+
+def has_an_incident(job: Job) -> None:
+    job.incident.number = 4
+
+
+def has_no_outcome(job: Job) -> None:
+    job.outcome = None
+
+
+ALWAYS = tuple(State)
+
+
+@pytest.mark.parametrize(
+    ("deed", "where", "sentence"),
+    [
+        (
+            trains,
+            (State.REPAIRING, State.REBUILDING, State.ROLLING_BACK, State.DUMPING),
+            "ranks [1, 2] train while the job is {state}",
+        ),
+        (leaves_nobody, ALWAYS, "nobody is a member"),
+        (is_replaced_by_nobody, ALWAYS, "those who take over from ranks [1] were never asked for"),
+        (has_asked, (State.HEALTHY,), "the job is healthy, and unanswered is freeze"),
+        (has_an_incident, (State.HEALTHY,), "the job is healthy, and incident 4 is open"),
+        (has_no_outcome, (State.ENDED,), "the job has ended without an outcome"),
+    ],
+)
+def test_a_promise_is_kept_where_it_was_given(
+    deed: Callable[[Job], None], where: tuple[State, ...], sentence: str
+) -> None:
+    """
+    When a job is as it must never be in some states, then that is told in these, in a sentence that
+    says who and what; in all others nothing is wrong with it.
+    """
+    for state in State:
+        job = somewhere(state)
+        assert list(broken(job)) == []
+        deed(job)
+        expected = [sentence.format(state=state)] if state in where else []
+        assert list(broken(job)) == expected
+
+
+def test_nobody_outside_trains() -> None:
+    """
+    When a rank trains that is no member, then that is told in every state, for that rank alone.
+    """
+    for state in State:
+        job = somewhere(state)
+        trains_outside(job)
+        assert "ranks [1] train and are no members" in broken(job)
+
+
+def test_a_machine_with_a_broken_promise_says_so() -> None:
+    """
+    When the incident of a healthy job is opened behind the machine's back, then its next look at
+    itself raises an error that names it; before, it raised none.
+    """
+    job = trained()
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    job.machine.check()
+    job.machine.incident.closed = None
+    with pytest.raises(InternalError, match="the job is healthy, and incident 1 is open"):
+        job.machine.check()

@@ -1,0 +1,37 @@
+"""
+What holds of a job between two events, whatever has happened. A promise that is broken is our bug.
+"""
+
+from collections.abc import Iterator
+
+from tft.core.job import Job
+from tft.core.seats import Process
+from tft.core.table import State
+
+S = State
+
+STANDING = frozenset({S.REPAIRING, S.REBUILDING, S.ROLLING_BACK, S.DUMPING})
+"""State is copied, groups are formed or a checkpoint is written: nobody is in the loop."""
+
+
+def broken(job: Job) -> Iterator[str]:
+    """
+    The promises that are broken, a sentence each.
+    """
+    training = [seat.rank for seat in job.seats.values() if seat.training]
+    if training and job.state in STANDING:
+        yield f"ranks {training} train while the job is {job.state}"
+    outside = [rank for rank in training if rank not in job.members]
+    if outside:
+        yield f"ranks {outside} train and are no members"
+    if not job.members:
+        yield "nobody is a member"
+    strangers = [rank for rank, s in job.heirs.items() if s.process is Process.ABSENT]
+    if strangers:
+        yield f"those who take over from ranks {strangers} were never asked for"
+    if job.state is S.HEALTHY and job.incident.tasks:
+        yield f"the job is healthy, and unanswered is {', '.join(job.incident.tasks)}"
+    if job.state is S.HEALTHY and job.incident.is_open:
+        yield f"the job is healthy, and incident {job.incident.number} is open"
+    if job.state is S.ENDED and job.outcome is None:
+        yield "the job has ended without an outcome"
