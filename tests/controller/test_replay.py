@@ -51,8 +51,9 @@ def scripted(
     """
     job = ScriptedJob(opened.world, policy=opened.policy, placement=placement or {})
     machine = Listened(
-        opened.world, opened.policy, job=opened.job, checkpoints=opened.checkpoints, at=opened.at
-    )
+        opened.world, opened.policy, job=opened.job, checkpoints=opened.checkpoints, at=opened.at,
+        resume=opened.resume, first_incident=opened.first_incident,
+    )  # fmt: skip
     machine.told = []
     job.machine = machine
     return job, machine

@@ -8,13 +8,14 @@ import pytest
 
 from tests.core.lives import trained
 from tft.core.commands import JobOver
+from tft.core.incident import Task
 from tft.core.job import Job
 from tft.core.policy import Policy
 from tft.core.promises import broken
 from tft.core.seats import Process, Seat
 from tft.core.table import State
 from tft.errors import InternalError
-from tft.protocol.messages import Freeze
+from tft.protocol.messages import Freeze, Rebuild
 
 
 def somewhere(state: State) -> Job:
@@ -50,6 +51,7 @@ def is_replaced_by_nobody(job: Job) -> None:
 
 def has_asked(job: Job) -> None:
     job.issue(job.to_all(Freeze, cause="rank 1"), limit=1.0)
+    job.issue(job.to_all(Rebuild), limit=1.0)
 
 
 def has_an_incident(job: Job) -> None:
@@ -73,7 +75,7 @@ ALWAYS = tuple(State)
         ),
         (leaves_nobody, ALWAYS, "nobody is a member"),
         (is_replaced_by_nobody, ALWAYS, "those who take over from ranks [1] were never asked for"),
-        (has_asked, (State.HEALTHY,), "the job is healthy, and unanswered is freeze"),
+        (has_asked, (State.HEALTHY,), "the job is healthy, and unanswered is freeze, rebuild"),
         (has_an_incident, (State.HEALTHY,), "the job is healthy, and incident 4 is open"),
         (has_no_outcome, (State.ENDED,), "the job has ended without an outcome"),
     ],
@@ -105,14 +107,21 @@ def test_nobody_outside_trains() -> None:
 
 def test_a_machine_with_a_broken_promise_says_so() -> None:
     """
-    When the incident of a healthy job is opened behind the machine's back, then its next look at
-    itself raises an error that names it; before, it raised none.
+    When the incident of a healthy job is opened behind the machine's back, with an order in it, then
+    its next look at itself raises an error that says all of it; before, it raised none.
     """
     job = trained()
     job.fault(1, "network")
     job.settle()
     job.train()
     job.machine.check()
-    job.machine.incident.closed = None
-    with pytest.raises(InternalError, match="the job is healthy, and incident 1 is open"):
+    incident = job.machine.incident
+    incident.closed = None
+    incident.tasks["hold"] = Task(
+        orders=(), waiting=set(), issued=job.now, limit=1.0, deadline=job.now
+    )  # fmt: skip
+    with pytest.raises(InternalError) as broken_promise:
         job.machine.check()
+    assert str(broken_promise.value) == (
+        "the job is healthy, and unanswered is hold; the job is healthy, and incident 1 is open"
+    )

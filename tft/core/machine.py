@@ -50,8 +50,8 @@ class Machine:
         job: str,
         checkpoints: str,
         at: float,
-        resume: tuple[str, int] | None = None,
-        first_incident: int = 1,
+        resume: tuple[str, int] | None,
+        first_incident: int,
     ) -> None:
         """
         `checkpoints` is the directory for last checkpoints; `resume` a checkpoint to start from
@@ -223,7 +223,7 @@ class Machine:
         moments = [t.deadline for t in job.incident.tasks.values() if t.waiting]
         if job.state not in SETTLED and job.anyone_joined():
             oldest = next(iter(job.starting.values()), None)
-            moments += [] if oldest is None else [max(oldest.spawned, job.led) + job.policy.join]
+            moments += [] if oldest is None else [self._started_by(oldest)]
         if job.state not in SETTLED:
             moments += [self._unkillable_at(seat) for seat in job.dying()]
         if job.deadline is not None and (job.state is not S.CHOOSING or not job.dying()):
@@ -255,14 +255,15 @@ class Machine:
             late = sorted(job.members - job.finished)
             rounds.freeze(f"ranks {late} have not finished, others have for {job.allowed:.0f} s")
 
+    def _started_by(self, seat: Seat) -> float:
+        return max(seat.spawned, self._job.led) + self._job.policy.join
+
     def _unkillable_at(self, seat: Seat) -> float:
         return max(seat.doomed_at, self._job.led) + self._job.policy.kill
 
     def _end_late_starters(self) -> None:
         job = self._job
-        for seat in list(job.starting.values()):
-            if max(seat.spawned, job.led) + job.policy.join > job.now:
-                break  # those after it were asked for later
+        for seat in [s for s in job.starting.values() if self._started_by(s) <= job.now]:
             job.starts(seat)
             why = f"not ready {job.policy.join:.0f} s after its start"
             self._course.rounds.doom(seat, why, "process")

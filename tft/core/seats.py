@@ -28,7 +28,6 @@ class Process(StrEnum):
     """It has ended."""
 
 
-RUNNING = frozenset({Process.SPAWNED, Process.JOINED, Process.READY})
 STARTING = frozenset({Process.ORDERED, Process.SPAWNED, Process.JOINED})
 START = Position(step=0, window=False)
 

@@ -112,7 +112,7 @@ class ScriptedJob:
         self.ranks = {rank: ScriptedRank(rank, node=homes[rank]) for rank in range(self.world)}
         self.machine = Machine(
             self.world, self.policy, job="job", checkpoints="/run/checkpoints", at=self.now,
-            resume=self.resume,
+            resume=self.resume, first_incident=1,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- what a test does
@@ -371,6 +371,13 @@ class ScriptedJob:
         deadline = self.machine.next_deadline()
         assert deadline is not None, "nothing is waited for"
         self.now = max(self.now, deadline)
+        self.let_pass(0.0)
+
+    def let_pass(self, seconds: float) -> None:
+        """
+        So much time passes, and the machine is told, whether that is what it waits for or not.
+        """
+        self.now += seconds
         self._take(self.machine.handle(DeadlinePassed(at=self.now)))
         self.machine.check()
 

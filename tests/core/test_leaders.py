@@ -1,0 +1,154 @@
+"""
+A controller that is lost, and the next one that leads: what it says, and for how long it waits.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.core.lives import trained
+from tft.core.table import State
+from tft.protocol.messages import EndNode, Freeze, Kill, Regroup, Spawn
+from tft.testing.scripted import ScriptedJob
+
+
+def test_a_leader_speaks_in_its_own_epoch() -> None:
+    """
+    When another controller leads, then what is unanswered, to ranks and to agents, is said again in
+    its epoch, which the machine knows.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    job.gone = {1}  # its agent hears nothing
+    job.kill(3)
+    job.muted = {(1, "regroup")}
+    job.fault(2, "network")
+    job.settle()
+    job.lead(7)
+    assert job.machine.epoch == 7
+    said = job.machine.outstanding()
+    assert [type(order) for order in said] == [Spawn]
+    assert {order.epoch for order in said} == {7}
+    job.gone = set()
+    job.repeat()
+    job.settle()
+    (regroup,) = job.machine.outstanding()
+    assert isinstance(regroup, Regroup)
+    assert (regroup.epoch, regroup.to) == (7, (1,))
+
+
+def waits_for_groups() -> ScriptedJob:
+    """
+    A rank has not answered the order to form groups yet.
+    """
+    job = trained()
+    job.muted = {(2, "regroup")}
+    job.fault(1, "network")
+    job.settle()
+    return job
+
+
+def waits_for_a_process() -> ScriptedJob:
+    """
+    A rank's new process is starting.
+    """
+    job = trained()
+    job.slow = {2}
+    job.kill(2)
+    job.settle()
+    return job
+
+
+def waits_for_an_end() -> ScriptedJob:
+    """
+    An agent was told to end a process, and has not said that it did.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    job.deaf = {1}
+    job.notice(3, "process", "its card is gone")
+    job.settle()
+    return job
+
+
+def is_paused() -> ScriptedJob:
+    """
+    Everyone stands still until somebody lets them go on, or for an hour.
+    """
+    job = trained()
+    job.pause()
+    job.settle()
+    return job
+
+
+@pytest.mark.parametrize(
+    ("waits", "limit"),
+    [
+        (waits_for_groups, 60.0),
+        (waits_for_a_process, 300.0),
+        (waits_for_an_end, 10.0),
+        (is_paused, 3600.0),
+    ],
+)
+def test_every_limit_begins_anew_with_a_leader(
+    waits: Callable[[], ScriptedJob], limit: float
+) -> None:
+    """
+    When another controller leads just before a limit is over, then nobody could answer meanwhile:
+    the limit begins anew, and nothing is done about it before.
+    """
+    job = waits()
+    state, orders = job.state, len(job.said)
+    job.now += limit - 1.0
+    job.lead(2)
+    deadline = job.now + limit
+    assert job.machine.next_deadline() == pytest.approx(deadline)
+    job.let_pass(limit - 0.1)
+    assert (job.state, len(job.said)) == (state, orders)
+    assert job.machine.next_deadline() == pytest.approx(deadline)
+    job.wait()
+    assert len(job.said) > orders
+
+
+def test_a_job_whose_ranks_are_leaving_is_not_over_for_a_leader() -> None:
+    """
+    When another controller leads while the ranks are told to leave, then the job is over when they
+    have left, and not before.
+    """
+    job = trained(enable=set())
+    job.muted = {(2, "end")}
+    job.kill(1)
+    job.settle()
+    assert job.state is State.EXITING
+    job.lead(2)
+    assert job.over is None
+    job.kill(2)
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+
+
+def test_a_leader_of_a_job_that_is_over_says_so() -> None:
+    """
+    When the controller is lost as soon as the job is over, then the next one says it again, and has
+    the nodes end, in its own epoch.
+    """
+    job = trained()
+    job.finish()
+    over = job.over
+    assert over is not None
+    job.over = None
+    job.said.clear()
+    job.lead(5)
+    assert job.over == over
+    assert [(type(order), order.epoch) for order in job.said] == [(EndNode, 5)]
+    assert job.machine.next_deadline() is None
+
+
+def test_a_leader_waits_for_nothing_that_has_been_answered() -> None:
+    """
+    When another controller leads while everyone trains, then nobody is asked anything, and no limit
+    is set.
+    """
+    job = trained()
+    job.lead(2)
+    assert (job.orders(Freeze), job.orders(Kill)) == ([], [])
+    assert job.machine.outstanding() == []
+    assert job.machine.next_deadline() is None
