@@ -18,10 +18,11 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "pause", "resume", "dump", "broker", "controller", "agent", "replay"]
+        jobs, parts = ["run", "pause", "resume", "dump"], ["broker", "controller", "agent"]
+        return [*jobs, *parts, "replay", "replicas"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from tft.cli import commands, replay
+        from tft.cli import commands, replay, replicas
 
         make = {
             "run": commands.run_command,
@@ -32,6 +33,7 @@ class _Commands(click.Group):
             "controller": commands.controller_command,
             "agent": commands.agent_command,
             "replay": replay.replay_command,
+            "replicas": replicas.replicas_command,
         }.get(cmd_name)
         return make() if make else None
 

@@ -1,0 +1,465 @@
+"""
+From the sizes of a job's parallelism to who holds what, what can be lost, and what the copies cost.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from itertools import combinations
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from tests.core.placements import everybody, fetched, replaced, terms, without
+from tft.core.layout import DIMENSIONS, Layout, Scheme, report_lines, topology
+from tft.core.memory import Gradients, bytes_per_rank, cost
+from tft.core.planner import covered_step, repair, savers
+from tft.core.survival import Survival, of_nodes, of_ranks, pairs_in_words, stretches
+from tft.core.topology import Topology
+from tft.errors import UsageError
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no fault of a layout."""
+
+
+def groups(layout: Layout, kind: str) -> list[tuple[int, ...]]:
+    """
+    The shard groups of one kind of state.
+    """
+    [found] = [state for state in layout.states() if state.kind == kind]
+    return list(found.groups.values())
+
+
+# ---------------------------------------------------------------- the cases MindIO is described by
+
+
+def test_eight_ranks_with_optimizer_shards_of_four() -> None:
+    """
+    When dp is 8 and the optimizer state is cut into four, then ranks four apart hold the same; with
+    rank 1 gone 0, 2, 3 and 5 save.
+    """
+    placed = topology(Layout(dp=8, shards=4))
+    assert placed.groups == {
+        "dense": tuple(range(8)),
+        "optimizer.0": (0, 4),
+        "optimizer.1": (1, 5),
+        "optimizer.2": (2, 6),
+        "optimizer.3": (3, 7),
+    }
+    left = without(everybody(8), [1])
+    assert savers(placed, left, 4, None, spread=False).keys() == {0, 2, 3, 5}
+    assert "rank:4, report group list: [0, 4]" in report_lines(placed)
+
+
+def test_two_replicas_of_four_tensor_ranks() -> None:
+    """
+    When dp is 2 and tp is 4 without optimizer parallelism, then the replica of a rank is four
+    further on, with all it has.
+    """
+    layout = Layout(dp=2, tp=4)
+    pairs = [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert groups(layout, "dense") == groups(layout, "optimizer") == pairs
+    assert topology(layout).groups["optimizer.tensor2"] == (2, 6)
+
+
+def test_four_replicas_of_two_tensor_ranks_with_optimizer_shards_of_two() -> None:
+    """
+    When dp is 4, tp is 2 and the optimizer state is cut into two, then each shard is held twice
+    within the ranks of one tensor rank.
+    """
+    layout = Layout(dp=4, tp=2, shards=2)
+    assert groups(layout, "dense") == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert topology(layout).groups["optimizer.tensor1.0"] == (1, 5)
+    assert groups(layout, "optimizer") == [(0, 4), (2, 6), (1, 5), (3, 7)]
+
+
+def test_experts_have_groups_of_their_own() -> None:
+    """
+    When four experts live on eight ranks, then with rank 5 gone its optimizer state comes from
+    rank 1, which has the same expert, too.
+    """
+    layout = Layout(dp=8, ep=4, shards=4)
+    assert groups(layout, "expert") == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    plan = fetched(repair(topology(layout), replaced(everybody(8), [5]), range(8), terms()))
+    assert plan[5]["optimizer.1"] == plan[5]["expert.1"] == plan[5]["expert_optimizer.1"] == [1]
+
+
+def test_experts_may_be_cut_where_they_are_held_more_than_twice() -> None:
+    """
+    When an expert is on four ranks and the dense optimizer state has two copies, then so has that
+    of the expert; context-parallel ranks count.
+    """
+    layout = Layout(dp=4, cp=2, ep=2, shards=4)
+    assert groups(layout, "expert") == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert topology(layout).groups["expert_optimizer.1.0"] == (1, 5)
+    assert Counter(map(len, groups(layout, "expert_optimizer"))) == {2: 4}
+
+
+def test_pipeline_stages_may_be_counted_before_replicas() -> None:
+    """
+    When ranks are counted tp-cp-ep-pp-dp, then the replicas are the furthest apart.
+    """
+    layout = Layout(dp=2, tp=2, pp=2, order=("tp", "cp", "ep", "pp", "dp"))
+    assert topology(layout).groups["dense.stage1.tensor0"] == (2, 6)
+    assert layout.coordinates(6) == {"tp": 0, "cp": 0, "ep": 0, "dp": 1, "pp": 1}
+
+
+def test_mindspore_cuts_parameters_with_their_optimizer_state() -> None:
+    """
+    When it is MindSpore that cuts, then only what is smaller than the threshold is whole anywhere.
+    """
+    cut = Layout(dp=4, tp=2, shards=2, scheme=Scheme.MINDSPORE, threshold_kb=64)
+    assert groups(cut, "small") == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert groups(cut, "optimizer") == groups(Layout(dp=4, tp=2, shards=2), "optimizer")
+    assert [state.kind for state in cut.states()] == ["small", "optimizer"]
+    everything = Layout(dp=4, shards=2, scheme=Scheme.MINDSPORE)
+    assert [state.kind for state in everything.states()] == ["optimizer"]
+    whole = Layout(dp=2, scheme=Scheme.MINDSPORE, threshold_kb=64)
+    assert [state.kind for state in whole.states()] == ["dense", "optimizer"]
+
+
+def test_mindspore_cuts_experts_into_as_many_shards() -> None:
+    """
+    When experts are on four ranks each and the shard size is 2, then each shard of an expert is on
+    two, while dense ones are on four.
+    """
+    layout = Layout(dp=8, ep=2, shards=2, scheme=Scheme.MINDSPORE)
+    assert groups(layout, "optimizer") == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert groups(layout, "expert_optimizer") == [(0, 4), (2, 6), (1, 5), (3, 7)]
+
+
+# ---------------------------------------------------------------- refusals
+
+COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        (
+            {"dp": 2, "shards": 2},
+            "no replica: a dense data-parallel group has 2 ranks (dp 2 * cp 1), and of 2 optimizer "
+            "shards each is held once; without optimizer shards each rank holds all of it",
+        ),
+        (
+            {"dp": 8, "shards": 8},
+            "no replica: a dense data-parallel group has 8 ranks (dp 8 * cp 1), and of 8 optimizer "
+            "shards each is held once; possible: 2, 4",
+        ),
+        (
+            {"tp": 8},
+            "no replica: a dense data-parallel group has 1 rank (dp 1 * cp 1), and nobody else "
+            "holds what that one holds",
+        ),
+        (
+            {"dp": 8, "shards": 3},
+            "a dense data-parallel group has 8 ranks (dp 8 * cp 1), which cannot be divided into 3 "
+            "optimizer shards; possible: 2, 4",
+        ),
+        (
+            {"dp": 5040, "shards": 11},
+            "a dense data-parallel group has 5040 ranks (dp 5040 * cp 1), which cannot be divided "
+            "into 11 optimizer shards; possible: 2, 3, 4, 5, 6, 7, 8, 2520",
+        ),
+        (
+            {"dp": 8, "ep": 3},
+            "experts cannot be spread over ep 3 of the 8 ranks of a dense data-parallel group "
+            "(dp 8 * cp 1): they cannot be divided",
+        ),
+        (
+            {"dp": 8, "ep": 8},
+            "no replica: an expert data-parallel group has 1 rank (8 / ep 8), and nobody else "
+            "holds what that one holds",
+        ),
+        (
+            {"dp": 12, "ep": 4, "shards": 6},
+            "an expert data-parallel group has 3 ranks (12 / ep 4), which cannot be divided by the "
+            "2 copies that the optimizer state has of what is dense",
+        ),
+        (
+            {"dp": 8, "ep": 4, "shards": 4, "scheme": Scheme.MINDSPORE},
+            "no replica: an expert data-parallel group has 2 ranks (8 / ep 4), which cannot be "
+            "divided into 4 shards; MindSpore then cuts over all of them",
+        ),
+        (
+            {"dp": 8, "ep": 2, "shards": 4, "scheme": Scheme.MINDSPORE},
+            "no replica: an expert data-parallel group has 4 ranks (8 / ep 2), and of 4 optimizer "
+            "shards each is held once",
+        ),
+        (
+            {"dp": 4, "pp": 2, "ep": 2, "order": COUNTED_STAGES_FIRST},
+            "counted tp-cp-ep-pp-dp, the pipeline stages of experts (ep 2) are not those of what "
+            "is dense (cp 1)",
+        ),
+        ({"dp": 0}, "dp is at least 1, not 0"),
+        ({"dp": 2, "ep": -1}, "ep is at least 1, not -1"),
+        ({"dp": 2, "shards": 0}, "optimizer shards is at least 1, not 0"),
+        ({"dp": 10**9}, "a job has at most 1000000 ranks, not 1000000000"),
+        (
+            {"dp": 2, "order": ("tp", "dp")},
+            "the order of the dimensions names each of tp, cp, ep, dp, pp once, as in "
+            "tp-cp-ep-dp-pp, not tp-dp",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(sizes: dict[str, object], sentence: str) -> None:
+    """
+    When the sizes do not fit together, or something has no replica, then a sentence says what.
+    """
+    with pytest.raises(UsageError) as refused:
+        Layout(**sizes)  # type: ignore[arg-type] # fields by name
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("ranks", [0, -2, 3, 16])
+def test_nodes_are_full(ranks: int) -> None:
+    """
+    When the ranks do not fill nodes of that size, then the caller is told.
+    """
+    with pytest.raises(UsageError, match=f"8 ranks do not fill nodes of {ranks} ranks each"):
+        topology(Layout(dp=8), ranks)
+
+
+def test_stages_may_be_counted_first_where_it_makes_no_difference() -> None:
+    """
+    When experts are spread over as many ranks as context is, then their stages are the same.
+    """
+    layout = Layout(dp=4, cp=2, pp=2, ep=2, order=COUNTED_STAGES_FIRST)
+    assert groups(layout, "expert")[0] == (0, 4, 8, 12)
+
+
+# ---------------------------------------------------------------- what is reported
+
+
+def test_every_rank_is_reported_with_its_fewest_copies() -> None:
+    """
+    When a rank holds several shards, then those who share the least safe of them are named, once
+    each.
+    """
+    placed = Topology(groups={"a": (0, 1, 2), "b": (2, 1), "c": (1, 2), "d": (1, 3)})
+    assert list(report_lines(placed)) == [
+        "rank:0, report group list: [0, 1, 2]",
+        "rank:1, report group list: [1, 2]",
+        "rank:1, report group list: [1, 3]",
+        "rank:2, report group list: [1, 2]",
+        "rank:3, report group list: [1, 3]",
+    ]
+
+
+def test_pairs_are_told_by_their_distance() -> None:
+    """
+    When many pairs cannot be lost together, then a line tells those that are as far apart.
+    """
+    pairs = [(0, 4), (1, 5), (2, 6), (8, 12), (1, 3)]
+    assert pairs_in_words(pairs, "rank", None) == [
+        "ranks 1 and 3",
+        "ranks 0-2, 8, each with the rank 4 further on",
+    ]
+    assert (
+        pairs_in_words(pairs, "node", 1)[1]
+        == "nodes 0-2, … 1 more, each with the node 4 further on"
+    )
+    assert stretches([]) == []
+
+
+# ---------------------------------------------------------------- what can be lost
+
+
+def test_a_node_is_lost_with_both_copies() -> None:
+    """
+    When replicas sit on one node, then it cannot be lost; those of another distance can.
+    """
+    layout = Layout(dp=4, tp=2)
+    assert of_nodes(topology(layout, 4)) == Survival(alone={}, pairs={(0, 1): "dense.tensor0"})
+    within = of_nodes(topology(Layout(dp=2, tp=4, order=("dp", "cp", "ep", "tp", "pp")), 2))
+    assert within.alone == {node: f"dense.tensor{node}" for node in range(4)}
+    assert within.pairs == {}
+
+
+def test_a_hundred_thousand_ranks_are_judged() -> None:
+    """
+    When a job is as large as they come, then its pairs are found without trying five thousand
+    million of them.
+    """
+    placed = topology(Layout(dp=200, tp=8, pp=64, shards=100), 8)
+    ranks, nodes = of_ranks(placed), of_nodes(placed)
+    assert (len(ranks.pairs), len(nodes.pairs)) == (51_200, 6_400)
+    assert ranks.alone == nodes.alone == {}
+    [line] = pairs_in_words(ranks.pairs, "rank", 2)
+    assert line == "ranks 0-799, 1600-2399, … 62 more, each with the rank 800 further on"
+
+
+def survives(placed: Topology, lost: Collection[int], world: int) -> bool:
+    """
+    Whether the planner finds a step without these ranks.
+    """
+    return isinstance(covered_step(placed.groups, without(everybody(world), lost)), int)
+
+
+def agrees(survival: Survival, placed: Topology, sets: list[set[int]]) -> bool:
+    """
+    Whether the planner finds the same when each of these sets of ranks is lost, and any two.
+    """
+    world = sum(map(len, sets))
+    alone = {one for one, ranks in enumerate(sets) if not survives(placed, ranks, world)}
+    together = {
+        (one, other)
+        for one, other in combinations(range(len(sets)), 2)
+        if not {one, other} & alone and not survives(placed, sets[one] | sets[other], world)
+    }
+    return survival.alone.keys() == alone and survival.pairs.keys() == together
+
+
+@st.composite
+def scattered(draw: st.DrawFn) -> tuple[Topology, int, int]:
+    """
+    Shards on any ranks of a few nodes, its size and theirs.
+    """
+    width, several = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    world = width * several
+    anywhere = st.lists(st.integers(0, world - 1), min_size=1, max_size=4, unique=True)
+    held = draw(st.lists(anywhere, min_size=1, max_size=6))
+    placed = Topology(
+        groups={str(place): tuple(ranks) for place, ranks in enumerate(held)},
+        nodes={rank: rank // width for rank in range(world)},
+    )
+    return placed, world, width
+
+
+@given(scattered())
+@unhurried
+def test_what_can_be_lost_is_what_the_planner_can_do_without(
+    drawn: tuple[Topology, int, int],
+) -> None:
+    """
+    When one or two ranks or nodes are lost, of any placement, then a step is left just where it was
+    said to be.
+    """
+    placed, world, width = drawn
+    assert agrees(of_ranks(placed), placed, [{rank} for rank in range(world)])
+    nodes = [set(range(first, first + width)) for first in range(0, world, width)]
+    assert agrees(of_nodes(placed), placed, nodes)
+
+
+# ---------------------------------------------------------------- any layout
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """
+    Any that is not refused, of a small world.
+    """
+    size = st.sampled_from((1, 2, 3, 4, 6, 8))
+    sizes = {name: draw(size) for name in ("dp", "cp", "ep", "shards")}
+    few = {name: draw(st.integers(1, 3)) for name in ("tp", "pp")}
+    order = draw(st.sampled_from([DIMENSIONS, COUNTED_STAGES_FIRST]) | st.permutations(DIMENSIONS))
+    try:
+        layout = Layout(
+            **sizes,
+            **few,
+            order=tuple(order),
+            scheme=draw(st.sampled_from(Scheme)),
+            threshold_kb=draw(st.sampled_from((0, 64))),
+        )
+    except UsageError:
+        assume(False)
+        raise
+    return layout
+
+
+lasting = settings(unhurried, suppress_health_check=list(HealthCheck))
+"""Many sizes are refused."""
+
+
+@given(layouts())
+@lasting
+def test_every_rank_is_in_one_group_of_each_kind(layout: Layout) -> None:
+    """
+    When a job has some kind of state, then every rank holds exactly one shard of it, in as many
+    copies as were asked for, two at least; all of one place in the model, and of one expert.
+    """
+    for state in layout.states():
+        ranks = [rank for group in state.groups.values() for rank in group]
+        assert sorted(ranks) == list(range(layout.world))
+        assert {len(group) for group in state.groups.values()} == {state.copies}
+        assert state.copies > 1
+        expert = state.kind.startswith("expert")
+        for group in state.groups.values():
+            assert list(group) == sorted(group)
+            at = [layout.coordinates(rank) for rank in group]
+            assert len({each["pp"] for each in at}) == 1
+            if expert:
+                assert len({each["ep"] for each in at}) == 1
+            else:
+                assert len({each["tp"] for each in at}) == 1
+
+
+@given(layouts())
+@lasting
+def test_the_copies_are_as_many_as_the_shards_leave(layout: Layout) -> None:
+    """
+    When the optimizer state is cut, then a dense group has so many shards, each on the ranks that
+    the division leaves; every rank has coordinates of its own.
+    """
+    kinds = {state.kind: state for state in layout.states()}
+    assert len(kinds["optimizer"].groups) == layout.shards * layout.tp * layout.pp
+    assert kinds["optimizer"].copies * layout.shards == layout.dp * layout.cp
+    assert ("expert_optimizer" in kinds) == (layout.ep > 1)
+    dense = {
+        tuple(at[name] for name in ("tp", "cp", "dp", "pp"))
+        for at in map(layout.coordinates, range(layout.world))
+    }
+    assert len(dense) == layout.world
+
+
+@given(layouts())
+@settings(lasting, max_examples=40)
+def test_one_rank_of_any_layout_can_be_lost(layout: Layout) -> None:
+    """
+    When a layout was not refused, then any one rank can be lost, and of two those not named.
+    """
+    assume(layout.world <= 24)
+    placed = topology(layout)
+    assert of_ranks(placed).alone == {}
+    assert agrees(of_ranks(placed), placed, [{rank} for rank in range(layout.world)])
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    ("copies", "half", "single"),
+    [
+        (8, 20.0, 18.0),
+        (1, 4 + 16 / 8, 6 + 12 / 8),
+        (2, 4 + 32 / 8, 6 + 24 / 8),
+        (4, 4 + 64 / 8, 6 + 48 / 8),
+    ],
+)
+def test_a_parameter_costs_what_the_formulas_say(copies: int, half: float, single: float) -> None:
+    """
+    When eight ranks hold so many copies of Adam's state, then this is a parameter's memory on each,
+    and the copies are what is more than without.
+    """
+    for gradients, total in ((Gradients.HALF, half), (Gradients.SINGLE, single)):
+        assert cost(gradients, 8, copies).total == total
+        assert cost(gradients, 8, copies).added == total - cost(gradients, 8, 1).total
+
+
+def test_the_formula_is_shown_as_it_is_known() -> None:
+    """
+    When the state is not cut, then there is one number; else what is whole, and what is cut.
+    """
+    assert cost(Gradients.HALF, 8, 8).formula == "20"
+    assert cost(Gradients.HALF, 8, 2).formula == "4 + 32/8"
+    assert cost(Gradients.SINGLE, 8, 2).formula == "6 + 24/8"
+
+
+def test_a_rank_needs_its_share_of_the_model() -> None:
+    """
+    When a model of 16 parameters, 8 of them in experts, is spread over tp 2 and ep 2, then a rank
+    has 4 of the dense and 2 of the experts.
+    """
+    layout = Layout(dp=4, tp=2, ep=2, shards=2)
+    dense, expert = 4 + 32 / 4, 20
+    assert bytes_per_rank(layout, Gradients.HALF, 16, 8) == (4 * dense + 2 * expert, 4 * 4 + 2 * 8)

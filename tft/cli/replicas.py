@@ -1,0 +1,163 @@
+"""
+`tft replicas`: who will hold a copy of what, what can be lost and what the copies cost, from the
+sizes of the parallelism alone.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from tft.cli.placement import SIZES, Question, as_json, in_words
+from tft.core.layout import DIMENSIONS, Layout
+from tft.errors import UsageError
+
+
+class _Amount(click.ParamType[float]):
+    """
+    A number of parameters: `13e9`, `13B`, `350M`.
+    """
+
+    name = "n"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        text = str(value)
+        times = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:].upper(), 1)
+        try:
+            number = float(text if times == 1 else text[:-1]) * times
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            self.fail(f"{text!r} is no number of parameters, as 13e9, 13B or 350M", param, ctx)
+        return number
+
+
+def replicas_command() -> click.Command:
+    """
+    `tft replicas`.
+    """
+
+    def command(**options: Any) -> int:  # Any: each option's own type
+        asked = _question(options, click.get_current_context())
+        if options["as_json"]:
+            click.echo(json.dumps(as_json(asked)))
+        else:
+            click.echo("\n".join(in_words(asked, everything=options["everything"])))
+        return 0
+
+    return click.Command(
+        "replicas",
+        callback=command,
+        params=_options(),
+        help=(
+            "Compute, without running anything, which ranks will hold a copy of what, what can be "
+            "lost, and what the copies cost.\n\n"
+            "Exits 0 where everything has a replica; 2, with a sentence, where something has none "
+            "or the sizes cannot be."
+        ),
+    )
+
+
+def _options() -> list[click.Parameter]:
+    sizes = {
+        "--dp": "Data-parallel ranks.",
+        "--tp": "Tensor-parallel ranks.",
+        "--pp": "Pipeline stages.",
+        "--cp": "Context-parallel ranks.",
+        "--ep": "Expert-parallel ranks, among those of dp * cp.",
+        "--optimizer-shards": "Cut the optimizer state of dp * cp ranks into N; 1: not at all.",
+    }
+    return [
+        *(_number(name, sentence, default=1) for name, sentence in sizes.items()),
+        click.Option(
+            ["--order"],
+            metavar="NAMES",
+            default="-".join(DIMENSIONS),
+            show_default=True,
+            help="How ranks are counted: neighbours differ in the first.",
+        ),
+        click.Option(
+            ["--yaml"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Take all of these from a MindSpore Transformers YAML file.",
+        ),
+        _number("--ranks-per-node", "Say which nodes of N ranks can be lost."),
+        _number("--nodes", "Say which of N nodes can be lost."),
+        click.Option(
+            ["--parameters"],
+            type=_Amount(),
+            default=0,
+            help="Say how many bytes a rank needs for a model of N parameters, as 13e9 or 13B.",
+        ),
+        click.Option(
+            ["--expert-parameters"],
+            type=_Amount(),
+            default=0,
+            help="How many of these are in experts.",
+        ),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, and all of it."),
+        click.Option(
+            ["--all", "everything"],
+            is_flag=True,
+            help="Show every group, pair and line, where otherwise the first of them are.",
+        ),
+    ]
+
+
+def _number(name: str, sentence: str, default: int | None = None) -> click.Option:
+    return click.Option(
+        [name],
+        type=click.INT,
+        metavar="N",
+        default=default,
+        show_default=default is not None,
+        help=sentence,
+    )
+
+
+def _question(options: dict[str, Any], context: click.Context) -> Question:  # Any: as `command`
+    layout = _layout(options, context)
+    parameters, of_experts = options["parameters"], options["expert_parameters"]
+    if of_experts > parameters:
+        raise UsageError("--expert-parameters is how many of the --parameters are in experts")
+    if parameters and layout.ep > 1 and not of_experts:
+        raise UsageError("--parameters needs --expert-parameters, too, where ep is more than 1")
+    return Question(
+        layout=layout,
+        ranks_per_node=_ranks_per_node(options, layout.world),
+        parameters=parameters,
+        of_experts=of_experts,
+    )
+
+
+def _layout(options: dict[str, Any], context: click.Context) -> Layout:  # Any: as `command`
+    if options["yaml"] is not None:
+        for name in (*SIZES, "optimizer_shards", "order"):
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                option = "--" + name.replace("_", "-")
+                raise UsageError(f"{option} is what the file of --yaml says: give one of the two")
+        from tft.cli.mindspore_yaml import read_layout
+
+        return read_layout(options["yaml"])
+    return Layout(
+        **{name: options[name] for name in SIZES},
+        shards=options["optimizer_shards"],
+        order=tuple(options["order"].split("-")),
+    )
+
+
+def _ranks_per_node(options: dict[str, Any], world: int) -> int | None:  # Any: as `command`
+    ranks: int | None = options["ranks_per_node"]
+    nodes: int | None = options["nodes"]
+    if nodes is None:
+        return ranks
+    if ranks is not None:
+        raise UsageError("--ranks-per-node and --nodes say the same: give one of the two")
+    if nodes < 1 or world % nodes:
+        raise UsageError(f"{world} ranks cannot be spread evenly over --nodes {nodes}")
+    return world // nodes
