@@ -7,7 +7,7 @@ import pytest
 
 from tests.core.lives import strategies, trained
 from tft.core.table import State
-from tft.protocol.messages import Kill, Load, Save, Spawn, Stop
+from tft.protocol.messages import Kill, Load, Save, Spawn, Spawned, Stop
 from tft.testing.scripted import ScriptedJob
 
 
@@ -133,3 +133,55 @@ def test_asking_twice_for_the_end_does_not_begin_it_anew() -> None:
     job.settle()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("cancelled", 143)
+
+
+def test_whoever_has_ended_is_not_ended_again_with_its_node() -> None:
+    """
+    When a node is given up, and the process of a rank there has ended long ago, then nobody waits
+    for its end: the others go on at once.
+    """
+    enable = frozenset({"retry", "scale_in", "dump"})
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=enable)
+    job.kill(3)
+    job.settle()
+    job.train()
+    job.notice(2, "node", "its fan has failed")
+    job.settle()
+    job.train()
+    assert [kill.rank for kill in job.orders(Kill)] == [2]
+    assert strategies(job) == ["scale_in", "scale_in"]
+    assert job.machine.members == {0, 1}
+
+
+def test_whoever_is_being_ended_is_not_told_so_twice() -> None:
+    """
+    When a process was told to end, and then its node is given up, then only the others there are
+    told to end, and the job goes on when each of them has.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, groups={"a": (0, 2), "b": (1, 3)})
+    job.notice(3, "process", "its card is gone")
+    job.notice(2, "node", "its fan has failed")
+    job.settle()
+    job.train()
+    assert [(k.rank, k.cause) for k in job.orders(Kill)] == [
+        (3, "its card is gone"), (2, "its fan has failed"),
+    ]  # fmt: skip
+    assert strategies(job) == ["scale_in"]
+    assert job.machine.members == {0, 1}
+
+
+def test_who_starts_after_it_was_given_up_is_ended_all_the_same() -> None:
+    """
+    When a process was to be ended because it took too long to start, and only then its agent says
+    that it has started, then it is still to be ended.
+    """
+    job = trained()
+    job.gone = {0}  # its agent hears nothing
+    job.kill(1)
+    job.settle()
+    job.wait()
+    (spawn,) = job.orders(Spawn)
+    (kill,) = job.orders(Kill)
+    assert (kill.rank, kill.incarnation) == (spawn.rank, spawn.incarnation) == (1, 1)
+    job.report(Spawned(node=0, rank=1, incarnation=1, pid=7, at=job.now))
+    assert job.machine.outstanding() == [kill]

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from tft.core.incident import Fault, Incident
 from tft.core.job import Job
-from tft.core.seats import Seat
+from tft.core.seats import Process, Seat
 from tft.core.table import FAULTS, Reaction, State
 from tft.protocol.messages import FaultKind, Freeze
 
 S = State
 
-REPEATABLE = frozenset({"process", "node", "hang", "straggler"})
+REPEATABLE = frozenset({"process", "node", "hang"})
 """Kinds that a strategy may meet again without having failed: the process is another one."""
 
 
@@ -71,7 +71,7 @@ class Rounds:
         """
         job, incident = self._job, self._job.incident
         said = {s.rank: s.position.step for s in job.seats.values() if s.ready and s.repaired}
-        for rank in sorted(incident.spread_by):
+        for rank in incident.spread_by:
             incident.lower(said.get(rank, incident.furthest - 1) - 1)
         incident.spread_by = set()
         incident.faults = [
@@ -87,7 +87,7 @@ class Rounds:
         everyone was brought back to: the step before is tried, where somebody has it.
         """
         job, incident = self._job, self._job.incident
-        ceiling = max(0, step - 2)
+        ceiling = step - 2
         earlier = [kept for seat in job.seats.values() for kept in seat.kept]
         earlier += job.checkpoints
         if kind == "numeric" and not incident.guessed and any(s <= ceiling for s in earlier):
@@ -136,18 +136,17 @@ class Rounds:
         The same of several at once: none of them is asked anything more.
         """
         job = self._job
-        going = [seat for seat in seats if not seat.doomed and seat.node is not None]
+        going = [seat for seat in seats if not seat.doomed and seat.process is not Process.GONE]
         for seat in going:
             seat.doomed, seat.blame, seat.doomed_at = why, blame, job.now
             if job.holds_seat(seat):
                 job.condemned.append(seat)
                 job.excuse(seat.rank)
         for seat in going:
-            holds = job.holds_seat(seat)
-            if holds and blame == "hang" and seat.rank in job.members:
+            if blame == "hang" and seat.rank in job.members:
                 evidence = job.incident.suspicion or why
                 self.fault("hang", seat.rank, seat.position.step + 1, job.now, evidence)
-            job.kill(seat, why, last_words=holds and blame == "hang")
+            job.kill(seat, why, last_words=blame == "hang")
 
     def freeze(self, cause: str = "") -> None:
         """
@@ -159,7 +158,6 @@ class Rounds:
         incident.tasks = {}
         incident.strategy = ""
         incident.reached = 0
-        job.trained = set()
         job.move(S.FREEZING)
         causes = [f"{f.kind} at rank {f.rank}" for f in incident.roots()]
         self.ask(", ".join(causes) or incident.suspicion or incident.forced or cause)
@@ -193,11 +191,11 @@ class Rounds:
         job = self._job
         if seat.node is None or seat.node in job.lost_nodes:
             return
-        going = {s.rank for s in job.seats.values() if s.node == seat.node}
+        going = [s.rank for s in job.seats.values() if s.node == seat.node]
         alone = job.only_on(going)
         job.lost_nodes.add(seat.node)
         job.isolated.add(seat.node)
-        for rank in sorted(going):
+        for rank in going:
             one = job.seats[rank]
             if rank in job.members and one.ready:
                 self.fault("node", rank, self.step_of(one), job.now, why)
