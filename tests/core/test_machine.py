@@ -640,7 +640,7 @@ def test_a_move_that_is_not_in_the_table_is_our_bug_and_changes_nothing() -> Non
     When the code tries a move the table does not have, it raises and stays where it was.
     """
     job = trained()
-    with pytest.raises(InternalError):
+    with pytest.raises(InternalError, match="no way leads from healthy to repairing"):
         job.machine._job.move(State.REPAIRING)
     assert job.state is State.HEALTHY
 

@@ -69,7 +69,7 @@ class Course:
             case S.PAUSING | S.PAUSED:
                 return self.pausing.advance()
             case S.DUMPING:
-                return self.ending.advance_dump()
+                self.ending.advance_dump()
             case S.EXITING if job.all_left():
                 self.ending.end()
         return False

@@ -29,10 +29,10 @@ class Ending:
         """
         job, incident = self._job, self._job.incident
         unable = [s for s in job.seats.values() if s.unable or s.no_commit]
-        standings = {s.rank: s.standing("") for s in job.seats.values() if not s.unable}
+        standings = self._standings()
         step = planner.covered_step(job.topology().groups, standings, incident.ceiling)
         incident.tasks = {}
-        if not isinstance(step, str) and unable and not self._committers():
+        if not isinstance(step, str) and not self._committers():
             step = "nobody is left to commit it"
         if isinstance(step, str):
             failures = [f"rank {s.rank} could not write: {s.unable or s.no_commit}" for s in unable]
@@ -49,16 +49,20 @@ class Ending:
         if back:  # first of all: what is saved is what is in use then
             restore = Restore(**job.key(), to=tuple(sorted(back)), step=step)
             job.issue(restore, limit=job.policy.repair)
-        else:
-            self._save(step)
         return None
 
     def _savers(self, step: int) -> dict[int, tuple[str, ...]]:
         job = self._job
-        standings = {s.rank: s.standing("") for s in job.seats.values() if not s.unable}
         return planner.savers(
-            job.topology(), standings, step, job.incident.ceiling, spread=job.policy.spread_savers
-        )
+            job.topology(), self._standings(), step, job.incident.ceiling,
+            spread=job.policy.spread_savers,
+        )  # fmt: skip
+
+    def _standings(self) -> dict[int, planner.Standing]:
+        """
+        Where everyone stands who can write.
+        """
+        return {s.rank: s.standing("") for s in self._job.seats.values() if not s.unable}
 
     def _save(self, step: int) -> None:
         self._job.issue(*self._saves(step, self._savers(step)), limit=self._job.policy.save)
@@ -101,27 +105,23 @@ class Ending:
     def _directory(self, step: int) -> str:
         return f"{self._job.directory}/step-{step:08d}"
 
-    def advance_dump(self) -> bool:
+    def advance_dump(self) -> None:
         """
         Saved by all: committed by one. Committed: the job is over.
         """
         job = self._job
         if job.dying() or not job.answered_all("restore", "save"):
-            return False  # what the dying were to write is planned anew when their end has come in
+            return  # what the dying were to write is planned anew when their end has come in
         if "save" not in job.incident.tasks:
-            self._save((job.incident.step or 1) - 1)
-            return True
-        if "commit" not in job.incident.tasks:
+            self._save(job.agreed())
+        elif "commit" not in job.incident.tasks:
             self._commit()
-            return True
-        if job.answered_all("commit"):
+        elif job.answered_all("commit"):
             self._dumped()
-            return True
-        return False
 
     def _commit(self) -> None:
         job = self._job
-        step = (job.incident.step or 1) - 1
+        step = job.agreed()
         committer = min(self._committers())
         commit = Commit(
             **job.key(),
@@ -137,7 +137,7 @@ class Ending:
 
     def _dumped(self) -> None:
         job = self._job
-        step = (job.incident.step or 1) - 1
+        step = job.agreed()
         job.last_step = step
         if job.stop is not None and job.stop.signal:
             return self.exit("cancelled", 128 + job.stop.signal, job.stop.why)

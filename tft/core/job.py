@@ -184,7 +184,7 @@ class Job:
         """
         The node on which a process for this rank can be started: its own, else one with room.
         """
-        if seat.node is not None and seat.node not in self.lost_nodes | seat.shunned:
+        if seat.node not in self.lost_nodes | seat.shunned:
             return seat.node
         return self.elsewhere(seat)
 
@@ -202,9 +202,9 @@ class Job:
         A rank has its place on this node from now on.
         """
         if seat.node != node:
-            self.room[node] = self.room.get(node, 0) - 1
+            self.room[node] -= 1
             if seat.node is not None:
-                self.room[seat.node] = self.room.get(seat.node, 0) + 1
+                self.room[seat.node] += 1
             seat.node = node
             self._topology = None
 
@@ -218,7 +218,7 @@ class Job:
             seats = self.seats.values()
             self._topology = Topology(
                 groups={shard: ranks for seat in seats for shard, ranks in seat.shards.items()},
-                columns={seat.rank: seat.column for seat in seats if seat.column},
+                columns={seat.rank: seat.column for seat in seats},
                 nodes={seat.rank: seat.node for seat in seats if seat.node is not None},
             )
         return self._topology
@@ -283,14 +283,20 @@ class Job:
             return True
         if seat.page is None:
             return self.resumed  # what it is to begin with stands in the checkpoint, and there only
-        return seat.page in self.lost_nodes - self.isolated or seat.page != seat.node
+        return seat.page in self.lost_nodes or seat.page != seat.node
 
     def _may_derive(self, seat: Seat) -> bool:
         """
         Its private state may be made anew: it is not to be had as it was.
         """
-        in_checkpoint = self.resumed and bool(self.checkpoints) and seat.page is None
+        in_checkpoint = seat.page is None and bool(self.checkpoints)
         return seat.rank in self.incident.joining or not in_checkpoint
+
+    def agreed(self) -> int:
+        """
+        The step at whose end everyone is to stand: to go on from there, or to save it.
+        """
+        return (self.incident.step or 1) - 1
 
     # ---------------------------------------------------------------- what is held against a rank
 

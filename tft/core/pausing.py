@@ -89,7 +89,6 @@ class Pausing:
         """
         The boundary cannot be reached: everyone goes on, and whoever asked is told.
         """
-        self._job.pause = None
         self._job.tell("pause_given_up", why=why)
         self.release()
 

@@ -1,0 +1,80 @@
+"""
+The last checkpoint: of whose copies it is made, and what is said when it cannot be.
+"""
+
+from tests.core.lives import trained, tried
+from tft.protocol.messages import Commit, Restore, Save
+
+CAN_ONLY_DUMP = frozenset({"dump"})
+
+
+def test_who_cannot_write_holds_nothing_that_could_be_saved() -> None:
+    """
+    When the only rank that is left of a shard cannot write, then the others, who could, write
+    nothing more: the shard is named as missing, and so is why.
+    """
+    job = trained(groups={"a": (0, 1), "b": (2, 3)}, enable=CAN_ONLY_DUMP)
+    job.failures[2, "save"] = ["OSError: no space left on device"]
+    job.kill(3)
+    job.settle()
+    assert job.orders(Commit) == []
+    assert len([save for save in job.orders(Save) if "b" in save.shards]) == 1
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert job.over.why == f"no last checkpoint can be written: {tried(job)['dump']}"
+    assert "shard 'b'" in job.over.why
+    assert job.over.why.endswith("; rank 2 could not write: OSError: no space left on device")
+
+
+def test_a_shard_that_nobody_has_is_named_though_nobody_could_commit_either() -> None:
+    """
+    When the only rank that is left cannot write, then the shard that nobody else has is the reason,
+    not that nobody is left.
+    """
+    job = trained(world=2, enable=CAN_ONLY_DUMP)
+    job.failures[1, "save"] = ["OSError: no space left on device"]
+    job.kill(0)
+    job.settle()
+    assert "shard 'dense'" in tried(job)["dump"]
+
+
+def test_where_nobody_can_commit_that_is_the_reason() -> None:
+    """
+    When everyone who is left can write but not commit, then that is said, with the reason of each.
+    """
+    job = trained(world=3, enable=CAN_ONLY_DUMP)
+    job.failures[1, "commit"] = job.failures[2, "commit"] = ["OSError: stale file handle"] * 2
+    job.kill(0)
+    job.settle()
+    assert tried(job)["dump"] == (
+        "nobody is left to commit it; rank 1 could not write: OSError: stale file handle; "
+        "rank 2 could not write: OSError: stale file handle"
+    )
+    assert job.reports()[-1]["strategy"] == "exit"
+
+
+def test_whoever_has_to_take_a_copy_back_is_named_in_order() -> None:
+    """
+    When several ranks save shards from copies that they keep, then they are told in order.
+    """
+    job = trained(groups={"a": (0, 2), "b": (1, 3)}, keeps=1, enable=CAN_ONLY_DUMP)
+    job.fault(3, "numeric", polluted=True)
+    job.kill(0)
+    job.settle()
+    assert [(r.to, r.step) for r in job.orders(Restore)] == [((1, 2), 2)]
+
+
+def test_what_was_written_before_it_was_planned_anew_is_not_counted() -> None:
+    """
+    When a node is lost that had written its part already, then what is committed is what the others
+    have written since.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=CAN_ONLY_DUMP)
+    job.muted = {(2, "save")}
+    job.stop(0)
+    job.settle()
+    job.muted = set()
+    job.lose_node(0)
+    job.settle()
+    (commit,) = job.orders(Commit)
+    assert [file.name for file in commit.files] == ["dense", "private-2", "private-3"]

@@ -1,0 +1,28 @@
+"""
+What is the same in all orders: whom they name, and how.
+"""
+
+from tests.core.lives import names, strategies, trained
+from tft.protocol.messages import RankOrder, Rebuild, Regroup, Resume, Rollback
+
+
+def test_ranks_are_named_in_order_whoever_is_left() -> None:
+    """
+    When ranks 1 and 8 are all that is left, then every order names them in this order.
+    """
+    others = (0, 2, 3, 4, 5, 6, 7)
+    job = trained(9, placement={0: (1, 8), 1: others})
+    job.lose_node(1)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in"]
+    later = [o for o in job.said if isinstance(o, Regroup | Rebuild | Rollback | Resume)]
+    job.said.clear()
+    job.pause("links")
+    job.settle()
+    job.train()
+    later += [order for order in job.said if isinstance(order, RankOrder)]
+    assert names(later) == [
+        "Regroup", "Rebuild", "Rollback", "Resume", "Freeze", "Hold", "Check", "Release",
+    ]  # fmt: skip
+    assert {order.to for order in later} == {(1, 8)}

@@ -1,0 +1,90 @@
+"""
+What a rank has captured of its own (RNG, data position): where it is when the rank has moved, and
+who may make it anew.
+"""
+
+from tests.core.lives import strategies, trained, tried
+from tft.core.policy import STRATEGIES
+from tft.protocol.messages import Fetch, Load, Rollback, Spawn
+from tft.testing.scripted import ScriptedJob
+
+TWO_NODES = {0: (0, 1), 1: (2, 3)}
+SEVEN = ("/run/checkpoints/step-00000007", 7)
+NO_SHRINKING = frozenset({"retry", "recover", "dump"})
+GONE = "the RNG and data position of rank 2 at the end of step 3 have gone with its node"
+
+
+def test_what_cannot_be_made_anew_is_lost_with_its_node() -> None:
+    """
+    When a node is lost and its ranks could move, but the adaptor cannot make anew what they had
+    captured, then nobody goes on without it: the others write a last checkpoint.
+    """
+    job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 2}, derives=False, enable=NO_SHRINKING)
+    job.lose_node(1)
+    job.settle()
+    assert strategies(job) == ["dump"]
+    assert tried(job)["recover"] == GONE
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("dumped", 3)
+
+
+def test_room_that_comes_later_does_not_bring_back_what_was_captured() -> None:
+    """
+    When a node is lost and another one with room joins before it is decided what to do, then what
+    the lost ranks had captured is as far away as before: no process is started in vain.
+    """
+    job = trained(placement=TWO_NODES, spare={2: 2}, derives=False, enable=NO_SHRINKING)
+    job.muted = {(0, "stop")}
+    job.lose_node(1)
+    job.settle()
+    job.come(2)
+    assert job.doing == "clearing"
+    job.muted = set()
+    job.repeat()
+    job.settle()
+    assert strategies(job) == ["dump"]
+    assert tried(job)["recover"] == GONE
+    assert job.orders(Spawn) == []
+
+
+def test_what_is_in_no_checkpoint_any_more_is_made_anew() -> None:
+    """
+    When a rank is lost before it has loaded the checkpoint that all begin with, and that one then
+    turns out not to be whole, then others have what it shares, and its own is made anew.
+    """
+    job = ScriptedJob(2, resume=SEVEN, strategies=STRATEGIES)
+    job.muted = {(1, "load")}
+    job.start()
+    job.muted = set()
+    job.failures[1, "load"] = ["a digest differs"]
+    job.kill(1)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert len(job.orders(Load)) == 2
+    assert [fetch.to for fetch in job.orders(Fetch)] == [(1,)]
+    assert job.orders(Rollback)[-1].derive == (1,)
+    assert {rank.step for rank in job.ranks.values()} == {8}
+
+
+def test_who_comes_back_to_a_job_that_has_gone_on_is_not_what_the_checkpoint_holds() -> None:
+    """
+    When a rank was lost before it had captured anything, and comes back when the others have
+    trained on from the checkpoint, then it makes its own state anew, and nobody loads.
+    """
+    job = ScriptedJob(4, resume=SEVEN, strategies=STRATEGIES, placement={0: (0, 1, 2), 1: (3,)})
+    job.muted = {(3, "load")}
+    job.start()
+    job.lose_node(1)
+    job.settle()
+    job.train(2)
+    assert job.machine.members == {0, 1, 2}
+    loads = len(job.orders(Load))
+    job.muted = set()
+    job.come(1)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in", "scale_out"]
+    assert len(job.orders(Load)) == loads
+    assert job.orders(Rollback)[-1].derive == (3,)
+    assert job.doing == "healthy"
