@@ -5,7 +5,6 @@ a check, and goes on. No incident, unless a fault comes in between or a check fi
 
 from tft.core.job import Job
 from tft.core.rounds import Rounds
-from tft.core.seats import Seat
 from tft.core.table import State
 from tft.protocol.messages import Check, Hold, PauseRequested, Release
 
@@ -57,6 +56,8 @@ class Pausing:
         check = "" if job.pause is None else job.pause.check
         job.tell("paused", step=max(s.position.step for s in job.seated()), check=check)
         if check:
+            for seat in job.seated():
+                seat.verdict, seat.finding = "pass", ""
             order = Check(**job.key(), to=tuple(sorted(job.members)), name=check)
             job.issue(order, limit=job.policy.check)
         else:
@@ -68,20 +69,10 @@ class Pausing:
         What the check found decides: everyone goes on, nodes are isolated, or the job ends.
         """
         job = self._job
-        seats = job.seated()
-        job.pause = None
-        ends = [s for s in seats if s.verdict == "end"]
-        bad = [s for s in seats if s.verdict == "isolate"]
-        unable = [s for s in seats if s.verdict == "pass" and s.finding]
-        said = _findings([*ends, *bad, *unable])
-        job.checked = "; ".join(said) or "passed"
+        job.pause, job.incident.tasks = None, {}
+        job.checked = "; ".join(self._rounds.findings()) or "passed"
         job.tell("checked", what=job.checked)
-        if ends:
-            self._rounds.force(f"the check ends the job: {said[0]}")
-        elif bad:
-            for seat in bad:
-                self._rounds.isolate(seat, f"the check found: {seat.finding} (rank {seat.rank})")
-        else:
+        if not self._rounds.judge():
             self.release()
         return True
 
@@ -102,15 +93,3 @@ class Pausing:
         job.trained = {seat.rank for seat in job.seated() if seat.finished}
         job.incident.round += 1
         job.step_to(S.RESUMING, job.to_all(Release), job.policy.freeze)
-
-
-def _findings(seats: list[Seat]) -> list[str]:
-    """
-    What was found, once each, with the ranks it was found on.
-    """
-    found: dict[str, list[int]] = {}
-    for seat in seats:
-        found.setdefault(seat.finding, []).append(seat.rank)
-    return [
-        f"{finding} (rank {', '.join(map(str, sorted(ranks)))})" for finding, ranks in found.items()
-    ]

@@ -33,6 +33,7 @@ class Rounds:
         A new fault opens an incident or joins the one that is open.
         """
         job = self._job
+        checking = "check" in job.incident.tasks
         self.open()
         incident = job.incident
         again = any((f.kind, f.rank, f.step) == (kind, rank, step) for f in incident.faults)
@@ -40,11 +41,11 @@ class Rounds:
             self._came_back(kind, step)
         incident.faults.append(Fault(kind=kind, rank=rank, step=step, seen=seen, evidence=evidence))
         job.tell("fault", incident=incident.number, kind=kind, rank=rank, step=step)
-        if job.state is S.PAUSED and job.pause is not None and job.pause.check:
-            job.pause = None  # a check that ends in a fault would end in it again
         if FAULTS[job.state] is Reaction.FREEZE:
             incident.attempts = 0
             self.freeze()
+        if checking:
+            self._cut_off()
 
     def step_of(self, seat: Seat) -> int:
         """
@@ -171,6 +172,45 @@ class Rounds:
         if to:
             job.issue(Freeze(**job.key(), to=to, cause=cause), limit=job.policy.freeze)
 
+    # ---------------------------------------------------------------- checks
+
+    def _cut_off(self) -> None:
+        """
+        A fault has come before all have come through a check. It would end in that again and is
+        not begun anew; what some have found by then counts.
+        """
+        job = self._job
+        job.pause = None
+        found = self.findings()
+        job.checked = "; ".join([*found, "a fault has cut it off"])
+        job.tell("checked", what=job.checked)
+        self.judge()
+
+    def findings(self) -> list[str]:
+        """
+        What a check has found, once each, with the ranks it was found on: the gravest first.
+        """
+        found: dict[str, list[int]] = {}
+        for verdict in ("end", "isolate", "pass"):
+            for seat in self._job.seated():
+                if seat.verdict == verdict and (verdict != "pass" or seat.finding):
+                    found.setdefault(seat.finding, []).append(seat.rank)
+        return [f"{what} (rank {', '.join(map(str, r))})" for what, r in found.items()]
+
+    def judge(self) -> bool:
+        """
+        Does what a check has found to be done: the job ends, or nodes are isolated. Whether there was
+        anything of that kind.
+        """
+        seats = self._job.seated()
+        if any(seat.verdict == "end" for seat in seats):
+            self.force(f"the check ends the job: {self.findings()[0]}")
+            return True
+        bad = [seat for seat in seats if seat.verdict == "isolate"]
+        for seat in bad:
+            self.isolate(seat, f"the check found: {seat.finding} (rank {seat.rank})")
+        return bool(bad)
+
     # ---------------------------------------------------------------- ends and isolations
 
     def force(self, why: str) -> None:
@@ -189,12 +229,14 @@ class Rounds:
         Where nobody else has their shards, they are needed for a last checkpoint first.
         """
         job = self._job
-        if seat.node is None or seat.node in job.lost_nodes:
+        if seat.node is None:
+            return
+        job.isolated.add(seat.node)
+        if seat.node in job.lost_nodes:
             return
         going = [s.rank for s in job.seats.values() if s.node == seat.node]
         alone = job.only_on(going)
         job.lost_nodes.add(seat.node)
-        job.isolated.add(seat.node)
         for rank in going:
             one = job.seats[rank]
             if rank in job.members and one.ready:

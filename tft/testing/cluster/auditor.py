@@ -106,6 +106,8 @@ class Auditor:
             self._heard(machine, event)
         if machine.incident.number != self._number:
             self._opened(machine, event)
+        if self._state is S.PAUSED and machine.state not in (S.PAUSED, S.RESUMING):
+            self._take_out()
         for command in commands:
             self._says(machine, event, command)
         if machine.state is not self._state:
@@ -344,8 +346,6 @@ class Auditor:
         if state is S.HEALTHY:
             self._everyone_trained(machine)
             self._ledger.over()
-        if self._state is S.PAUSED and state is S.FREEZING:
-            self._take_out()
         ends = state in (S.DUMPING, S.EXITING)
         if ends and self._state not in (S.DUMPING, S.EXITING):
             self._chances.none_left(machine)
@@ -355,18 +355,11 @@ class Auditor:
 
     def _take_out(self) -> None:
         """
-        A check that all have come through decides; of one that was cut short nothing is known.
+        What a check has found decides, whether all have come through it or a fault has cut it off.
         """
         ledger = self._ledger
-        key, asked = ledger.key, ledger.asked.get("check", {})
-        if not all(
-            ledger.has_answered("check", rank, key, incarnation)
-            for rank, (since, incarnation, _) in asked.items()
-            if since == key
-        ):
-            return
         for rank, answer in ledger.answers.get("check", {}).items():
-            if (answer.incident, answer.round) != key:
+            if (answer.incident, answer.round) != ledger.key:
                 continue
             if answer.verdict == "isolate":
                 self._isolated.add(ledger.place[rank])
