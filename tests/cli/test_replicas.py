@@ -176,6 +176,8 @@ rank:7, report group list: [3, 7]
         (
             "--dp 8 --ep 4 --optimizer-shards 4 --parameters 350M --expert-parameters 3e8",
             [
+                "  expert: parameters of experts; 4 shards, 2 copies of each",
+                "  expert_optimizer: optimizer state of experts; 4 shards, 2 copies of each",
                 "  experts, gradients in fp16/bf16: 20, 8 of them for the copies",
                 "  dense, gradients in fp32: 6 + 24/8 = 9, 1.5 of them for the copies",
                 "  gradients in fp16/bf16: 1.9 GB, 0.7 GB of them for the copies",

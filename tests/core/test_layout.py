@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.core.placements import everybody, fetched, replaced, terms, without
-from tft.core.layout import DIMENSIONS, Layout, Scheme, report_lines, topology
+from tft.core.layout import DIMENSIONS, WORLD, Layout, Scheme, report_lines, topology
 from tft.core.memory import Gradients, bytes_per_rank, cost
 from tft.core.planner import covered_step, repair, savers
-from tft.core.survival import Survival, of_nodes, of_ranks, pairs_in_words, stretches
+from tft.core.survival import Survival, of_nodes, of_ranks, pairs_in_words, shortened, stretches
 from tft.core.topology import Topology
 from tft.errors import UsageError
 
@@ -84,6 +84,15 @@ def test_experts_have_groups_of_their_own() -> None:
     assert plan[5]["optimizer.1"] == plan[5]["expert.1"] == plan[5]["expert_optimizer.1"] == [1]
 
 
+def test_every_rank_knows_its_experts() -> None:
+    """
+    When two of four data-parallel ranks share the experts, then neighbours differ in them.
+    """
+    layout = Layout(dp=4, tp=2, ep=2)
+    assert layout.coordinates(6) == {"tp": 0, "cp": 0, "ep": 1, "dp": 3, "pp": 0}
+    assert [layout.coordinates(rank)["ep"] for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
 def test_experts_may_be_cut_where_they_are_held_more_than_twice() -> None:
     """
     When an expert is on four ranks and the dense optimizer state has two copies, then so has that
@@ -126,6 +135,8 @@ def test_mindspore_cuts_experts_into_as_many_shards() -> None:
     layout = Layout(dp=8, ep=2, shards=2, scheme=Scheme.MINDSPORE)
     assert groups(layout, "optimizer") == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert groups(layout, "expert_optimizer") == [(0, 4), (2, 6), (1, 5), (3, 7)]
+    fewer = Layout(dp=12, ep=2, shards=3, scheme=Scheme.MINDSPORE)
+    assert (fewer.dense_copies, fewer.expert_copies) == (4, 2)
 
 
 # ---------------------------------------------------------------- refusals
@@ -162,6 +173,16 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
             "into 11 optimizer shards; possible: 2, 3, 4, 5, 6, 7, 8, 2520",
         ),
         (
+            {"dp": 1024, "shards": 3},
+            "a dense data-parallel group has 1024 ranks (dp 1024 * cp 1), which cannot be divided "
+            "into 3 optimizer shards; possible: 2, 4, 8, 16, 32, 64, 128, 512",
+        ),
+        (
+            {"dp": 48, "shards": 5},
+            "a dense data-parallel group has 48 ranks (dp 48 * cp 1), which cannot be divided "
+            "into 5 optimizer shards; possible: 2, 3, 4, 6, 8, 12, 16, 24",
+        ),
+        (
             {"dp": 8, "ep": 3},
             "experts cannot be spread over ep 3 of the 8 ranks of a dense data-parallel group "
             "(dp 8 * cp 1): they cannot be divided",
@@ -175,6 +196,11 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
             {"dp": 12, "ep": 4, "shards": 6},
             "an expert data-parallel group has 3 ranks (12 / ep 4), which cannot be divided by the "
             "2 copies that the optimizer state has of what is dense",
+        ),
+        (
+            {"dp": 12, "ep": 2, "shards": 3},
+            "an expert data-parallel group has 6 ranks (12 / ep 2), which cannot be divided by the "
+            "4 copies that the optimizer state has of what is dense",
         ),
         (
             {"dp": 8, "ep": 4, "shards": 4, "scheme": Scheme.MINDSPORE},
@@ -220,12 +246,22 @@ def test_nodes_are_full(ranks: int) -> None:
         topology(Layout(dp=8), ranks)
 
 
+def test_a_node_may_be_one_rank_and_a_job_a_million() -> None:
+    """
+    When nodes have one rank each, or a job has as many ranks as it may, then nothing is refused.
+    """
+    assert topology(Layout(dp=2), 1).nodes == {0: 0, 1: 1}
+    assert Layout(dp=WORLD).world == 1_000_000
+
+
 def test_stages_may_be_counted_first_where_it_makes_no_difference() -> None:
     """
     When experts are spread over as many ranks as context is, then their stages are the same.
     """
     layout = Layout(dp=4, cp=2, pp=2, ep=2, order=COUNTED_STAGES_FIRST)
     assert groups(layout, "expert")[0] == (0, 4, 8, 12)
+    one_stage = Layout(dp=4, ep=2, order=COUNTED_STAGES_FIRST)
+    assert groups(one_stage, "expert") == [(0, 2), (1, 3)]
 
 
 # ---------------------------------------------------------------- what is reported
@@ -236,13 +272,13 @@ def test_every_rank_is_reported_with_its_fewest_copies() -> None:
     When a rank holds several shards, then those who share the least safe of them are named, once
     each.
     """
-    placed = Topology(groups={"a": (0, 1, 2), "b": (2, 1), "c": (1, 2), "d": (1, 3)})
+    placed = Topology(groups={"a": (9, 1, 8), "b": (8, 1), "c": (1, 8), "d": (1, 3)})
     assert list(report_lines(placed)) == [
-        "rank:0, report group list: [0, 1, 2]",
-        "rank:1, report group list: [1, 2]",
+        "rank:1, report group list: [1, 8]",
         "rank:1, report group list: [1, 3]",
-        "rank:2, report group list: [1, 2]",
         "rank:3, report group list: [1, 3]",
+        "rank:8, report group list: [1, 8]",
+        "rank:9, report group list: [1, 8, 9]",
     ]
 
 
@@ -260,6 +296,7 @@ def test_pairs_are_told_by_their_distance() -> None:
         == "nodes 0-2, … 1 more, each with the node 4 further on"
     )
     assert stretches([]) == []
+    assert shortened(["0-2", "8"], 2) == shortened(["0-2", "8"], None) == "0-2, 8"
 
 
 # ---------------------------------------------------------------- what can be lost
@@ -274,6 +311,16 @@ def test_a_node_is_lost_with_both_copies() -> None:
     within = of_nodes(topology(Layout(dp=2, tp=4, order=("dp", "cp", "ep", "tp", "pp")), 2))
     assert within.alone == {node: f"dense.tensor{node}" for node in range(4)}
     assert within.pairs == {}
+
+
+def test_losses_are_told_in_order() -> None:
+    """
+    When several ranks or pairs cannot be lost, then the first is named first, with a shard of it.
+    """
+    placed = Topology(groups={"a": (5,), "b": (2,), "c": (4, 3), "d": (1, 0), "e": (5, 0)})
+    survival = of_ranks(placed)
+    assert list(survival.alone.items()) == [(2, "b"), (5, "a")]
+    assert list(survival.pairs.items()) == [((0, 1), "d"), ((3, 4), "c")]
 
 
 def test_a_hundred_thousand_ranks_are_judged() -> None:
@@ -457,9 +504,9 @@ def test_the_formula_is_shown_as_it_is_known() -> None:
 
 def test_a_rank_needs_its_share_of_the_model() -> None:
     """
-    When a model of 16 parameters, 8 of them in experts, is spread over tp 2 and ep 2, then a rank
-    has 4 of the dense and 2 of the experts.
+    When a model of 32 parameters, 16 of them in experts, is spread over tp 2, pp 2 and ep 2, then a
+    rank has 4 of the dense and 2 of the experts.
     """
-    layout = Layout(dp=4, tp=2, ep=2, shards=2)
+    layout = Layout(dp=4, tp=2, pp=2, ep=2, shards=2)
     dense, expert = 4 + 32 / 4, 20
-    assert bytes_per_rank(layout, Gradients.HALF, 16, 8) == (4 * dense + 2 * expert, 4 * 4 + 2 * 8)
+    assert bytes_per_rank(layout, Gradients.HALF, 32, 16) == (4 * dense + 2 * expert, 4 * 4 + 2 * 8)

@@ -138,11 +138,7 @@ class Layout:
         Where a rank stands in each dimension.
         """
         sizes = self._dense_sizes()
-        at = {
-            name: rank // stride % sizes[name]
-            for name, stride in self._strides(sizes).items()
-            if name != "ep"
-        }
+        at = {name: rank // far % sizes[name] for name, far in self._strides(sizes).items()}
         at["ep"] = rank // self._strides(self._expert_sizes())["ep"] % self.ep
         return at
 
