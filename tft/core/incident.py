@@ -7,19 +7,14 @@ from dataclasses import dataclass, field
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder
 
 PHASES: dict[OrderName, str] = {
-    "freeze": "freeze",
     "stop": "clear",
     "load": "repair",
     "fetch": "repair",
     "restore": "repair",
     "regroup": "rebuild",
-    "rebuild": "rebuild",
-    "rollback": "rollback",
-    "resume": "resume",
-    "save": "save",
     "commit": "save",
 }
-"""The phase of the report that an order's time is counted under."""
+"""The phase of the report that an order's time is counted under, where it is not called as the order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
