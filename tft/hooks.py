@@ -258,6 +258,14 @@ class AdaptorSpecs:
         """
         raise NotImplementedError
 
+    @hookspec
+    def tft_updated(self) -> None:
+        """
+        The update window has closed on this rank (every step): give the others what it alone has
+        computed of the step. May wait for them; what fails here is a fault in the next step. Not
+        needed: without it every rank computes the whole step.
+        """
+
     @hookspec(firstresult=True)
     def tft_backup(self, step: int) -> None:
         """

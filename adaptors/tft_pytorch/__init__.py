@@ -16,7 +16,9 @@ from tft.protocol.messages import FaultKind, ShardCopies
 from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.faults import classify, waiting
 from tft_pytorch.groups import Groups
-from tft_pytorch.state import SHARD
+from tft_pytorch.replicas import ReplicaOptimizer
+
+__all__ = ["ReplicaOptimizer"]
 
 _groups = Groups()
 _adopted: Adopted | None = None
@@ -71,7 +73,12 @@ def tft_adopt(
 
 @hookimpl
 def tft_shards(rank: int, world: int) -> Sequence[ShardCopies]:
-    return (ShardCopies(shard=SHARD, ranks=tuple(range(world))),)
+    return _state().shards(world)
+
+
+@hookimpl
+def tft_updated() -> None:
+    _state().updated()
 
 
 @hookimpl

@@ -18,9 +18,12 @@ from torch.optim import Optimizer
 from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
+from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.private import Private
-from tft_pytorch.state import SHARD, Dense, named_tensors
+from tft_pytorch.replicas import ReplicaOptimizer
+from tft_pytorch.shards import shards_of
+from tft_pytorch.state import Shard, digest, named_tensors
 
 _PARTS = frozenset({"model", "optimizer", "scheduler", "data", "rng"})
 
@@ -69,7 +72,9 @@ class Adopted:
         self._scheduler = scheduler
         self._wrap = wrap
         self._wrappers = Wrappers(contributing)
-        self._dense = Dense(model, optimizer, scheduler, self._wrappers)
+        self._shards = {
+            shard.name: shard for shard in shards_of(model, optimizer, scheduler, self._wrappers)
+        }
         self._private = Private(model, data, rngs)
 
     def begin(self) -> None:
@@ -77,7 +82,8 @@ class Adopted:
         Describe everything once, so that what cannot be moved is refused now, not in an incident.
         Only then is anything of the user's touched.
         """
-        self._dense.describe(self._dense.inventory())
+        for shard in self._shards.values():
+            shard.describe(shard.inventory())
         pack(self._private.digestible())
         self._private.watch(self._optimizer)
 
@@ -112,7 +118,14 @@ class Adopted:
         """
         self._private.skip(batches)
 
-    # ------------------------------------------------------------ wrappers
+    def updated(self) -> None:
+        """
+        The update window has closed: every rank gets what others have computed of the step.
+        """
+        if isinstance(self._optimizer, ReplicaOptimizer):
+            self._optimizer.share_out()
+
+    # ------------------------------------------------------------ groups and wrappers
 
     def clear(self) -> None:
         """
@@ -120,6 +133,8 @@ class Adopted:
         to give its state away.
         """
         self._wrappers.drop()
+        if isinstance(self._optimizer, ReplicaOptimizer):
+            self._optimizer.clear()
         self._private.running.rewind()
 
     def rebuild(self) -> Any:  # Any: whatever the user's factory returns
@@ -127,33 +142,49 @@ class Adopted:
         Call the user's factory, and bring what it built to the sums of the wrapper before.
         """
         self._wrappers.drop()
+        replicas = self._optimizer if isinstance(self._optimizer, ReplicaOptimizer) else None
+        if replicas is not None:
+            replicas.regroup()
         built = self._model if self._wrap is None else self._wrap()
         self._wrappers.settle(built)
+        if replicas is not None:
+            replicas.settled()
         self._private.running.rest()  # DDP's constructor broadcasts all buffers
         return built
 
-    # ------------------------------------------------------------ the shard
+    # ------------------------------------------------------------ the shards
+
+    def shards(self, world: int) -> list[ShardCopies]:
+        """
+        Those of this rank, with all who hold them.
+        """
+        optimizer = self._optimizer
+        if isinstance(optimizer, ReplicaOptimizer) and optimizer.world != world:
+            raise UsageError(
+                f"the ReplicaOptimizer was made for {optimizer.world} ranks, and the job has {world}"
+            )
+        return [
+            ShardCopies(shard=shard.name, ranks=shard.holders or tuple(range(world)))
+            for shard in self._shards.values()
+        ]
 
     def give(self, shard: str) -> Parcel:
         """
         The shard, to be moved.
         """
-        _refuse_other(shard)
-        return self._dense.give()
+        return self._shard(shard).give()
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
         Room for the shard.
         """
-        _refuse_other(shard)
-        return self._dense.take(meta)
+        return self._shard(shard).take(meta)
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
         The shard is whole: use it.
         """
-        _refuse_other(shard)
-        self._dense.taken(meta)
+        self._shard(shard).taken(meta)
         self._private.running.forget()
 
     def save(self, directory: Path, shard: str) -> list[str]:
@@ -162,8 +193,7 @@ class Adopted:
         """
         from tft_pytorch.checkpoints import save  # late: a second of imports, see preload.py
 
-        _refuse_other(shard)
-        return save(directory, shard, self._model, self._dense, self._scheduler)
+        return save(directory, self._shard(shard))
 
     def load(self, directory: Path, shard: str) -> None:
         """
@@ -171,19 +201,33 @@ class Adopted:
         """
         from tft_pytorch.checkpoints import load
 
-        _refuse_other(shard)
-        load(directory, shard, self._dense)
+        load(directory, self._shard(shard))
         self._private.running.forget()
 
     def digests(self) -> dict[str, str]:
         """
-        Of all that makes up this rank's state.
+        Of all that makes up this rank's state: `parameters` (with the module buffers), `optimizer`
+        (this rank's part of it), `scheduler`, and what is private.
         """
+        found = [shard.inventory() for shard in self._shards.values()]
+        masters = {k: v for each in found for k, v in each.model.items() if k.startswith("master.")}
+        optimizer = {k: v for each in found for k, v in each.of("optim.").items()}
+        scheduler = {k: v for each in found for k, v in each.of("scheduler.").items()}
         private = {
             name: xxhash.xxh3_128_hexdigest(pack(content))
             for name, content in self._private.digestible().items()
         }
-        return self._dense.digests() | private
+        return {
+            "parameters": digest(None, named_tensors(self._model)),
+            "optimizer": digest([each.optimizer_tree for each in found], optimizer | masters),
+            "scheduler": digest(found[0].scheduler_tree, scheduler),
+            **private,
+        }
+
+    def _shard(self, name: str) -> Shard:
+        if name not in self._shards:
+            raise OrderRefused(f"this rank has the shards {list(self._shards)}, and no {name!r}")
+        return self._shards[name]
 
 
 # ---------------------------------------------------------------- what is refused
@@ -248,8 +292,3 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         why = "is expanded, several elements in one place of memory: register a .clone() of it"
     if why is not None:
         raise UsageError(f"{name} {why}")
-
-
-def _refuse_other(shard: str) -> None:
-    if shard != SHARD:
-        raise OrderRefused(f"the adaptor pytorch has one shard, {SHARD!r}, and no {shard!r}")

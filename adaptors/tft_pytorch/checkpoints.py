@@ -1,5 +1,5 @@
 """
-The shard as a torch.distributed.checkpoint, which plain torch loads without tft: `model`, `optim`
+A shard as a torch.distributed.checkpoint, which plain torch loads without tft: `model`, `optim`
 and `scheduler` as `get_state_dict` and `state_dict` have them, and under `tft.meta` the
 description by which this adaptor takes the shard back exactly.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -21,56 +21,61 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from tft.errors import CheckpointCorrupt
-from tft_pytorch.state import Dense
+from tft_pytorch.state import Shard
 
 _META = "tft.meta"
 
 
-def save(
-    directory: Path,
-    shard: str,
-    model: nn.Module,
-    dense: Dense,
-    scheduler: Any,  # Any: torch's schedulers have no common type
-) -> list[str]:
+def save(directory: Path, shard: Shard) -> list[str]:
     """
-    Write the shard under `directory`/`shard`, synced; the names of its files from `directory` on.
+    Write the shard under `directory`/its name, synced; the names of its files from `directory` on.
     What an earlier attempt left there is removed.
     """
-    place = directory / shard
+    place = directory / shard.name
     shutil.rmtree(place, ignore_errors=True)
-    found = dense.inventory()
-    meta = torch.frombuffer(bytearray(dense.describe(found)), dtype=torch.uint8)
+    found = shard.inventory()
+    meta = torch.frombuffer(bytearray(shard.describe(found)), dtype=torch.uint8)
     content: dict[str, Any] = {
-        # plain torch asks for a tied parameter under each of its names, and not for buffers that
-        # are not persistent; the adaptor for those, and for a tied parameter under one name
-        "model": {name.removeprefix("model."): t for name, t in found.model.items()}
-        | model.state_dict(),
-        "optim": dense.optimizer_state(),
+        "model": _model(shard),
+        "optim": shard.part.state(),
         "tft": {"meta": meta},
     }
-    if scheduler is not None:
-        content["scheduler"] = scheduler.state_dict()
+    if shard.part.masters():
+        content["master"] = dict(shard.part.masters())
+    if shard.scheduler is not None:
+        content["scheduler"] = shard.scheduler.state_dict()
     with _alone():
         dcp_save(content, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
     _sync_directory(place)
     _sync_directory(directory)
-    return [f"{shard}/{file.name}" for file in sorted(place.iterdir())]
+    return [f"{shard.name}/{file.name}" for file in sorted(place.iterdir())]
 
 
-def load(directory: Path, shard: str, dense: Dense) -> None:
+def load(directory: Path, shard: Shard) -> None:
     """
     Take back what `save` wrote. Raises `CheckpointCorrupt` where it cannot be read.
     """
-    place = directory / shard
+    place = directory / shard.name
     try:
         meta = _read_meta(place)
-        room = dense.room(meta)
+        room = shard.room(meta)
         with _alone():
             dcp_load(dict(room), storage_reader=FileSystemReader(place), no_dist=True)
     except (OSError, CheckpointException) as error:
         raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
-    dense.settle(meta, room)
+    shard.settle(meta, room)
+
+
+def _model(shard: Shard) -> dict[str, Tensor]:
+    """
+    Plain torch asks for a tied parameter under each of its names, and not for buffers that are not
+    persistent; the adaptor for those, and for a tied parameter under one name.
+    """
+    own = {name.removeprefix("model."): tensor for name, tensor in shard.named().items()}
+    parts = (shard.model.named_parameters(), shard.model.named_buffers())
+    known = {id(tensor) for named in parts for name, tensor in named if name in own}
+    asked = shard.model.state_dict(keep_vars=True)
+    return own | {name: t.detach() for name, t in asked.items() if id(t) in known}
 
 
 def _read_meta(place: Path) -> bytes:

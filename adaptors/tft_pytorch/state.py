@@ -1,30 +1,28 @@
 """
-The state that every rank has a copy of: parameters, module buffers, optimizer, scheduler. One
-shard, `dense`. How it is named, described, given, taken and digested.
+A piece of the state that several ranks have a copy of: parameters, module buffers, optimizer,
+scheduler. How it is named, described, given, taken and digested; `shards.py` says which there are.
 
-Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`), because the
-shard is saved under them.
+Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`), because a shard
+is saved under them. What a parameter of 16 bits is rounded from is `master.…`, and moved in its place.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from tft.errors import MalformedMessage, OrderRefused, UsageError
+from tft.errors import MalformedMessage, OrderRefused
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack, unpack
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.memory import Room, readable, writable
+from tft_pytorch.parts import Part
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
-SHARD = "dense"
-
-_FORM = 1
+_FORM = 2
 """Of the meta; another one is refused."""
 
 
@@ -54,21 +52,32 @@ class Inventory:
         return {name: tensor for name, tensor in self.kept.items() if name.startswith(prefix)}
 
 
-class Dense:
+class Shard:
     """
-    The shard `dense` of this rank.
+    One shard of this rank.
     """
 
     def __init__(
         self,
+        name: str,
         model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,  # Any: torch's schedulers have no common type
-        wrappers: Wrappers,
+        part: Part,
+        *,
+        holders: tuple[int, ...] = (),
+        belongs: Callable[[str], bool] = lambda name: True,
+        scheduler: Any = None,  # Any: torch's schedulers have no common type
+        wrappers: Wrappers | None = None,
     ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+        """
+        `belongs` says of a parameter or buffer of the model, by name, whether it is in this shard;
+        `holders` are the ranks that hold a copy, and empty for all of them.
+        """
+        self.name = name
+        self.holders = holders
+        self.model = model
+        self.part = part
+        self.scheduler = scheduler
+        self._belongs = belongs
         self._wrappers = wrappers
         self._awaited: tuple[bytes, list[Room]] | None = None
 
@@ -79,38 +88,31 @@ class Dense:
         The present state. Raises `UsageError` for what cannot be moved.
         """
         kept = Disassembly()
-        optimizer_tree = kept.take_apart(self.optimizer_state(), "optim")
-        state = None if self._scheduler is None else self._scheduler.state_dict()
+        optimizer_tree = kept.take_apart(self.part.state(), "optim")
+        state = None if self.scheduler is None else self.scheduler.state_dict()
         scheduler_tree = kept.take_apart(state, "scheduler")
         return Inventory(
-            model=named_tensors(self._model),
+            model=self._weights(),
             kept=kept.tensors,
             optimizer_tree=optimizer_tree,
             scheduler_tree=scheduler_tree,
         )
 
-    def optimizer_state(self) -> dict[str, Any]:  # Any: optimizers keep what they like
+    def named(self) -> dict[str, Tensor]:
         """
-        Optimizer state and groups with parameters by name, as torch's own
-        `torch.distributed.checkpoint.state_dict.get_state_dict` has them.
+        The parameters and buffers of the model that belong to it.
         """
-        names: dict[Tensor, str] = {p: name for name, p in self._model.named_parameters()}
-        groups = self._optimizer.param_groups
-        members = [[names[parameter] for parameter in group["params"]] for group in groups]
-        state = {names.get(key, key): kept for key, kept in self._optimizer.state.items()}
-        strange = state.keys() - {name for group in members for name in group}
-        if strange:
-            raise UsageError(
-                f"the optimizer keeps state that belongs to no parameter of its groups: {strange}"
-            )
         return {
-            # in the order of the groups, so that it is the same on all ranks
-            "state": {
-                name: dict(state[name]) for group in members for name in group if name in state
-            },
-            "param_groups": [
-                {**group, "params": trained} for group, trained in zip(groups, members, strict=True)
-            ],
+            name: tensor
+            for name, tensor in named_tensors(self.model).items()
+            if self._belongs(name)
+        }
+
+    def _weights(self) -> dict[str, Tensor]:
+        masters = {f"model.{name}": master for name, master in self.part.masters().items()}
+        return {
+            name.replace("model.", "master.", 1) if name in masters else name: masters.get(name, t)
+            for name, t in self.named().items()
         }
 
     def describe(self, inventory: Inventory) -> bytes:
@@ -126,20 +128,9 @@ class Dense:
             "optimizer": inventory.optimizer_tree,
             "scheduler": inventory.scheduler_tree,
             "groups": self._group_members(),
-            "layouts": self._wrappers.layouts(),
+            "layouts": None if self._wrappers is None else self._wrappers.layouts(),
         }
         return pack(told)
-
-    def digests(self) -> dict[str, str]:
-        """
-        Of `parameters` (with the module buffers), `optimizer` and `scheduler`.
-        """
-        found = self.inventory()
-        return {
-            "parameters": _digest(None, found.model),
-            "optimizer": _digest(found.optimizer_tree, found.of("optim.")),
-            "scheduler": _digest(found.scheduler_tree, found.of("scheduler.")),
-        }
 
     # ------------------------------------------------------------ moving it
 
@@ -167,7 +158,7 @@ class Dense:
         The buffers are filled: put them to use.
         """
         if self._awaited is None or self._awaited[0] != meta:
-            raise OrderRefused(f"no room was made for this description of the shard {SHARD!r}")
+            raise OrderRefused(f"no room was made for this description of the shard {self.name!r}")
         rooms = self._awaited[1]
         self._awaited = None
         for room in rooms:
@@ -182,7 +173,7 @@ class Dense:
         told = _read(meta)
         here = self.inventory()
         self._refuse_another_model(told, here.model)
-        named = dict(self._model.named_parameters())
+        named = dict(self.model.named_parameters())
         room: dict[str, Tensor] = {}
         for name, dtype, shape, device in _described(told):
             known = here.tensors.get(name)
@@ -196,44 +187,39 @@ class Dense:
         Make optimizer, scheduler and wrappers use these tensors and what else `meta` holds.
         """
         told = _read(meta)
-        optimizer = expect(put_together(told["optimizer"], tensors), dict, "the optimizer's state")
-        named = dict(self._model.named_parameters())
-        state = self._optimizer.state
-        state.clear()
-        for name, kept in optimizer["state"].items():
-            state[named[name]] = kept
-        groups = zip(self._optimizer.param_groups, optimizer["param_groups"], strict=True)
-        for group, values in groups:
-            group.update({key: value for key, value in values.items() if key != "params"})
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(put_together(told["scheduler"], tensors))
-        self._wrappers.restore(told["layouts"])
+        self.part.settle(expect(put_together(told["optimizer"], tensors), dict, "its optimizer"))
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(put_together(told["scheduler"], tensors))
+        if self._wrappers is not None:
+            self._wrappers.restore(told["layouts"])
 
     def _group_members(self) -> list[list[str]]:
-        return [group["params"] for group in self.optimizer_state()["param_groups"]]
+        return [group["params"] for group in self.part.state()["param_groups"]]
 
     def _refuse_another_model(self, told: dict[str, Any], model: dict[str, Tensor]) -> None:
         theirs = {
             name: f"{_dtype_name(dtype)} {shape}"
             for name, dtype, shape, _ in _described(told)
-            if name.startswith("model.")
+            if name.startswith(("model.", "master."))
         }
         ours = {name: f"{_dtype_name(t.dtype)} {list(t.shape)}" for name, t in model.items()}
         for name in theirs.keys() | ours.keys():
             if theirs.get(name) != ours.get(name):
                 raise OrderRefused(
-                    f"the shard {SHARD!r} is of another model: {name} is "
+                    f"the shard {self.name!r} is of another model: {name} is "
                     f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
                 )
         groups, own = told["groups"], self._group_members()
         if groups != own:
             raise OrderRefused(
-                f"the optimizer of the shard {SHARD!r} has parameter groups of "
+                f"the optimizer of the shard {self.name!r} has parameter groups of "
                 f"{[len(group) for group in groups]} parameters, the one here of "
                 f"{[len(group) for group in own]}, or others in them"
             )
-        if (told["scheduler"] is None) != (self._scheduler is None):
-            raise OrderRefused(f"the shard {SHARD!r} and this rank differ in having a scheduler")
+        if (told["scheduler"] is None) != (self.scheduler is None):
+            raise OrderRefused(
+                f"the shard {self.name!r} and this rank differ in having a scheduler"
+            )
 
 
 # ---------------------------------------------------------------- names and descriptions
@@ -295,9 +281,12 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _digest(tree: Plain, tensors: Mapping[str, Tensor]) -> str:
-    digest = xxhash.xxh3_128(pack(tree))
+def digest(tree: Plain, tensors: Mapping[str, Tensor]) -> str:
+    """
+    Of plain values and tensors, with their names and types.
+    """
+    sum_ = xxhash.xxh3_128(pack(tree))
     for name, tensor in tensors.items():
-        digest.update(pack([name, _dtype_name(tensor.dtype), list(tensor.shape)]))
-        digest.update(readable(name, tensor).view)
-    return digest.hexdigest()
+        sum_.update(pack([name, _dtype_name(tensor.dtype), list(tensor.shape)]))
+        sum_.update(readable(name, tensor).view)
+    return sum_.hexdigest()

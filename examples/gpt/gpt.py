@@ -3,12 +3,13 @@ The example's model: a decoder-only transformer over bytes, with its optimizer a
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 TOKENS = 256
@@ -107,12 +108,12 @@ def _initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
 
 
-def make_optimizer(model: nn.Module) -> AdamW:
+def make_optimizer(model: nn.Module, kind: Callable[..., Optimizer] = AdamW) -> Optimizer:
     """
-    AdamW with two groups: matrices decay; biases and norms do not.
+    AdamW, or what is built on it, with two groups: matrices decay; biases and norms do not.
     """
     parameters = list(model.parameters())
-    return AdamW(
+    return kind(
         [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -121,7 +122,7 @@ def make_optimizer(model: nn.Module) -> AdamW:
     )
 
 
-def make_scheduler(optimizer: AdamW, steps: int) -> LambdaLR:
+def make_scheduler(optimizer: Optimizer, steps: int) -> LambdaLR:
     """
     A tenth of the steps to warm up, then half a cosine down to a tenth of the full rate.
     """

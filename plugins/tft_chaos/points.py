@@ -181,8 +181,11 @@ def mark_collectives(
 
 def watch_update(blow: Blow, optimizer: Theirs) -> None:
     """
-    Fall inside the optimizer's step, when it has changed some parameters and not the others.
+    Fall inside the optimizer's step, when it has changed some parameters and not the others. One that
+    leaves the work on this rank's share to another has that one as `optim`, as torch's own
+    ZeroRedundancyOptimizer does.
     """
+    local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
     whole = optimizer.step  # whatever stands there: a scheduler may have put its own in its place
 
     @wraps(whole)
@@ -190,7 +193,7 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
         step = blow.session.step
         if not blow.due(step):
             return whole(*arguments, **named)
-        groups = optimizer.param_groups
+        groups = local.param_groups
         parameters = [p for group in groups for p in group["params"]]
         before = [p.detach().clone() for p in parameters]
 
@@ -199,11 +202,11 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
             if 0 < changed < len(parameters) and blow.due(step):
                 blow.fall(step, {"changed": changed, "of": len(parameters)})
 
-        optimizer.param_groups = _Groups(groups, halfway)
+        local.param_groups = _Groups(groups, halfway)
         try:
             result = whole(*arguments, **named)
         finally:
-            optimizer.param_groups = groups
+            local.param_groups = groups
         if blow.due(step):
             raise ChaosMissed(
                 "chaos: phase update needs an optimizer that changes one parameter before another, "
@@ -217,10 +220,11 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
 class _Groups(list[dict[str, Theirs]]):
     """
     Parameter groups that tell when an optimizer, on its way through them, goes on to the next. A
-    single group is cut in the middle.
+    single group with anything in it is cut in the middle.
     """
 
     def __init__(self, groups: Sequence[dict[str, Theirs]], on_the_way: Callable[[], None]) -> None:
+        groups = [group for group in groups if group["params"]]
         if len(groups) == 1:
             params = groups[0]["params"]
             middle = len(params) // 2

@@ -68,6 +68,7 @@ class Job:
         self._start = start
         self._store = store
         self._recipe = recipe
+        self._world = world
         self.ranks = [self.join(rank) for rank in range(world)]
 
     def join(self, rank: int) -> Rank:
@@ -75,7 +76,7 @@ class Job:
         A fresh process for a rank, with its state adopted.
         """
         process = self._start()
-        process.tell("adopt", rank, self._recipe)
+        process.tell("adopt", rank, self._world, self._recipe)
         return process
 
     def replace(self, rank: int) -> Rank:
@@ -86,6 +87,15 @@ class Job:
         self.ranks[rank] = self.join(rank)
         sound(self.ranks[rank].hear())
         return self.ranks[rank]
+
+    def repair(self, *lost: int) -> None:
+        """
+        They take each of their shards from a rank that still holds it.
+        """
+        for rank in lost:
+            for shard, ranks in self.ranks[rank].ask("shards", self._world).items():
+                holder = next(other for other in ranks if other not in lost)
+                self.ranks[rank].ask("take", *self.ranks[holder].ask("give", shard))
 
     def adopted(self) -> "Job":
         """

@@ -44,6 +44,9 @@ class Recipe:
     wrapper: dict[str, Any] = field(default_factory=dict)  # Any: arguments of DDP
     backwards: int = 1
     """Micro-batches of a step, each with its own sums."""
+    copies: int = 0
+    """Of each share of a `ReplicaOptimizer`; 0: an ordinary optimizer."""
+    dtype: torch.dtype = torch.float32
 
 
 class Net(nn.Module):
@@ -104,15 +107,22 @@ class Batches:
         self._position = state["position"]
 
 
-def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(
+    recipe: Recipe, model: nn.Module, rank: int, world: int
+) -> torch.optim.Optimizer:
     """
     Two groups, one of them without decay.
     """
+    kind = recipe.optimizer
     trained = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.1},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
+    if recipe.copies:
+        return adaptor.ReplicaOptimizer(
+            groups, torch.optim.AdamW, rank=rank, world=world, copies=recipe.copies, lr=1e-3
+        )
     if kind == "sgd":
         return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     return torch.optim.AdamW(groups, lr=torch.tensor(1e-3) if kind == "tensor_lr" else 1e-3)
@@ -123,15 +133,15 @@ class Actor:
     In the rank's process: its methods are the requests.
     """
 
-    def adopt(self, rank: int, recipe: Recipe) -> None:
+    def adopt(self, rank: int, world: int, recipe: Recipe) -> None:
         """
         Set up as a script does, and hand over.
         """
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.recipe = recipe
-        self.net = Net(recipe.norm)
-        self.optimizer = make_optimizer(recipe.optimizer, self.net)
+        self.net = Net(recipe.norm).to(recipe.dtype)
+        self.optimizer = make_optimizer(recipe, self.net, rank, world)
         self.scheduler: LRScheduler = torch.optim.lr_scheduler.MultiStepLR(
             self.optimizer, [2, 4], gamma=0.5
         )
@@ -187,6 +197,16 @@ class Actor:
         """
         told = []
         while self.step < last:
+            told += self.train_without_sharing(self.step + 1)
+            adaptor.tft_updated()
+        return told
+
+    def train_without_sharing(self, last: int) -> list[tuple[str, str]]:
+        """
+        The same, and what the update windows leave to be shared out is not.
+        """
+        told = []
+        while self.step < last:
             told.append(self.half_step())
             self.privates[self.step + 1] = adaptor.tft_capture()
             self.optimizer.step()
@@ -201,12 +221,12 @@ class Actor:
         A step up to its update window.
         """
         for _ in range(self.recipe.backwards):
-            loss = self.model(self.data.next()).square().mean()
+            loss = self.model(self.data.next().to(self.recipe.dtype)).square().mean()
             loss.backward()
         digest = xxhash.xxh3_128()
         for parameter in self.net.parameters():
             if parameter.grad is not None:
-                digest.update(parameter.grad.numpy().data)
+                digest.update(parameter.grad.view(torch.uint8).numpy().data)
         return loss.item().hex(), digest.hexdigest()
 
     def private(self, step: int) -> bytes:
@@ -229,33 +249,53 @@ class Actor:
         self.model = None
         adaptor.tft_clear()
 
-    def give(self) -> tuple[bytes, list[bytes]]:
+    def shards(self, world: int) -> dict[str, tuple[int, ...]]:
         """
-        The shard.
+        Those held here, with all their holders.
         """
-        parcel = adaptor.tft_give("dense")
-        return parcel.meta, [bytes(buffer.view) for buffer in parcel.buffers]
+        return {copies.shard: copies.ranks for copies in adaptor.tft_shards(0, world)}
 
-    def take(self, meta: bytes, contents: list[bytes]) -> None:
+    def give(self, shard: str) -> tuple[str, bytes, list[bytes]]:
+        """
+        A shard.
+        """
+        parcel = adaptor.tft_give(shard)
+        return shard, parcel.meta, [bytes(buffer.view) for buffer in parcel.buffers]
+
+    def take(self, shard: str, meta: bytes, contents: list[bytes]) -> None:
         """
         The shard of another rank.
         """
-        buffers = adaptor.tft_take("dense", meta)
+        buffers = adaptor.tft_take(shard, meta)
         for buffer, content in zip(buffers, contents, strict=True):
             buffer.view[:] = content
-        adaptor.tft_taken("dense", meta)
+        adaptor.tft_taken(shard, meta)
 
-    def save(self, directory: Path) -> list[str]:
+    def save(self, directory: Path, shard: str = "dense") -> list[str]:
         """
-        A checkpoint.
+        A part of a checkpoint.
         """
-        return list(adaptor.tft_save(directory, "dense"))
+        return list(adaptor.tft_save(directory, shard))
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path, world: int = 1) -> None:
         """
         What `save` wrote.
         """
-        adaptor.tft_load(directory, "dense")
+        for shard in self.shards(world):
+            adaptor.tft_load(directory, shard)
+
+    def share(self, world: int) -> dict[str, str]:
+        """
+        Digests of what this rank holds, by shard.
+        """
+        digests = {}
+        for shard in self.shards(world):
+            parcel = adaptor.tft_give(shard)
+            digest = xxhash.xxh3_128(parcel.meta)
+            for buffer in parcel.buffers:
+                digest.update(buffer.view)
+            digests[shard] = digest.hexdigest()
+        return digests
 
     def digests(self) -> dict[str, str]:
         """

@@ -27,7 +27,7 @@ def adopted(start: Start, number: int) -> Rank:
     A rank that has adopted a state and formed no group.
     """
     rank = start()
-    rank.ask("adopt", number, Recipe(wrapped=False))
+    rank.ask("adopt", number, 1, Recipe(wrapped=False))
     return rank
 
 

@@ -62,7 +62,7 @@ def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) 
     else:
         job.ranks[victim].ask("damage")
     job.all("clear")
-    job.ranks[victim].ask("take", *job.ranks[(victim + 1) % WORLD].ask("give"))
+    job.repair(victim)
     job.form()
     job.all("build")
     for rank in job.ranks:

@@ -16,7 +16,7 @@ from tft_pytorch.trees import Disassembly, put_together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.adaptors.ranks import Batches, Net, make_optimizer
+from tests.adaptors.ranks import Batches, Net, Recipe, make_optimizer
 from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.protocol.codec import pack, unpack
 
@@ -46,7 +46,7 @@ def trained(kind: str, seed: int, steps: int) -> tuple[Net, torch.optim.Optimize
     """
     torch.manual_seed(seed)
     net = Net("batch")
-    optimizer = make_optimizer(kind, net)
+    optimizer = make_optimizer(Recipe(optimizer=kind), net, 0, 1)
     scheduler = torch.optim.lr_scheduler.SequentialLR(
         optimizer,
         [
@@ -234,8 +234,8 @@ def test_a_description_of_another_form_is_refused() -> None:
     model = nn.Linear(2, 2)
     adopted = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
 
-    with pytest.raises(MalformedMessage, match="form 2; form 1"):
-        adopted.take("dense", pack({"form": 2}))
+    with pytest.raises(MalformedMessage, match="form 3; form 2"):
+        adopted.take("dense", pack({"form": 3}))
 
 
 def parts(**others: Any) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class Session:
         self._hands = Hands(self, self._gate, self._adaptor.hook, self._page, check)
         self._server = ShardServer(settings.host, settings.job, self._hands.give)
         self._capture: Callable[[], bytes] = self._adaptor.hook.tft_capture
+        self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._contributed = b""
         self._adopted = False
@@ -244,6 +245,8 @@ class Session:
         self._gate.passed(step)
         now = self._clock.now()
         self._page.move(step, False, now)
+        if self._shares_out:
+            self._adaptor.hook.tft_updated()
         if self._keeps_backups:
             self._adaptor.hook.tft_backup(step=step)
         if self._gate.announce:

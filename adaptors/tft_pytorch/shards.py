@@ -1,0 +1,51 @@
+"""
+Which shards the training state has on this rank.
+"""
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from tft_pytorch.buckets import Wrappers
+from tft_pytorch.parts import Settings, Share, Whole
+from tft_pytorch.replicas import ReplicaOptimizer
+from tft_pytorch.state import Shard
+
+DENSE = "dense"
+"""All that every rank has the same of."""
+
+
+def shards_of(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: Any,  # Any: torch's schedulers have no common type
+    wrappers: Wrappers,
+) -> list[Shard]:
+    """
+    One shard `dense` that every rank holds. With a `ReplicaOptimizer` a shard `optimizer.N` beside
+    it, the parameters that this rank owns and their state; then `dense` is the rest.
+    """
+    if not isinstance(optimizer, ReplicaOptimizer):
+        whole = Whole(model, optimizer)
+        return [Shard(DENSE, model, whole, scheduler=scheduler, wrappers=wrappers)]
+    names = {p: f"model.{name}" for name, p in model.named_parameters()}
+    dealt = frozenset(names[p] for group in optimizer.param_groups for p in group["params"])
+    owned = frozenset(names[p] for p in optimizer.owned)
+    return [
+        Shard(
+            DENSE,
+            model,
+            Settings(model, optimizer),
+            belongs=lambda name: name not in dealt,
+            scheduler=scheduler,
+            wrappers=wrappers,
+        ),
+        Shard(
+            f"optimizer.{optimizer.share}",
+            model,
+            Share(model, optimizer),
+            holders=optimizer.holders(),
+            belongs=owned.__contains__,
+        ),
+    ]

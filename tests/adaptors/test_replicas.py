@@ -1,0 +1,365 @@
+"""
+An optimizer whose state is cut into shards, each of them held by several ranks.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tft_pytorch import ReplicaOptimizer
+from torch import Tensor, nn
+
+from tests.adaptors.conftest import Job, NewJob
+from tests.adaptors.ranks import Recipe
+from tft.errors import UsageError
+
+WORLD = 4
+LAST = 6
+RECIPES = {
+    "two copies": Recipe(copies=2),
+    "a copy on every rank": Recipe(copies=4),
+    "bfloat16": Recipe(copies=2, dtype=torch.bfloat16),
+}
+
+Undisturbed = Callable[[str], tuple[list[object], list[object]]]
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """
+    Parameters of several sizes.
+    """
+    torch.manual_seed(0)
+    layers = [nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 3)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def gradients(model: nn.Module, step: int) -> None:
+    """
+    The same on every rank, as after DDP's sums.
+    """
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+
+
+class Fleet:
+    """
+    The ranks of a job in one process: what a replica group would be sent is copied here.
+    """
+
+    def __init__(self, world: int, copies: int, dtype: torch.dtype, **given: Any) -> None:
+        self.models = [net(dtype) for _ in range(world)]
+        self.optimizers = [
+            ReplicaOptimizer(
+                model.parameters(),
+                given.get("optimizer", torch.optim.AdamW),
+                rank=rank,
+                world=world,
+                copies=copies,
+                lr=0.01,
+            )
+            for rank, model in enumerate(self.models)
+        ]
+
+    def step(self, number: int) -> None:
+        """
+        One step on each.
+        """
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            gradients(model, number)
+            optimizer.step()
+        self.share_out()
+
+    def share_out(self) -> None:
+        """
+        Everyone gets what the owners in the first replica group have.
+        """
+        with torch.no_grad():
+            for index, _ in enumerate(self.weights(0)):
+                owner = next(
+                    rank
+                    for rank, optimizer in enumerate(self.optimizers)
+                    if any(self.weights(rank)[index] is p for p in optimizer.owned)
+                )
+                for rank in range(len(self.models)):
+                    self.weights(rank)[index].copy_(self.weights(owner)[index])
+
+    def weights(self, rank: int) -> list[Tensor]:
+        """
+        Of one rank's model.
+        """
+        return list(self.models[rank].parameters())
+
+
+# ---------------------------------------------------------------- alone
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor])
+@pytest.mark.parametrize(("world", "copies"), [(4, 2), (6, 2), (6, 3), (2, 2)])
+def test_the_shares_make_the_steps_of_the_whole(
+    optimizer: Callable[..., torch.optim.Optimizer], world: int, copies: int
+) -> None:
+    """
+    When several ranks update their shares, then the parameters are those of one optimizer over all
+    of them, bit for bit.
+    """
+    fleet = Fleet(world, copies, torch.float32, optimizer=optimizer)
+    model = net()
+    whole = optimizer(model.parameters(), lr=0.01)
+    for step in range(5):
+        fleet.step(step)
+        gradients(model, step)
+        whole.step()
+    for rank in range(world):
+        for ours, theirs in zip(fleet.weights(rank), model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_of_16_bits_are_rounded_from_masters(dtype: torch.dtype) -> None:
+    """
+    When parameters have 16 bits, then they go the way of an optimizer in 32 bits, rounded.
+    """
+    fleet = Fleet(4, 2, dtype)
+    model = net(dtype).float()
+    whole = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(20):
+        fleet.step(step)
+        gradients(fleet.models[0], step)
+        for master, parameter in zip(model.parameters(), fleet.weights(0), strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        whole.step()
+    for ours, theirs in zip(fleet.weights(3), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs.to(dtype))
+
+
+def test_each_parameter_has_as_many_owners_as_there_are_copies() -> None:
+    """
+    When shares are dealt out, then each parameter is owned by `copies` ranks, a stride apart, which
+    the optimizer names as the holders, and no rank has more than one parameter's worth too much.
+    """
+    fleet = Fleet(6, 2, torch.float32)
+    for index, largest in enumerate(fleet.weights(0)):
+        owners = [
+            rank
+            for rank, optimizer in enumerate(fleet.optimizers)
+            if any(fleet.weights(rank)[index] is p for p in optimizer.owned)
+        ]
+        assert tuple(owners) == fleet.optimizers[owners[0]].holders()
+        assert owners[1] - owners[0] == 3, largest.shape
+    sizes = [sum(p.numel() for p in optimizer.owned) for optimizer in fleet.optimizers]
+    assert max(sizes) - min(sizes) <= max(p.numel() for p in fleet.weights(0))
+
+
+def test_a_scheduler_sees_all_parameters_and_sets_the_rate_of_each_share() -> None:
+    """
+    When a scheduler lowers the learning rate, then every share is updated with it.
+    """
+    fleet = Fleet(4, 2, torch.float32)
+    model = net()
+    whole = torch.optim.AdamW(model.parameters(), lr=0.01)
+    rates = [
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for optimizer in (*fleet.optimizers, whole)
+    ]
+    for step in range(4):
+        fleet.step(step)
+        gradients(model, step)
+        whole.step()
+        for rate in rates:
+            rate.step()
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(fleet.weights(1), model.parameters(), strict=True)
+    )
+
+
+def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
+    """
+    When a parameter has no gradient in a step, then it is not touched, nor is its state.
+    """
+    fleet = Fleet(2, 2, torch.bfloat16)
+    fleet.step(0)
+    model, optimizer = fleet.models[0], fleet.optimizers[0]
+    before = [p.clone() for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = None
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("world", "copies", "why"),
+    [
+        (6, 4, "6 ranks cannot be cut into 4 replica groups of equal size"),
+        (4, 1, "a share that one rank alone holds is lost with it"),
+        (2, 3, "2 ranks cannot be cut into 3 replica groups of equal size"),
+    ],
+)
+def test_ranks_that_cannot_be_cut_so_are_refused(world: int, copies: int, why: str) -> None:
+    """
+    When the ranks cannot hold so many copies, or one copy is asked for, then it is refused, and
+    nothing of the model was touched.
+    """
+    model = net()
+    places = [p.data_ptr() for p in model.parameters()]
+    with pytest.raises(UsageError, match=why):
+        ReplicaOptimizer(model.parameters(), torch.optim.AdamW, rank=0, world=world, copies=copies)
+    assert [p.data_ptr() for p in model.parameters()] == places
+
+
+def test_further_parameters_are_refused() -> None:
+    """
+    When parameters are added after the shares were dealt out, then it is refused.
+    """
+    optimizer = ReplicaOptimizer(net().parameters(), torch.optim.SGD, rank=0, world=2, lr=0.1)
+    with pytest.raises(UsageError, match="cannot take further parameters"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+
+# ---------------------------------------------------------------- in a job
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, tuple[list[object], list[object]]]:
+    """
+    Records of undisturbed jobs, by recipe.
+    """
+    return {}
+
+
+@pytest.fixture
+def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]) -> Undisturbed:
+    """
+    What every step's losses and gradients, and the digests at the end, are to be.
+    """
+
+    def undisturbed(recipe: str) -> tuple[list[object], list[object]]:
+        if recipe not in known:
+            whole = job(WORLD, RECIPES[recipe])
+            known[recipe] = whole.all("train", LAST), whole.all("digests")
+        return known[recipe]
+
+    return undisturbed
+
+
+def test_a_job_with_shares_trains_as_one_without(job: NewJob) -> None:
+    """
+    When the optimizer's state is cut into shares, then losses and sums are those of an ordinary
+    optimizer, bit for bit.
+    """
+    ordinary = job(WORLD, Recipe())
+    assert job(WORLD, Recipe(copies=2)).all("train", LAST) == ordinary.all("train", LAST)
+
+
+@pytest.mark.parametrize("recipe", ["two copies", "bfloat16"])
+def test_the_copies_of_a_share_are_equal_after_every_step(job: NewJob, recipe: str) -> None:
+    """
+    When a step is over, then all who hold a shard have the same bits of it.
+    """
+    running = job(WORLD, RECIPES[recipe])
+    for step in range(1, LAST + 1):
+        running.all("train", step)
+        seen: dict[str, str] = {}
+        for told in running.all("share", WORLD):
+            assert isinstance(told, dict)
+            for shard, digest in told.items():
+                assert seen.setdefault(shard, digest) == digest, (step, shard)
+        assert sorted(seen) == ["dense", "optimizer.0", "optimizer.1"]
+
+
+def lose(job: Job, victims: tuple[int, ...], completed: int) -> None:
+    """
+    The victims are killed in the middle of the step after `completed` steps, and replaced.
+    """
+    private = {victim: job.ranks[victim].ask("private", completed) for victim in victims}
+    job.all("interrupt")
+    for victim in victims:
+        job.replace(victim)
+    job.all("clear")
+    job.repair(*victims)
+    job.form()
+    job.all("build")
+    for number, rank in enumerate(job.ranks):
+        rank.ask("roll_back", completed, private.get(number))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "completed", "victims"),
+    [("two copies", completed, (completed % WORLD,)) for completed in (0, 1, 2, 3)]
+    + [("two copies", 3, (0, 1)), ("two copies", 2, (1, 2)), ("a copy on every rank", 2, (3,))]
+    + [("bfloat16", 0, (1,)), ("bfloat16", 3, (2,)), ("bfloat16", 2, (0, 3))],
+)
+def test_the_loss_of_ranks_changes_no_bit(
+    job: NewJob,
+    undisturbed: Undisturbed,
+    recipe: str,
+    completed: int,
+    victims: tuple[int, ...],
+) -> None:
+    """
+    When ranks are killed that leave each shard a holder, then every later loss, sum of gradients and
+    final digest is that of the undisturbed run.
+    """
+    disturbed = job(WORLD, RECIPES[recipe])
+    before = disturbed.all("train", completed)
+    lose(disturbed, victims, completed)
+    after = disturbed.all("train", LAST)
+    steps, final = undisturbed(recipe)
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert disturbed.all("digests") == final
+
+
+@pytest.mark.parametrize("recipe", ["two copies", "bfloat16"])
+def test_what_was_not_shared_out_is_when_the_groups_are_formed_anew(
+    job: NewJob, undisturbed: Undisturbed, recipe: str
+) -> None:
+    """
+    When a rank is killed after the updates of a step and before what they made was shared out, then
+    the others have the step all the same, and nothing differs.
+    """
+    disturbed = job(WORLD, RECIPES[recipe])
+    before = disturbed.all("train", 2)
+    told = disturbed.all("train_without_sharing", 3)
+    private = disturbed.ranks[1].ask("private", 3)
+    disturbed.replace(1)
+    disturbed.all("clear")
+    disturbed.repair(1)
+    disturbed.form()
+    disturbed.all("build")
+    for number, rank in enumerate(disturbed.ranks):
+        rank.ask("roll_back", 3, private if number == 1 else None)
+    after = disturbed.all("train", LAST)
+    steps, final = undisturbed(recipe)
+    assert steps == [
+        b + t + a  # type: ignore[operator]  # lists
+        for b, t, a in zip(before, told, after, strict=True)
+    ]
+    assert disturbed.all("digests") == final
+
+
+@pytest.mark.parametrize("recipe", ["two copies", "bfloat16"])
+def test_a_checkpoint_of_shares_is_taken_back_exactly(
+    job: NewJob, undisturbed: Undisturbed, tmp_path: Path, recipe: str
+) -> None:
+    """
+    When one holder of each shard writes it, then a job that loads them goes on bit for bit.
+    """
+    saved = job(WORLD, RECIPES[recipe])
+    before = saved.all("train", 3)
+    for rank, shard in ((1, "dense"), (2, "optimizer.0"), (1, "optimizer.1")):
+        saved.ranks[rank].ask("save", tmp_path, shard)
+    private = [rank.ask("private", 3) for rank in saved.ranks]
+
+    resumed = job(WORLD, RECIPES[recipe])
+    resumed.all("load", tmp_path, WORLD)
+    resumed.form()
+    resumed.all("build")
+    for each, state in zip(resumed.ranks, private, strict=True):
+        each.ask("roll_back", 3, state)
+    after = resumed.all("train", LAST)
+    steps, final = undisturbed(recipe)
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert resumed.all("digests") == final

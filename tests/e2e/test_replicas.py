@@ -1,0 +1,146 @@
+"""
+The example with its optimizer's state cut into shards that two ranks hold each, on real torch, with
+ranks killed and broken: each run is compared bit for bit with the undisturbed one.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import GPT_STEPS
+from tests.e2e.jobs import ROOT, Outcome, identical, run
+
+SCRIPT = ROOT / "examples" / "gpt" / "replicas.py"
+STEPS = ("--steps", str(GPT_STEPS))
+PHASES = ("forward", "backward", "collective", "update", "between")
+
+
+def train(run_dir: Path, *specs: str, more: tuple[str, ...] = (), **how: Any) -> Outcome:
+    """
+    The job, with what chaos does to it.
+    """
+    options = [word for spec in specs for word in ("--chaos", spec)]
+    return run(run_dir, *options, *more, script=SCRIPT, **{"arguments": STEPS, **how})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """
+    Without any fault.
+    """
+    outcome = train(tmp_path_factory.mktemp("replicas") / "undisturbed")
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+def test_shards_make_no_difference_to_the_losses(
+    undisturbed: Outcome, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When the optimizer's state is cut into shards, then every loss is that of the ordinary example.
+    """
+    assert undisturbed.rows() == gpt_undisturbed.rows()
+
+
+def test_a_rank_killed_in_any_phase_changes_nothing(tmp_path: Path, undisturbed: Outcome) -> None:
+    """
+    When a rank is killed in each phase of a step in turn, then each time it is one incident, one
+    process is started, and losses and final state are those of the undisturbed run.
+    """
+    specs = [
+        f"kill:rank={rank},step={7 * turn},phase={phase}"
+        for turn, (phase, rank) in enumerate(zip(PHASES, (0, 1, 2, 3, 0), strict=True), start=1)
+    ]
+    outcome = train(tmp_path / "run", *specs)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed)
+    assert [i["strategy"] for i in outcome.incidents] == ["recover"] * len(PHASES)
+    assert [i["steps_lost"] for i in outcome.incidents] == [0] * len(PHASES)
+    assert [i["processes_started"] for i in outcome.incidents] == [1] * len(PHASES)
+
+
+def test_two_ranks_that_leave_each_shard_a_holder_change_nothing(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    """
+    When two ranks are killed at once, or one reports a memory fault in its update as the other is
+    repaired, and each shard has a holder left, then nothing changes.
+    """
+    specs = (
+        "kill:rank=0,step=10,phase=forward", "kill:rank=1,step=10,phase=forward",
+        "kill:rank=2,step=20,phase=update", "kill:rank=1,step=20,phase=repair",
+        "raise:rank=3,step=30,phase=update,kind=memory",
+    )  # fmt: skip
+    outcome = train(tmp_path / "run", *specs)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed)
+    assert [i["strategy"] for i in outcome.incidents] == ["recover", "recover", "retry"]
+    assert [i["steps_lost"] for i in outcome.incidents] == [0, 0, 0]
+
+
+def test_masters_survive_with_their_share(tmp_path: Path) -> None:
+    """
+    When parameters have 16 bits and ranks are lost, then nothing changes either.
+    """
+    arguments = (*STEPS, "--dtype", "bfloat16")
+    whole = train(tmp_path / "whole", arguments=arguments)
+    assert whole.code == 0, whole.output
+    specs = ("kill:rank=1,step=11,phase=update", "kill:rank=2,step=22,phase=backward")
+    outcome = train(tmp_path / "run", *specs, arguments=arguments)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, whole)
+    assert len(outcome.incidents) == len(specs)
+
+
+def test_a_job_with_shards_is_dumped_and_resumed_bit_for_bit(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    """
+    When a rank is lost and nothing but a last checkpoint is allowed, then the survivors write one
+    copy of each shard, and --resume goes on bit for bit.
+    """
+    more = ("--enable", "dump")
+    outcome = train(tmp_path / "run", "kill:rank=1,step=20,phase=forward", more=more)
+    assert outcome.code == 3, outcome.output
+    [checkpoint] = (tmp_path / "run" / "checkpoints").glob("step-*")
+    written = sorted(path.name for path in checkpoint.iterdir() if path.is_dir())
+    assert {"dense", "optimizer.0", "optimizer.1"} <= set(written)
+    resumed = train(tmp_path / "run", more=(*more, "--resume"))
+    assert resumed.code == 0, resumed.output
+    identical(resumed, undisturbed)
+
+
+def test_a_shard_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
+    """
+    When both ranks that hold a shard are lost at once and there is no checkpoint, then the job ends,
+    says which shard is gone, and leaves no checkpoint that lacks it.
+    """
+    outcome = train(tmp_path / "run", "kill:rank=0,step=20", "kill:rank=2,step=20")
+    assert outcome.code == 4, outcome.output
+    assert "'optimizer.0'" in outcome.report["why"]
+    places = tmp_path / "run" / "checkpoints"
+    assert not places.exists() or list(places.iterdir()) == []
+
+
+# ---------------------------------------------------------------- soak
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_rank_in_every_phase(dtype: str, phase: str, rank: int, tmp_path: Path) -> None:
+    """
+    When any rank is killed in any phase, and another reports a memory fault in the same phase later,
+    then nothing changes.
+    """
+    arguments = (*STEPS, "--dtype", dtype)
+    whole = train(tmp_path / "whole", arguments=arguments)
+    spec = f"kill:rank={rank},step=20,phase={phase}"
+    memory = f"raise:rank={(rank + 1) % 4},step=30,phase={phase},kind=memory"
+    specs = (spec, memory) if phase != "collective" else (spec,)
+    outcome = train(tmp_path / "run", *specs, arguments=arguments)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, whole)
+    assert [i["steps_lost"] for i in outcome.incidents] == [0] * len(specs)
