@@ -33,24 +33,24 @@ class Choice:
 
     # ---------------------------------------------------------------- considering
 
-    def consider(self) -> bool:
+    def consider(self) -> None:
         """
-        Offers what can be done: to the recovery plugins, where there are any, else to ourselves.
+        Offers what can be done: to the recovery plugins, where there are any, else to ourselves;
+        when it is known what the dying leave behind.
         """
         job, incident = self._job, self._job.incident
+        incident.strategy, incident.advice = "", None  # whatever it was, it is decided anew
         if job.dying():
-            return False
+            return
         if job.state is not S.CLEARING:
             incident.round += 1  # advice to what was offered before is void
-        incident.tasks, incident.advice = {}, None
         if job.state is S.CLEARING:
             job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))
         job.move(S.CHOOSING)
         if not job.policy.advised or incident.forced or not incident.is_open:
             self.decide()
-            return True
-        self.ask()
-        return True
+        else:
+            self.ask()
 
     def ask(self) -> None:
         """
@@ -157,17 +157,14 @@ class Choice:
         incident.advice = message
         self.decide()
 
-    def time_is_up(self) -> bool:
+    def time_is_up(self) -> None:
         """
         The wait is over: whoever asked for it is asked again. Nobody has answered: then without.
         """
-        if self._job.dying():
-            return False
         if self._job.incident.awaited:
             self.ask()
         else:
             self.decide()
-        return True
 
     # ---------------------------------------------------------------- deciding
 

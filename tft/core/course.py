@@ -51,10 +51,12 @@ class Course:
                 return self._start_repair()
             case S.FREEZING if job.answered_all("freeze"):
                 return self._after_freeze()
-            case S.CLEARING if job.answered_all("stop"):
-                return self.choice.consider()
-            case S.CHOOSING if job.expired():
-                return self.choice.time_is_up()
+            case S.CLEARING if job.answered_all("stop") and not job.dying():
+                self.choice.consider()
+                return True
+            case S.CHOOSING if job.expired() and not job.dying():
+                self.choice.time_is_up()
+                return True
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
                 return job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
             case S.REBUILDING if job.answered_all("rebuild"):
@@ -221,8 +223,8 @@ class Course:
             return
         if self._job.state is S.DUMPING:
             self.ending.replan()
-        elif not self.choice.consider():
-            self._job.incident.strategy = ""  # when it is known what the dying leave behind
+        else:
+            self.choice.consider()
 
     def straggles(self, message: Noticed) -> None:
         """
@@ -281,7 +283,8 @@ class Course:
         """
         job, incident = self._job, self._job.incident
         if incident.strategy == "" and not job.dying():
-            return self.choice.consider()
+            self.choice.consider()
+            return True
         if job.waits_for_starters():
             return False
         there = job.every(lambda seat: seat.ready) and job.store is not None
@@ -293,7 +296,8 @@ class Course:
         )
         if isinstance(plan, str):
             incident.failed[incident.base] = plan
-            return self.choice.consider()
+            self.choice.consider()
+            return True
         incident.step = plan.step + 1
         job.move(S.REPAIRING)
         incident.tasks = {}
