@@ -126,14 +126,16 @@ class Choice:
         """
         Those who have lost their node, and find no place when the ones before them have found one.
         """
-        job = self._job
-        moving = [
-            seat.rank
-            for seat in job.seated()
-            if seat.process is Process.GONE and seat.node in job.lost_nodes | seat.shunned
-        ]
-        room = sum(max(0, n) for node, n in job.room.items() if node not in job.lost_nodes)
-        return moving[room:]
+        job, without = self._job, []
+        left = dict(job.room)
+        for seat in job.seated():
+            if seat.node in job.lost_nodes | seat.shunned:
+                node = job.elsewhere(seat, left)
+                if node is None:
+                    without.append(seat.rank)
+                else:
+                    left[node] -= 1
+        return without
 
     # ---------------------------------------------------------------- advice
 
@@ -173,54 +175,53 @@ class Choice:
         Follows the strategy that was advised, else the first that nothing rules out.
         """
         incident = self._job.incident
+        if incident.advice is not None and self._heed(incident.advice):
+            return
+        incident.advice = None
         made = self.offers()
-        chosen = self._advised_offer(made)
-        name = incident.advice.strategy if chosen is not None and incident.advice else ""
-        if chosen is None:
-            incident.advice = None
-            made = self.offers()
-            chosen = next(offer for offer in made if offer.why_not is None)
-        incident.tried = [
-            (offer.strategy, offer.why_not or "another was advised")
-            for offer in made[: made.index(chosen)]
-            if offer.strategy not in OPPORTUNITIES or offer.strategy in incident.failed
-        ]
-        self._follow(chosen, name or chosen.strategy)
+        chosen = next(offer for offer in made if offer.why_not is None)
+        self._follow(made, chosen, chosen.strategy)
 
-    def _advised_offer(self, made: tuple[Offer, ...]) -> Offer | None:
+    def _heed(self, advice: Advised) -> bool:
         """
-        The offer that the advice names, if it can be followed.
+        Follows the strategy that the advice names, if it can be followed.
         """
-        advice = self._job.incident.advice
-        if advice is None or not advice.strategy:
-            return None
+        if not advice.strategy:
+            return False
+        made = self.offers()
         wanted = advice.base or advice.strategy
-        offer = next((offer for offer in made if offer.strategy == wanted), None)
-        why_not = "nobody offered it" if offer is None else offer.why_not
-        why_not = why_not or self._why_not_replace(advice)
+        unknown = Offer(strategy=wanted, why_not="nobody offered it")
+        offer = next((offer for offer in made if offer.strategy == wanted), unknown)
+        why_not = offer.why_not or self._why_not_replace(advice, offer)
         if why_not is None:
-            return offer
+            self._follow(made, offer, advice.strategy)
+            return True
         self._job.tell("advice_not_followed", strategy=advice.strategy, why_not=why_not)
-        return None
+        return False
 
-    def _why_not_replace(self, advice: Advised) -> str | None:
+    def _why_not_replace(self, advice: Advised, offer: Offer) -> str | None:
         """
-        Whoever is replaced on advice must leave every shard a holder.
+        Whoever is replaced, on advice or anyway, must leave every shard a holder.
         """
         if not advice.base or not advice.replace:
             return None
-        job = self._job
-        standings = job.standings(self.homeless)
-        staying = {rank: s for rank, s in standings.items() if rank not in advice.replace}
-        step = planner.agreed_step(job.topology(), staying, _advised_terms(job.terms(), advice))
-        return (
-            f"with ranks {sorted(advice.replace)} replaced, {step}"
-            if isinstance(step, str)
-            else None
-        )
+        job, going = self._job, {*advice.replace, *offer.replace}
+        staying = {r: s for r, s in job.standings(self.homeless).items() if r not in going}
+        terms = _advised_terms(job.terms(), advice)
+        bereft = {r: steps for r, steps in terms.bereft.items() if r not in offer.leaving}
+        step = planner.agreed_step(job.topology(), staying, replace(terms, bereft=bereft))
+        return f"with ranks {sorted(going)} replaced, {step}" if isinstance(step, str) else None
 
-    def _follow(self, offer: Offer, name: str) -> None:
+    def _follow(self, made: tuple[Offer, ...], offer: Offer, name: str) -> None:
+        """
+        Follows this one of the offers, under the name it was advised by.
+        """
         job, incident = self._job, self._job.incident
+        incident.tried = [
+            (other.strategy, other.why_not or "another was advised")
+            for other in made[: made.index(offer)]
+            if other.strategy not in OPPORTUNITIES or other.strategy in incident.failed
+        ]
         incident.strategy, incident.base = name, offer.strategy
         job.tell(
             "strategy_chosen", incident=incident.number, strategy=incident.strategy, why=offer.why
@@ -229,7 +230,7 @@ class Choice:
             case "dump":
                 self._ending.dump()
             case "exit":
-                incident.strategy = "exit"
+                incident.strategy = offer.strategy  # whatever it was called: nobody goes on
                 reasons = "; ".join(f"{strategy}: {why}" for strategy, why in incident.tried)
                 why = f"nothing is left to be done ({reasons})"
                 self._ending.exit("failed", 4, why)

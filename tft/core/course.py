@@ -232,7 +232,7 @@ class Course:
         """
         job = self._job
         seat = job.seats[message.rank]
-        node = job.elsewhere(seat)
+        node = job.elsewhere(seat, job.room)
         unable = [s.rank for s in job.seated() if s.ready and "migrate" not in s.strategies]
         why_not = ""
         if FAULTS[job.state] is not Reaction.FREEZE:

@@ -2,7 +2,7 @@
 What is known of a job, and the small parts every decision is made with. Decides nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tft.core import planner
@@ -186,14 +186,14 @@ class Job:
         """
         if seat.node not in self.lost_nodes | seat.shunned:
             return seat.node
-        return self.elsewhere(seat)
+        return self.elsewhere(seat, self.room)
 
-    def elsewhere(self, seat: Seat) -> int | None:
+    def elsewhere(self, seat: Seat, room: Mapping[int, int]) -> int | None:
         """
-        Another node that has room.
+        Another node, of those that have `room`.
         """
-        for node in sorted(self.room):
-            if self.room[node] > 0 and node not in {*self.lost_nodes, *seat.shunned, seat.node}:
+        for node in sorted(room):
+            if room[node] > 0 and node not in {*self.lost_nodes, *seat.shunned, seat.node}:
                 return node
         return None
 
