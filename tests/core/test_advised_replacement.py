@@ -6,6 +6,7 @@ from tests.core.lives import strategies, trained
 from tft.protocol.messages import Kill
 
 HALVES = {"a": (0, 2), "b": (1, 3)}
+COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 NINE = {"a": (1, 8), "b": (0, 2, 3, 4, 5, 6, 7)}
 
 
@@ -25,6 +26,83 @@ def test_nobody_is_replaced_who_would_take_the_last_copy_along_with_another() ->
     job.train()
     assert strategies(job) == ["retry"]
     assert job.orders(Kill) == []
+
+
+def test_who_is_replaced_on_advice_is_told_why_in_its_words() -> None:
+    """
+    When the ranks that are replaced anyway and another one are replaced on advice, then they are
+    ended in their order, with the plugin's reason.
+    """
+    job = trained(9, advised=True)
+    job.fault(8, "network")
+    job.settle()
+    job.advise(strategy="fresh", base="recover", replace=(1,), why="their driver is old")
+    assert [(kill.rank, kill.cause) for kill in job.orders(Kill)] == [
+        (1, "their driver is old"), (8, "their driver is old"),
+    ]  # fmt: skip
+
+
+def test_who_is_replaced_because_it_was_advised_is_told_that() -> None:
+    """
+    When a plugin wants a process replaced before a retry was tried, then nobody says that a retry
+    did not help; and where the plugin gives no reason, its advice is the reason.
+    """
+    for why, cause in (("cards fail", "cards fail"), ("", "a recovery plugin has advised it")):
+        job = trained(advised=True)
+        job.fault(2, "memory")
+        job.settle()
+        job.advise(strategy="recover", why=why)
+        assert [(kill.rank, kill.cause) for kill in job.orders(Kill)] == [(2, cause)]
+
+
+def test_a_process_is_replaced_for_the_reason_against_a_retry() -> None:
+    """
+    When a retry is ruled out by a plugin that names no strategy, then that is why a process is
+    ended that lives.
+    """
+    job = trained(advised=True)
+    job.fault(2, "memory")
+    job.settle()
+    job.advise(veto=("retry",), why="cards fail")
+    assert [(kill.rank, kill.cause) for kill in job.orders(Kill)] == [
+        (2, "no retry: a recovery plugin has ruled it out: cards fail")
+    ]
+
+
+def test_a_rank_that_is_replaced_once_more_on_advice_is_one_fault() -> None:
+    """
+    When a plugin has the new process of a lost rank replaced as well, then the report has its
+    loss once, with both reasons.
+    """
+    job = trained(advised=True)
+    job.kill(2)
+    job.settle()
+    job.advise(strategy="fresh", base="recover", replace=(2,), why="it has the wrong card")
+    job.settle()
+    if job.doing == "choosing":
+        job.advise()
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(f["kind"], f["rank"], f["evidence"]) for f in incident["faults"]] == [
+        ("process", 2, "was ended by signal 9\nit has the wrong card")
+    ]
+
+
+def test_a_rank_that_has_left_is_not_replaced() -> None:
+    """
+    When a plugin has a rank replaced that takes no part any more, or none that there is, then it is
+    left as it is.
+    """
+    job = trained(advised=True, placement={0: (0, 1), 1: (2,), 2: (3,)}, columns=COLUMNS)
+    job.lose_node(2)
+    job.settle()
+    job.advise(strategy="smaller", base="scale_in", replace=(2, 77))
+    job.settle()
+    job.train()
+    assert strategies(job) == ["smaller"]
+    assert [kill.rank for kill in job.orders(Kill)] == [3]
+    assert job.ranks[2].alive
 
 
 def test_those_who_leave_are_no_reason_against_a_replacement() -> None:

@@ -308,7 +308,9 @@ def test_numbers_that_go_wrong_again_get_a_new_process_where_nothing_is_kept() -
         job.settle()
     job.train()
     assert [(k.rank, k.last_words) for k in job.orders(Kill)] == [(2, False)]
-    assert [k.cause for k in job.orders(Kill)] == ["a retry did not help"]
+    assert [k.cause for k in job.orders(Kill)] == [
+        "no retry: the numeric fault at step 4 came back"
+    ]
     (incident,) = job.reports()
     assert incident["strategy"] == "recover"
     assert tried(job) == {"retry": "the numeric fault at step 4 came back"}

@@ -263,7 +263,16 @@ class Choice:
         going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
         for rank in sorted(going & job.members):
             if job.seats[rank].ready:
-                self._rounds.doom(job.seats[rank], _why_replaced(advice), "process")
+                self._rounds.doom(job.seats[rank], self._why_replaced(), "process")
+
+    def _why_replaced(self) -> str:
+        """
+        Why the process of a rank is ended though it lives.
+        """
+        advice = self._job.incident.advice
+        if advice is None:
+            return f"no retry: {dict(self._job.incident.tried)['retry']}"
+        return advice.why or "a recovery plugin has advised it"
 
     def take_over(self, rank: int) -> None:
         """
@@ -275,8 +284,9 @@ class Choice:
         heir.private, heir.page, heir.derives = old.private, old.page, old.derives
         if old.process is not Process.GONE:
             job.retiring.append(old)  # what it had captured comes with its end
-            old.doomed, old.doomed_at = "another process has taken over from it", job.now
-            job.kill(old, "another process has taken over from it", last_words=False)
+            why = "another process has taken over from it"
+            old.doomed, old.doomed_at = why, job.now
+            job.kill(old, why, last_words=False)
 
 
 def _hopeless(made: tuple[Offer, ...]) -> bool:
@@ -284,10 +294,6 @@ def _hopeless(made: tuple[Offer, ...]) -> bool:
     Nothing but the end is left.
     """
     return all(offer.why_not is not None for offer in made if offer.strategy != "exit")
-
-
-def _why_replaced(advice: Advised | None) -> str:
-    return advice.why if advice is not None and advice.replace else "a retry did not help"
 
 
 def _advised_terms(terms: planner.Terms, advice: Advised) -> planner.Terms:
