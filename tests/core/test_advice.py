@@ -9,6 +9,7 @@ import pytest
 from tests.core.lives import names, strategies, trained, tried
 from tft.core.commands import Consult
 from tft.core.incident import Fault
+from tft.core.policy import Policy
 from tft.protocol.messages import Kill, Regroup, Restore, Rollback, Save, Spawn
 from tft.testing.scripted import ScriptedJob
 
@@ -373,16 +374,16 @@ def test_patience_is_limited() -> None:
     When plugins ask for time again and again, then in one incident they get no more than the
     limit in all; after that their answer is taken as it is.
     """
-    job = asked(patience=50.0)
+    job = asked(patience=40.5)
     job.advise(wait=40.0)
     job.wait()
     job.advise(wait=40.0)
-    assert job.machine.next_deadline() == job.now + 10.0
+    assert job.machine.next_deadline() == job.now + 0.5
     job.wait()
     assert job.doing == "choosing"
     job.advise(wait=40.0)
     assert followed(job) == "retry"
-    assert [f["seconds"] for f in job.facts("advice_awaited")] == [40.0, 10.0]
+    assert [f["seconds"] for f in job.facts("advice_awaited")] == [40.0, 0.5]
 
 
 def test_time_is_counted_anew_in_another_incident() -> None:
@@ -498,6 +499,57 @@ def test_plugins_are_asked_again_when_a_strategy_did_not_help() -> None:
     assert [(c.incident, c.round) for c in job.consulted] == [(1, 1), (1, 2)]
     retry = next(o for o in job.consulted[-1].offers if o.strategy == "retry")
     assert retry.why_not == "the memory fault at step 4 came back"
+
+
+def test_what_was_followed_before_says_nothing_to_what_comes_then() -> None:
+    """
+    When another fault joins after advice was followed, and nobody answers this time, then the
+    default is followed, not what was advised before.
+    """
+    job = asked()
+    job.slow = {2}
+    job.advise(strategy="mine", base="recover")
+    job.settle()
+    assert (job.doing, followed(job)) == ("awaiting", "mine")
+    job.fault(0, "memory")
+    assert job.doing == "choosing"
+    job.wait()
+    assert followed(job) == "recover"
+
+
+def test_an_incident_that_ends_while_plugins_are_asked_has_followed_nothing() -> None:
+    """
+    When everybody is lost after a strategy was chosen, and the end is asked for while plugins are
+    asked again, then the report does not say that it was that strategy which ended the incident.
+    """
+    job = asked()
+    job.slow = {0, 1, 2, 3}
+    job.advise(strategy="recover")
+    assert followed(job) == "recover"
+    for rank in (0, 1, 3):
+        job.kill(rank)
+        job.settle()
+    assert job.doing == "choosing"
+    job.stop(15)
+    assert strategies(job) == ["exit"]
+
+
+def test_nobody_is_asked_about_a_start_that_is_no_incident() -> None:
+    """
+    When a node is given up before any rank has come so far that something could be lost, and the
+    processes there end by themselves, then there is no incident that plugins could be asked about:
+    the ranks are started elsewhere.
+    """
+    job = ScriptedJob(4, Policy(advised=True), placement=WITH_ROOM, spare={2: 2})
+    job.slow = {0, 1, 2, 3}
+    job.start()
+    job.notice(3, "node", "its fan has failed")
+    job.kill(2, 0)
+    job.kill(3, 0)
+    job.settle()
+    assert job.consulted == []
+    assert job.doing == "awaiting"
+    assert [(s.rank, s.node) for s in job.orders(Spawn)][-2:] == [(2, 2), (3, 2)]
 
 
 def test_a_pause_is_kept_while_advice_is_awaited() -> None:

@@ -389,6 +389,21 @@ def test_nobody_comes_back_where_that_is_not_enabled() -> None:
     assert job.doing == "healthy"
 
 
+def test_ranks_that_could_not_go_on_where_the_others_are_stay_outside() -> None:
+    """
+    When the adaptor cannot make a rank's RNG and data position anew, then those who had left are
+    not taken in: the members go on as they were.
+    """
+    job = shrunk(derives=False)
+    job.come(1)
+    job.settle()
+    job.train()
+    assert job.machine.members == {0, 1}
+    assert strategies(job) == ["scale_in", "retry"]
+    assert len(job.orders(Regroup)) == 1
+    assert job.doing == "healthy"
+
+
 def test_somebody_lost_while_others_come_back_comes_first() -> None:
     """
     When a member dies in the very stop that was to take others in, then it is replaced first; the
@@ -647,6 +662,8 @@ def test_a_straggler_that_dies_while_its_heir_warms_is_followed_by_it() -> None:
     assert incident["strategy"] == "recover"
     assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("process", 3)]
     assert job.orders(Kill) == []
+    (rollback,) = job.orders(Rollback)
+    assert (rollback.private, rollback.derive) == ({3: "00"}, ())  # what the first one had captured
     assert job.doing == "healthy"
 
 

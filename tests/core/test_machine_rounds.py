@@ -5,7 +5,17 @@ The rounds of an incident in detail: what is told, what is counted, what counts 
 import pytest
 
 from tests.core.lives import strategies, trained, tried
-from tft.protocol.messages import Fetch, Freeze, Kill, Load, NodeJoined, Restore, Save, Spawn
+from tft.protocol.messages import (
+    Fetch,
+    Freeze,
+    Kill,
+    Load,
+    NodeJoined,
+    Regroup,
+    Restore,
+    Save,
+    Spawn,
+)
 from tft.testing.scripted import ScriptedJob
 
 WITH_ROOM = {0: (0, 1, 2), 1: (3,), 2: ()}
@@ -82,6 +92,36 @@ def test_a_process_that_is_found_stopped_is_said_to_have_been() -> None:
     job.settle()
     job.train()
     assert "the process was stopped (SIGSTOP)" in job.reports()[0]["faults"][0]["evidence"]
+
+
+def test_the_ranks_for_which_everyone_was_stopped_are_told_in_order() -> None:
+    """
+    When everyone stands still, then it is told for which ranks, in their order.
+    """
+    job = trained(9)
+    job.fault(8, "memory")
+    job.fault(1, "memory")
+    job.settle()
+    assert job.facts("stopped") == [{"incident": 1, "ranks": [1, 8]}]
+
+
+def test_what_fails_again_and_again_is_given_more_time_each_time() -> None:
+    """
+    When the groups cannot be formed time and again, then they are formed anew at once the first
+    time, and after a longer while each further time: what it needs may be on its way.
+    """
+    job = trained(attempts=5, backoff=2.0)
+    job.failures[0, "regroup"] = ["no route to host"] * 4
+    job.fault(1, "network")
+    job.settle()
+    for seconds in (2.0, 4.0, 6.0):
+        assert job.doing == "awaiting"
+        assert job.machine.next_deadline() == pytest.approx(job.now + seconds, abs=0.1)
+        job.wait()
+        job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert len(job.orders(Regroup)) == 5
 
 
 def test_the_reason_to_end_is_the_first_one() -> None:
@@ -370,6 +410,21 @@ def test_doubtful_numbers_are_better_than_none() -> None:
     assert job.facts("doubt_dropped") == [{"ranks": [0, 1, 2, 3]}]
     assert job.orders(Fetch) == []
     assert job.doing == "healthy"
+
+
+def test_the_numbers_of_a_rank_that_is_lost_are_not_among_the_doubtful() -> None:
+    """
+    When every rank reports wrong numbers and one of them is lost, then the numbers of the others
+    are taken all the same: its own are not there any more.
+    """
+    job = trained(enable={"scale_in", "dump"})
+    for rank in range(4):
+        job.fault(rank, "numeric")
+    job.kill(3)
+    job.settle()
+    assert job.facts("doubt_dropped") == [{"ranks": [0, 1, 2]}]
+    job.train()
+    assert strategies(job) == ["scale_in"]
 
 
 def test_a_damaged_memory_is_not_better_than_none() -> None:

@@ -29,7 +29,8 @@ def test_a_step_that_is_heard_of_before_the_answer_is_no_success_yet() -> None:
 def test_an_heir_that_was_given_up_is_not_let_in_when_it_is_ready_at_last() -> None:
     """
     When the node on which a process gets ready to take over is given up, and its agent ends
-    nobody, then that process is not let in, though it says that it is ready.
+    nobody, then nobody stops for that process when it says that it is ready, and in the next
+    incident it is not let in, either.
     """
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
     job.slow = {3}
@@ -44,7 +45,10 @@ def test_an_heir_that_was_given_up_is_not_let_in_when_it_is_ready_at_last() -> N
     assert job.doing == "healthy"
     job.arrive(3)
     assert job.doing == "healthy"
-    assert strategies(job) == ["scale_in"]
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in", "retry"]
 
 
 def test_those_who_come_back_are_named_in_order() -> None:
