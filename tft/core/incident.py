@@ -14,7 +14,7 @@ PHASES: dict[OrderName, str] = {
     "regroup": "rebuild",
     "commit": "save",
 }
-"""The phase of the report that an order's time is counted under, where it is not called as the order."""
+"""The phase of the report an order's time is counted under, where it is not the order's own name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

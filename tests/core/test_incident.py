@@ -1,0 +1,167 @@
+"""
+An incident by itself: what its faults say, how far back it goes, what its parts are called.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.core.lives import trained
+from tft.core.incident import Fault, Incident
+from tft.core.policy import Policy
+from tft.protocol.messages import FaultKind, Position
+from tft.testing.scripted import ScriptedJob
+
+
+def fault(kind: FaultKind, rank: int | None = None, step: int = 4) -> Fault:
+    """
+    A fault of this kind.
+    """
+    return Fault(kind=kind, rank=rank, step=step, seen=1.0, evidence="it broke")
+
+
+def open_one(**facts: Any) -> Incident:  # Any: fields, by name
+    """
+    An incident that has just opened.
+    """
+    return Incident(number=1, opened=1.0, **facts)
+
+
+def test_an_incident_begins_with_nothing_tried_and_nothing_lost() -> None:
+    """
+    When an incident opens, then nothing is known, decided or done about it, and `retry` is what the
+    first strategy is based on.
+    """
+    incident = open_one()
+    assert incident.is_open
+    assert (incident.strategy, incident.base, incident.round, incident.attempts) == (
+        "", "retry", 0, 0,
+    )  # fmt: skip
+    assert (incident.furthest, incident.reached, incident.steps_lost) == (0, 0, 0)
+    assert (incident.suspicion, incident.forced, incident.started) == ("", "", 0)
+    assert (incident.skip, incident.awaited, incident.waited) == (0, False, 0.0)
+    assert (incident.tentative, incident.guessed) == (False, False)
+    assert (incident.faulty(), incident.numeric_step()) == (set(), 0)
+
+
+def test_the_start_is_no_incident_until_something_goes_wrong() -> None:
+    """
+    When the job has just started, or an incident is over, then nothing is open.
+    """
+    assert not Incident(number=0, opened=1.0).is_open
+    assert not open_one(closed=2.0).is_open
+    assert open_one().is_open
+
+
+def test_broken_connections_are_the_fault_only_when_there_is_no_other() -> None:
+    """
+    When connections break, then that is the fault; when something else is wrong as well, then they
+    are the same fault seen from the other side, and nobody is held to be at fault for them.
+    """
+    network = fault("network", 0)
+    incident = open_one(faults=[network])
+    assert incident.roots() == [network]
+    assert incident.faulty() == {0}
+    killed, nobody = fault("process", 2), fault("memory", None)
+    incident.faults += [killed, nobody]
+    assert incident.roots() == [killed, nobody]
+    assert incident.faulty() == {2}
+
+
+def test_numbers_went_wrong_at_the_last_step_they_did() -> None:
+    """
+    When numbers went wrong at several steps, then the last of these counts, whatever else went
+    wrong later.
+    """
+    faults = [fault("numeric", 1, 6), fault("numeric", 2, 8), fault("memory", 3, 9)]
+    assert open_one(faults=faults).numeric_step() == 8
+    assert open_one(faults=faults[2:]).numeric_step() == 0
+
+
+def test_a_ceiling_is_only_ever_lowered() -> None:
+    """
+    When several things say how far back is sound, then the lowest of them counts; what was a guess
+    is none any more; and nothing is before the first state.
+    """
+    incident = open_one(tentative=True)
+    incident.lower(5)
+    assert (incident.ceiling, incident.tentative) == (5, False)
+    incident.lower(7)
+    assert incident.ceiling == 5
+    incident.lower(3)
+    assert incident.ceiling == 3
+    incident.lower(-1)
+    assert incident.ceiling == 0
+    incident.tentative = True
+    incident.gone_back()
+    assert (incident.ceiling, incident.tentative) == (None, False)
+
+
+def test_an_update_that_has_begun_reaches_further_than_it_is_done() -> None:
+    """
+    When a rank is in the update of step 4, then step 3 is done and 4 is reached; a rank behind it
+    changes neither.
+    """
+    incident = open_one()
+    incident.saw(Position(step=3, window=True))
+    incident.saw(Position(step=2, window=True))
+    assert (incident.furthest, incident.reached) == (3, 4)
+    incident.saw(Position(step=4, window=False))
+    assert (incident.furthest, incident.reached) == (4, 4)
+
+
+@pytest.mark.parametrize(("step", "lost"), [(None, 0), (9, 0), (8, 1), (3, 6), (12, 0)])
+def test_steps_that_are_computed_again_are_lost(step: int | None, lost: int) -> None:
+    """
+    When somebody had done 8 steps, then each of these that is computed again is lost; the one that
+    was interrupted is not.
+    """
+    assert open_one(furthest=8, step=step).steps_lost == lost
+
+
+def phases(job: ScriptedJob) -> list[str]:
+    """
+    What the newest incident consisted of, one word each, as often as it came.
+    """
+    words = [str(phase["name"]) for phase in job.reports()[-1]["phases"]]
+    return [word for word, before in zip(words, ["", *words], strict=False) if word != before]
+
+
+def test_an_incident_has_its_parts_in_the_report() -> None:
+    """
+    When a rank is replaced, then the report has the parts of that by their names; the orders that
+    bring state are one part, and forming groups and building wrappers are another.
+    """
+    job = trained()
+    job.kill(1)
+    job.settle()
+    job.train()
+    assert phases(job) == [
+        "freeze", "await", "clear", "rebuild", "repair", "rebuild", "rollback", "resume",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["restore", "load"])
+def test_to_go_back_is_a_repair(way: str) -> None:
+    """
+    When everyone takes back a copy of its own, or loads a checkpoint, then that is a repair, too.
+    """
+    job = trained(steps=6, keeps=2 if way == "restore" else 0)
+    if way == "load":
+        job.checkpointed(4)
+    job.fault(1, "numeric", polluted=True)
+    job.settle()
+    job.train()
+    assert set(phases(job)) == {"freeze", "clear", "rebuild", "repair", "rollback", "resume"}
+
+
+def test_to_write_and_to_commit_is_to_save() -> None:
+    """
+    When a last checkpoint is written, then its writing and its commit are one part of the incident.
+    """
+    job = ScriptedJob(4, Policy(enable=frozenset({"dump"}))).start()
+    job.train(3)
+    job.fault(1, "network")
+    job.settle()
+    assert job.over is not None
+    assert phases(job) == ["freeze", "clear", "save"]
