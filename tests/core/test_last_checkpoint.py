@@ -78,3 +78,23 @@ def test_what_was_written_before_it_was_planned_anew_is_not_counted() -> None:
     job.settle()
     (commit,) = job.orders(Commit)
     assert [file.name for file in commit.files] == ["dense", "private-2", "private-3"]
+
+
+def test_an_incident_that_is_cut_short_by_the_end_has_not_been_recovered_from() -> None:
+    """
+    When all processes are lost, and the end is asked for before one of the new ones is ready, then
+    there is nothing to save, and the report does not claim what was only begun.
+    """
+    job = trained(2)
+    job.checkpointed(2)
+    job.slow = {0, 1}
+    job.kill(0)
+    job.kill(1)
+    job.settle()
+    assert job.machine.incident.strategy == "recover"
+    job.stop(15)
+    job.settle()
+    assert job.machine.outcome is not None
+    assert (job.machine.outcome.result, job.machine.outcome.code) == ("cancelled", 143)
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["pids_kept"]) == ("exit", None)

@@ -597,6 +597,7 @@ def test_a_script_that_never_joins_ends_as_it_ends() -> None:
         job.kill(0, code=code)
         assert job.machine.outcome is not None
         assert job.machine.outcome.result == result
+        assert (job.orders(Complete), job.orders(End)) == ([], [])  # nobody would hear it
 
 
 def test_the_end_is_said_to_ranks_and_agents() -> None:

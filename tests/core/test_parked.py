@@ -85,3 +85,26 @@ def test_a_parked_process_on_a_node_that_is_given_up_is_ended_and_is_no_fault_of
     assert [kill.rank for kill in job.orders(Kill)] == [1, 3]
     assert [(f["kind"], f["rank"]) for f in job.reports()[-1]["faults"]] == [("node", 3)]
     assert strategies(job)[-1] == "scale_in"
+
+
+def test_a_process_that_gets_ready_after_it_was_given_up_is_not_taken_in() -> None:
+    """
+    When a rank outside was given another process, and that gets ready only after it was told to end,
+    then nobody is stopped for it.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    job.lose_node(1)
+    job.settle()
+    job.train()
+    assert job.machine.members == {0, 1}
+    job.slow, job.deaf = {2, 3}, {1}
+    job.come(1)
+    job.settle()
+    for _ in (2, 3):
+        job.wait()
+    assert [kill.rank for kill in job.machine.outstanding() if isinstance(kill, Kill)] == [2, 3]
+    job.said.clear()
+    job.arrive(2)
+    job.arrive(3)
+    job.settle()
+    assert (job.said, job.doing) == ([], "healthy")

@@ -436,6 +436,20 @@ def test_the_verdict_of_an_earlier_check_does_not_count_again() -> None:
     assert job.machine.checked == "passed"
 
 
+def test_a_pause_without_a_check_says_nothing_of_an_earlier_one() -> None:
+    """
+    When a check has passed, and then somebody pauses without one, then nothing was checked.
+    """
+    job = trained()
+    job.pause("links")
+    job.settle()
+    job.train()
+    assert job.machine.checked == "passed"
+    job.pause()
+    job.settle()
+    assert (job.doing, job.machine.checked) == ("paused", "")
+
+
 def test_a_rank_that_never_says_what_it_found_hangs() -> None:
     """
     When a check does not come back in time, then the rank in which it hangs is ended and
@@ -505,6 +519,25 @@ def test_a_rank_that_cannot_say_where_it_stands_hangs() -> None:
     assert [(k.rank, k.cause) for k in job.orders(Kill)] == [(2, "no answer to freeze in time")]
     job.train()
     assert strategies(job) == ["recover"]
+    assert job.doing == "paused"
+
+
+def test_a_rank_that_cannot_be_held_back_is_ended_before_anyone_is_told_where_to_stand() -> None:
+    """
+    When a rank answers at the beginning of a pause that it cannot freeze, then it is ended, and the
+    others hear of no boundary that it would not come to: the pause begins when it was replaced.
+    """
+    job = trained()
+    job.failures[1, "freeze"] = ["its lock is broken"]
+    job.pause()
+    job.settle()
+    assert [(k.rank, k.cause) for k in job.orders(Kill)] == [
+        (1, "could not freeze: its lock is broken")
+    ]
+    assert job.orders(Hold) == []
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert [hold.step for hold in job.orders(Hold)] == [4]
     assert job.doing == "paused"
 
 

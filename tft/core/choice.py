@@ -230,7 +230,6 @@ class Choice:
             case "dump":
                 self._ending.dump()
             case "exit":
-                incident.strategy = offer.strategy  # whatever it was called: nobody goes on
                 reasons = "; ".join(f"{strategy}: {why}" for strategy, why in incident.tried)
                 why = f"nothing is left to be done ({reasons})"
                 self._ending.exit("failed", 4, why)

@@ -69,7 +69,7 @@ class Course:
             case S.HEALTHY:
                 self._healthy()
             case S.PAUSING | S.PAUSED:
-                return self.pausing.advance()
+                self.pausing.advance()
             case S.DUMPING:
                 self.ending.advance_dump()
             case S.EXITING if job.all_left():

@@ -6,7 +6,7 @@ from tft.core import planner
 from tft.core.commands import JobOver
 from tft.core.job import Job
 from tft.core.seats import Seat
-from tft.core.table import SETTLED, State
+from tft.core.table import State
 from tft.errors import InternalError
 from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
 
@@ -171,16 +171,15 @@ class Ending:
         The outcome is decided; the ranks leave.
         """
         job, incident = self._job, self._job.incident
-        if job.state in SETTLED:
-            return
         if result == "failed":
             job.last_step = max(job.last_step, incident.furthest)
             if job.stop is not None and job.stop.signal:
                 result, code = "cancelled", 128 + job.stop.signal
         if incident.closed is None:
-            incident.strategy = incident.strategy or "exit"
             incident.closed = job.now
             if incident.number:
+                if job.state is not S.DUMPING:
+                    incident.strategy = "exit"  # what was begun is not carried out any more
                 job.incidents.append(incident)
         job.move(S.EXITING)
         job.outcome = JobOver(result=result, code=code, why=why)

@@ -353,7 +353,7 @@ class Job:
         self.issue(order, limit=limit)
         return True
 
-    def to_all(self, order: Callable[..., RankOrder], **facts: int) -> RankOrder:
+    def to_all(self, order: Callable[..., RankOrder], **facts: int | str) -> RankOrder:
         """
         An order for every member.
         """

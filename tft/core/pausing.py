@@ -28,43 +28,39 @@ class Pausing:
         job.pause = request
         job.checked = ""
         job.incident.round += 1
-        job.incident.tasks = {}
         job.move(S.PAUSING)
         job.tell("pausing", why=request.why, check=request.check)
         self._rounds.ask(request.why)
 
-    def advance(self) -> bool:
+    def advance(self) -> None:
         """
         One move on the way into the pause, if everything it needs is there.
         """
         job = self._job
         tasks = job.incident.tasks
         if job.dying() or any(task.waiting for task in tasks.values()):
-            return False
-        if job.state is S.PAUSED:
-            return "check" in tasks and self._checked()
-        if "hold" not in tasks:
+            return
+        if "check" in tasks:
+            self._checked()
+        elif "hold" not in tasks:
             boundary = max(s.position.step + s.position.window for s in job.seated())
             job.issue(job.to_all(Hold, step=boundary), limit=job.policy.hold)
-            return True
-        return self._paused()
+        elif job.state is S.PAUSING:
+            self._paused()
 
-    def _paused(self) -> bool:
+    def _paused(self) -> None:
         job = self._job
         job.move(S.PAUSED)
-        job.incident.tasks = {}
         check = "" if job.pause is None else job.pause.check
         job.tell("paused", step=max(s.position.step for s in job.seated()), check=check)
         if check:
             for seat in job.seated():
                 seat.verdict, seat.finding = "pass", ""
-            order = Check(**job.key(), to=tuple(sorted(job.members)), name=check)
-            job.issue(order, limit=job.policy.check)
+            job.issue(job.to_all(Check, name=check), limit=job.policy.check)
         else:
             job.stay(job.policy.pause)
-        return True
 
-    def _checked(self) -> bool:
+    def _checked(self) -> None:
         """
         What the check found decides: everyone goes on, nodes are isolated, or the job ends.
         """
@@ -74,7 +70,6 @@ class Pausing:
         job.tell("checked", what=job.checked)
         if not self._rounds.judge():
             self.release()
-        return True
 
     def give_up(self, why: str) -> None:
         """
