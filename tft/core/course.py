@@ -58,12 +58,12 @@ class Course:
                 self.choice.time_is_up()
                 return True
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
-                return job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
+                job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
             case S.REBUILDING if job.answered_all("rebuild"):
                 job.virgin = False
-                return self._roll_back()
+                self._roll_back()
             case S.ROLLING_BACK if job.answered_all("rollback"):
-                return self._resume_training()
+                self._resume_training()
             case S.RESUMING if job.answered_all("resume", "release"):
                 return self._resuming()
             case S.HEALTHY:
@@ -337,7 +337,7 @@ class Course:
         if fetches:
             job.issue(*fetches, limit=job.policy.repair)
 
-    def _roll_back(self) -> bool:
+    def _roll_back(self) -> None:
         job = self._job
         step = (job.incident.step or 1) - 1
         skip = self._skip(step)
@@ -352,7 +352,7 @@ class Course:
             private={s.rank: s.private[step] for s in job.seated() if step in s.private},
             derive=self._deriving(step),
         )
-        return job.step_to(S.ROLLING_BACK, rollback, job.policy.repair)
+        job.step_to(S.ROLLING_BACK, rollback, job.policy.repair)
 
     def _leave_behind(self, step: int) -> None:
         """
@@ -389,7 +389,7 @@ class Course:
             job.tell("private_derived", ranks=list(ranks), step=step)
         return ranks
 
-    def _resume_training(self) -> bool:
+    def _resume_training(self) -> None:
         job = self._job
         job.trained = set()
         job.incident.gone_back()
@@ -397,7 +397,7 @@ class Course:
             seat.finished = False
         job.finished = set()
         resume = job.to_all(Resume, step=job.incident.step or 1)
-        return job.step_to(S.RESUMING, resume, job.policy.regroup)
+        job.step_to(S.RESUMING, resume, job.policy.regroup)
 
     def _close(self) -> bool:
         job, incident = self._job, self._job.incident

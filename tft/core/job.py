@@ -344,14 +344,13 @@ class Job:
         """
         return self.deadline is not None and self.deadline <= self.now
 
-    def step_to(self, state: State, order: RankOrder, limit: float) -> bool:
+    def step_to(self, state: State, order: RankOrder, limit: float) -> None:
         """
         The next state, whose work is this one order.
         """
         self.move(state)
         self.incident.tasks = {}
         self.issue(order, limit=limit)
-        return True
 
     def to_all(self, order: Callable[..., RankOrder], **facts: int | str) -> RankOrder:
         """
