@@ -47,22 +47,21 @@ class Arrivals:
         if job.state in SETTLED:
             return  # nothing is started any more
         job.agents[message.node] = agent
+        job.gathered = job.now
         for rank in message.ranks:
             job.node_orders[rank] = [
                 order for order in job.node_orders.get(rank, []) if order.node != message.node
             ]  # of processes that are gone with the agent that had them
         job.nodes[message.node] = message.ranks
         job.lost_nodes.discard(message.node)
-        for rank in message.ranks:
-            seat = job.seats.get(rank)
-            if seat is not None and seat.process is Process.ABSENT:
-                seat.node = message.node
-                job.placed()
-                job.spawn(seat, message.node, "the job starts")
         settled = sum(
             seat.node == message.node for seat in (*job.seats.values(), *job.heirs.values())
         )
         job.room[message.node] = len(message.ranks) + message.spare - settled
+        for rank in message.ranks:
+            seat = job.seats.get(rank)
+            if seat is not None and seat.process is Process.ABSENT:
+                job.spawn(seat, message.node, "the job starts")
         self._course.recall()
 
     def store_opened(self, message: StoreOpened) -> None:

@@ -34,7 +34,7 @@ class Ends:
         if message.pid and agent is not None and agent[1] != message.pid:
             return None  # another one has come up since then
         job.lost_nodes.add(message.node)
-        if message.node not in job.nodes and job.state is S.AWAITING and self._placeless():
+        if message.node not in job.nodes and job.state is S.AWAITING and job.placeless():
             return self._course.ending.exit("failed", 4, message.why)
         for seat in [*job.seats.values(), *job.heirs.values(), *job.retiring]:
             if seat.node != message.node or seat.process in (Process.GONE, Process.ABSENT):
@@ -50,12 +50,6 @@ class Ends:
                 job.count(seat.rank)
                 self._course.lost(seat)
         return None
-
-    def _placeless(self) -> bool:
-        """
-        Some rank was never asked for: its node has not joined.
-        """
-        return any(seat.process is Process.ABSENT for seat in self._job.seats.values())
 
     def exited(self, message: Exited) -> None:
         """

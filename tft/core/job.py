@@ -62,6 +62,8 @@ class Job:
         self.heirs: dict[int, Seat] = {}
         """By rank: a process that gets ready to take over from one that still trains."""
         self.joined = False
+        self.gathered: float | None = None
+        """When the last node joined."""
         self.condemned: list[Seat] = []
         """Those who hold a seat, were told to be ended, and have not ended yet."""
         self.starting: dict[tuple[int, int], Seat] = {}
@@ -141,6 +143,12 @@ class Job:
         Some rank has called `tft.init`, whether it still lives or not.
         """
         return self.joined
+
+    def placeless(self) -> list[int]:
+        """
+        The members that were never asked for: no node has come that has a place for them.
+        """
+        return [seat.rank for seat in self.seated() if seat.process is Process.ABSENT]
 
     def dying(self) -> list[Seat]:
         """

@@ -226,6 +226,8 @@ class Machine:
             moments += [] if oldest is None else [self._started_by(oldest)]
         if job.state not in SETTLED:
             moments += [self._unkillable_at(seat) for seat in job.dying()]
+        if job.state is S.AWAITING and job.gathered is not None and job.placeless():
+            moments.append(self._gathered_by(job.gathered))
         if job.deadline is not None and (job.state is not S.CHOOSING or not job.dying()):
             moments.append(job.deadline)
         return min(moments, default=None)
@@ -242,6 +244,8 @@ class Machine:
             for seat in job.dying():
                 if self._unkillable_at(seat) <= job.now:
                     self._reports.ends.could_not_end(seat)
+        if job.state is S.AWAITING and job.gathered is not None and job.placeless():
+            self._end_ungathered(job.gathered)
         if not job.expired():
             return
         if job.state is S.EXITING:
@@ -257,6 +261,18 @@ class Machine:
 
     def _started_by(self, seat: Seat) -> float:
         return max(seat.spawned, self._job.led) + self._job.policy.join
+
+    def _gathered_by(self, last: float) -> float:
+        return max(last, self._job.led) + self._job.policy.gather
+
+    def _end_ungathered(self, last: float) -> None:
+        job = self._job
+        if self._gathered_by(last) <= job.now:
+            why = (
+                f"ranks {job.placeless()} have no place: {job.policy.gather:.0f} s after the last "
+                "node no other has come"
+            )
+            self._course.ending.exit("failed", 4, why)
 
     def _unkillable_at(self, seat: Seat) -> float:
         return max(seat.doomed_at, self._job.led) + self._job.policy.kill

@@ -58,6 +58,9 @@ class Policy:
     """Forming groups takes tens of milliseconds when everyone is there."""
     rebuild: float = 120.0
     """Building wrappers is the user's code, and may send a model once round."""
+    gather: float = 3600.0
+    """From one node that joins to the next, while ranks have no place: somebody may start them by
+    hand, one after the other; nobody takes an hour to go to the next."""
     join: float = 300.0
     """From spawning a process to its `Session.run`: imports and the building of a model."""
     hold: float = 600.0
