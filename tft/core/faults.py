@@ -7,7 +7,7 @@ from typing import assert_never
 
 from tft.core.course import Course
 from tft.core.job import Job
-from tft.core.seats import STARTING, Seat
+from tft.core.seats import Process, Seat
 from tft.core.table import State
 from tft.protocol.messages import Faulted, FaultKind, Noticed
 
@@ -60,7 +60,6 @@ class Faults:
             and fault.step == message.step
             and message.traceback.splitlines()[-1:] == fault.evidence.splitlines()[-1:]
             for fault in self._job.incident.faults
-            if self._job.incident.is_open
         )
 
     def noticed(self, message: Noticed) -> None:
@@ -69,10 +68,15 @@ class Faults:
         """
         job = self._job
         seat = job.seats.get(message.rank)
-        if seat is None or not job.is_seated(seat.rank, seat.incarnation) or seat.doomed:
-            return None
-        if not seat.ready and (message.kind != "node" or seat.process not in STARTING):
-            return None  # another process is on its way, and has nothing yet that could be wrong
+        why_not = self._why_not(seat, message.kind)
+        if seat is None or why_not:
+            return job.tell(
+                "notice_not_taken",
+                rank=message.rank,
+                kind=message.kind,
+                evidence=message.evidence,
+                why_not=why_not,
+            )
         step = self._rounds.step_of(seat)
         match message.kind:
             case "straggler":
@@ -92,6 +96,20 @@ class Faults:
             case _:
                 assert_never(message.kind)
         return self._course.replan()
+
+    def _why_not(self, seat: Seat | None, kind: FaultKind) -> str:
+        """
+        Why nothing can be done about what was seen of a rank; empty: something can.
+        """
+        if seat is None or seat.rank not in self._job.members:
+            return "the rank does not take part"
+        if seat.process in (Process.ABSENT, Process.GONE):
+            return "the rank has no process"
+        if seat.doomed:
+            return f"its process is being ended: {seat.doomed}"
+        if not seat.ready and kind != "node":
+            return "its process is starting, and has nothing yet that could be wrong"
+        return ""
 
     def _distrust(self, seat: Seat, kind: FaultKind, *, polluted: bool) -> None:
         """

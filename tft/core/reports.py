@@ -114,7 +114,6 @@ class Reports:
                 self._job.finished.add(seat.rank)
                 seat.training = False
                 seat.position = Position(step=message.step, window=False)
-                seat.held = message.step
                 self._job.last_step = max(self._job.last_step, message.step)
                 self._job.trained.add(seat.rank)
             case Checkpointed():
