@@ -85,16 +85,16 @@ def test_a_ceiling_is_only_ever_lowered() -> None:
     """
     incident = open_one(tentative=True)
     incident.lower(5)
-    assert (incident.ceiling, incident.tentative) == (5, False)
+    assert incident == open_one(ceiling=5, tentative=False)
     incident.lower(7)
-    assert incident.ceiling == 5
+    assert incident == open_one(ceiling=5)
     incident.lower(3)
-    assert incident.ceiling == 3
+    assert incident == open_one(ceiling=3)
     incident.lower(-1)
-    assert incident.ceiling == 0
+    assert incident == open_one(ceiling=0)
     incident.tentative = True
     incident.gone_back()
-    assert (incident.ceiling, incident.tentative) == (None, False)
+    assert incident == open_one()
 
 
 def test_an_update_that_has_begun_reaches_further_than_it_is_done() -> None:

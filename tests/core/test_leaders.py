@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.core.lives import trained
+from tft.core.events import Led
 from tft.core.table import State
 from tft.protocol.messages import EndNode, Freeze, Kill, Regroup, Spawn
 from tft.testing.scripted import ScriptedJob
@@ -119,10 +120,12 @@ def test_a_job_whose_ranks_are_leaving_is_not_over_for_a_leader() -> None:
     job.settle()
     assert job.state is State.EXITING
     job.lead(2)
-    assert job.over is None
+    before = job.over
     job.kill(2)
-    assert job.over is not None
-    assert (job.over.result, job.over.code) == ("failed", 4)
+    over = job.over
+    assert before is None
+    assert over is not None
+    assert (over.result, over.code) == ("failed", 4)
 
 
 def test_a_leader_of_a_job_that_is_over_says_so() -> None:
@@ -132,13 +135,11 @@ def test_a_leader_of_a_job_that_is_over_says_so() -> None:
     """
     job = trained()
     job.finish()
-    over = job.over
-    assert over is not None
-    job.over = None
-    job.said.clear()
-    job.lead(5)
-    assert job.over == over
-    assert [(type(order), order.epoch) for order in job.said] == [(EndNode, 5)]
+    assert job.over is not None
+    node, over = job.machine.handle(Led(at=job.now, epoch=5))
+    assert isinstance(node, EndNode)
+    assert node.epoch == 5
+    assert over == job.over
     assert job.machine.next_deadline() is None
 
 

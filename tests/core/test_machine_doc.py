@@ -14,7 +14,7 @@ def section(title: str) -> str:
     """
     The text under a heading.
     """
-    return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0] + "\n"
 
 
 def rows(title: str) -> list[list[str]]:
@@ -66,7 +66,7 @@ def test_every_event_in_every_state_is_drawn_as_the_code_has_it() -> None:
     When the machine comes to react differently to an event in a state, then the page has to say
     so: this is the whole table, to be pasted there.
     """
-    assert matrix() in section("Every event in every state"), f"paste this:\n{matrix()}"
+    assert f"\n{matrix()}\n\n" in section("Every event in every state"), f"paste this:\n{matrix()}"
 
 
 def test_what_cannot_come_is_named_with_its_reason() -> None:
@@ -74,7 +74,8 @@ def test_what_cannot_come_is_named_with_its_reason() -> None:
     When an event comes to be possible in a state, or is not any more, then the page has to say so:
     this is the whole table, to be pasted there.
     """
-    assert unreachable() in section("Every event in every state"), f"paste this:\n{unreachable()}"
+    there = f"\n{unreachable()}\n\n" in section("Every event in every state")
+    assert there, f"paste this:\n{unreachable()}"
     assert {kind for kind, _ in UNREACHABLE} <= REACTIONS.keys()
 
 

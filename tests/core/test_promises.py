@@ -15,7 +15,7 @@ from tft.core.promises import broken
 from tft.core.seats import Process, Seat
 from tft.core.table import State
 from tft.errors import InternalError
-from tft.protocol.messages import Freeze, Rebuild
+from tft.protocol.messages import Rebuild, Rollback
 
 
 def somewhere(state: State) -> Job:
@@ -50,7 +50,7 @@ def is_replaced_by_nobody(job: Job) -> None:
 
 
 def has_asked(job: Job) -> None:
-    job.issue(job.to_all(Freeze, cause="rank 1"), limit=1.0)
+    job.issue(job.to_all(Rollback, step=3), limit=1.0)
     job.issue(job.to_all(Rebuild), limit=1.0)
 
 
@@ -75,7 +75,7 @@ ALWAYS = tuple(State)
         ),
         (leaves_nobody, ALWAYS, "nobody is a member"),
         (is_replaced_by_nobody, ALWAYS, "those who take over from ranks [1] were never asked for"),
-        (has_asked, (State.HEALTHY,), "the job is healthy, and unanswered is freeze, rebuild"),
+        (has_asked, (State.HEALTHY,), "the job is healthy, and unanswered is rollback, rebuild"),
         (has_an_incident, (State.HEALTHY,), "the job is healthy, and incident 4 is open"),
         (has_no_outcome, (State.ENDED,), "the job has ended without an outcome"),
     ],

@@ -85,10 +85,9 @@ def test_copies_from_before_a_repair_are_not_kept() -> None:
     When a memory was damaged, then nothing it keeps is trusted; after its repair what it has copied
     since is, and what is older is not.
     """
-    seat = Seat(rank=1, backups=(3, 4, 5), damaged=True)
-    assert seat.kept == ()
-    seat.damaged, seat.doubted = False, 4
-    assert seat.kept == (5,)
+    for damaged, doubted, kept in ((True, -1, ()), (False, 4, (5,)), (False, -1, (3, 4, 5))):
+        seat = Seat(rank=1, backups=(3, 4, 5), damaged=damaged, doubted=doubted)
+        assert seat.kept == kept
 
 
 @pytest.mark.parametrize("far", ["ordered", "spawned"])
