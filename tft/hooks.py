@@ -366,6 +366,15 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def tft_join(self, directory: Path) -> Sequence[str]:
+        """
+        Every shard has been written under `directory`, by whoever: write what makes them one
+        checkpoint, synced; the names of the files written, relative to it. May be asked for again,
+        of another rank too. Not needed: without it the shards stand beside each other.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def tft_load(self, directory: Path, shard: str) -> None:
         """
         Read a shard that `tft_save` wrote, maybe in another process.

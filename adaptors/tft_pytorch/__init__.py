@@ -155,6 +155,13 @@ def tft_save(directory: Path, shard: str) -> Sequence[str]:
 
 
 @hookimpl
+def tft_join(directory: Path) -> Sequence[str]:
+    from tft_pytorch.checkpoints import join  # late: a second of imports, see preload.py
+
+    return join(directory)
+
+
+@hookimpl
 def tft_load(directory: Path, shard: str) -> None:
     _state().load(directory, shard)
 

@@ -1,7 +1,8 @@
 """
-A shard as a torch.distributed.checkpoint, which plain torch loads without tft: `model`, `optim`
-and `scheduler` as `get_state_dict` and `state_dict` have them, and under `tft.meta` the
-description by which this adaptor takes the shard back exactly.
+A shard as a torch.distributed.checkpoint: `model`, `optim` and `scheduler` as `get_state_dict` and
+`state_dict` have them, and under `tft.meta` the description by which this adaptor takes the shard
+back exactly. Whoever commits the checkpoint joins the metadata of all shards, so that plain torch
+loads the whole of it, without tft.
 """
 
 import os
@@ -9,6 +10,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,17 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.storage import WriteResult
 
 from tft.errors import CheckpointCorrupt
 from tft_pytorch.state import Shard
 
 _META = "tft.meta"
+_METADATA = ".metadata"
+"""torch's own name for it."""
 
 
 def save(directory: Path, shard: Shard) -> list[str]:
@@ -49,6 +54,35 @@ def save(directory: Path, shard: Shard) -> list[str]:
     _sync_directory(place)
     _sync_directory(directory)
     return [f"{shard.name}/{file.name}" for file in sorted(place.iterdir())]
+
+
+def join(directory: Path) -> list[str]:
+    """
+    Write the metadata of all shards under `directory` as that of one checkpoint; only small files
+    are read. Raises `CheckpointCorrupt` for one that cannot be.
+    """
+    whole = Metadata(state_dict_metadata={}, planner_data={})
+    stored: list[WriteResult] = []
+    for place in sorted(path.parent for path in directory.glob(f"*/{_METADATA}")):
+        try:
+            found = FileSystemReader(place).read_metadata()
+        except (OSError, EOFError, CheckpointException) as error:
+            raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
+        # the shards come in the order of their names: the settings are those of `dense`
+        new = {n: m for n, m in found.state_dict_metadata.items() if _joins(n, whole)}
+        whole.state_dict_metadata |= new
+        whole.planner_data |= {name: found.planner_data[name] for name in new}
+        for index, info in found.storage_data.items():
+            if index.fqn in new:
+                path = f"{place.name}/{info.relative_path}"
+                moved = replace(info, relative_path=path)
+                stored.append(WriteResult(index, info.length, moved))
+    FileSystemWriter(directory, sync_files=True).finish(whole, [stored])
+    return [_METADATA]
+
+
+def _joins(name: str, whole: Metadata) -> bool:
+    return name != _META and name not in whole.state_dict_metadata
 
 
 def load(directory: Path, shard: Shard) -> None:

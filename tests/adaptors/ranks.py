@@ -277,6 +277,12 @@ class Actor:
         """
         return list(adaptor.tft_save(directory, shard))
 
+    def join(self, directory: Path) -> list[str]:
+        """
+        The parts of a checkpoint.
+        """
+        return list(adaptor.tft_join(directory))
+
     def load(self, directory: Path, world: int = 1) -> None:
         """
         What `save` wrote.

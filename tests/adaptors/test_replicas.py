@@ -351,6 +351,8 @@ def test_a_checkpoint_of_shares_is_taken_back_exactly(
     before = saved.all("train", 3)
     for rank, shard in ((1, "dense"), (2, "optimizer.0"), (1, "optimizer.1")):
         saved.ranks[rank].ask("save", tmp_path, shard)
+    assert saved.ranks[3].ask("join", tmp_path) == [".metadata"]
+    assert saved.ranks[0].ask("join", tmp_path) == [".metadata"]  # asked for again, of another
     private = [rank.ask("private", 3) for rank in saved.ranks]
 
     resumed = job(WORLD, RECIPES[recipe])

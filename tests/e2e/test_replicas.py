@@ -126,21 +126,33 @@ def test_a_shard_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- soak
 
 
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory, undisturbed: Outcome) -> dict[str, Outcome]:
+    """
+    The undisturbed runs, by type of the parameters.
+    """
+    where = tmp_path_factory.mktemp("replicas") / "bfloat16"
+    low = train(where, arguments=(*STEPS, "--dtype", "bfloat16"))
+    assert low.code == 0, low.output
+    return {"float32": undisturbed, "bfloat16": low}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_rank_in_every_phase(dtype: str, phase: str, rank: int, tmp_path: Path) -> None:
+def test_every_rank_in_every_phase(
+    dtype: str, phase: str, rank: int, tmp_path: Path, wholes: dict[str, Outcome]
+) -> None:
     """
     When any rank is killed in any phase, and another reports a memory fault in the same phase later,
     then nothing changes.
     """
     arguments = (*STEPS, "--dtype", dtype)
-    whole = train(tmp_path / "whole", arguments=arguments)
     spec = f"kill:rank={rank},step=20,phase={phase}"
     memory = f"raise:rank={(rank + 1) % 4},step=30,phase={phase},kind=memory"
     specs = (spec, memory) if phase != "collective" else (spec,)
     outcome = train(tmp_path / "run", *specs, arguments=arguments)
     assert outcome.code == 0, outcome.output
-    identical(outcome, whole)
+    identical(outcome, wholes[dtype])
     assert [i["steps_lost"] for i in outcome.incidents] == [0] * len(specs)

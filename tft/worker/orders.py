@@ -289,10 +289,16 @@ class Hands:
 
     def _commit(self, order: Commit) -> None:
         final = Path(order.directory)
+        partial = checkpoint.partial(final)
+        there = partial if partial.exists() else final  # done before, and asked for again
+        joined = [
+            checkpoint.digest_file(there, name)
+            for name in self._hook.tft_join(directory=there) or ()
+        ]
         manifest = checkpoint.manifest(
             step=order.step,
             world=self._state.world,
             adaptor=self._state.adaptor,
-            files=order.files,
+            files=(*order.files, *joined),
         )
-        checkpoint.commit(checkpoint.partial(final), final, manifest)
+        checkpoint.commit(partial, final, manifest)
