@@ -41,6 +41,7 @@ torch.manual_seed(1000 * args.seed + rank)  # but its own dropout on each
 session.adopt(
     model=model, optimizer=optimizer, scheduler=scheduler, data=data, wrap=lambda: DDP(model)
 )
+print(session.topology())
 
 
 def train(session: tft.Session) -> None:

@@ -43,6 +43,14 @@ def test_shards_make_no_difference_to_the_losses(
     assert undisturbed.rows() == gpt_undisturbed.rows()
 
 
+def test_each_rank_says_who_holds_what_it_holds(undisturbed: Outcome) -> None:
+    """
+    When a rank prints its topology, then it names the two that hold its share, in MindIO's words.
+    """
+    for rank in range(4):
+        assert f"rank:{rank}, report group list: {[rank % 2, rank % 2 + 2]}" in undisturbed.output
+
+
 def test_a_rank_killed_in_any_phase_changes_nothing(tmp_path: Path, undisturbed: Outcome) -> None:
     """
     When a rank is killed in each phase of a step in turn, then each time it is one incident, one

@@ -36,6 +36,7 @@ from tft.protocol.messages import (
 from tft.transfer.server import ShardServer
 from tft.worker.control import Control
 from tft.worker.gate import Gate
+from tft.worker.holdings import Holdings
 from tft.worker.observers import Observers
 from tft.worker.orders import Hands, Work
 from tft.worker.process import started_ticks
@@ -154,6 +155,14 @@ class Session:
         self._adaptor.hook.tft_adopt(parts=parts, wrap=wrap)
         self._adopted = True
         self._observers.adopted(parts)
+
+    def topology(self) -> Holdings:
+        """
+        The shards this rank holds, each with all ranks that hold a copy of it, as read from what was
+        adopted: `print(session.topology())`.
+        """
+        shards = self._adaptor.hook.tft_shards(rank=self.rank, world=self.world)
+        return Holdings(rank=self.rank, groups={each.shard: each.ranks for each in shards})
 
     def run(self, train: Callable[["Session"], None]) -> None:
         """
