@@ -19,10 +19,10 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         jobs, parts = ["run", "pause", "resume", "dump"], ["broker", "controller", "agent"]
-        return [*jobs, *parts, "replay", "replicas"]
+        return [*jobs, *parts, "replay", "replicas", "checkpoint"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from tft.cli import commands, replay, replicas
+        from tft.cli import checkpoints, commands, replay, replicas
 
         make = {
             "run": commands.run_command,
@@ -34,6 +34,7 @@ class _Commands(click.Group):
             "agent": commands.agent_command,
             "replay": replay.replay_command,
             "replicas": replicas.replicas_command,
+            "checkpoint": checkpoints.checkpoint_command,
         }.get(cmd_name)
         return make() if make else None
 
