@@ -253,7 +253,7 @@ def an_old_leader_is_obeyed(patch: Patch) -> None:
 
 
 def advice_is_ignored(patch: Patch) -> None:
-    patch.setattr(Choice, "_advised_offer", lambda _self, _made: None)
+    patch.setattr(Choice, "_heed", lambda _self, _advice: False)
 
 
 def what_was_ruled_out_is_done(patch: Patch) -> None:
