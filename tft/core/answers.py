@@ -41,7 +41,7 @@ class Answers:
             seat.held = None  # what a script begins with is not what the checkpoint holds
         job.phase(PHASES.get(message.order, message.order), seat.rank, message.began, message.at)
         if message.private:  # it cannot write this itself: somebody else does
-            seat.private = {(job.incident.step or 1) - 1: message.private}
+            seat.private = {job.agreed(): message.private}
         if message.failure is not None:
             return self._failed(seat, message.order, message.failure)
         task.waiting.discard(seat.rank)
@@ -104,7 +104,7 @@ class Answers:
                 evidence = f"rank {seat.rank} could not {order}: {why}"
                 rounds.fault("network", None, seat.position.step + 1, job.now, evidence)
             case "load":  # an older one may be whole
-                job.checkpoints.pop((job.incident.step or 1) - 1, None)
+                job.checkpoints.pop(job.agreed(), None)
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
             case "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")

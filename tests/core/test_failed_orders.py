@@ -1,0 +1,143 @@
+"""
+Orders that fail: who is to blame, what is tried then, and the sentence that says so.
+"""
+
+from tests.core.lives import strategies, trained, tried
+from tft.protocol.messages import Fetch, Hold, Kill, Load, Regroup, Release, StoreOpened
+from tft.testing.scripted import ScriptedJob
+
+
+def test_a_rank_that_cannot_hold_is_why_there_is_no_pause() -> None:
+    """
+    When one rank cannot come to the boundary, then the pause is given up with its words, and
+    everyone goes on.
+    """
+    job = trained()
+    job.failures[2, "hold"] = ["it has left the loop"]
+    job.pause()
+    job.settle()
+    job.train()
+    assert job.facts("pause_given_up") == [{"why": "rank 2 could not hold: it has left the loop"}]
+    assert len(job.orders(Hold)) == 1
+    assert job.doing == "healthy"
+    assert strategies(job) == []
+
+
+def test_a_rank_that_cannot_be_released_is_an_incident() -> None:
+    """
+    When one rank cannot go on after a pause, then groups are formed anew, and the report has the
+    step, the kind and the words, and nobody's name: which of them is to blame is not known.
+    """
+    job = trained()
+    job.failures[2, "release"] = ["a peer has closed the connection"]
+    job.pause()
+    job.settle()
+    job.go_on()
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("network", None, 4)]
+    assert incident["faults"][0]["evidence"] == (
+        "rank 2 could not release: a peer has closed the connection"
+    )
+    assert strategies(job) == ["retry"]
+    assert len(job.orders(Release)) == 1
+    assert job.orders(Kill) == []
+    assert job.doing == "healthy"
+
+
+def test_an_older_checkpoint_is_tried_where_one_cannot_be_read() -> None:
+    """
+    When one rank cannot load the newest checkpoint, then everyone loads the one before it.
+    """
+    job = trained(groups={f"s{rank}": (rank,) for rank in range(4)})
+    job.checkpointed(1)
+    job.checkpointed(2)
+    job.failures[2, "load"] = ["a file is damaged"]
+    job.kill(0)
+    job.settle()
+    job.train()
+    assert [(load.step, load.directory) for load in job.orders(Load)] == [
+        (2, "/periodic/2"), (1, "/periodic/1"),
+    ]  # fmt: skip
+    assert strategies(job) == ["recover"]
+    assert job.doing == "healthy"
+
+
+def test_what_a_rank_could_not_load_is_why_the_next_is_tried() -> None:
+    """
+    When loading has failed as often as is tried, then the report says why that strategy was
+    passed over.
+    """
+    job = trained(groups={f"s{rank}": (rank,) for rank in range(4)}, attempts=1)
+    job.checkpointed(2)
+    job.failures[2, "load"] = ["a file is damaged"]
+    job.kill(0)
+    job.settle()
+    (incident,) = job.machine.incidents
+    assert dict(incident.tried)["recover"] == "rank 2 could not load: a file is damaged"
+
+
+def test_a_rank_that_cannot_leave_does_not_keep_the_others() -> None:
+    """
+    When a rank answers that it could not end, then the job is over all the same when it has left.
+    """
+    job = trained()
+    job.failures[1, "end"] = ["a thread does not end"]
+    job.stop()
+    job.settle()
+    assert job.facts("order_failed") == [
+        {"rank": 1, "order": "end", "why": "a thread does not end"}
+    ]
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("cancelled", 143)
+
+
+def test_what_a_script_begins_with_is_no_copy_of_what_the_checkpoint_holds() -> None:
+    """
+    When a job that was resumed breaks before anybody has loaded the checkpoint, then it is loaded
+    all the same: everyone holds step 0, which is not where the job was.
+    """
+    job = ScriptedJob(4, resume=("/run/checkpoints/step-00000005", 5))
+    job.muted = {(rank, "load") for rank in range(4)}
+    job.lead(1)
+    job.come(0)
+    job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
+    job.settle()
+    job.muted = set()
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert [load.step for load in job.orders(Load)] == [5, 5]
+    assert [regroup.step for regroup in job.orders(Regroup)] == [6, 6]
+    assert {rank.step for rank in job.ranks.values()} == {6}
+
+
+def test_a_check_that_passes_with_a_remark_has_passed() -> None:
+    """
+    When a rank passes and says something about it, then the check has passed.
+    """
+    job = trained()
+    job.verdicts = {1: ("pass", "all links are fine")}
+    job.pause("links")
+    job.settle()
+    assert job.machine.checked == "passed"
+
+
+def test_a_rank_that_went_back_to_a_copy_of_its_own_is_a_source_again() -> None:
+    """
+    When bad numbers took everyone back to what each had kept, and a rank dies later, then it is
+    given its state by the one whose numbers had been bad: what that has now is sound.
+    """
+    job = trained(keeps=1, groups={"a": (0, 1), "b": (2, 3)})
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    job.train()
+    job.kill(3)
+    job.settle()
+    job.train()
+    (fetch,) = job.orders(Fetch)
+    assert [(t.shard, [s.rank for s in t.sources]) for t in fetch.transfers] == [("b", [2])]
+    assert job.facts("doubt_dropped") == []
+    assert strategies(job) == ["retry", "recover"]
+    assert tried(job).keys() <= {"retry"}
