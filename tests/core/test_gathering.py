@@ -46,6 +46,7 @@ def test_a_job_whose_nodes_do_not_all_come_ends_after_an_hour_without_another() 
     assert job.over.why == (
         "ranks [4, 5] have no place: 3600 s after the last node no other has come"
     )
+    assert job.machine.next_deadline() is None
 
 
 def test_a_new_leader_gives_the_nodes_their_time_again() -> None:

@@ -5,7 +5,7 @@ What the end of a process is taken for: a fault of the machine, a bug of the scr
 import pytest
 
 from tests.core.lives import strategies, trained
-from tft.protocol.messages import Finished, Kill, NodeJoined, Spawn, Stop
+from tft.protocol.messages import Finished, Kill, NodeJoined, Save, Spawn, Stop
 from tft.testing.scripted import ScriptedJob
 
 
@@ -131,24 +131,19 @@ def test_a_process_that_cannot_be_ended_is_named_though_nothing_was_known_agains
 
 def test_what_a_process_says_after_its_end_is_absorbed() -> None:
     """
-    When a process is gone and what it had said last comes after that, then it is not counted among
-    those who have finished: the job ends when the others have.
+    When a process is gone, and what it had said last comes after that, then it is not taken for one
+    that takes orders, or that has finished: the others save without it.
     """
-    job = trained(enable=frozenset({"scale_in", "retry", "dump"}))
+    job = trained(enable=frozenset({"dump"}))
     job.kill(3)
-    job.report(Finished(rank=3, incarnation=0, step=3, at=job.now))
-    job.settle()
-    job.train()
-    assert job.machine.members == {0, 1, 2}
-    job.said.clear()
     job.ready(job.ranks[3])
-    job.fault(3, "software")
-    job.notice(0, "network")
+    job.report(Finished(rank=3, incarnation=0, step=7, at=job.now))
     job.settle()
-    job.train()
-    assert job.doing == "healthy"
     assert {rank for order in job.orders(Stop) for rank in order.to} == {0, 1, 2}
-    assert strategies(job) == ["scale_in", "retry"]
+    assert [save.to for save in job.orders(Save)] == [(0,), (1,), (2,)]
+    assert job.over is not None
+    assert job.over.why.endswith("a last checkpoint of step 3 is written")
+    assert job.machine.last_step == 3
 
 
 def test_a_rank_that_has_finished_and_is_lost_with_its_node_stood_at_its_last_step() -> None:

@@ -226,8 +226,8 @@ class Machine:
             moments += [] if oldest is None else [self._started_by(oldest)]
         if job.state not in SETTLED:
             moments += [self._unkillable_at(seat) for seat in job.dying()]
-        if job.state is S.AWAITING and job.gathered is not None and job.placeless():
-            moments.append(self._gathered_by(job.gathered))
+        gathered = self._gathered_by()
+        moments += [] if gathered is None else [gathered]
         if job.deadline is not None and (job.state is not S.CHOOSING or not job.dying()):
             moments.append(job.deadline)
         return min(moments, default=None)
@@ -244,8 +244,7 @@ class Machine:
             for seat in job.dying():
                 if self._unkillable_at(seat) <= job.now:
                     self._reports.ends.could_not_end(seat)
-        if job.state is S.AWAITING and job.gathered is not None and job.placeless():
-            self._end_ungathered(job.gathered)
+        self._end_ungathered()
         if not job.expired():
             return
         if job.state is S.EXITING:
@@ -262,12 +261,18 @@ class Machine:
     def _started_by(self, seat: Seat) -> float:
         return max(seat.spawned, self._job.led) + self._job.policy.join
 
-    def _gathered_by(self, last: float) -> float:
-        return max(last, self._job.led) + self._job.policy.gather
-
-    def _end_ungathered(self, last: float) -> None:
+    def _gathered_by(self) -> float | None:
+        """
+        When the next node has to have come; None: none has come yet, or all ranks have a place.
+        """
         job = self._job
-        if self._gathered_by(last) <= job.now:
+        if job.state is not S.AWAITING or job.gathered is None or not job.placeless():
+            return None
+        return max(job.gathered, job.led) + job.policy.gather
+
+    def _end_ungathered(self) -> None:
+        job, until = self._job, self._gathered_by()
+        if until is not None and until <= job.now:
             why = (
                 f"ranks {job.placeless()} have no place: {job.policy.gather:.0f} s after the last "
                 "node no other has come"
