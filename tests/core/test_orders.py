@@ -4,6 +4,7 @@ What is the same in all orders: whom they name, and how.
 
 from tests.core.lives import names, strategies, trained
 from tft.protocol.messages import RankOrder, Rebuild, Regroup, Resume, Rollback
+from tft.testing.scripted import ScriptedJob
 
 
 def test_ranks_are_named_in_order_whoever_is_left() -> None:
@@ -26,3 +27,12 @@ def test_ranks_are_named_in_order_whoever_is_left() -> None:
         "Regroup", "Rebuild", "Rollback", "Resume", "Freeze", "Hold", "Check", "Release",
     ]  # fmt: skip
     assert {order.to for order in later} == {(1, 8)}
+
+
+def test_a_job_that_nobody_has_led_waits_for_nothing() -> None:
+    """
+    When a job is set up and nothing has happened, then nothing is owed and no deadline is named, and
+    whoever leads first is in the first epoch.
+    """
+    machine = ScriptedJob(2).machine
+    assert (machine.epoch, machine.outstanding(), machine.next_deadline()) == (0, [], None)

@@ -47,6 +47,21 @@ def test_room_that_comes_later_does_not_bring_back_what_was_captured() -> None:
     assert job.orders(Spawn) == []
 
 
+def test_what_was_captured_where_a_process_could_not_be_ended_is_out_of_reach() -> None:
+    """
+    When a process cannot be ended, and its rank could only come back on another node, then what it
+    had captured stays where it was: nobody goes on without it.
+    """
+    job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 1}, derives=False, enable=NO_SHRINKING)
+    job.deaf = {1}
+    job.notice(3, "process", "its card is gone")
+    job.settle()
+    job.wait()
+    job.settle()
+    assert strategies(job) == ["dump"]
+    assert tried(job)["recover"] == GONE.replace("rank 2", "rank 3")
+
+
 def test_what_is_in_no_checkpoint_any_more_is_made_anew() -> None:
     """
     When a rank is lost before it has loaded the checkpoint that all begin with, and that one then

@@ -174,7 +174,7 @@ class Job:
             if r not in self.members and seat.ready and not seat.doomed and not self.flapping(r)
         }
         columns = self.topology().columns
-        return frozenset(r for r in ready if ready.issuperset(columns.get(r) or (r,)))
+        return frozenset(r for r in ready if ready.issuperset(columns[r]))
 
     # ---------------------------------------------------------------- where they could be
 
