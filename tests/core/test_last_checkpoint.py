@@ -2,7 +2,7 @@
 The last checkpoint: of whose copies it is made, and what is said when it cannot be.
 """
 
-from tests.core.lives import trained, tried
+from tests.core.lives import strategies, trained, tried
 from tft.protocol.messages import Commit, Restore, Save
 
 CAN_ONLY_DUMP = frozenset({"dump"})
@@ -98,3 +98,23 @@ def test_an_incident_that_is_cut_short_by_the_end_has_not_been_recovered_from() 
     assert (job.machine.outcome.result, job.machine.outcome.code) == ("cancelled", 143)
     (incident,) = job.reports()
     assert (incident["strategy"], incident["pids_kept"]) == ("exit", None)
+
+
+def test_savers_are_spread_over_the_nodes_that_the_ranks_have_moved_to() -> None:
+    """
+    When another process has taken over from a straggler, on a node of its own, then what is left on
+    the node that it had before saves there.
+    """
+    job = trained(
+        placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1}, spread_savers=True,
+        groups={"a": (0, 3), "b": (1, 2)},
+    )  # fmt: skip
+    job.notice(0, "straggler", "three times as slow as the others")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["migrate"]
+    job.stop(0)
+    job.settle()
+    assert {save.to: save.shards for save in job.orders(Save) if save.shards} == {
+        (0,): ("a",), (1,): ("b",),
+    }  # fmt: skip

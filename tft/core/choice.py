@@ -280,6 +280,7 @@ class Choice:
         job = self._job
         old, heir = job.seats[rank], job.heirs.pop(rank)
         job.seats[rank] = heir
+        job.placed()
         heir.private, heir.page, heir.derives = old.private, old.page, old.derives
         if old.process is not Process.GONE:
             job.retiring.append(old)  # what it had captured comes with its end

@@ -233,7 +233,7 @@ class Job:
 
     def placed(self) -> None:
         """
-        A rank has said what it holds: the topology may be another.
+        A rank has said what it holds, or another process speaks for it: the topology may be another.
         """
         self._topology = None
 
