@@ -406,6 +406,19 @@ def test_a_check_that_ends_the_job_saves_first() -> None:
     assert len(job.orders(Commit)) == 1
 
 
+def test_a_verdict_counts_though_nothing_is_said_for_it() -> None:
+    """
+    When a check ends the job and does not say why, then the job ends, and the rank is named.
+    """
+    job = trained()
+    job.verdicts = {1: ("end", "")}
+    job.pause("model")
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("dumped", 3)
+    assert "(rank 1)" in job.machine.checked
+
+
 def test_a_check_that_cannot_be_run_keeps_nobody() -> None:
     """
     When a check raises on one rank, then that says nothing of the rank: the job goes on, and
