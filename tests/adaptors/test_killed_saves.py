@@ -1,0 +1,158 @@
+"""
+A checkpoint whose writer is killed, at any moment of it.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import tft_pytorch as adaptor
+import torch
+from torch import nn
+
+from tft import checkpoint
+
+KILLS = 100
+"""Of the long run, half of them each way."""
+POINTS = 20
+"""So many kinds of places there are at least; the short run meets each once."""
+EARLIER, STEP = 5, 6
+TOUCHING = frozenset(
+    {"open", "write", "flush", "close", "fsync", "fileno", "rename", "replace", "mkdir", "rmtree",
+     "unlink", "remove", "rmdir", "scandir", "stat", "exists", "truncate", "seek"}
+)  # fmt: skip
+"""Calls that touch files, or stand between those that do."""
+
+
+class Killer:
+    """
+    Ends its own process at the n-th such call, before or after the kernel has seen it.
+    """
+
+    def __init__(self, at: int | None, log: Path) -> None:
+        self._at = at
+        self._log = log
+        self._places: list[str] = []
+
+    def __call__(self, frame: FrameType, event: str, function: object) -> None:
+        """
+        As a profile function.
+        """
+        name = getattr(function, "__name__", "")
+        if event not in ("c_call", "c_return") or name not in TOUCHING:
+            return
+        place = f"{event} {name} {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        self._places.append(place)
+        if len(self._places) == self._at:
+            sys.setprofile(None)
+            self._log.write_text(place)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def written(self) -> None:
+        """
+        Nobody was killed: every place there was.
+        """
+        sys.setprofile(None)
+        self._log.write_text("\n".join(self._places))
+
+
+def save(run_dir: Path, step: int, at: int | None, log: Path) -> None:
+    """
+    Everything one rank does for a checkpoint of its own, from the first directory to the commit; what a
+    worker does for the orders `save` and `commit`.
+    """
+    torch.manual_seed(step)
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    optimizer = adaptor.ReplicaOptimizer(
+        model.parameters(), torch.optim.AdamW, rank=0, world=2, lr=0.1
+    )
+    adaptor.tft_adopt({"model": model, "optimizer": optimizer}, None)
+    model(torch.randn(4, 64)).sum().backward()
+    optimizer.step()
+    killer = Killer(at, log)
+    sys.setprofile(killer)
+    final = run_dir / "checkpoints" / f"step-{step:08}"
+    partial = checkpoint.partial(final)
+    partial.mkdir(parents=True, exist_ok=True)
+    names = [
+        name for shard in ("dense", "optimizer.0") for name in adaptor.tft_save(partial, shard)
+    ]
+    files = [checkpoint.digest_file(partial, name) for name in names]
+    files.append(checkpoint.write_private(partial, 0, adaptor.tft_capture()))
+    files += [checkpoint.digest_file(partial, name) for name in adaptor.tft_join(partial)]
+    manifest = checkpoint.manifest(step=step, world=2, adaptor="pytorch", files=files)
+    checkpoint.commit(partial, final, manifest)
+    killer.written()
+
+
+Save = Callable[[Path, int, int | None], tuple[int | None, list[str]]]
+
+
+@pytest.fixture
+def saving(context: ForkServerContext, tmp_path: Path) -> Save:
+    """
+    Saves in a process of its own: how that ended, and where it was killed, or all places there were.
+    """
+
+    def saving(run_dir: Path, step: int, at: int | None) -> tuple[int | None, list[str]]:
+        log = tmp_path / "places"
+        log.unlink(missing_ok=True)
+        process = context.Process(target=save, args=(run_dir, step, at, log))
+        process.start()
+        process.join()
+        return process.exitcode, log.read_text().splitlines()
+
+    return saving
+
+
+def chosen(places: list[str], kills: int) -> list[int]:
+    """
+    Which calls to be killed at: the first of each kind, then others, evenly spread.
+    """
+    first = {place: number for number, place in reversed(list(enumerate(places, start=1)))}
+    spread = [1 + kill * (len(places) - 1) // max(1, kills - 1) for kill in range(kills)]
+    return list(dict.fromkeys([*first.values(), *spread]))[: max(kills, len(first))]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["another step", "the same step"])
+@pytest.mark.parametrize(
+    "kills", [0, pytest.param(KILLS // 2, marks=pytest.mark.soak)], ids=["each place", "fifty"]
+)
+def test_a_save_killed_anywhere_leaves_a_whole_checkpoint(
+    saving: Save, tmp_path: Path, again: bool, kills: int
+) -> None:
+    """
+    When the writer of a checkpoint is killed at any point, then the checkpoint before it is as it was,
+    or was replaced by a whole one of the same step, the new one is whole or not there at all, and what
+    is half-written is never taken for one. The next save works.
+    """
+    step = EARLIER if again else STEP
+    clean, run_dir = tmp_path / "clean", tmp_path / "run"
+    assert saving(clean, EARLIER, None)[0] == 0
+    shutil.copytree(clean, run_dir)
+    code, places = saving(run_dir, step, None)
+    assert code == 0
+    assert len(set(places)) >= POINTS, sorted(set(places))
+    for at in chosen(places, kills):
+        shutil.rmtree(run_dir)
+        shutil.copytree(clean, run_dir)
+        code, [place] = saving(run_dir, step, at)
+        assert code == -signal.SIGKILL, place
+        newest = checkpoint.newest(run_dir)
+        assert newest is not None, place
+        assert checkpoint.verify(newest).step in (EARLIER, step), place
+        if not again:
+            earlier = run_dir / "checkpoints" / f"step-{EARLIER:08}"
+            assert checkpoint.verify(earlier).step == EARLIER, place
+    assert saving(run_dir, step, None)[0] == 0
+    after = checkpoint.newest(run_dir)
+    assert after is not None
+    assert checkpoint.verify(after).step == step
+    assert not list(run_dir.glob("checkpoints/*.partial"))
