@@ -17,16 +17,16 @@ def test_ranks_are_named_in_order_whoever_is_left() -> None:
     job.settle()
     job.train()
     assert strategies(job) == ["scale_in"]
-    later = [o for o in job.said if isinstance(o, Regroup | Rebuild | Rollback | Resume)]
+    formed = [o for o in job.said if isinstance(o, Regroup | Rebuild | Rollback | Resume)]
     job.said.clear()
     job.pause("links")
     job.settle()
     job.train()
-    later += [order for order in job.said if isinstance(order, RankOrder)]
-    assert names(later) == [
+    paused = [order for order in job.said if isinstance(order, RankOrder)]
+    assert names([*formed, *paused]) == [
         "Regroup", "Rebuild", "Rollback", "Resume", "Freeze", "Hold", "Check", "Release",
     ]  # fmt: skip
-    assert {order.to for order in later} == {(1, 8)}
+    assert {order.to for order in (*formed, *paused)} == {(1, 8)}
 
 
 def test_a_job_that_nobody_has_led_waits_for_nothing() -> None:

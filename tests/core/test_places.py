@@ -7,7 +7,7 @@ from tests.core.lives import strategies, trained
 from tft.protocol.messages import Kill, Regroup, Save, Spawn, StoreOpened
 from tft.testing.scripted import ScriptedJob
 
-TWO_NODES = {0: (0, 1), 1: (2, 3)}
+TWO_NODES: dict[int, tuple[int, ...]] = {0: (0, 1), 1: (2, 3)}
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: (), 3: ()}
 
 

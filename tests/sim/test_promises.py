@@ -128,9 +128,8 @@ def a_healthy_rank_ended_in_every_incident(patch: Patch) -> None:
 
 
 def a_check_without_consequences(patch: Patch) -> None:
-    def goes_on(self: Pausing) -> bool:
+    def goes_on(self: Pausing) -> None:
         self.release()
-        return True
 
     patch.setattr(Pausing, "_checked", goes_on)
 
@@ -273,11 +272,12 @@ def a_rank_that_moves_says_it_stands(patch: Patch) -> None:
 def paused_before_everyone_stands(patch: Patch) -> None:
     advance = Pausing.advance
 
-    def hurries(self: Pausing) -> bool:
+    def hurries(self: Pausing) -> None:
         tasks = self._job.incident.tasks
         if self._job.state is State.PAUSING and "hold" in tasks:
-            return self._paused()
-        return advance(self)
+            self._paused()
+        else:
+            advance(self)
 
     patch.setattr(Pausing, "advance", hurries)
 
