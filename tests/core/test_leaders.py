@@ -80,9 +80,22 @@ def is_paused() -> ScriptedJob:
     return job
 
 
+def waits_for_a_node() -> ScriptedJob:
+    """
+    One of two nodes has come.
+    """
+    job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)})
+    job.lead(1)
+    job.come(0)
+    job.reopen_store(1)
+    job.settle()
+    return job
+
+
 @pytest.mark.parametrize(
     ("waits", "limit"),
     [
+        (waits_for_a_node, 3600.0),
         (waits_for_groups, 60.0),
         (waits_for_a_process, 300.0),
         (waits_for_an_end, 10.0),
