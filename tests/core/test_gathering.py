@@ -39,6 +39,7 @@ def test_a_job_whose_nodes_do_not_all_come_ends_after_an_hour_without_another() 
     job.wait()
     assert job.now == pytest.approx(came + 3600.0)
     assert job.over is None
+    assert job.machine.next_deadline() == pytest.approx(job.now + 5.0)  # for their leaving
     assert {order.to for order in job.orders(End)} == {(0, 1, 2, 3)}
     job.settle()
     assert job.over is not None
