@@ -334,6 +334,32 @@ def test_a_guess_about_how_far_to_go_back_is_no_reason_to_end() -> None:
     assert strategies(job) == ["retry"]
 
 
+def test_what_a_plugin_rules_out_after_a_guess_was_dropped_is_no_guess() -> None:
+    """
+    When a guess about how far to go back was dropped, and a plugin then says that nothing after an
+    earlier step is sound, then that stands: the job ends when that step is not to be had.
+    """
+    groups = {"own": (0,), "rest": (1, 2, 3)}
+    job = trained(groups=groups, keeps=1, advised=True, strategies=("retry", "dump"))
+    job.fault(2, "numeric")
+    job.settle()
+    job.advise()
+    job.settle()
+    job.fault(2, "numeric")
+    job.ranks[0].backups = ()
+    job.settle()
+    assert job.machine.incident.ceiling is None
+    job.checkpointed(2)
+    job.failures[0, "load"] = ["the manifest is damaged"]
+    job.advise(strategy="mine", base="retry", not_after=2)
+    job.settle()
+    job.advise()
+    job.settle()
+    assert job.over is not None
+    assert job.over.result == "failed"
+    assert "of step 2 or earlier" in job.over.why
+
+
 # ---------------------------------------------------------------- leaving batches out
 
 
