@@ -487,6 +487,37 @@ def test_all_of_a_node_is_replaced_where_that_is_the_policy() -> None:
     assert list(job.machine._job.troubles) == [2]
 
 
+def test_nobody_is_replaced_with_its_node_in_a_job_that_ends() -> None:
+    """
+    When nodes are replaced as a whole, and a process dies after the end was asked for, then the
+    others of its node are left alone: they have their part of the last checkpoint to write.
+    """
+    job = trained(placement=TWO_NODES, replace="node")
+    job.stop(0)
+    job.kill(2)
+    job.settle()
+    assert job.orders(Kill) == []
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_who_was_lost_and_is_replaced_with_its_node_is_one_fault() -> None:
+    """
+    When a rank was lost, and the next time another one of its node, with which it is replaced,
+    then its loss is told once.
+    """
+    job = trained(placement=TWO_NODES, replace="node")
+    job.kill(2)
+    while not job.orders(Regroup):
+        job._obey(job._queue.popleft())
+    job.kill(3)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    (fault,) = (f for f in incident["faults"] if f["rank"] == 2)
+    assert fault["evidence"] == "was ended by signal 9\nits node is replaced with rank 3"
+
+
 def test_where_a_lost_node_moves_to_nobody_is_replaced() -> None:
     """
     When nodes are replaced as a whole and one is lost, then its ranks move to a node with room,

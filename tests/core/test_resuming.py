@@ -3,7 +3,7 @@ What has to have been heard before an incident is over, and who is let in then.
 """
 
 from tests.core.lives import strategies, trained, tried
-from tft.protocol.messages import Freeze, Resume, Trained
+from tft.protocol.messages import Freeze, Resume, Spawn, Trained
 
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
 
@@ -51,6 +51,21 @@ def test_an_heir_that_was_given_up_is_not_let_in_when_it_is_ready_at_last() -> N
     assert strategies(job) == ["scale_in", "retry"]
 
 
+def test_nobody_is_followed_by_a_process_that_was_given_up() -> None:
+    """
+    When a straggler dies, and the process that was to take over from it was given up with its
+    node, then another one is started.
+    """
+    job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.deaf = {2}
+    job.notice(4, "node", "its fan has failed")
+    job.kill(3)
+    assert [(s.rank, s.node, s.incarnation) for s in job.orders(Spawn)] == [(3, 2, 1), (3, 1, 2)]
+
+
 def test_those_who_come_back_are_named_in_order() -> None:
     """
     When ranks that had left are ready to come back, then the reason why everyone is stopped names
@@ -81,13 +96,11 @@ def test_what_is_decided_waits_for_the_end_of_whoever_was_taken_over_from() -> N
     job.notice(3, "straggler")
     job.settle()
     assert job.doing == "awaiting"
-    job.slow = {0}
     job.kill(0)
     job.settle()
     assert job.machine.incident.strategy == ""
     job.kill(3)
     assert job.machine.incident.strategy == "recover"
-    job.arrive(0)
     job.settle()
     job.train()
     assert strategies(job) == ["recover"]

@@ -23,6 +23,43 @@ def test_who_does_not_wait_is_suspected_beside_one_that_is_silent() -> None:
     assert job.doing == "healthy"
 
 
+def test_a_silent_rank_is_none_that_could_have_waited() -> None:
+    """
+    When nobody moves, one rank does not answer, and none of the others waits for anybody, then
+    only the silent one is ended.
+    """
+    job = trained(3)
+    job.ranks[2].hung = True
+    for rank in (0, 1):
+        job.ranks[rank].waiting = False
+    job.stall()
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    assert [kill.rank for kill in job.orders(Kill)] == [2]
+    assert job.doing == "healthy"
+
+
+def test_who_was_suspected_with_all_others_is_not_suspected_the_next_time() -> None:
+    """
+    When nobody moves and nobody waits for anybody, so that nobody stands out, and it happens again
+    when all but one are waiting, then it is that one.
+    """
+    job = trained(3)
+    for rank in range(3):
+        job.ranks[rank].waiting = False
+    job.stall()
+    job.settle()
+    assert job.orders(Kill) == []
+    for rank in (0, 1):
+        job.ranks[rank].waiting = True
+    job.stall()
+    job.settle()
+    job.train()
+    assert [kill.rank for kill in job.orders(Kill)] == [2]
+
+
 def test_nobody_is_suspected_when_only_a_lost_rank_could_have_waited() -> None:
     """
     When nobody moves, a rank is lost, and none of the others waits for anybody, then none of them

@@ -31,6 +31,24 @@ def test_a_process_that_cannot_be_ended_is_given_up_after_its_limit() -> None:
     assert [k.rank for k in job.machine.outstanding() if isinstance(k, Kill)] == [3]
 
 
+def test_who_was_to_be_replaced_and_cannot_be_ended_is_done_without() -> None:
+    """
+    When a rank is to get another process, the one it has cannot be ended, and there is no other
+    place for it, then it is not waited for: what was decided is decided again.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    job.deaf = {1}
+    for _ in range(2):
+        job.fault(2, "memory")
+        job.settle()
+    assert job.machine.incident.strategy == "recover"
+    job.wait()
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in"]
+    assert job.machine.members == {0, 1, 3}
+
+
 def test_a_job_that_ends_does_not_wait_for_a_process_that_cannot_be_ended() -> None:
     """
     When somebody cannot be ended while a last checkpoint is written, then it is written without.

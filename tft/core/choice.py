@@ -254,10 +254,8 @@ class Choice:
         job.members = (job.members - frozenset(offer.leaving)) | frozenset(offer.joining)
         incident.joining |= frozenset(offer.joining)
         for seat in job.seated():
-            node = job.home(seat)
-            if seat.process is Process.GONE and node is not None:  # it has a place only now
-                incident.respawns[seat.rank] = incident.respawns.get(seat.rank, 0) + 1
-                job.spawn(seat, node, f"rank {seat.rank} has lost its process")
+            if seat.process is Process.GONE:  # it has a place only now
+                job.respawn(seat)
         own = advice.replace if advice is not None and advice.base else ()
         going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
         for rank in sorted(going & job.members):

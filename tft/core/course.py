@@ -157,14 +157,14 @@ class Course:
         Whoever does not wait for others while nobody moves is the one that hangs; if that is
         everybody, it is nobody.
         """
-        job, incident = self._job, self._job.incident
+        job = self._job
         suspects = [s for s in job.seated() if s.blame == "hang" and not s.doomed]
         ready = [s for s in job.seated() if s.ready and not s.doomed]
-        if incident.suspicion and suspects and len(suspects) < len(ready):
-            for seat in suspects:
-                self.rounds.doom(seat, "it hangs while the others wait for it", "hang")
         for seat in suspects:
-            seat.blame = seat.blame if seat.doomed else ""
+            if len(suspects) < len(ready):
+                self.rounds.doom(seat, "it hangs while the others wait for it", "hang")
+            else:
+                seat.blame = ""
 
     # ---------------------------------------------------------------- losses
 
@@ -179,14 +179,13 @@ class Course:
         job.excuse(seat.rank)
         heir = job.heirs.get(seat.rank)
         if heir is not None and not heir.doomed:
-            job.incident.respawns.setdefault(seat.rank, 1)
+            job.incident.given_another(seat.rank)
             self.choice.take_over(seat.rank)
         elif self._may_respawn(seat):
-            job.incident.respawns[seat.rank] = job.incident.respawns.get(seat.rank, 0) + 1
-            job.spawn(seat, job.home(seat) or 0, f"rank {seat.rank} has lost its process")
+            job.respawn(seat)
         if job.policy.replace == "node" and not job.incident.forced and not ours:
             self._replace_node(seat, node)
-        decided = job.state is S.AWAITING and job.incident.strategy != ""
+        decided = job.incident.strategy != ""
         planned = ours and decided and seat.process is Process.ORDERED
         if not planned:
             self.replan()
@@ -202,11 +201,7 @@ class Course:
         """
         if "recover" not in self._job.policy.enable:
             return
-        others = [
-            other
-            for other in self._job.seated()
-            if other.rank != seat.rank and other.node == node and other.ready
-        ]
+        others = [other for other in self._job.seated() if other.node == node and other.ready]
         alone = self._job.only_on(other.rank for other in others)
         if alone:
             self._job.tell("node_kept", node=node, why=f"nobody else has shard {alone[0]!r}")
@@ -232,26 +227,30 @@ class Course:
         """
         job = self._job
         seat = job.seats[message.rank]
-        node = job.elsewhere(seat, job.room)
-        unable = [s.rank for s in job.seated() if s.ready and "migrate" not in s.strategies]
-        why_not = ""
+        why_not = self._why_no_heir(seat)
+        node = None if why_not else job.elsewhere(seat, job.room)
+        if node is None:
+            why_not = why_not or "no other node has room"
+        job.tell("rank_straggles", rank=seat.rank, why=message.evidence, why_not=why_not)
+        if node is not None:
+            heir = Seat(rank=seat.rank)
+            seat.straggles = message.evidence
+            job.heirs[seat.rank] = heir
+            job.spawn(heir, node, f"rank {seat.rank} holds the others up: {message.evidence}")
+
+    def _why_no_heir(self, seat: Seat) -> str:
+        """
+        Why nobody is made ready to take over from a rank, whether there is room or not.
+        """
+        job = self._job
+        unable = [s.rank for s in job.seated() if "migrate" not in s.strategies]
         if FAULTS[job.state] is not Reaction.FREEZE:
-            why_not = "everyone stands still already"
-        elif "migrate" not in job.policy.enable:
-            why_not = "migrate is not enabled"
-        elif unable:
-            why_not = f"the adaptor of ranks {unable} cannot take part"
-        elif node is None:
-            why_not = "no other node has room"
-        elif message.rank in job.heirs or not seat.ready or message.rank not in job.members:
-            why_not = "another process is on its way, or none can be"
-        job.tell("rank_straggles", rank=message.rank, why=message.evidence, why_not=why_not)
-        if why_not or node is None:
-            return
-        heir = Seat(rank=message.rank)
-        seat.straggles = message.evidence
-        job.heirs[message.rank] = heir
-        job.spawn(heir, node, f"rank {message.rank} holds the others up: {message.evidence}")
+            return "everyone stands still already"
+        if "migrate" not in job.policy.enable:
+            return "migrate is not enabled"
+        if unable:
+            return f"the adaptor of ranks {unable} cannot take part"
+        return "another process is on its way" if seat.rank in job.heirs else ""
 
     def recall(self) -> None:
         """
@@ -300,7 +299,6 @@ class Course:
             return True
         incident.step = plan.step + 1
         job.move(S.REPAIRING)
-        incident.tasks = {}
         self._regroup(plan.step)
         self._repair(plan)
         return True

@@ -133,6 +133,12 @@ class Incident:
         self.furthest = max(self.furthest, position.step)
         self.reached = max(self.reached, position.step + position.window)
 
+    def given_another(self, rank: int) -> None:
+        """
+        A rank has lost its process, and another takes its place.
+        """
+        self.respawns[rank] = self.respawns.get(rank, 0) + 1
+
     def lower(self, ceiling: int) -> None:
         """
         No copy of a later step than this is sound.

@@ -433,6 +433,15 @@ class Job:
             )
         )
 
+    def respawn(self, seat: Seat) -> None:
+        """
+        Has another process started for a rank that has lost its own, where there is a place.
+        """
+        node = self.home(seat)
+        if node is not None:
+            self.incident.given_another(seat.rank)
+            self.spawn(seat, node, f"rank {seat.rank} has lost its process")
+
     def starts(self, seat: Seat) -> None:
         """
         A process is on its way, and its time begins now.
