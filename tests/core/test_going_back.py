@@ -223,6 +223,23 @@ def test_without_early_copies_everyone_loads_a_checkpoint_that_is_early_enough()
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("retry", 2, 2)
 
 
+def test_a_checkpoint_of_a_step_that_was_gone_back_behind_is_not_loaded_any_more() -> None:
+    """
+    When everyone has gone back behind the newest checkpoint, and trained on from there, then that
+    one is of a way that nobody went on: where no copy is left, the one before it is loaded.
+    """
+    job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1)
+    job.checkpointed(1)
+    job.checkpointed(3)
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    job.train(2)
+    assert {r.step for r in job.orders(Restore)} == {2}
+    job.kill(0)
+    job.settle()
+    assert [(o.step, o.directory) for o in job.orders(Load)] == [(1, "/periodic/1")]
+
+
 def test_where_nothing_is_early_enough_nothing_is_saved_and_the_sentence_says_so() -> None:
     """
     When what is wrong may be in every copy there is, then it is neither trained on nor saved.

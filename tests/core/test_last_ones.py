@@ -76,6 +76,26 @@ def test_the_first_step_after_an_incident_may_be_the_last_one() -> None:
     assert job.doing == "freezing"
 
 
+def test_what_was_left_behind_is_a_source_as_long_as_nobody_has_gone_back() -> None:
+    """
+    When a rank has left with another one, and of a shard nobody else has a sound copy before the
+    others have trained on, then it is copied from the one that has left.
+    """
+    columns = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    job = trained(
+        placement={0: (0, 1), 1: (2,), 2: (3,)}, columns=columns, groups={"a": (0, 2), "b": (1, 3)}
+    )
+    job.lose_node(2)
+    job.settle()
+    assert job.machine.members == {0, 1}
+    job.fault(0, "memory")
+    job.settle()
+    job.train()
+    (fetch,) = job.orders(Fetch)
+    assert [(t.shard, [s.rank for s in t.sources]) for t in fetch.transfers] == [("a", [2])]
+    assert job.doing == "healthy"
+
+
 def test_what_was_left_behind_is_no_source_when_the_others_have_gone_back() -> None:
     """
     When some ranks have left, and the others went back and trained the same steps again without
@@ -93,6 +113,29 @@ def test_what_was_left_behind_is_no_source_when_the_others_have_gone_back() -> N
     assert job.orders(Rollback)[-1].step == 2
     assert job.doing == "healthy"
     assert (job.ranks[4].step, job.ranks[0].step) == (3, 3)
+    job.fault(0, "memory")
+    job.settle()
+    (fetch,) = job.orders(Fetch)
+    assert fetch.step == 3
+    assert {s.rank for transfer in fetch.transfers for s in transfer.sources} == {2}
+
+
+def test_no_copy_that_was_left_behind_is_a_source_when_the_others_have_gone_back_twice() -> None:
+    """
+    When those who are left go back behind a step of which one that has left keeps an earlier copy,
+    and train it anew, then that copy is of the past that was given up, like what it has in use.
+    """
+    columns = {rank: ((0, 1), (2, 3), (4, 5))[rank // 2] for rank in range(6)}
+    enable = frozenset({"retry", "scale_in", "dump"})
+    job = trained(6, 4, groups=PAIRS, columns=columns, keeps=3, enable=enable)
+    job.kill(5)
+    job.settle()
+    for _ in range(2):
+        job.fault(0, "numeric", polluted=True)
+        job.settle()
+    job.train()
+    assert [r.step for r in job.orders(Rollback)] == [4, 3, 2]
+    assert 3 in job.ranks[4].backups
     job.fault(0, "memory")
     job.settle()
     (fetch,) = job.orders(Fetch)

@@ -280,71 +280,62 @@ class Course:
         """
         When every member is there: form the groups, and copy what has to be copied.
         """
-        job, incident = self._job, self._job.incident
+        job, incident, store = self._job, self._job.incident, self._job.store
         if incident.strategy == "" and not job.dying():
             self.choice.consider()
             return True
-        if job.waits_for_starters():
-            return False
-        there = job.every(lambda seat: seat.ready) and job.store is not None
-        waits = job.deadline is not None and job.deadline > job.now
-        if not there or waits or job.dying():
-            return False
-        plan = planner.repair(
-            job.topology(), job.standings(self.choice.homeless), job.members, job.terms()
-        )
-        if isinstance(plan, str):
-            incident.failed[incident.base] = plan
-            self.choice.consider()
-            return True
-        incident.step = plan.step + 1
-        job.move(S.REPAIRING)
-        self._regroup(plan.step)
-        self._repair(plan)
-        return True
+        if store is not None and self._all_there():
+            plan = planner.repair(
+                job.topology(), job.standings(self.choice.homeless), job.members, job.terms()
+            )
+            if isinstance(plan, str):
+                incident.failed[incident.base] = plan
+                incident.strategy = ""  # it is decided anew
+                return True
+            self._repair(plan, *store)
+        return False
 
-    def _regroup(self, step: int) -> None:
+    def _all_there(self) -> bool:
+        """
+        Nobody is waited for: every member takes orders, and whoever was to end has ended.
+        """
         job = self._job
-        host, port = job.store or ("", 0)
-        regroup = Regroup(
-            **job.key(),
-            to=tuple(sorted(job.members)),
-            step=step + 1,
-            name=f"{job.name}/{job.incident.number}.{job.incident.round}",
-            host=host,
-            port=port,
-            without=tuple(rank for rank in job.seats if rank not in job.members),
+        if job.waits_for_starters():  # which is known sooner than whether everyone is ready
+            return False
+        waits = job.deadline is not None and job.deadline > job.now
+        return job.every(lambda seat: seat.ready) and not waits and not job.dying()
+
+    def _repair(self, plan: Repair, host: str, port: int) -> None:
+        job, incident, step = self._job, self._job.incident, plan.step
+        incident.step = step + 1
+        job.move(S.REPAIRING)
+        name = f"{job.name}/{incident.number}.{incident.round}"
+        without = tuple(rank for rank in job.seats if rank not in job.members)
+        regroup = job.to_all(
+            Regroup, step=step + 1, name=name, host=host, port=port, without=without
         )
         job.issue(regroup, limit=job.policy.regroup)
-
-    def _repair(self, plan: Repair) -> None:
-        job = self._job
+        limit, key = job.policy.repair, job.key()
         if plan.load:
-            load = Load(
-                **job.key(), to=tuple(sorted(job.members)), directory=plan.load, step=plan.step
-            )
-            job.issue(load, limit=job.policy.repair)
+            job.issue(job.to_all(Load, directory=plan.load, step=step), limit=limit)
         if plan.restore:
-            restore = Restore(**job.key(), to=plan.restore, step=plan.step)
-            job.issue(restore, limit=job.policy.repair)
-        key = job.key()
+            job.issue(Restore(**key, to=plan.restore, step=step), limit=limit)
         fetches = [
-            Fetch(**key, to=(rank,), step=plan.step, transfers=transfers)
+            Fetch(**key, to=(rank,), step=step, transfers=transfers)
             for rank, transfers in plan.transfers.items()
         ]
         if fetches:
-            job.issue(*fetches, limit=job.policy.repair)
+            job.issue(*fetches, limit=limit)
 
     def _roll_back(self) -> None:
         job = self._job
-        step = (job.incident.step or 1) - 1
+        step = job.agreed()
         skip = self._skip(step)
         # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
         job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}
         self._leave_behind(step)
-        rollback = Rollback(
-            **job.key(),
-            to=tuple(sorted(job.members)),
+        rollback = job.to_all(
+            Rollback,
             step=step,
             skip=skip,
             private={s.rank: s.private[step] for s in job.seated() if step in s.private},
@@ -359,8 +350,8 @@ class Course:
         """
         job = self._job
         for seat in job.seats.values():
-            later = [kept for kept in (seat.held or 0, *seat.backups) if kept > step]
-            if seat.rank not in job.members and later:
+            kept = () if seat.rank in job.members else seat.standing("").copies(None)
+            if any(copy > step for copy in kept):
                 seat.trusted, seat.damaged = False, True
 
     def _skip(self, step: int) -> int:
@@ -394,7 +385,7 @@ class Course:
         for seat in job.seated():
             seat.finished = False
         job.finished = set()
-        resume = job.to_all(Resume, step=job.incident.step or 1)
+        resume = job.to_all(Resume, step=job.agreed() + 1)
         job.step_to(S.RESUMING, resume, job.policy.regroup)
 
     def _close(self) -> bool:

@@ -360,7 +360,7 @@ class Job:
         self.incident.tasks = {}
         self.issue(order, limit=limit)
 
-    def to_all(self, order: Callable[..., RankOrder], **facts: int | str) -> RankOrder:
+    def to_all(self, order: Callable[..., RankOrder], **facts: object) -> RankOrder:
         """
         An order for every member.
         """
