@@ -405,6 +405,36 @@ def test_ranks_that_could_not_go_on_where_the_others_are_stay_outside() -> None:
     assert job.doing == "healthy"
 
 
+def test_who_comes_back_does_not_go_on_with_what_it_had_when_it_left() -> None:
+    """
+    When a rank had captured its RNG and data position of the very step at which it comes back, then
+    it makes them anew all the same: it has not done the batches of that step.
+    """
+    job = trained(enable=frozenset({"retry", "scale_in", "scale_out", "dump"}))
+    job.kill(3)
+    job.settle()
+    job.train(2)
+    assert job.machine.members == {0, 1, 2, 3}
+    back = job.orders(Rollback)[-1]
+    assert (back.step, back.derive) == (4, (3,))
+    assert job.facts("private_derived") == [{"ranks": [3], "step": 4}]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_start_has_nothing_that_could_get_lost(steps: int) -> None:
+    """
+    When a node is lost before a step is done, then its ranks make their RNG and data position as
+    they did at first: only after a step it is told that they are not as they were.
+    """
+    job = ScriptedJob(4, placement=WITH_ROOM, spare={2: 2}).start()
+    job.train(steps)
+    job.lose_node(1)
+    job.settle()
+    back = job.orders(Rollback)[-1]
+    assert (back.step, back.derive) == (steps, (2, 3))
+    assert job.facts("private_derived") == [{"ranks": [2, 3], "step": 1}][:steps]
+
+
 def test_somebody_lost_while_others_come_back_comes_first() -> None:
     """
     When a member dies in the very stop that was to take others in, then it is replaced first; the
