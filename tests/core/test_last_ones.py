@@ -141,3 +141,43 @@ def test_no_copy_that_was_left_behind_is_a_source_when_the_others_have_gone_back
     (fetch,) = job.orders(Fetch)
     assert fetch.step == 3
     assert {s.rank for transfer in fetch.transfers for s in transfer.sources} == {2}
+
+
+def test_who_had_finished_before_an_incident_has_to_finish_again() -> None:
+    """
+    When a rank has finished, and everyone is brought back for another one that was lost, then the
+    job is complete only when the first has finished once more.
+    """
+    job = trained()
+    job.finish(1)
+    job.kill(2)
+    job.settle()
+    job.train()
+    job.finish(0, 2, 3)
+    assert job.doing == "healthy"
+    job.finish(1)
+    assert job.over is not None
+    assert job.over.result == "completed"
+
+
+def test_who_had_finished_before_an_incident_is_awaited_after_a_pause() -> None:
+    """
+    When a rank that had finished trains again after an incident, then a pause after that is over
+    only when it has done a step, as for everyone.
+    """
+    job = trained()
+    job.finish(1)
+    job.kill(2)
+    job.settle()
+    job.train()
+    job.pause()
+    job.settle()
+    job.go_on()
+    job.settle()
+    for rank in (0, 2, 3):
+        job.window(rank)
+        job.close(rank)
+    assert job.doing == "resuming"
+    job.window(1)
+    job.close(1)
+    assert job.doing == "healthy"
