@@ -8,7 +8,7 @@ from tests.core.lives import names, trained
 from tft.protocol.messages import End, Joined, NodeJoined, NodeLost, Refused, Spawn, StoreOpened
 from tft.testing.scripted import ScriptedJob
 
-NODES = {0: (0, 1), 1: (2, 3), 2: (4, 5)}
+NODES: dict[int, tuple[int, ...]] = {0: (0, 1), 1: (2, 3), 2: (4, 5)}
 
 
 def gathering(**facts: object) -> ScriptedJob:
@@ -38,7 +38,7 @@ def test_a_job_whose_nodes_do_not_all_come_ends_after_an_hour_without_another() 
     assert job.doing == "awaiting"
     job.wait()
     assert job.now == pytest.approx(came + 3600.0)
-    assert job.over is None
+    assert job.doing == "exiting"
     assert job.machine.next_deadline() == pytest.approx(job.now + 5.0)  # for their leaving
     assert {order.to for order in job.orders(End)} == {(0, 1, 2, 3)}
     job.settle()
