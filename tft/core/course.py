@@ -398,8 +398,7 @@ class Course:
             began = incident.processes.get(seat.rank)
             if began is not None:
                 incident.kept[seat.rank] = began == (seat.pid, seat.started)
-        ends = [phase.end for phase in incident.phases if phase.name == "resume"]
-        incident.closed = max(ends, default=job.now)
+        incident.closed = max(phase.end for phase in incident.phases if phase.name == "resume")
         if incident.number:
             job.incidents.append(incident)
             job.tell(
