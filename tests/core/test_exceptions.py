@@ -64,7 +64,7 @@ def test_another_exception_is_another_fault() -> None:
     ):
         job = trained()
         raised(job, 0)
-        raised(job, 1, **change)  # type: ignore[arg-type] # fields by name
+        raised(job, 1, **change)
         job.settle()
         assert told(job) == [0, 1], change
 

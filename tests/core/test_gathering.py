@@ -101,7 +101,7 @@ def test_a_node_that_is_lost_before_it_came_ends_the_start() -> None:
     then the job ends at once, and says what was told.
     """
     job = gathering()
-    job.report(NodeLost(node=2, why="the agent of node 2 has ended", at=job.now))
+    job.report(NodeLost(node=2, pid=7, why="the agent of node 2 has ended", at=job.now))
     assert job.doing == "exiting"
     job.settle()
     assert job.over is not None
@@ -122,6 +122,24 @@ def test_a_spare_node_that_is_lost_before_it_came_ends_nothing() -> None:
     job.train()
     assert job.doing == "healthy"
     job.report(NodeLost(node=4, why="the agent of node 4 has ended", at=job.now))
+    assert job.doing == "healthy"
+
+
+def test_a_node_that_came_and_is_lost_while_others_are_awaited_ends_nothing() -> None:
+    """
+    When a node is lost while others are still to come, then the start is an incident: its ranks
+    are started where there is room, and the job begins when the others have come.
+    """
+    job = gathering(spare={3: 2})
+    job.come(3)
+    job.lose_node(0)
+    job.settle()
+    assert job.doing == "awaiting"
+    for node in (1, 2):
+        job.come(node)
+        job.settle()
+    job.train()
+    assert {job.ranks[rank].node for rank in (0, 1)} == {3}
     assert job.doing == "healthy"
 
 

@@ -104,14 +104,11 @@ class Arrivals:
             )
         seat = job.find(message.rank, message.incarnation)
         holder = job.seats[message.rank]
-        taken = seat is not None and seat.process in (Process.JOINED, Process.READY)
-        if (
-            seat is not None
-            and taken
-            and (seat.pid, seat.started) == (message.pid, message.started)
-        ):
+        there = (Process.JOINED, Process.READY)
+        taken = seat if seat is not None and seat.process in there else None
+        if taken is not None and (taken.pid, taken.started) == (message.pid, message.started):
             return None
-        if seat is None or taken or seat.process is Process.GONE:
+        if seat is None or taken is not None or seat.process is Process.GONE:
             return self._refuse(
                 message,
                 sender,

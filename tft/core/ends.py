@@ -37,7 +37,7 @@ class Ends:
         if message.node not in job.nodes and job.state is S.AWAITING and job.placeless():
             return self._course.ending.exit("failed", 4, message.why)
         for seat in [*job.seats.values(), *job.heirs.values(), *job.retiring]:
-            if seat.node != message.node or seat.process in (Process.GONE, Process.ABSENT):
+            if seat.node != message.node or seat.process is Process.GONE:
                 continue
             job.forget(seat.rank, seat.incarnation, Spawn, Kill)
             matters = job.is_seated(seat.rank, seat.incarnation) and job.state not in SETTLED
@@ -74,7 +74,7 @@ class Ends:
             return self._left_late(seat, message)
         if not job.is_seated(seat.rank, seat.incarnation):
             return job.tell("rank_gone", rank=seat.rank, code=message.code, outside=True)
-        if self._left_in_peace(seat, message, was):
+        if self._left_in_peace(seat, message):
             return None
         job.tell("rank_gone", rank=seat.rank, code=message.code, incarnation=seat.incarnation)
         self._blame(seat, message, was)
@@ -90,9 +90,7 @@ class Ends:
         matters = job.is_seated(seat.rank, seat.incarnation)
         self._gone(seat)
         if seat.node is not None:
-            seat.shunned |= {seat.node}
-            if seat.rank in job.seats:
-                job.seats[seat.rank].shunned |= {seat.node}
+            job.seats[seat.rank].shunned |= {seat.node}
         why = f"its process could not be ended within {job.policy.kill:.0f} s"
         job.tell("rank_not_ended", rank=seat.rank, incarnation=seat.incarnation, why=why)
         if matters:
@@ -106,8 +104,6 @@ class Ends:
         job.running.discard(process)
         if seat in job.condemned:
             job.condemned.remove(seat)
-        if job.holds_seat(seat):
-            job.finished.discard(seat.rank)
         seat.process = Process.GONE
         seat.training = False
         seat.held, seat.backups = None, ()
@@ -118,7 +114,7 @@ class Ends:
         else:
             return
         if seat.node is not None:  # its place is free again
-            job.room[seat.node] = job.room.get(seat.node, 0) + 1
+            job.room[seat.node] += 1
 
     def _blame(self, seat: Seat, message: Exited, was: Process) -> None:
         """
@@ -127,7 +123,7 @@ class Ends:
         evidence = message.stack or seat.doomed or _how(message.code)
         if seat.blame == "hang" and message.stopped:
             evidence = f"the process was stopped (SIGSTOP)\n{evidence}"
-        step = self._step_of(message, was)
+        step = self._step_of(seat, message)
         kind: FaultKind = "process"
         forced = ""
         if self._blamed(seat):
@@ -142,19 +138,18 @@ class Ends:
             kind = "software"
             forced = f"rank {seat.rank} left with code 0 before all ranks had finished"
         self._rounds.fault(kind, seat.rank, step, message.at, evidence)
-        if kind == "process" and not seat.doomed:
+        if not seat.doomed:
             self._job.count(seat.rank)
         if forced:
             self._rounds.force(forced)
         return None
 
-    def _step_of(self, message: Exited, was: Process) -> int:
+    def _step_of(self, seat: Seat, message: Exited) -> int:
         """
         The step that was being computed; for a process that had not come so far, the one that
         the others wait to compute.
         """
-        repaired = was is Process.READY and self._job.seats[message.rank].repaired
-        if message.incarnation == 0 or repaired:
+        if message.incarnation == 0 or seat.repaired:
             return message.position.step + 1
         return self._job.incident.step or self._job.incident.furthest + 1
 
@@ -167,11 +162,11 @@ class Ends:
             why = f"all steps are done, but then rank {seat.rank} {_how(message.code)}"
             self._job.outcome = JobOver(result="failed", code=4, why=why)
 
-    def _left_in_peace(self, seat: Seat, message: Exited, was: Process) -> bool:
+    def _left_in_peace(self, seat: Seat, message: Exited) -> bool:
         """
         A script that never calls `tft.init` ends as its ranks end.
         """
-        if was not in (Process.ORDERED, Process.SPAWNED) or self._job.anyone_joined():
+        if self._job.anyone_joined():
             return False
         if message.code:
             why = f"rank {seat.rank} {_how(message.code)} and no rank has called tft.init"
