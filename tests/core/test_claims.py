@@ -8,7 +8,6 @@ import pytest
 from tests.core.lives import trained, tried
 from tft.core.policy import Policy
 from tft.protocol.messages import (
-    Finished,
     Joined,
     NodeLost,
     Refused,
@@ -121,9 +120,11 @@ def test_a_process_counts_as_running_though_its_start_was_never_told() -> None:
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
     job.settle()
     job.train()
-    job.report(Finished(rank=0, incarnation=0, step=1, at=job.now))
+    job.muted = {(0, "complete")}
+    job.finish()
+    job.lead(2)
     assert job.doing == "exiting"
-    job.settle()
+    job.kill(0, 0)
     assert job.doing == "ended"
 
 

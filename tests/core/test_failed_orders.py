@@ -78,6 +78,33 @@ def test_what_a_rank_could_not_load_is_why_the_next_is_tried() -> None:
     assert dict(incident.tried)["recover"] == "rank 2 could not load: a file is damaged"
 
 
+def test_what_a_rank_could_not_take_back_is_why_the_next_is_tried() -> None:
+    """
+    When a rank cannot take back the copy it keeps, and that was the last attempt, then the report
+    says so of the strategy.
+    """
+    job = trained(keeps=1, attempts=1, enable=frozenset({"retry", "dump"}))
+    job.failures[1, "restore"] = ["its digest is another"]
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    assert tried(job)["retry"] == "rank 1 could not restore: its digest is another"
+
+
+def test_who_has_finished_does_not_hang() -> None:
+    """
+    When nobody moves, one rank has finished and another does not wait for the others, then the
+    latter is the one that hangs.
+    """
+    job = trained()
+    job.finish(0)
+    job.ranks[0].waiting = job.ranks[2].waiting = False
+    job.stall()
+    job.settle()
+    job.train()
+    assert [k.rank for k in job.orders(Kill)] == [2]
+    assert job.doing == "healthy"
+
+
 def test_a_rank_that_cannot_leave_does_not_keep_the_others() -> None:
     """
     When a rank answers that it could not end, then the job is over all the same when it has left.
@@ -113,6 +140,24 @@ def test_what_a_script_begins_with_is_no_copy_of_what_the_checkpoint_holds() -> 
     assert {rank.step for rank in job.ranks.values()} == {6}
 
 
+def test_a_new_process_of_a_resumed_job_has_nothing_to_go_on_from() -> None:
+    """
+    When all processes of a resumed job were lost and its checkpoint cannot be read, then the job
+    fails: what the new processes begin with is no step of it.
+    """
+    job = ScriptedJob(2, resume=("/run/checkpoints/step-00000005", 5)).start()
+    job.train(2)
+    job.said.clear()
+    job.failures[0, "load"] = ["a file is damaged"]
+    job.muted = {(1, "load")}
+    job.kill(0)
+    job.kill(1)
+    job.settle()
+    assert job.orders(Fetch) == []
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+
+
 def test_a_check_that_passes_with_a_remark_has_passed() -> None:
     """
     When a rank passes and says something about it, then the check has passed.
@@ -137,6 +182,7 @@ def test_a_rank_that_went_back_to_a_copy_of_its_own_is_a_source_again() -> None:
     job.settle()
     job.train()
     (fetch,) = job.orders(Fetch)
+    assert fetch.step == 3
     assert [(t.shard, [s.rank for s in t.sources]) for t in fetch.transfers] == [("b", [2])]
     assert job.facts("doubt_dropped") == []
     assert strategies(job) == ["retry", "recover"]

@@ -5,6 +5,7 @@ How a job gathers: nodes come one after the other, or do not come, and who is no
 import pytest
 
 from tests.core.lives import names, trained
+from tft.core.policy import Policy
 from tft.protocol.messages import End, Joined, NodeJoined, NodeLost, Refused, Spawn, StoreOpened
 from tft.testing.scripted import ScriptedJob
 
@@ -107,6 +108,18 @@ def test_a_node_that_is_lost_before_it_came_ends_the_start() -> None:
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
     assert job.over.why == "the agent of node 2 has ended"
+
+
+def test_a_node_that_is_lost_before_it_came_ends_the_start_while_it_is_talked_over() -> None:
+    """
+    When recovery plugins are asked about a rank that died while nodes were still to come, and one
+    of those is lost, then no advice is waited for.
+    """
+    job = gathering(policy=Policy(advised=True))
+    job.kill(1)
+    assert job.doing == "choosing"
+    job.report(NodeLost(node=2, pid=7, why="the agent of node 2 has ended", at=job.now))
+    assert job.doing == "exiting"
 
 
 def test_a_spare_node_that_is_lost_before_it_came_ends_nothing() -> None:

@@ -9,10 +9,8 @@ from tft.core.commands import JobOver
 from tft.core.course import Course
 from tft.core.job import Job
 from tft.core.seats import Process, Seat
-from tft.core.table import SETTLED, State
+from tft.core.table import SETTLED
 from tft.protocol.messages import Exited, FaultKind, Kill, NodeLost, Spawn
-
-S = State
 
 
 class Ends:
@@ -34,7 +32,7 @@ class Ends:
         if message.pid and agent is not None and agent[1] != message.pid:
             return None  # another one has come up since then
         job.lost_nodes.add(message.node)
-        if message.node not in job.nodes and job.state is S.AWAITING and job.placeless():
+        if message.node not in job.nodes and job.placeless():
             return self._course.ending.exit("failed", 4, message.why)
         for seat in [*job.seats.values(), *job.heirs.values(), *job.retiring]:
             if seat.node != message.node or seat.process is Process.GONE:
