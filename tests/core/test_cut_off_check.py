@@ -141,3 +141,16 @@ def test_what_an_earlier_check_has_found_is_not_held_against_the_next_node() -> 
     assert job.orders(Kill) == []
     assert started(job) == [(2, 2)]
     assert job.doing == "healthy"
+
+
+def test_a_rank_that_is_unfit_without_a_word_has_not_passed() -> None:
+    """
+    When a check finds a rank unfit and says nothing more, then its node is given up, and whoever
+    asked reads which rank it was.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 4})
+    job.verdicts = {2: ("isolate", "")}
+    job.pause("links")
+    job.settle()
+    assert [k.rank for k in job.orders(Kill)] == [2, 3]
+    assert "(rank 2)" in job.machine.checked
