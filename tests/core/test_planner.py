@@ -170,6 +170,18 @@ def test_before_the_first_step_everyones_own_beginning_will_do() -> None:
     assert repair(topology, new, range(2), beginning) == Repair(step=0)
 
 
+def test_those_who_are_not_as_they_began_are_named_in_their_order() -> None:
+    """
+    When nothing was trained, and several ranks have been overwritten in part, then they are named
+    in their order; one of which nothing is known is as good as new.
+    """
+    topology = Topology(groups={"a": (0, 1, 8), "b": (9,)})
+    torn = everybody(9, 0, r1=None, r8=None)
+    found = repair(topology, torn, frozenset({1, 8, 10}), terms(checkpoints={0: ""}))
+    assert isinstance(found, str)
+    assert "ranks [1, 8] are not as they began" in found
+
+
 def test_who_is_not_as_it_began_any_more_is_replaced_before_the_first_step() -> None:
     """
     When nothing was trained, a shard has lost its holders, and a rank has been overwritten in part,

@@ -186,9 +186,9 @@ def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int |
 
 def _agreed(steps: frozenset[int] | str, terms: Terms) -> int | str:
     step, from_disk = _held_step(steps, terms), _checkpoint(terms)
-    if from_disk is None or (isinstance(step, int) and step >= from_disk):
+    if from_disk is None:
         return step
-    return from_disk
+    return max(step, from_disk) if isinstance(step, int) else from_disk
 
 
 def _held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
