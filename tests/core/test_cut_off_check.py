@@ -145,12 +145,12 @@ def test_what_an_earlier_check_has_found_is_not_held_against_the_next_node() -> 
 
 def test_a_rank_that_is_unfit_without_a_word_has_not_passed() -> None:
     """
-    When a check finds a rank unfit and says nothing more, then its node is given up, and whoever
-    asked reads which rank it was.
+    When a check finds ranks unfit and says nothing more, then their node is given up, and whoever
+    asked reads which ranks it were.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 4})
-    job.verdicts = {2: ("isolate", "")}
+    job.verdicts = {2: ("isolate", ""), 3: ("isolate", "")}
     job.pause("links")
     job.settle()
     assert [k.rank for k in job.orders(Kill)] == [2, 3]
-    assert "(rank 2)" in job.machine.checked
+    assert "(rank 2, 3)" in job.machine.checked

@@ -94,6 +94,12 @@ def test_a_job_that_has_gathered_waits_for_no_more_nodes() -> None:
     job.train()
     assert job.doing == "healthy"
     assert job.machine.next_deadline() is None
+    job.now += 7200.0
+    job.slow = {1}
+    job.kill(1)
+    job.settle()
+    assert job.doing == "awaiting"
+    assert job.machine.next_deadline() == pytest.approx(job.now + 300.0, abs=0.1)
 
 
 def test_a_node_that_is_lost_before_it_came_ends_the_start() -> None:
