@@ -3,6 +3,7 @@ Which step everyone can be brought to, who copies what from whom, and who saves 
 """
 
 from tests.core.placements import (
+    ALL,
     everybody,
     fetched,
     replaced,
@@ -168,6 +169,31 @@ def test_before_the_first_step_everyones_own_beginning_will_do() -> None:
     new = everybody(2, 0)
     assert agreed_step(topology, new, beginning) == 0
     assert repair(topology, new, range(2), beginning) == Repair(step=0)
+
+
+def test_who_is_not_as_it_began_copies_where_another_is() -> None:
+    """
+    When nothing was trained, and a rank has been overwritten in part whose shard another one has,
+    then a retry will do: it copies.
+    """
+    torn = everybody(2, 0, r1=None)
+    topology, members = Topology(groups={"a": (0, 1)}), frozenset({0, 1})
+    chances = {o.strategy: o for o in offers(topology, torn, members, terms(checkpoints={0: ""}))}
+    assert chances["retry"].why_not is None
+
+
+def test_who_is_not_as_it_began_may_leave() -> None:
+    """
+    When nothing was trained, a shard has lost its holders, and the one that is not as it began
+    leaves with a lost one, then the others go on from their beginning.
+    """
+    topology = Topology(groups={"a": (0, 1, 2, 3), "b": (1, 3)}, columns={2: (2, 3), 3: (2, 3)})
+    late = Standing(rank=1, alive=False, coming=True, strategies=ALL)
+    torn = without(everybody(4, 0, r2=None), [3]) | {1: late}
+    beginning = terms(checkpoints={0: ""}, replaced=frozenset({3}))
+    made = offers(topology, torn, frozenset(range(4)), beginning)
+    (offer,) = (o for o in made if o.strategy == "scale_in")
+    assert (offer.why_not, offer.leaving) == (None, (2, 3))
 
 
 def test_those_who_are_not_as_they_began_are_named_in_their_order() -> None:
