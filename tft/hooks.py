@@ -37,6 +37,18 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """
+    What a user's factory makes over the groups of now, for `session.adopt(make=...)`; it is
+    `session.model` until the groups are lost.
+    """
+
+    model: Any  # Any: the framework's own types
+    optimizer: Any
+    scheduler: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
     """
     A shard, ready to be moved: `meta` first, then its buffers.

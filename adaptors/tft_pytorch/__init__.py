@@ -11,21 +11,22 @@ from types import FrameType
 from typing import Any
 
 from tft.errors import UsageError
-from tft.hooks import Buffer, Parcel, hookimpl
+from tft.hooks import Buffer, Made, Parcel, hookimpl
 from tft.protocol.messages import FaultKind, ShardCopies
 from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.faults import classify, waiting
 from tft_pytorch.groups import Groups
+from tft_pytorch.made import Maker
 from tft_pytorch.replicas import ReplicaOptimizer
 
-__all__ = ["ReplicaOptimizer"]
+__all__ = ["Made", "ReplicaOptimizer"]
 
 _groups = Groups()
-_adopted: Adopted | None = None
+_adopted: Adopted | Maker | None = None
 _contributing: Callable[[], None] | None = None
 
 
-def _state() -> Adopted:
+def _state() -> Adopted | Maker:
     if _adopted is None:
         raise UsageError("there is no training state yet: call session.adopt first")
     return _adopted
@@ -73,7 +74,7 @@ def tft_adopt(
 
 @hookimpl
 def tft_shards(rank: int, world: int) -> Sequence[ShardCopies]:
-    return _state().shards(world)
+    return _state().shards(rank, world)
 
 
 @hookimpl

@@ -20,23 +20,28 @@ from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.made import Maker
 from tft_pytorch.private import Private
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shards import shards_of
 from tft_pytorch.state import Shard, digest, named_tensors
 
 _PARTS = frozenset({"model", "optimizer", "scheduler", "data", "rng"})
+_MADE = frozenset({"make", "data", "rng"})
 
 
 def adopt(
     parts: Mapping[str, Any],  # Any: the user's own objects
     wrap: Callable[[], Any] | None,
     contributing: Callable[[], None] | None = None,
-) -> "Adopted":
+) -> "Adopted | Maker":
     """
-    Take charge of the user's objects; `UsageError` for what cannot be handled. `contributing` is
-    what `tft_watch` was given.
+    Take charge of the user's objects, or of the factory that makes them; `UsageError` for what
+    cannot be handled. `contributing` is what `tft_watch` was given.
     """
+    if "make" in parts:
+        _check_make(parts, wrap)
+        return Maker(parts["make"], parts.get("data"), parts.get("rng") or ("torch",), contributing)
     _check(parts)
     adopted = Adopted(
         model=parts["model"],
@@ -154,7 +159,7 @@ class Adopted:
 
     # ------------------------------------------------------------ the shards
 
-    def shards(self, world: int) -> list[ShardCopies]:
+    def shards(self, _rank: int, world: int) -> list[ShardCopies]:
         """
         Those of this rank, with all who hold them.
         """
@@ -247,24 +252,11 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
         raise UsageError(
             f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}"
         )
-    for part in ("scheduler", "data"):
-        stranger = parts.get(part)
-        if stranger is not None and not (
-            hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
-        ):
-            raise UsageError(
-                f"{part} must have state_dict() and load_state_dict(); "
-                f"a {type(stranger).__name__} has not"
-            )
     if any(isinstance(module, DDP) for module in model.modules()):
         raise UsageError(
             "model must be the plain model: build DDP in wrap, wrap=lambda: DDP(model)"
         )
-    if dist.is_initialized():
-        raise UsageError(
-            "tft forms the process groups itself, again after every incident: remove "
-            "torch.distributed.init_process_group from the script"
-        )
+    _check_plain(parts)
     for parameter in model.parameters():
         if isinstance(parameter, UninitializedParameter):
             raise UsageError("model has lazy modules: run one forward before session.adopt")
@@ -275,6 +267,35 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
         raise UsageError(
             "the optimizer has parameters that are not the model's: put all that is trained into "
             "one torch.nn.Module"
+        )
+
+
+def _check_make(parts: Mapping[str, Any], wrap: Callable[[], Any] | None) -> None:  # Any: as above
+    unknown = sorted(parts.keys() - _MADE)
+    if unknown or wrap is not None:
+        raise UsageError(
+            f"session.adopt was given make and {', '.join([*unknown, *(['wrap'] if wrap else [])])}: "
+            "what make returns has the model, the optimizer and the scheduler, wrapped already"
+        )
+    if not callable(parts["make"]):
+        raise UsageError(f"make must be a function, not a {type(parts['make']).__name__}")
+    _check_plain(parts)
+
+
+def _check_plain(parts: Mapping[str, Any]) -> None:  # Any: as above
+    for part in ("scheduler", "data"):
+        stranger = parts.get(part)
+        if stranger is not None and not (
+            hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
+        ):
+            raise UsageError(
+                f"{part} must have state_dict() and load_state_dict(); "
+                f"a {type(stranger).__name__} has not"
+            )
+    if dist.is_initialized():
+        raise UsageError(
+            "tft forms the process groups itself, again after every incident: remove "
+            "torch.distributed.init_process_group from the script"
         )
 
 

@@ -18,12 +18,18 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tft.errors import CheckpointCorrupt
+from tft_pytorch.held import Held, room, spans_of
 from tft_pytorch.state import Shard
 
 _META = "tft.meta"
@@ -56,33 +62,91 @@ def save(directory: Path, shard: Shard) -> list[str]:
     return [f"{shard.name}/{file.name}" for file in sorted(place.iterdir())]
 
 
+def save_held(directory: Path, shard: str, held: Held) -> list[str]:
+    """
+    Write a rank's part of a sharded state, as `save` does. Each tensor is written as what this rank has
+    of it; where that lies in the whole stands in the description, and in what `join` writes.
+    """
+    place = directory / shard
+    shutil.rmtree(place, ignore_errors=True)
+    meta = torch.frombuffer(bytearray(held.meta()), dtype=torch.uint8)
+    content = {**held.tensors, "tft": {"meta": meta}, **held.settings()}
+    with _alone():
+        dcp_save(content, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
+    _sync_directory(place)
+    _sync_directory(directory)
+    return [f"{shard}/{file.name}" for file in sorted(place.iterdir())]
+
+
+def load_held(directory: Path, shard: str, here: Held) -> Held:
+    """
+    Take back what `save_held` wrote. Raises `CheckpointCorrupt` where it cannot be read.
+    """
+    place = directory / shard
+    try:
+        held = room(_read_meta(place), here)
+        with _alone():
+            dcp_load(dict(held.tensors), storage_reader=FileSystemReader(place), no_dist=True)
+    except (OSError, CheckpointException) as error:
+        raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
+    return held
+
+
 def join(directory: Path) -> list[str]:
     """
     Write the metadata of all shards under `directory` as that of one checkpoint; only small files
     are read. Raises `CheckpointCorrupt` for one that cannot be.
     """
     whole = Metadata(state_dict_metadata={}, planner_data={})
-    stored: list[WriteResult] = []
+    stored: dict[MetadataIndex, WriteResult] = {}
     for place in sorted(path.parent for path in directory.glob(f"*/{_METADATA}")):
         try:
             found = FileSystemReader(place).read_metadata()
+            spans = spans_of(_read_meta(place))
         except (OSError, EOFError, CheckpointException) as error:
             raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
-        # the shards come in the order of their names: the settings are those of `dense`
-        new = {n: m for n, m in found.state_dict_metadata.items() if _joins(n, whole)}
-        whole.state_dict_metadata |= new
-        whole.planner_data |= {name: found.planner_data[name] for name in new}
         for index, info in found.storage_data.items():
-            if index.fqn in new:
+            known = found.state_dict_metadata[index.fqn]
+            if index.fqn == _META:
+                continue
+            at = index
+            if index.fqn in spans and isinstance(known, TensorStorageMetadata):
+                known, at = _placed(known, index, *spans[index.fqn])
+            # the shards come in the order of their names: the settings are those of the first
+            if _adds(whole, index.fqn, known):
+                whole.planner_data[index.fqn] = found.planner_data[index.fqn]
                 path = f"{place.name}/{info.relative_path}"
-                moved = replace(info, relative_path=path)
-                stored.append(WriteResult(index, info.length, moved))
-    FileSystemWriter(directory, sync_files=True).finish(whole, [stored])
+                stored[at] = WriteResult(at, info.length, replace(info, relative_path=path))
+    FileSystemWriter(directory, sync_files=True).finish(whole, [list(stored.values())])
     return [_METADATA]
 
 
-def _joins(name: str, whole: Metadata) -> bool:
-    return name != _META and name not in whole.state_dict_metadata
+def _placed(
+    known: TensorStorageMetadata, index: MetadataIndex, whole: list[int], at: list[int]
+) -> tuple[TensorStorageMetadata, MetadataIndex]:
+    """
+    What is known of a tensor that is a part of a larger one, said of that one.
+    """
+    chunk = ChunkStorageMetadata(offsets=torch.Size(at), sizes=known.size)
+    placed = TensorStorageMetadata(
+        properties=known.properties, size=torch.Size(whole), chunks=[chunk]
+    )
+    return placed, MetadataIndex(index.fqn, chunk.offsets)
+
+
+def _adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: torch has several kinds
+    """
+    Whether this is new; if so it is noted.
+    """
+    known = whole.state_dict_metadata.setdefault(name, found)
+    if known is found:
+        return True
+    if not isinstance(known, TensorStorageMetadata) or not isinstance(found, TensorStorageMetadata):
+        return False
+    places = {chunk.offsets for chunk in known.chunks}
+    new = [chunk for chunk in found.chunks if chunk.offsets not in places]
+    known.chunks.extend(new)
+    return bool(new)
 
 
 def load(directory: Path, shard: Shard) -> None:

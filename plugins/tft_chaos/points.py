@@ -195,10 +195,10 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
             return whole(*arguments, **named)
         groups = local.param_groups
         parameters = [p for group in groups for p in group["params"]]
-        before = [p.detach().clone() for p in parameters]
+        before = [_own(p).clone() for p in parameters]
 
         def halfway() -> None:
-            changed = sum(not p.equal(old) for p, old in zip(parameters, before, strict=True))
+            changed = sum(not _own(p).equal(b) for p, b in zip(parameters, before, strict=True))
             if 0 < changed < len(parameters) and blow.due(step):
                 blow.fall(step, {"changed": changed, "of": len(parameters)})
 
@@ -215,6 +215,14 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
         return result
 
     optimizer.step = watched
+
+
+def _own(parameter: Theirs) -> Theirs:
+    """
+    What this rank has of it: to compare a distributed one takes all ranks, and the others are not there.
+    """
+    own = parameter.detach()
+    return own.to_local() if hasattr(own, "to_local") else own
 
 
 class _Groups(list[dict[str, Theirs]]):
@@ -250,6 +258,6 @@ def flip_bit(blow: Blow, action: Bitflip, optimizer: Theirs, step: int) -> None:
             f"chaos: the optimizer keeps {sorted(optimizer.state[parameter])} of its first "
             f"parameter, and no {action.part}"
         )
-    element = int(tensor.detach().abs().argmax())
+    element = int(_own(tensor).abs().argmax())
     if blow.enter(step, {"part": action.part, "element": element}):
-        flip(tensor, element)
+        flip(_own(tensor), element)

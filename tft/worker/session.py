@@ -19,6 +19,7 @@ from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings
 from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
+from tft.hooks import Made
 from tft.page import Page
 from tft.plugins import load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -28,6 +29,7 @@ from tft.protocol.messages import (
     Finished,
     Joined,
     Ready,
+    Rebuild,
     Regroup,
     Resume,
     Save,
@@ -154,7 +156,8 @@ class Session:
         self._adaptor.hook.tft_watch(contributing=self.contributing)
         self._adaptor.hook.tft_adopt(parts=parts, wrap=wrap)
         self._adopted = True
-        self._observers.adopted(parts)
+        if "model" in parts:  # else they are told when it is made
+            self._observers.adopted(parts)
 
     def topology(self) -> Holdings:
         """
@@ -333,12 +336,19 @@ class Session:
             heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
             self._observers.order(execute.name, execute.order.incident, heading)
             work = self._hands.carry_out(execute.order)
+            self._tell_of_what_was_made(execute.order)
         except Exception as error:  # noqa: BLE001 (an order that fails is answered, not raised)
             failure = f"{type(error).__name__}: {error}"
             log.warning("order_failed", order=execute.name, why=failure)
             if isinstance(execute.order, Save):
                 work = self._hands.left_to_save(execute.order)
         self._control.tell(self._done(execute, began, failure, work))
+
+    def _tell_of_what_was_made(self, order: object) -> None:
+        if isinstance(order, Rebuild) and isinstance(self.model, Made):
+            made = self.model
+            parts = {"model": made.model, "optimizer": made.optimizer, "scheduler": made.scheduler}
+            self._observers.adopted(parts)
 
     def _done(
         self,

@@ -1,0 +1,279 @@
+"""
+Training state that can only be made where the groups are: models sharded by FSDP2, parallelized over a
+device mesh, cut into pipeline stages. The user's factory makes them, at the start and anew after every
+incident; what this rank held is kept apart from the groups meanwhile and put into what was made.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from tft.errors import OrderRefused
+from tft.hooks import Buffer, Made, Parcel
+from tft.protocol.codec import pack
+from tft.protocol.messages import ShardCopies
+from tft_pytorch import meshes
+from tft_pytorch.buckets import Wrappers
+from tft_pytorch.held import Held, Parts, room
+from tft_pytorch.memory import Room, readable, writable
+from tft_pytorch.private import Private
+from tft_pytorch.state import digest
+
+Make = Callable[[], Made]
+
+
+class Maker:
+    """
+    What `session.adopt(make=...)` took charge of.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        data: Any,  # Any: the user's own object
+        rngs: Sequence[str],
+        contributing: Callable[[], None] | None,
+    ) -> None:
+        self._make = make
+        self._contributing = contributing
+        self._private = Private(nn.Module(), data, rngs)
+        self._wrappers = Wrappers(contributing)
+        self._parts: Parts | None = None
+        self._held: Held | None = None
+        self._tried: Held | None = None
+        """What the trial has made: of the right form, its content means nothing."""
+        self._copies: tuple[int, ...] = ()
+        self._cuda = False
+        self._awaited: tuple[bytes, Held, list[Room]] | None = None
+        self._watch: RemovableHandle | None = None
+        pack(self._private.digestible())
+
+    @property
+    def on_cuda(self) -> bool:
+        """
+        Whether gradients are summed between CUDA devices.
+        """
+        return self._cuda
+
+    # ------------------------------------------------------------ between steps
+
+    def capture(self) -> bytes:
+        """
+        The private state, at an edge of an update window.
+        """
+        closing = self._private.closing()
+        if closing:
+            self._wrappers.note()
+        return self._private.capture(closing=closing)
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Put a private state back and drop the gradients.
+        """
+        self._private.rollback(private)
+        if self._parts is not None:
+            for parameter in self._parts.parameters.values():
+                parameter.grad = None
+
+    def skip(self, batches: int) -> None:
+        """
+        Leave the next batches out.
+        """
+        self._private.skip(batches)
+
+    def updated(self) -> None:
+        """
+        Every rank computes its part of the step, and nobody else's.
+        """
+
+    # ------------------------------------------------------------ groups
+
+    def clear(self) -> None:
+        """
+        Keep what this rank has, and let go of all that refers to the groups.
+        """
+        self._wrappers.drop()
+        if self._watch is not None:
+            self._watch.remove()
+        if self._parts is not None:
+            self._held = self._parts.held(self._wrappers.layouts())
+        self._parts = self._watch = None
+        _let_go()
+
+    def rebuild(self) -> Made:
+        """
+        Make everything anew for the groups of now, and put in what was held.
+        """
+        held = self._held if self._parts is None else self._parts.held(self._wrappers.layouts())
+        with _undisturbed():
+            made = self._make()
+        parts = Parts(made)
+        if held is not None:
+            parts.fill(held)
+            self._wrappers.restore(held.layouts)
+        self._wrappers.settle(made.model)
+        self._private.watch(made.optimizer)
+        if self._contributing is not None:
+            say = self._contributing
+            self._watch = made.model.register_forward_hook(lambda *_: say())
+        self._parts, self._held = parts, None
+        return made
+
+    # ------------------------------------------------------------ the shard
+
+    def shards(self, rank: int, world: int) -> list[ShardCopies]:
+        """
+        The one of this rank, with all who hold it: named for the first of them.
+        """
+        if not self._copies:
+            self._copies = self._learn(rank, world)
+        return [ShardCopies(shard=self._name(), ranks=self._copies)]
+
+    def give(self, shard: str) -> Parcel:
+        """
+        The shard, to be moved.
+        """
+        self._refuse_other(shard)
+        held = self._state()
+        return Parcel(
+            meta=held.meta(),
+            buffers=tuple(readable(name, tensor) for name, tensor in held.tensors.items()),
+        )
+
+    def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        """
+        Room for the shard.
+        """
+        self._refuse_other(shard)
+        held = room(meta, self._form())
+        rooms = [writable(name, tensor) for name, tensor in held.tensors.items()]
+        self._awaited = meta, held, rooms
+        return [each.buffer for each in rooms]
+
+    def taken(self, shard: str, meta: bytes) -> None:
+        """
+        The shard is whole: it is what this rank has.
+        """
+        if self._awaited is None or self._awaited[0] != meta:
+            raise OrderRefused(f"no room was made for this description of the shard {shard!r}")
+        _, held, rooms = self._awaited
+        for each in rooms:
+            each.keep()
+        self._adopt(held)
+
+    def save(self, directory: Path, shard: str) -> list[str]:
+        """
+        Write the shard; the names of its files.
+        """
+        from tft_pytorch.checkpoints import save_held  # late: a second of imports, see preload.py
+
+        self._refuse_other(shard)
+        return save_held(directory, shard, self._state())
+
+    def load(self, directory: Path, shard: str) -> None:
+        """
+        Read what `save` wrote.
+        """
+        from tft_pytorch.checkpoints import load_held
+
+        self._refuse_other(shard)
+        self._adopt(load_held(directory, shard, self._form()))
+
+    def digests(self) -> dict[str, str]:
+        """
+        Of this rank's part of the state: `parameters`, `optimizer`, `scheduler`, and what is private.
+        """
+        held = self._state()
+        named = {
+            prefix: {n: t for n, t in held.tensors.items() if n.startswith(f"{prefix}.")}
+            for prefix in ("model", "optim", "scheduler")
+        }
+        private = {
+            name: xxhash.xxh3_128_hexdigest(pack(content))
+            for name, content in self._private.digestible().items()
+        }
+        return {
+            "parameters": digest(None, named["model"]),
+            "optimizer": digest(held.optimizer, named["optim"]),
+            "scheduler": digest(held.scheduler, named["scheduler"]),
+            **private,
+        }
+
+    def _adopt(self, held: Held) -> None:
+        self._parts, self._held, self._awaited = None, held, None
+
+    def _state(self) -> Held:
+        if self._parts is not None:
+            return self._parts.held(self._wrappers.layouts())
+        if self._held is None:
+            raise OrderRefused("nothing has been made yet that could be given away")
+        return self._held
+
+    def _form(self) -> Held:
+        return self._tried if self._tried is not None else self._state()
+
+    def _name(self) -> str:
+        return f"part.{min(self._copies)}"
+
+    def _refuse_other(self, shard: str) -> None:
+        if shard != self._name():
+            raise OrderRefused(f"this rank has the shard {self._name()!r}, and no {shard!r}")
+
+    def _learn(self, rank: int, world: int) -> tuple[int, ...]:
+        """
+        Make everything once over groups that send nothing: that shows who has which part of what. Not
+        what is in it, where parts are sent around.
+        """
+        with _pretended(rank, world), _undisturbed():
+            parts = Parts(self._make())
+            copies = parts.copies(rank, world)
+            held = parts.held()
+            self._cuda = any(tensor.is_cuda for tensor in held.tensors.values())
+            self._tried = held.bare()
+            del held
+            del parts
+            _let_go()
+        return copies
+
+
+def _let_go() -> None:
+    """
+    Free what nobody refers to but modules to their hooks, and these to them: a group that is freed any
+    later is torn down beside the new one.
+    """
+    meshes.forget()
+    gc.collect()
+
+
+@contextmanager
+def _pretended(rank: int, world: int) -> Iterator[None]:
+    """
+    A default group that completes every collective at once and moves nothing.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend, too
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """
+    Whatever is drawn or seeded meanwhile, torch's generator goes on from where it was.
+    """
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

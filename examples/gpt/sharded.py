@@ -1,0 +1,101 @@
+"""
+The small GPT with its model cut up: `tft run --nproc-per-node 4 sharded.py --layout fsdp`.
+
+    fsdp   every parameter sharded over two ranks, twice (FSDP2 on a mesh of 2 x 2)
+    tensor the perceptrons cut over two ranks (tensor parallelism), twice
+
+What needs process groups is made in `make`, at the start and anew after every incident.
+"""
+
+import argparse
+
+import torch
+from corpus import Batches, load_corpus
+from gpt import GPT, SIZES, make_optimizer, make_scheduler
+from record import Record
+from tft_pytorch import Made
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.utils import get_total_norm
+
+import tft
+
+CUT = 2
+"""Ranks that share one model."""
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--size", choices=SIZES, default="tiny")
+parser.add_argument("--layout", choices=("fsdp", "tensor"), default="fsdp")
+args = parser.parse_args()
+size = SIZES[args.size]
+text = load_corpus()
+
+session = tft.init()
+rank, copies = session.rank, session.world // CUT
+reader = rank if args.layout == "fsdp" else rank // CUT  # tensor-parallel ranks read the same
+data = Batches(text, batch=size.batch, context=size.context, seed=args.seed, rank=reader)
+record = Record(session.run_dir, rank)
+
+
+def make() -> Made:
+    torch.manual_seed(args.seed)  # the same weights on every rank
+    model = GPT(size)
+    if args.layout == "fsdp":
+        mesh = init_device_mesh("cpu", (copies, CUT), mesh_dim_names=("replicate", "shard"))
+        over = mesh
+    else:
+        names = ("replicate", "shard", "tensor")
+        mesh = init_device_mesh("cpu", (copies, 1, CUT), mesh_dim_names=names)
+        over = mesh["replicate", "shard"]
+        plan = {"perceptron.0": ColwiseParallel(), "perceptron.2": RowwiseParallel()}
+        for block in model.blocks:
+            parallelize_module(block, mesh["tensor"], plan)
+    for block in model.blocks:
+        fully_shard(block, mesh=over)
+    fully_shard(model, mesh=over)
+    optimizer = make_optimizer(model)
+    return Made(model=model, optimizer=optimizer, scheduler=make_scheduler(optimizer, args.steps))
+
+
+def clip(parameters: list[nn.Parameter], most: float) -> None:
+    """
+    As `clip_grad_norm_`, which takes no parameters of different meshes.
+    """
+    grads: dict[DeviceMesh, list[Tensor]] = {}
+    for parameter in parameters:
+        grads.setdefault(parameter.device_mesh, []).append(parameter.grad)
+    norms = [get_total_norm(alike).full_tensor() for alike in grads.values()]
+    share = most / (torch.linalg.vector_norm(torch.stack(norms)).item() + 1e-6)
+    for grad in (grad for alike in grads.values() for grad in alike if share < 1):
+        grad.mul_(share)
+
+
+torch.manual_seed(1000 * args.seed + reader)  # but its own dropout on each
+session.adopt(make=make, data=data)
+
+
+def train(session: tft.Session) -> None:
+    made = session.model
+    for step in session.steps(args.steps):
+        loss = made.model(*data.next())
+        record.write(step, loss.item())
+        loss.backward()
+        clip(list(made.model.parameters()), 1.0)
+        with session.update():
+            made.optimizer.step()
+            made.scheduler.step()
+        made.optimizer.zero_grad()
+        if rank == 0 and step % 20 == 0:
+            print(f"step {step} loss {loss.item():.3f}")
+
+
+session.run(train)
+record.finish(session.digests())
