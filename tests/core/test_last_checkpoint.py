@@ -2,8 +2,11 @@
 The last checkpoint: of whose copies it is made, and what is said when it cannot be.
 """
 
+import pytest
+
 from tests.core.lives import strategies, trained, tried
-from tft.protocol.messages import Commit, Restore, Save
+from tft.protocol.messages import Commit, OrderName, Restore, Save
+from tft.testing.scripted import ScriptedJob
 
 CAN_ONLY_DUMP = frozenset({"dump"})
 
@@ -118,3 +121,84 @@ def test_savers_are_spread_over_the_nodes_that_the_ranks_have_moved_to() -> None
     assert {save.to: save.shards for save in job.orders(Save) if save.shards} == {
         (0,): ("a",), (1,): ("b",),
     }  # fmt: skip
+
+
+def outside(*muted: tuple[int, OrderName]) -> ScriptedJob:
+    """
+    A job whose last checkpoint is being written, also by rank 0: it has left with its column when
+    rank 1 was lost, and its process lives.
+    """
+    job = trained(
+        placement={0: (0,), 1: (1,), 2: (2, 3)}, columns={0: (0, 1), 1: (0, 1)},
+        enable=frozenset({"scale_in", "dump"}),
+    )  # fmt: skip
+    job.lose_node(1)
+    job.settle()
+    assert job.machine.members == {2, 3}
+    job.muted = set(muted)
+    job.stop(0)
+    job.settle()
+    assert job.doing == "dumping"
+    return job
+
+
+@pytest.mark.parametrize("goes", ["it is late", "it ends", "its node is lost"])
+def test_what_one_outside_does_not_save_itself_the_others_save(goes: str) -> None:
+    """
+    When a rank that has left the job is lost while it writes its part of the last checkpoint, however
+    that comes, then the others write it, and what the rank has captured, where that is known.
+    """
+    job = outside((0, "save"))
+    match goes:
+        case "it is late":
+            job.wait()
+        case "it ends":
+            job.kill(0)
+        case _:
+            job.lose_node(0)
+    job.settle()
+    private = {} if goes == "its node is lost" else {0: "00"}
+    assert [(save.to, save.shards, save.private) for save in job.orders(Save)][-2:] == [
+        ((2,), ("dense",), private),
+        ((3,), (), {}),
+    ]
+    assert len(job.orders(Commit)) == 1
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_where_one_outside_does_not_commit_another_one_does() -> None:
+    """
+    When a rank that has left the job ends before it has committed the last checkpoint, then that is
+    saved and committed by the others.
+    """
+    job = outside((0, "commit"))
+    job.kill(0)
+    job.settle()
+    assert [commit.to for commit in job.orders(Commit)] == [(0,), (2,)]
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_once_all_is_saved_one_outside_that_does_not_commit_may_go() -> None:
+    """
+    When a rank that has left the job ends after all have saved, and another one commits, then that
+    goes on: what is saved is not saved again.
+    """
+    job = trained(
+        placement={0: (0, 1), 1: (2,), 2: (3,)}, columns={2: (2, 3), 3: (2, 3)},
+        enable=frozenset({"scale_in", "dump"}),
+    )  # fmt: skip
+    job.lose_node(2)
+    job.settle()
+    job.muted = {(0, "commit")}
+    job.stop(0)
+    job.settle()
+    saves = len(job.orders(Save))
+    job.kill(2)
+    job.muted = set()
+    job.repeat()
+    job.settle()
+    assert len(job.orders(Save)) == saves
+    assert job.over is not None
+    assert job.over.result == "dumped"

@@ -146,6 +146,29 @@ FOUND = {
             Mishap(what="kill", target=3, when="phase", name="window", number=2, by=1.345),
         ),
     ),
+    "what a rank that had left could not save itself nobody saved": Schedule(
+        seed=14321,
+        world=62,
+        nodes=4,
+        topology="strided",
+        copies=4,
+        policy=replace(QUICK, spread_savers=True, advised=True),
+        derives=False,
+        breaks=False,
+        trouble=Trouble(delay=0.05),
+        mishaps=(
+            Mishap(what="stop", target=16, delay=2.992638273747552, lasting=6.0),
+            Mishap(what="agent", target=2, when="state", name="healthy", by=2.539, lasting=2.0),
+            Mishap(
+                what="kill",
+                target=20,
+                when="order",
+                name="rollback",
+                delay=0.15875368660001143,
+                by=3.118929949104047,
+            ),
+        ),
+    ),
 }
 
 

@@ -44,6 +44,7 @@ class Ending:
             incident.round += 1
         job.move(S.DUMPING)
         job.saved = {}
+        incident.writers = {s.rank for s in job.seats.values() if s.able}
         incident.step = step + 1
         back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]
         if back:  # first of all: what is saved is what is in use then
@@ -72,10 +73,18 @@ class Ending:
         Somebody was lost while the checkpoint is written. Once all is saved only the one that
         commits it counts: what others would save now would get mixed up with it.
         """
+        if "commit" not in self._job.incident.tasks or self._misses_somebody():
+            self.dump()
+
+    def _misses_somebody(self) -> bool:
+        """
+        Somebody is gone who was to write, or to commit: member of the job or not.
+        """
         job = self._job
         commit = job.incident.tasks.get("commit")
-        if commit is None or not all(job.seats[r].able for o in commit.orders for r in o.to):
-            self.dump()
+        committers = set() if commit is None else {r for o in commit.orders for r in o.to}
+        needed = committers or job.incident.writers
+        return not all(job.seats[rank].able for rank in needed)
 
     def _saves(self, step: int, shards: dict[int, tuple[str, ...]]) -> list[Save]:
         """
@@ -110,8 +119,12 @@ class Ending:
         Saved by all: committed by one. Committed: the job is over.
         """
         job = self._job
-        if job.dying() or not job.answered_all("restore", "save"):
-            return  # what the dying were to write is planned anew when their end has come in
+        if job.dying():
+            return  # what they were to write is planned anew when their end has come in
+        if self._misses_somebody():  # of those outside nobody says so
+            self.dump()
+        if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
+            return
         if "save" not in job.incident.tasks:
             self._save(job.agreed())
         elif "commit" not in job.incident.tasks:

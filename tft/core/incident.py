@@ -113,6 +113,8 @@ class Incident:
     step: int | None = None
     """The first step to be computed after the incident."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
+    writers: set[int] = field(default_factory=set)
+    """Who has a part in the last checkpoint as it was planned."""
     phases: list[Phase] = field(default_factory=list)
     processes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Pid and start time of each rank when the incident began."""
