@@ -3,6 +3,7 @@ Orders that fail: who is to blame, what is tried then, and the sentence that say
 """
 
 from tests.core.lives import strategies, trained, tried
+from tft.core.policy import Policy
 from tft.protocol.messages import Fetch, Hold, Kill, Load, Regroup, Release, StoreOpened
 from tft.testing.scripted import ScriptedJob
 
@@ -48,20 +49,71 @@ def test_a_rank_that_cannot_be_released_is_an_incident() -> None:
 
 def test_an_older_checkpoint_is_tried_where_one_cannot_be_read() -> None:
     """
-    When one rank cannot load the newest checkpoint, then everyone loads the one before it.
+    When one rank cannot load the newest checkpoint twice, then everyone loads the one before it.
     """
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)})
     job.checkpointed(1)
     job.checkpointed(2)
-    job.failures[2, "load"] = ["a file is damaged"]
+    job.failures[2, "load"] = ["a file is damaged"] * 2
     job.kill(0)
+    job.settle()
+    job.wait()
     job.settle()
     job.train()
     assert [(load.step, load.directory) for load in job.orders(Load)] == [
-        (2, "/periodic/2"), (1, "/periodic/1"),
+        (2, "/periodic/2"), (2, "/periodic/2"), (1, "/periodic/1"),
     ]  # fmt: skip
     assert strategies(job) == ["recover"]
     assert job.doing == "healthy"
+
+
+RESUME = ("/run/checkpoints/step-00000005", 5)
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again() -> None:
+    """
+    When no rank can load the checkpoint that a job begins with, and all can the third time, then the job
+    begins with it.
+    """
+    job = ScriptedJob(2, resume=RESUME)
+    job.failures = {(rank, "load"): ["OSError: the disk is away"] * 2 for rank in range(2)}
+    job.start()
+    job.wait()
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert [load.step for load in job.orders(Load)] == [5, 5, 5]
+
+
+def test_who_cannot_read_the_checkpoint_takes_it_from_those_who_can() -> None:
+    """
+    When one rank cannot load the checkpoint that a job begins with, however often it is tried, then it
+    is given the state by one that has loaded it.
+    """
+    job = ScriptedJob(2, resume=RESUME)
+    job.failures[1, "load"] = ["a digest differs"] * 9
+    job.start()
+    job.wait()
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert len(job.orders(Load)) == 2
+    assert [(fetch.to, fetch.step) for fetch in job.orders(Fetch)] == [((1,), 5)]
+
+
+def test_a_checkpoint_that_nobody_can_read_ends_the_job_with_the_reason() -> None:
+    """
+    When no rank can load the checkpoint that a job begins with, then the job fails, and a rank and its
+    reason are told.
+    """
+    job = ScriptedJob(2, resume=RESUME)
+    job.failures = {(rank, "load"): ["a digest differs"] * 9 for rank in range(2)}
+    job.start()
+    job.wait()
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert "could not load the checkpoint: a digest differs" in job.over.why
 
 
 def test_what_a_rank_could_not_load_is_why_the_next_is_tried() -> None:
@@ -75,7 +127,9 @@ def test_what_a_rank_could_not_load_is_why_the_next_is_tried() -> None:
     job.kill(0)
     job.settle()
     (incident,) = job.machine.incidents
-    assert dict(incident.tried)["recover"] == "rank 2 could not load: a file is damaged"
+    assert (
+        dict(incident.tried)["recover"] == "rank 2 could not load the checkpoint: a file is damaged"
+    )
 
 
 def test_what_a_rank_could_not_take_back_is_why_the_next_is_tried() -> None:
@@ -145,7 +199,8 @@ def test_a_new_process_of_a_resumed_job_has_nothing_to_go_on_from() -> None:
     When all processes of a resumed job were lost and its checkpoint cannot be read, then the job
     fails: what the new processes begin with is no step of it.
     """
-    job = ScriptedJob(2, resume=("/run/checkpoints/step-00000005", 5)).start()
+    resume = ("/run/checkpoints/step-00000005", 5)
+    job = ScriptedJob(2, policy=Policy(attempts=1), resume=resume).start()
     job.train(2)
     job.said.clear()
     job.failures[0, "load"] = ["a file is damaged"]

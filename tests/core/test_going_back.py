@@ -357,7 +357,7 @@ def test_what_a_plugin_rules_out_after_a_guess_was_dropped_is_no_guess() -> None
     earlier step is sound, then that stands: the job ends when that step is not to be had.
     """
     groups = {"own": (0,), "rest": (1, 2, 3)}
-    job = trained(groups=groups, keeps=1, advised=True, strategies=("retry", "dump"))
+    job = trained(groups=groups, keeps=1, advised=True, strategies=("retry", "dump"), attempts=1)
     job.fault(2, "numeric")
     job.settle()
     job.advise()

@@ -71,12 +71,14 @@ def test_what_is_in_no_checkpoint_any_more_is_made_anew() -> None:
     job.muted = {(1, "load")}
     job.start()
     job.muted = set()
-    job.failures[1, "load"] = ["a digest differs"]
+    job.failures[1, "load"] = ["a digest differs"] * 2
     job.kill(1)
+    job.settle()
+    job.wait()
     job.settle()
     job.train()
     assert strategies(job) == ["recover"]
-    assert len(job.orders(Load)) == 2
+    assert len(job.orders(Load)) == 3
     assert [fetch.to for fetch in job.orders(Fetch)] == [(1,)]
     assert job.orders(Rollback)[-1].derive == (1,)
     assert {rank.step for rank in job.ranks.values()} == {8}

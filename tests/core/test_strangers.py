@@ -11,6 +11,7 @@ from tft.protocol.messages import (
     Position,
     Ready,
     Refused,
+    Save,
     ShardCopies,
     Spawn,
 )
@@ -110,3 +111,23 @@ def test_another_agent_on_a_node_means_that_what_ran_there_is_gone() -> None:
     assert strategies(job) == ["recover"]
     faults = job.machine.incidents[-1].faults
     assert {fault.evidence for fault in faults} == {"another agent has come up on node 1"}
+
+
+def test_another_agent_while_replacements_are_awaited_is_no_end() -> None:
+    """
+    When a replacement is on its way and the agent of its node starts anew, then the node is known to be
+    there when it is judged what can be done: its ranks are started there once more, and nothing is saved.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"retry", "recover", "dump"}))
+    job.slow = {3}
+    job.kill(3)
+    job.settle()
+    assert job.doing == "awaiting"
+    job.slow = set()
+    job.ranks[2].alive = job.ranks[3].alive = False
+    job.report(NodeJoined(node=1, host="h", pid=2, ranks=(2, 3), at=job.now))
+    assert job.doing == "awaiting"
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert job.orders(Save) == []

@@ -169,6 +169,73 @@ FOUND = {
             ),
         ),
     ),
+    "a checkpoint that could not be read once ended the start of a resumed job": Schedule(
+        seed=0,
+        world=2,
+        copies=3,
+        steps=8,
+        breaks=False,
+        resume=2,
+        skew=0.3,
+        mishaps=(
+            Mishap(
+                what="fail", target=-1, when="order", name="load", number=1, by=1.12, lasting=2.0
+            ),
+        ),
+    ),
+    "a checkpoint that was away for a moment ended the start of a resumed job": Schedule(
+        seed=18647,
+        world=2,
+        steps=8,
+        policy=replace(QUICK, max_incidents=2, replace="node"),
+        breaks=False,
+        resume=2,
+        skew=5000.0,
+        trouble=Trouble(delay=0.1, loss=0.1),
+        mishaps=(Mishap(what="unreadable", target=1, delay=1.7654845586320522, lasting=6.0),),
+    ),
+    "a rank that had just been given another process when its node was lost got one more": Schedule(
+        seed=0,
+        world=16,
+        nodes=8,
+        copies=4,
+        steps=4,
+        policy=replace(QUICK, replace="node", skip_batch=True, attempts=2),
+        strategies=("retry", "recover", "dump"),
+        derives=False,
+        room=2,
+        skew=5000.0,
+        mishaps=(
+            Mishap(what="partition", target=1, delay=0.9627479516492393, lasting=6.0),
+            Mishap(what="kill", target=3, when="order", name="stop", number=1, by=0.8, lasting=0.5),
+        ),
+    ),
+    "advice to what was offered before a node was given up was taken for advice to what is left": (
+        Schedule(
+            seed=611861,
+            world=5,
+            nodes=3,
+            steps=9,
+            policy=replace(QUICK, advised=True, respawns=1, attempts=2),
+            breaks=False,
+            skew=0.3,
+            trouble=Trouble(loss=0.1, double=0.2, reorder=0.3),
+            mishaps=(
+                Mishap(what="bad batch", target=2, when="phase", name="window", number=3, by=1.05),
+                Mishap(
+                    what="notice",
+                    target=1,
+                    when="phase",
+                    name="window",
+                    number=4,
+                    by=2.95,
+                    lasting=0.5,
+                    kind="node",
+                ),
+                Mishap(what="network", target=3, when="phase", name="sums", number=2, by=0.79),
+            ),
+        )
+    ),
 }
 
 

@@ -48,10 +48,6 @@ class Answers:
         return self._carried_out(seat, message)
 
     def _carried_out(self, seat: Seat, message: Answered) -> None:
-        """
-        A rank has carried out an order, or could not. What does not belong to the order that is
-        waited for is absorbed.
-        """
         match message.order:
             case "freeze":
                 # while a stall is looked into, whoever does not wait for others is suspected
@@ -79,16 +75,26 @@ class Answers:
             case _:
                 pass
 
+    def _unreadable(self, step: int) -> None:
+        """
+        A disk may be away for a moment. What could not be read as often as anything is tried is not
+        tried again; where there is something else to go on from, an older checkpoint or what others
+        have loaded, twice is enough.
+        """
+        job = self._job
+        job.unread[step] += 1
+        older = min(job.checkpoints, default=step) < step
+        loaded = any(seat.held is not None for seat in job.seated())
+        often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
+        if job.unread[step] >= often:
+            job.checkpoints.pop(step, None)
+
     def _failed(self, seat: Seat, order: OrderName, why: str) -> None:
         job, rounds = self._job, self._rounds
         job.tell("order_failed", rank=seat.rank, order=order, why=why)
         match order:
             case "freeze" | "stop":
                 rounds.doom(seat, f"could not {order}: {why}", "process")
-            case "load" if not job.incident.is_open:
-                self._course.ending.exit(
-                    "failed", 4, f"rank {seat.rank} could not load the checkpoint: {why}"
-                )
             case "save":
                 self._course.ending.save_failed(seat, why)
             case "commit":
@@ -103,9 +109,9 @@ class Answers:
             case "release":  # in a pause nothing is wrong yet: this is what is
                 evidence = f"rank {seat.rank} could not {order}: {why}"
                 rounds.fault("network", None, seat.position.step + 1, job.now, evidence)
-            case "load":  # an older one may be whole
-                job.checkpoints.pop(job.agreed(), None)
-                rounds.again(f"rank {seat.rank} could not {order}: {why}")
+            case "load":
+                self._unreadable(job.agreed())
+                rounds.again(f"rank {seat.rank} could not load the checkpoint: {why}")
             case "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
             case "check":

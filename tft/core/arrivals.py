@@ -10,7 +10,6 @@ from tft.core.table import SETTLED, State
 from tft.protocol.messages import (
     Joined,
     NodeJoined,
-    NodeLost,
     Ready,
     Refused,
     Spawn,
@@ -41,9 +40,8 @@ class Arrivals:
         agent = (message.host, message.pid)
         if message.node in job.isolated or (known and agent == job.agents[message.node]):
             return
-        if known:  # what ran there has gone with the agent before this one
-            why = f"another agent has come up on node {message.node}"
-            self._ends.node_lost(NodeLost(node=message.node, why=why, at=message.at))
+        # what ran there has gone with the agent before this one
+        left = self._ends.emptied(message.node, silent=False) if known else []
         if job.state in SETTLED:
             return  # nothing is started any more
         job.agents[message.node] = agent
@@ -58,6 +56,8 @@ class Arrivals:
             seat.node == message.node for seat in (*job.seats.values(), *job.heirs.values())
         )
         job.room[message.node] = len(message.ranks) + message.spare - settled
+        why = f"another agent has come up on node {message.node}"
+        self._ends.bereaved(left, why, message.at)
         for rank in message.ranks:
             seat = job.seats.get(rank)
             if seat is not None and seat.process is Process.ABSENT:

@@ -40,10 +40,10 @@ class Choice:
         """
         job, incident = self._job, self._job.incident
         incident.strategy, incident.advice = "", None  # whatever it was, it is decided anew
-        if job.dying():
-            return
         if job.state is not S.CLEARING:
             incident.round += 1  # advice to what was offered before is void
+        if job.dying():
+            return
         if job.state is S.CLEARING:
             job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))
         job.move(S.CHOOSING)

@@ -168,26 +168,29 @@ class Course:
 
     # ---------------------------------------------------------------- losses
 
-    def lost(self, seat: Seat) -> None:
+    def lost(self, *seats: Seat) -> None:
         """
-        A rank without a process: it answers nothing more. Its heir takes over, or another process
-        is started at once, since that takes longest.
+        Ranks without a process, that answer nothing more. The heir of each takes over, or another
+        process is started at once, since that takes longest.
         """
         job = self._job
-        ours, node = bool(seat.doomed), seat.node
-        job.incident.saw(seat.position)
-        job.excuse(seat.rank)
-        heir = job.heirs.get(seat.rank)
-        if heir is not None and not heir.doomed:
-            job.incident.given_another(seat.rank)
-            self.choice.take_over(seat.rank)
-        elif self._may_respawn(seat):
-            job.respawn(seat)
-        if job.policy.replace == "node" and not job.incident.forced and not ours:
-            self._replace_node(seat, node)
+        before = [(seat, bool(seat.doomed), seat.node) for seat in seats]
+        for seat in seats:
+            job.incident.saw(seat.position)
+            job.excuse(seat.rank)
+        for seat in seats:
+            heir = job.heirs.get(seat.rank)
+            if heir is not None and not heir.doomed:
+                job.incident.given_another(seat.rank)
+                self.choice.take_over(seat.rank)
+            elif self._may_respawn(seat):
+                job.respawn(seat)
+        for seat, ours, node in before:
+            if job.policy.replace == "node" and not job.incident.forced and not ours:
+                self._replace_node(seat, node)
         decided = job.incident.strategy != ""
-        planned = ours and decided and seat.process is Process.ORDERED
-        if not planned:
+        ordered = all(ours and seat.process is Process.ORDERED for seat, ours, _ in before)
+        if not (decided and ordered):
             self.replan()
 
     def _may_respawn(self, seat: Seat) -> bool:

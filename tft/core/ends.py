@@ -34,20 +34,38 @@ class Ends:
         job.lost_nodes.add(message.node)
         if message.node not in job.nodes and job.placeless():
             return self._course.ending.exit("failed", 4, message.why)
+        return self.bereaved(self.emptied(message.node, silent=True), message.why, message.at)
+
+    def emptied(self, node: int, *, silent: bool) -> list[tuple[Seat, int]]:
+        """
+        Nothing runs on a node any more, or, where it is only `silent`, nothing counts that does: should
+        it be heard again, it ends. Those that were somebody, with the step each computed.
+        """
+        job = self._job
+        left = []
         for seat in [*job.seats.values(), *job.heirs.values(), *job.retiring]:
-            if seat.node != message.node or seat.process is Process.GONE:
+            if seat.node != node or seat.process is Process.GONE:
                 continue
             job.forget(seat.rank, seat.incarnation, Spawn, Kill)
-            matters = job.is_seated(seat.rank, seat.incarnation) and job.state not in SETTLED
-            if job.state not in SETTLED:  # silent is not dead: should it be heard again, it ends
-                job.kill(seat, f"node {message.node} was given up", last_words=False)
             step = self._rounds.step_of(seat)
+            if job.is_seated(seat.rank, seat.incarnation):
+                left.append((seat, step))
+            if silent and job.state not in SETTLED:
+                job.kill(seat, f"node {node} was given up", last_words=False)
             self._gone(seat)
-            if matters:
-                self._rounds.fault("node", seat.rank, step, message.at, message.why)
-                job.count(seat.rank)
-                self._course.lost(seat)
-        return None
+        return left
+
+    def bereaved(self, left: list[tuple[Seat, int]], why: str, at: float) -> None:
+        """
+        What that means to the job, once all of them are known to be gone: what can be done is not
+        judged by a part of the loss.
+        """
+        job = self._job
+        for seat, step in left if job.state not in SETTLED else ():
+            self._rounds.fault("node", seat.rank, step, at, why)
+            job.count(seat.rank)
+        if left and job.state not in SETTLED:
+            self._course.lost(*(seat for seat, _ in left))
 
     def exited(self, message: Exited) -> None:
         """

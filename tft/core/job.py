@@ -2,6 +2,7 @@
 What is known of a job, and the small parts every decision is made with. Decides nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -51,6 +52,8 @@ class Job:
         """Where last checkpoints go."""
         self.checkpoints = {} if resume is None else {resume[1]: resume[0]}
         """Step to directory: the checkpoints of all ranks that are known."""
+        self.unread: Counter[int] = Counter()
+        """By step, how often some rank could not load its checkpoint."""
         self.resumed = resume is not None
         self.state = State.AWAITING
         self.epoch = 0

@@ -16,6 +16,7 @@ from tft.protocol.messages import (
     Exited,
     Faulted,
     Kill,
+    NodeJoined,
     NodeLost,
     Noticed,
     OrderName,
@@ -66,6 +67,10 @@ class Ledger:
     answers: dict[OrderName, dict[int, Answered]] = field(default_factory=dict)
     """The last that counted."""
     told: dict[int, Told] = field(default_factory=dict)
+    agents: dict[int, int] = field(default_factory=dict)
+    """By node, the agent that was heard of last: its pid."""
+    sites: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Where each rank and incarnation was started."""
     place: dict[int, int] = field(default_factory=dict)
     """The node a rank was started on last."""
     started: dict[int, float] = field(default_factory=dict)
@@ -115,6 +120,8 @@ class Ledger:
             case NodeLost():
                 self.lost.add(report.node)
                 self.moved = True
+            case NodeJoined():
+                self._joined(report)
             case Advised():
                 for rank in report.replace:
                     self.name(rank)
@@ -122,6 +129,19 @@ class Ledger:
                 self.checkpoints[report.step] = report.directory
             case _:
                 pass
+
+    def _joined(self, report: NodeJoined) -> None:
+        """
+        Another agent than before: what ran on the node went with the one before it.
+        """
+        before = self.agents.get(report.node)
+        self.agents[report.node] = report.pid
+        if before is None or before == report.pid:
+            return
+        gone = {process for process, node in self.sites.items() if node == report.node}
+        self.ended |= gone
+        for rank, _ in gone:
+            self.name(rank)
 
     def _answered(self, machine: Machine, answer: Answered) -> None:
         if (answer.incident, answer.round) != self.key:
@@ -180,6 +200,7 @@ class Ledger:
         if self.place.get(order.rank, order.node) != order.node:
             self.moved = True
         self.place[order.rank] = order.node
+        self.sites[order.rank, order.incarnation] = order.node
         self.started[order.rank] = at
 
     def kills(self, order: Kill) -> None:
