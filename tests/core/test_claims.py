@@ -92,6 +92,19 @@ def test_a_process_that_was_given_up_and_claims_its_rank_again_is_refused() -> N
     assert [refused.rank for refused in job.orders(Refused)] == [3]
 
 
+def test_a_claim_is_refused_when_the_job_is_over() -> None:
+    """
+    When a process that nobody asked for claims a rank of a job that has ended, then it is refused
+    and not told that it was heard: it would take up what the rank was ordered last.
+    """
+    job = trained()
+    job.finish()
+    assert job.doing == "ended"
+    claim(job, 1, 77)
+    assert len(refusals(job)) == 1
+    assert list(job.machine.refused) == ["stranger.77"]
+
+
 def test_a_start_that_is_told_twice_begins_once() -> None:
     """
     When an agent says twice that it has started a process, then the time for it is not given again.

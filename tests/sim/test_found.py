@@ -236,6 +236,32 @@ FOUND = {
             ),
         )
     ),
+    "a process that nobody had asked for was heard when the job was over, and resumed": Schedule(
+        seed=26625,
+        world=2,
+        steps=4,
+        policy=replace(
+            QUICK,
+            enable=frozenset({"dump", "migrate", "retry", "scale_out"}),
+            replace="node",
+            respawns=1,
+        ),
+        strategies=("retry", "recover", "dump"),
+        resume=2,
+        skew=0.3,
+        standbys=2,
+        mishaps=(
+            Mishap(what="deposed", target=1, delay=1.1639011108781983, lasting=2.0, kind="deaf"),
+            Mishap(
+                what="impostor",
+                when="state",
+                name="ended",
+                delay=8.64621027616419e-05,
+                by=1.5997047805341431,
+                lasting=6.0,
+            ),
+        ),
+    ),
 }
 
 

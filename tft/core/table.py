@@ -119,7 +119,7 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "NodeJoined": _HEARD,
     "Spawned": _KEPT,
     "StoreOpened": {**_KEPT, S.REPAIRING: R.FREEZE},
-    "Joined": _HEARD,
+    "Joined": dict.fromkeys(State, R.NOTE),
     "Ready": _HEARD,
     "Exited": {**FAULTS, S.EXITING: R.NOTE, S.ENDED: R.NOTE},
     "NodeLost": {**FAULTS, S.EXITING: R.NOTE},
