@@ -80,6 +80,7 @@ QUICK = Policy(
     repair=6.0,
     regroup=4.0,
     rebuild=4.0,
+    gather=30.0,
     join=8.0,
     hold=6.0,
     tail=6.0,
@@ -93,7 +94,9 @@ QUICK = Policy(
     warming=2.0,
     node_silence=4.0,
 )
-"""Limits that fit a cluster in which a step takes a fraction of a second."""
+"""Limits that fit a cluster in which a step takes a fraction of a second. A node that is lost before
+anybody has heard of it is waited for, and for each the job has to be over a while after the last mishap:
+what is an hour elsewhere is here longer than any node takes to come, and well within that while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
