@@ -5,7 +5,7 @@ who may make it anew.
 
 from tests.core.lives import strategies, trained, tried
 from tft.core.policy import STRATEGIES
-from tft.protocol.messages import Fetch, Load, Rollback, Spawn
+from tft.protocol.messages import Exited, Fetch, Load, Rollback, Spawn
 from tft.testing.scripted import ScriptedJob
 
 TWO_NODES = {0: (0, 1), 1: (2, 3)}
@@ -105,3 +105,57 @@ def test_who_comes_back_to_a_job_that_has_gone_on_is_not_what_the_checkpoint_hol
     assert len(job.orders(Load)) == loads
     assert job.orders(Rollback)[-1].derive == (3,)
     assert job.doing == "healthy"
+
+
+def moved(private: dict[int, str], *, derives: bool) -> ScriptedJob:
+    """
+    A job in which another process, on another node, has taken over from rank 1 at the end of step 3;
+    the first has left this. Before a step is done, everyone has to go back to the one before.
+    """
+    job = trained(
+        placement={0: (0, 1), 1: ()}, spare={1: 1}, world=2, keeps=2, derives=derives,
+        enable=frozenset({"migrate", "retry", "dump"}),
+    )  # fmt: skip
+    job.deaf = {0}
+    job.notice(1, "straggler", "its clock is throttled")
+    job.settle()
+    former = job.ranks[1]
+    former.alive = former.training = False
+    job.report(
+        Exited(
+            node=0, rank=1, incarnation=0, code=-9, position=former.position, stack="",
+            stopped=False, private=private, at=job.now,
+        )
+    )  # fmt: skip
+    job.settle()
+    assert (job.doing, job.ranks[1].node) == ("resuming", 1)
+    job.fault(0, "numeric", polluted=True)
+    job.settle()
+    return job
+
+
+def test_who_has_moved_is_told_what_it_had_captured_before_that() -> None:
+    """
+    When everyone goes back to a step from before a rank has moved, then the rank, whose new page has
+    nothing of that, is told what it had captured.
+    """
+    job = moved({2: "ab", 3: "cd"}, derives=False)
+    assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].private) == (2, {1: "ab"})
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert job.doing == "healthy"
+
+
+def test_who_has_moved_makes_anew_what_was_not_told() -> None:
+    """
+    When everyone goes back to a step from before a rank has moved, and what it had captured then is
+    known to nobody, then it is made anew where that can be; else there is no such way back.
+    """
+    job = moved({3: "cd"}, derives=True)
+    assert job.orders(Rollback)[-1].derive == (1,)
+    job.train()
+    assert strategies(job) == ["retry"]
+    job = moved({3: "cd"}, derives=False)
+    assert tried(job)["retry"] == (
+        "the RNG and data position of rank 1 at the end of step 2 have gone with its node"
+    )

@@ -262,6 +262,41 @@ FOUND = {
             ),
         ),
     ),
+    "a rank that had moved went back to a step that it had captured elsewhere": Schedule(
+        seed=0,
+        world=3,
+        steps=12,
+        policy=replace(
+            QUICK,
+            enable=frozenset({"dump", "migrate", "recover", "retry", "scale_in"}),
+            flaps=2,
+            respawns=1,
+        ),
+        derives=False,
+        spares=(7,),
+        room=2,
+        backups=2,
+        mishaps=(
+            Mishap(
+                what="notice",
+                target=-1,
+                when="order",
+                name="restore",
+                by=2.9033614709765643,
+                loud=False,
+                kind="straggler",
+            ),
+            Mishap(
+                what="bad batch",
+                target=1,
+                when="phase",
+                name="sums",
+                number=5,
+                by=2.727258448080654,
+                lasting=0.5,
+            ),
+        ),
+    ),
 }
 
 

@@ -67,11 +67,12 @@ class Answers:
                     seat.doubted = message.position.step
                 seat.trusted, seat.damaged = True, False
                 if message.order == "load":  # it has what is its own from there, too
-                    seat.private, seat.page = {}, seat.node
+                    seat.private = {}
+                    self._job.captures(seat)
             case "restore":
                 seat.trusted = True
             case "rollback":
-                seat.private, seat.page = {}, seat.node
+                self._job.captures(seat)
             case _:
                 pass
 

@@ -279,7 +279,8 @@ class Choice:
         old, heir = job.seats[rank], job.heirs.pop(rank)
         job.seats[rank] = heir
         job.placed()
-        heir.private, heir.page, heir.derives = old.private, old.page, old.derives
+        heir.private, heir.page, heir.since = old.private, old.page, old.since
+        heir.derives = old.derives
         if old.process is not Process.GONE:
             job.retiring.append(old)  # what it had captured comes with its end
             why = "another process has taken over from it"

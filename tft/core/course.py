@@ -375,7 +375,7 @@ class Course:
         Who has to make its private state anew: it is told, since bit for bit is over with that.
         """
         job, joining = self._job, self._job.incident.joining
-        bereft = [s for s in job.seated() if job.bereft(s)]
+        bereft = [s for s in job.seated() if job.bereft(s) or step < s.since]
         ranks = tuple(s.rank for s in bereft if s.rank in joining or step not in s.private)
         if ranks and step > 0:
             job.tell("private_derived", ranks=list(ranks), step=step)

@@ -82,8 +82,7 @@ class Ends:
         was, retires = seat.process, seat in job.retiring
         self._gone(seat)
         seat.position = message.position
-        if message.private:
-            seat.private = message.private
+        seat.private = {**seat.private, **message.private}
         if retires:
             job.seats[seat.rank].private = seat.private
         if job.state in SETTLED:

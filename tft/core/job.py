@@ -3,7 +3,7 @@ What is known of a job, and the small parts every decision is made with. Decides
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from tft.core import planner
@@ -266,6 +266,8 @@ class Job:
         What a plan for the present incident has to respect.
         """
         incident = self.incident
+        kept = {step for s in self.seats.values() for step in (s.held, *s.kept) if step is not None}
+        on_page = {s.rank: self._on_page(s, kept) for s in self.seated()}
         fresh = {0: ""} if self.virgin and not self.resumed else {}
         return planner.Terms(
             enabled=self.policy.enable,
@@ -278,9 +280,10 @@ class Job:
             failed=incident.failed,
             forced=incident.forced,
             bereft={
-                seat.rank: frozenset(seat.private)
+                seat.rank: on_page[seat.rank].union(seat.private)
                 for seat in self.seated()
-                if self.bereft(seat) and not (seat.derives and self._may_derive(seat))
+                if len(on_page[seat.rank]) < len(kept) or self.bereft(seat)
+                if not (seat.derives and self._may_derive(seat))
             },
             strangers=frozenset(s.rank for s in self.seated() if not s.shards),
         )
@@ -295,6 +298,23 @@ class Job:
         if seat.page is None:
             return self.resumed  # what it is to begin with stands in the checkpoint, and there only
         return seat.page in self.lost_nodes or seat.page != seat.node
+
+    def _on_page(self, seat: Seat, steps: Set[int]) -> frozenset[int]:
+        """
+        The steps of which the page of its process can hold what the rank had captured.
+        """
+        return frozenset(() if self.bereft(seat) else (s for s in steps if s >= seat.since))
+
+    def captures(self, seat: Seat) -> None:
+        """
+        A rank has what is its own at the agreed step on the page of its process. What it had captured
+        earlier on another page is not there, but may have been told.
+        """
+        step = self.agreed()
+        seat.since = step if self.bereft(seat) else min(seat.since, step)
+        told = {} if seat.rank in self.incident.joining else seat.private
+        seat.private = {earlier: told[earlier] for earlier in told if earlier < seat.since}
+        seat.page = seat.node
 
     def _may_derive(self, seat: Seat) -> bool:
         """

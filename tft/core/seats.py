@@ -90,6 +90,8 @@ class Seat:
     finding: str = ""
     page: int | None = None
     """The node where what it captures is kept; None: it has captured nothing yet."""
+    since: int = 0
+    """The first step of which its page can hold what it captured: before that it had another page."""
     private: dict[int, str] = field(default_factory=dict)
     """What a lost process had captured last, by step."""
 
