@@ -124,6 +124,24 @@ def test_what_fails_again_and_again_is_given_more_time_each_time() -> None:
     assert len(job.orders(Regroup)) == 5
 
 
+def test_nothing_is_begun_for_the_last_time_at_once() -> None:
+    """
+    When a strategy is given up after two attempts, then the second one waits: the store may be gone,
+    and another one on its way.
+    """
+    job = trained(attempts=2, backoff=2.0)
+    job.failures[0, "regroup"] = ["no store listens there"]
+    job.fault(1, "network")
+    job.settle()
+    assert (job.doing, len(job.orders(Regroup))) == ("awaiting", 1)
+    assert job.machine.next_deadline() == pytest.approx(job.now + 2.0, abs=0.1)
+    job.reopen_store(2)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert [order.port for order in job.orders(Regroup)][-1] == 2
+
+
 def test_the_reason_to_end_is_the_first_one() -> None:
     """
     When a user's bug has ended the job and somebody then asks for the end, then the bug is why.

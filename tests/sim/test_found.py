@@ -297,6 +297,17 @@ FOUND = {
             ),
         ),
     ),
+    "the last attempt did not wait for the store that was on its way": Schedule(
+        seed=20990,
+        world=12,
+        copies=4,
+        steps=6,
+        policy=replace(QUICK, skip_batch=True, attempts=2),
+        derives=False,
+        skew=0.3,
+        trouble=Trouble(reorder=0.3),
+        mishaps=(Mishap(what="store", target=1, delay=0.6888363243594153, lasting=2.0),),
+    ),
 }
 
 

@@ -246,8 +246,10 @@ class Choice:
             incident.ceiling = _lower(incident.ceiling, advice.not_after)
             incident.skip = max(incident.skip, advice.skip)
         job.move(S.AWAITING)
-        if incident.attempts > 1:
-            job.stay(job.policy.backoff * (incident.attempts - 1))
+        # it is begun anew at once the first time, unless that is the last
+        waits = incident.attempts - (job.policy.attempts > 2)
+        if waits > 0:
+            job.stay(job.policy.backoff * waits)
         if offer.strategy == "migrate":
             for rank in offer.replace:
                 self.take_over(rank)

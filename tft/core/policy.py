@@ -41,7 +41,8 @@ class Policy:
     attempts: int = 3
     """How often a strategy is begun anew after an order failed, before the next is tried."""
     backoff: float = 2.0
-    """Before a strategy is begun a third time, and further ones: what it needs may be on its way."""
+    """Before a strategy is begun a third time, and further ones, and before the last time in any case:
+    what it needs may be on its way."""
     patient: int = 3
     """How often an order is given its time again when most do not answer it: then it is the bus."""
     kill: float = 10.0
