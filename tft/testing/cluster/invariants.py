@@ -305,9 +305,16 @@ class Invariants:
     def _remembered(self, step: int) -> list[int]:
         """
         The ranks whose own state of a step was captured, on a node that was not given up: there it
-        is left when a process ends, and is told then.
+        is left when a process ends, and is told then. Given up by whoever leads now: one that was
+        followed by another and has not heard of it knows nodes that are gone.
         """
-        known = [n for leader in self._stage.leaders if leader.leads for n in leader.machine.nodes]
+        newest = self._stage.story.epoch
+        known = [
+            node
+            for leader in self._stage.leaders
+            if leader.leads and leader.epoch == newest
+            for node in leader.machine.nodes
+        ]
         return [
             rank
             for number in known
