@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 FIRST_REPEAT, LAST_REPEAT = 0.25, 2.0
 """Seconds between repetitions of a report. A real one is repeated every 0.1 s; repeated less and
-less often it costs the simulation little, and what has to hold does not depend on it."""
+less often it costs the simulation little, and what has to hold does not depend on it: but for a
+controller that has just taken over, whose limits are shorter than that. To it all is said anew."""
 
 
 class Link:
@@ -90,14 +91,19 @@ class Mail:
     What one sender has to report: numbered, and repeated until it is acknowledged.
     """
 
-    __slots__ = ("_heard", "_outbox", "_period", "_stage", "_timed", "closed", "link", "sender")
+    __slots__ = (
+        "_due", "_epoch", "_heard", "_outbox", "_period", "_stage", "_timed", "closed", "link",
+        "sender",
+    )  # fmt: skip
 
     def __init__(self, stage: "Stage", sender: str, link: Link) -> None:
         self._stage = stage
         self._outbox = Outbox()
         self._timed = False
+        self._due = 0.0
         self._period = FIRST_REPEAT
         self._heard = 0
+        self._epoch = 1
         self.sender = sender
         self.link = link
         self.closed = False
@@ -111,7 +117,7 @@ class Mail:
         self._period = FIRST_REPEAT
         if not self._timed:
             self._timed = True
-            self._stage.clock.after(FIRST_REPEAT, self._again)
+            self._wait(FIRST_REPEAT)
 
     def post_once(self, report: Report) -> None:
         """
@@ -136,14 +142,24 @@ class Mail:
             self._outbox.acknowledge(number)
             if number > self._heard:  # it is heard: what is behind that need not wait for long
                 self._heard, self._period = number, FIRST_REPEAT
+        if lead.epoch > self._epoch:
+            self._epoch, self._period = lead.epoch, FIRST_REPEAT
+            if self._timed:
+                self._wait(0.0)
         return number > 0
 
-    def _again(self) -> None:
+    def _wait(self, seconds: float) -> None:
+        self._due = self._stage.clock.now + seconds
+        self._stage.clock.at(self._due, self._again, self._due)
+
+    def _again(self, due: float) -> None:
+        if due != self._due:
+            return  # it was said again before
         pending = () if self.closed else self._outbox.pending()
         for number, report in pending:
             self._send(number, report)
         if pending:
-            self._stage.clock.after(self._period, self._again)
+            self._wait(self._period)
             self._period = min(2 * self._period, LAST_REPEAT)
         else:
             self._timed = False
