@@ -136,3 +136,6 @@ def _waits() -> Iterator[Schedule]:
     for what in ("hang", "stop"):
         still = Mishap(what=what, target=2, when="state", name="pausing")
         yield replace(CALM, steps=30, mishaps=(pause, still))
+    still = Mishap(what="hang", target=2, when="state", name="pausing")
+    away = Mishap(what="node", target=SPARE, when="state", name="pausing", delay=0.1, lasting=0.1)
+    yield replace(CALM, steps=30, mishaps=(pause, still, away))
