@@ -13,6 +13,7 @@ from tft.core.table import SETTLED, State
 from tft.protocol.messages import (
     ORDER_NAMES,
     Advised,
+    Answered,
     Exited,
     Faulted,
     Fetch,
@@ -76,6 +77,7 @@ class Auditor:
         self._vetoed: set[str] = set()
         self._isolated: set[int] = set()
         self._to_end = ""
+        self._unread = 0
         """Why the job has to end."""
 
     def hears(self, machine: Machine, event: Event) -> None:
@@ -122,6 +124,11 @@ class Auditor:
                 self._ends(machine, event.message)
             case Advised():
                 self._followed(machine, event.message)
+            case Answered(order="load", failure=str()):
+                # what is a rank's own is in its checkpoint alone: others who have read theirs do not help
+                self._unread += 1
+                if self._unread > 1:
+                    self._chances.may_end("a checkpoint was read in vain, and once more")
             case StopRequested():
                 if self._state not in SETTLED:
                     self._to_end = "it was asked to"
