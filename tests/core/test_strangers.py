@@ -11,6 +11,7 @@ from tft.protocol.messages import (
     Position,
     Ready,
     Refused,
+    Rollback,
     Save,
     ShardCopies,
     Spawn,
@@ -111,6 +112,18 @@ def test_another_agent_on_a_node_means_that_what_ran_there_is_gone() -> None:
     assert strategies(job) == ["recover"]
     faults = job.machine.incidents[-1].faults
     assert {fault.evidence for fault in faults} == {"another agent has come up on node 1"}
+
+
+def test_what_ranks_had_captured_goes_with_their_agent() -> None:
+    """
+    When an agent starts anew, then the pages its ranks had are gone: what is their own is made anew.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    job.ranks[2].alive = job.ranks[3].alive = False
+    job.report(NodeJoined(node=1, host="h", pid=2, ranks=(2, 3), at=job.now))
+    job.settle()
+    job.train()
+    assert job.orders(Rollback)[-1].derive == (2, 3)
 
 
 def test_another_agent_while_replacements_are_awaited_is_no_end() -> None:

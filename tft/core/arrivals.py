@@ -5,7 +5,7 @@ Nodes, stores and processes that come: who may speak for a rank, and from when o
 from tft.core.course import Course
 from tft.core.ends import Ends
 from tft.core.job import Job
-from tft.core.seats import Process, Seat
+from tft.core.seats import NOWHERE, Process, Seat
 from tft.core.table import SETTLED, State
 from tft.protocol.messages import (
     Joined,
@@ -42,6 +42,9 @@ class Arrivals:
             return
         # what ran there has gone with the agent before this one
         left = self._ends.emptied(message.node, silent=False) if known else []
+        for seat in job.seats.values():
+            if known and seat.page == message.node:
+                seat.page = NOWHERE
         if job.state in SETTLED:
             return  # nothing is started any more
         job.agents[message.node] = agent

@@ -30,6 +30,8 @@ class Process(StrEnum):
 
 STARTING = frozenset({Process.ORDERED, Process.SPAWNED, Process.JOINED})
 START = Position(step=0, window=False)
+NOWHERE = -1
+"""In the place of a node: what was there is gone."""
 
 
 @dataclass(slots=True, kw_only=True)
