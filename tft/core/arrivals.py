@@ -42,9 +42,9 @@ class Arrivals:
             return
         # what ran there has gone with the agent before this one
         left = self._ends.emptied(message.node, silent=False) if known else []
-        for seat in job.seats.values():
-            if known and seat.page == message.node:
-                seat.page = NOWHERE
+        for each in job.seats.values():
+            if known and each.page == message.node:
+                each.page = NOWHERE
         if job.state in SETTLED:
             return  # nothing is started any more
         job.agents[message.node] = agent
