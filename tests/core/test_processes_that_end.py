@@ -316,3 +316,19 @@ def test_an_agent_that_comes_anew_has_nothing_to_end() -> None:
     job.report(NodeJoined(node=1, host="h", pid=2, ranks=(2, 3), at=job.now))
     kills = [k for k in job.machine.outstanding() if isinstance(k, Kill)]
     assert kills == []
+
+
+def test_a_node_lost_while_everyone_leaves_starts_nobody() -> None:
+    """
+    When nothing is left but the end and a node is lost while everyone leaves, then no process is started
+    for those that ran there, though another node has room.
+    """
+    groups = {"a": (0, 1), "b": (2,), "c": (3,)}
+    job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 4}, groups=groups)
+    job.muted = {(rank, "end") for rank in range(4)}
+    job.kill(3)
+    job.settle()
+    assert job.doing == "exiting"
+    job.said.clear()
+    job.lose_node(0)
+    assert job.orders(Spawn) == []
