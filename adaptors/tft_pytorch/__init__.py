@@ -16,7 +16,7 @@ from tft.protocol.messages import FaultKind, ShardCopies
 from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.faults import classify, waiting
 from tft_pytorch.groups import Groups
-from tft_pytorch.made import Maker
+from tft_pytorch.made import Maker, adopt_make
 from tft_pytorch.replicas import ReplicaOptimizer
 
 __all__ = ["Made", "ReplicaOptimizer"]
@@ -69,7 +69,8 @@ def tft_adopt(
     wrap: Callable[[], Any] | None,
 ) -> None:
     global _adopted
-    _adopted = adopt(parts, wrap, _contributing)
+    take_charge = adopt_make if "make" in parts else adopt
+    _adopted = take_charge(parts, wrap, _contributing)
 
 
 @hookimpl

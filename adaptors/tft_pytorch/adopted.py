@@ -20,28 +20,23 @@ from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
-from tft_pytorch.made import Maker
 from tft_pytorch.private import Private
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shards import shards_of
 from tft_pytorch.state import Shard, digest, named_tensors
 
 _PARTS = frozenset({"model", "optimizer", "scheduler", "data", "rng"})
-_MADE = frozenset({"make", "data", "rng"})
 
 
 def adopt(
     parts: Mapping[str, Any],  # Any: the user's own objects
     wrap: Callable[[], Any] | None,
     contributing: Callable[[], None] | None = None,
-) -> "Adopted | Maker":
+) -> "Adopted":
     """
-    Take charge of the user's objects, or of the factory that makes them; `UsageError` for what
-    cannot be handled. `contributing` is what `tft_watch` was given.
+    Take charge of the user's objects; `UsageError` for what cannot be handled. `contributing` is
+    what `tft_watch` was given.
     """
-    if "make" in parts:
-        _check_make(parts, wrap)
-        return Maker(parts["make"], parts.get("data"), parts.get("rng") or ("torch",), contributing)
     _check(parts)
     adopted = Adopted(
         model=parts["model"],
@@ -256,7 +251,7 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
         raise UsageError(
             "model must be the plain model: build DDP in wrap, wrap=lambda: DDP(model)"
         )
-    _check_plain(parts)
+    check_plain(parts)
     for parameter in model.parameters():
         if isinstance(parameter, UninitializedParameter):
             raise UsageError("model has lazy modules: run one forward before session.adopt")
@@ -270,19 +265,10 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
         )
 
 
-def _check_make(parts: Mapping[str, Any], wrap: Callable[[], Any] | None) -> None:  # Any: as above
-    unknown = sorted(parts.keys() - _MADE)
-    if unknown or wrap is not None:
-        raise UsageError(
-            f"session.adopt was given make and {', '.join([*unknown, *(['wrap'] if wrap else [])])}: "
-            "what make returns has the model, the optimizer and the scheduler, wrapped already"
-        )
-    if not callable(parts["make"]):
-        raise UsageError(f"make must be a function, not a {type(parts['make']).__name__}")
-    _check_plain(parts)
-
-
-def _check_plain(parts: Mapping[str, Any]) -> None:  # Any: as above
+def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
+    """
+    What holds however the model comes. Raises `UsageError`.
+    """
     for part in ("scheduler", "data"):
         stranger = parts.get(part)
         if stranger is not None and not (

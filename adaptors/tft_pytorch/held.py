@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
 from torch.optim import Optimizer
 
 from tft.errors import MalformedMessage, OrderRefused, UsageError
@@ -244,6 +245,12 @@ def _check(made: Made) -> None:
         raise UsageError(
             "make must return Made(model=a Module, optimizer=an Optimizer of its parameters)"
         )
+    for name, module in made.model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            raise UsageError(
+                f"{name} keeps running statistics, which differ between those who have the same part; "
+                "use a norm without them"
+            )
     known = set(made.model.parameters())
     if any(p not in known for group in made.optimizer.param_groups for p in group["params"]):
         raise UsageError("the optimizer has parameters that are not the model's")

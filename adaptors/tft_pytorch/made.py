@@ -5,7 +5,7 @@ incident; what this rank held is kept apart from the groups meanwhile and put in
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ import xxhash
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from tft.errors import OrderRefused
+from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Made, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft_pytorch import meshes
+from tft_pytorch.adopted import check_plain
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.held import Held, Parts, room
 from tft_pytorch.memory import Room, readable, writable
@@ -28,6 +29,34 @@ from tft_pytorch.private import Private
 from tft_pytorch.state import digest
 
 Make = Callable[[], Made]
+
+_PARTS = frozenset({"make", "data", "rng"})
+
+
+def adopt_make(
+    parts: Mapping[str, Any],  # Any: the user's own objects
+    wrap: Callable[[], Any] | None,
+    contributing: Callable[[], None] | None = None,
+) -> "Maker":
+    """
+    Take charge of the factory that makes the user's objects; `UsageError` for what cannot be handled.
+    """
+    _check_make(parts, wrap)
+    return Maker(parts["make"], parts.get("data"), parts.get("rng") or ("torch",), contributing)
+
+
+def _check_make(
+    parts: Mapping[str, Any], wrap: Callable[[], Any] | None
+) -> None:  # Any: the user's own objects
+    unknown = sorted(parts.keys() - _PARTS)
+    if unknown or wrap is not None:
+        raise UsageError(
+            f"session.adopt was given make and {', '.join([*unknown, *(['wrap'] if wrap else [])])}: "
+            "what make returns has the model, the optimizer and the scheduler, wrapped already"
+        )
+    if not callable(parts["make"]):
+        raise UsageError(f"make must be a function, not a {type(parts['make']).__name__}")
+    check_plain(parts)
 
 
 class Maker:

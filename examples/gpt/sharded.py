@@ -8,13 +8,13 @@ What needs process groups is made in `make`, at the start and anew after every i
 """
 
 import argparse
+from typing import Any
 
 import torch
 from corpus import Batches, load_corpus
 from gpt import GPT, SIZES, make_optimizer, make_scheduler
 from record import Record
 from tft_pytorch import Made
-from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -65,14 +65,15 @@ def make() -> Made:
     return Made(model=model, optimizer=optimizer, scheduler=make_scheduler(optimizer, args.steps))
 
 
-def clip(parameters: list[nn.Parameter], most: float) -> None:
+def clip(parameters: list[Any], most: float) -> None:  # Any: distributed tensors
     """
     As `clip_grad_norm_`, which takes no parameters of different meshes.
     """
-    grads: dict[DeviceMesh, list[Tensor]] = {}
+    grads: dict[DeviceMesh, list[Any]] = {}
     for parameter in parameters:
         grads.setdefault(parameter.device_mesh, []).append(parameter.grad)
-    norms = [get_total_norm(alike).full_tensor() for alike in grads.values()]
+    totals: list[Any] = [get_total_norm(alike) for alike in grads.values()]
+    norms = [total.full_tensor() for total in totals]
     share = most / (torch.linalg.vector_norm(torch.stack(norms)).item() + 1e-6)
     for grad in (grad for alike in grads.values() for grad in alike if share < 1):
         grad.mul_(share)

@@ -1,0 +1,171 @@
+"""
+Models that a factory makes over process groups: what is read from them, and what is refused. Whole jobs
+are in `tests/e2e/test_sharded.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tft_pytorch import Made
+from tft_pytorch.made import Maker, adopt_make
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tft.errors import OrderRefused, UsageError
+
+
+def of(model: nn.Module) -> Made:
+    """
+    With an optimizer.
+    """
+    return Made(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1))
+
+
+def sharded() -> Made:
+    """
+    Over two ranks, twice.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=mesh)
+    return of(model)
+
+
+def sharded_once() -> Made:
+    """
+    Over all four.
+    """
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+    return of(model)
+
+
+def tensor_parallel() -> Made:
+    """
+    Cut over two ranks, twice.
+    """
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["replicate", "shard"])
+    return of(model)
+
+
+def staged() -> Made:
+    """
+    Two stages of a pipeline, each in a DDP of two ranks.
+    """
+    groups = [torch.distributed.new_group([0, 1]), torch.distributed.new_group([2, 3])]
+    stage = torch.distributed.get_rank() // 2
+    return of(DDP(nn.Linear(8, 8), process_group=groups[stage]))
+
+
+def adopted(make: Callable[[], Any]) -> Maker:
+    """
+    Handed over.
+    """
+    return adopt_make({"make": make}, None)
+
+
+@pytest.mark.parametrize(
+    ("make", "holders"),
+    [
+        (sharded, {0: (0, 2), 1: (1, 3), 3: (1, 3)}),
+        (sharded_once, {0: (0,), 2: (2,)}),
+        (tensor_parallel, {0: (0, 2), 3: (1, 3)}),
+        (staged, {0: (0, 1), 1: (0, 1), 3: (2, 3)}),
+    ],
+)
+def test_who_has_the_same_part_is_read_from_what_was_made(
+    make: Callable[[], Made], holders: dict[int, tuple[int, ...]]
+) -> None:
+    """
+    When a model is distributed over meshes or groups, then the holders of a rank's part are those that
+    differ from it only where it is replicated, and the shard is named for the first of them.
+    """
+    for rank, ranks in holders.items():
+        [copies] = adopted(make).shards(rank, 4)
+        assert (copies.shard, copies.ranks) == (f"part.{ranks[0]}", ranks)
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_trial_draws_nothing() -> None:
+    """
+    When the factory seeds and draws, then torch's generator goes on from where it was.
+    """
+
+    def make() -> Made:
+        torch.manual_seed(7)
+        return sharded()
+
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    adopted(make).shards(0, 4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_nothing_is_given_away_before_anything_is_made() -> None:
+    """
+    When another rank asks for the part before the first groups were formed, then it is refused: what a
+    trial has made is not what training begins with.
+    """
+    maker = adopted(sharded)
+    maker.shards(0, 4)
+    with pytest.raises(OrderRefused, match="nothing has been made yet"):
+        maker.give("part.0")
+
+
+def plain() -> Made:
+    """
+    Not distributed at all.
+    """
+    return of(nn.Linear(8, 8))
+
+
+def with_running_statistics() -> Made:
+    """
+    Of BatchNorm.
+    """
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    return of(model)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (plain, "weight is neither distributed over a mesh nor in a DDP"),
+        (with_running_statistics, "1 keeps running statistics"),
+        (lambda: nn.Linear(8, 8), "make must return a Made, not a Linear"),
+        (lambda: Made(model=3, optimizer=4), "make must return Made"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_before_anything_is_trained(
+    make: Callable[[], Any], why: str
+) -> None:
+    """
+    When the factory makes what could not be repaired, then that is said at the start.
+    """
+    with pytest.raises(UsageError, match=why):
+        adopted(make).shards(0, 4)
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"make": sharded, "model": nn.Linear(2, 2)}, {"make": 3}, {"make": sharded, "data": 3}],
+)
+def test_what_does_not_go_with_a_factory_is_refused(parts: dict[str, Any]) -> None:
+    """
+    When something is handed over beside the factory that it makes itself, or is no factory, or no data
+    position, then it is refused.
+    """
+    with pytest.raises(UsageError):
+        adopt_make(parts, None)
+    with pytest.raises(UsageError):
+        adopt_make({"make": sharded}, lambda: None)
