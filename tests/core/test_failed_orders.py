@@ -4,7 +4,7 @@ Orders that fail: who is to blame, what is tried then, and the sentence that say
 
 from tests.core.lives import strategies, trained, tried
 from tft.core.policy import Policy
-from tft.protocol.messages import Fetch, Hold, Kill, Load, Regroup, Release, StoreOpened
+from tft.protocol.messages import Fetch, Hold, Kill, Load, Regroup, Release, Spawn, StoreOpened
 from tft.testing.scripted import ScriptedJob
 
 
@@ -114,6 +114,22 @@ def test_a_checkpoint_that_nobody_can_read_ends_the_job_with_the_reason() -> Non
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
     assert "could not load the checkpoint: a digest differs" in job.over.why
+
+
+def test_a_resumed_job_does_not_begin_anew_when_its_checkpoint_cannot_be_read() -> None:
+    """
+    When a rank cannot load the checkpoint that a job begins with, and another one is lost, then the job
+    fails: it was not to begin from nothing.
+    """
+    job = ScriptedJob(2, policy=Policy(attempts=1), resume=RESUME)
+    job.muted = {(1, "load")}
+    job.failures[0, "load"] = ["a digest differs"]
+    job.start()
+    job.kill(1)
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert all(spawn.rank == 1 for spawn in job.orders(Spawn) if spawn.incarnation)
 
 
 def test_what_a_rank_could_not_load_is_why_the_next_is_tried() -> None:

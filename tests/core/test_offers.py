@@ -418,3 +418,20 @@ def test_nobody_comes_or_goes_while_somebody_is_lost(strategy: str) -> None:
     assert lost[strategy].why_not == "ranks [0] have lost their process"
     flapping = offered(everybody(5), terms(**chance, flapping={3: "rank 3 fails"}))
     assert flapping[strategy].why_not == "rank 3 fails"
+
+
+def test_who_is_replaced_is_named_once() -> None:
+    """
+    When nobody has what a job begins with any more and one of them is at fault, then all of them get
+    another process, each one.
+    """
+    standings = everybody(2, None)
+    asked = terms(
+        enabled=frozenset({"recover"}), checkpoints={0: ""}, trained=False, faulty=frozenset({1})
+    )
+    (offer,) = [
+        offer
+        for offer in offers(Topology(groups={"dense": (0, 1)}), standings, frozenset({0, 1}), asked)
+        if offer.strategy == "recover"
+    ]
+    assert (offer.why_not, offer.replace) == (None, (1, 0))

@@ -146,6 +146,18 @@ def test_who_has_moved_is_told_what_it_had_captured_before_that() -> None:
     assert job.doing == "healthy"
 
 
+def test_what_was_told_of_a_way_that_was_given_up_is_not_told_again() -> None:
+    """
+    When steps that a rank had captured elsewhere are trained anew, then it has captured them itself, and
+    is not told what they were the first time.
+    """
+    job = moved({2: "ab", 3: "cd"}, derives=False)
+    job.train()
+    job.fault(0, "network")
+    job.settle()
+    assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].private) == (3, {})
+
+
 def test_who_has_moved_makes_anew_what_was_not_told() -> None:
     """
     When everyone goes back to a step from before a rank has moved, and what it had captured then is

@@ -2,6 +2,8 @@
 Whoever comes without being asked for: a process that claims a rank, an agent that claims a node.
 """
 
+import pytest
+
 from tests.core.lives import strategies, trained
 from tft.protocol.messages import (
     Answered,
@@ -144,3 +146,38 @@ def test_another_agent_while_replacements_are_awaited_is_no_end() -> None:
     job.train()
     assert strategies(job) == ["recover"]
     assert job.orders(Save) == []
+
+
+@pytest.mark.parametrize(("pid", "derived"), [(1, ()), (9, (2, 3))])
+def test_a_node_that_comes_back_has_its_pages_if_its_agent_is_the_same(
+    pid: int, derived: tuple[int, ...]
+) -> None:
+    """
+    When a node was given up for its silence and comes back, then what its ranks had captured is there if
+    it is the agent of before, and not if it is another one.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover"}), advised=True)
+    job.lose_node(1)
+    job.settle()
+    assert job.doing == "choosing"
+    job.gone = set()
+    job.report(NodeJoined(node=1, host="h", pid=pid, ranks=(2, 3), at=job.now))
+    job.advise()
+    job.settle()
+    job.train()
+    assert job.orders(Rollback)[-1].derive == derived
+
+
+def test_a_node_that_comes_when_all_is_over_starts_nobody() -> None:
+    """
+    When a job is ended before all of its nodes have come, and one comes then, then nobody is started there.
+    """
+    job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)})
+    job.lead(1)
+    job.come(0)
+    job.settle()
+    job.muted = {(rank, "end") for rank in range(2)}
+    job.stop()
+    job.said.clear()
+    job.come(1)
+    assert job.orders(Spawn) == []

@@ -42,9 +42,9 @@ class Arrivals:
             return
         # what ran there has gone with the agent before this one
         left = self._ends.emptied(message.node, silent=False) if known else []
-        for each in job.seats.values():
-            if known and each.page == message.node:
-                each.page = NOWHERE
+        if job.agents.get(message.node, agent) != agent:  # and its pages, too
+            for seat in job.seats.values():
+                seat.page = NOWHERE if seat.page == message.node else seat.page
         if job.state in SETTLED:
             return  # nothing is started any more
         job.agents[message.node] = agent
@@ -62,9 +62,9 @@ class Arrivals:
         why = f"another agent has come up on node {message.node}"
         self._ends.bereaved(left, why, message.at)
         for rank in message.ranks:
-            seat = job.seats.get(rank)
-            if seat is not None and seat.process is Process.ABSENT:
-                job.spawn(seat, message.node, "the job starts")
+            placed = job.seats.get(rank)
+            if placed is not None and placed.process is Process.ABSENT:
+                job.spawn(placed, message.node, "the job starts")
         self._course.recall()
 
     def store_opened(self, message: StoreOpened) -> None:

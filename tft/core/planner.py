@@ -505,7 +505,7 @@ class _Case:
         if isinstance(step, str):
             without = f"with ranks {_list(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
-        if isinstance(covered, str) and step in self.terms.checkpoints:
+        if isinstance(covered, str):  # then it is that of a checkpoint
             staying_on = self.members - {*leaving, *going}
             unfit = _unfit(self.standings, staying_on, step, self.terms)
             if unfit and strategy != "recover":
