@@ -49,12 +49,12 @@ def test_a_rank_that_cannot_be_released_is_an_incident() -> None:
 
 def test_an_older_checkpoint_is_tried_where_one_cannot_be_read() -> None:
     """
-    When one rank cannot load the newest checkpoint twice, then everyone loads the one before it.
+    When ranks cannot load the newest checkpoint twice, then everyone loads the one before it.
     """
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)})
     job.checkpointed(1)
     job.checkpointed(2)
-    job.failures[2, "load"] = ["a file is damaged"] * 2
+    job.failures = {(rank, "load"): ["a file is damaged"] * 2 for rank in range(4)}
     job.kill(0)
     job.settle()
     job.wait()

@@ -321,7 +321,7 @@ def test_an_agent_that_comes_anew_has_nothing_to_end() -> None:
 def test_a_node_lost_while_everyone_leaves_starts_nobody() -> None:
     """
     When nothing is left but the end and a node is lost while everyone leaves, then no process is started
-    for those that ran there, though another node has room.
+    for those that ran there, though another node has room, and nobody is ended who leaves anyway.
     """
     groups = {"a": (0, 1), "b": (2,), "c": (3,)}
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 4}, groups=groups)
@@ -332,3 +332,4 @@ def test_a_node_lost_while_everyone_leaves_starts_nobody() -> None:
     job.said.clear()
     job.lose_node(0)
     assert job.orders(Spawn) == []
+    assert job.orders(Kill) == []

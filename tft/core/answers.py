@@ -84,7 +84,7 @@ class Answers:
         """
         job = self._job
         job.unread[step] += 1
-        older = min(job.checkpoints, default=step) < step
+        older = any(earlier < step for earlier in job.checkpoints)
         loaded = any(seat.held is not None for seat in job.seated())
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.unread[step] >= often:
