@@ -107,14 +107,14 @@ def test_who_comes_back_to_a_job_that_has_gone_on_is_not_what_the_checkpoint_hol
     assert job.doing == "healthy"
 
 
-def moved(private: dict[int, str], *, derives: bool) -> ScriptedJob:
+def taken_over(private: dict[int, str], *, derives: bool) -> ScriptedJob:
     """
     A job in which another process, on another node, has taken over from rank 1 at the end of step 3;
-    the first has left this. Before a step is done, everyone has to go back to the one before.
+    the first has left this.
     """
     job = trained(
         placement={0: (0, 1), 1: ()}, spare={1: 1}, world=2, keeps=2, derives=derives,
-        enable=frozenset({"migrate", "retry", "dump"}),
+        enable=frozenset({"migrate", "retry", "recover", "dump"}),
     )  # fmt: skip
     job.deaf = {0}
     job.notice(1, "straggler", "its clock is throttled")
@@ -129,9 +129,30 @@ def moved(private: dict[int, str], *, derives: bool) -> ScriptedJob:
     )  # fmt: skip
     job.settle()
     assert (job.doing, job.ranks[1].node) == ("resuming", 1)
+    return job
+
+
+def moved(private: dict[int, str], *, derives: bool) -> ScriptedJob:
+    """
+    The same, and before a step is done everyone has to go back to the one before.
+    """
+    job = taken_over(private, derives=derives)
     job.fault(0, "numeric", polluted=True)
     job.settle()
     return job
+
+
+def test_what_was_told_of_a_rank_outlives_the_next_process_too() -> None:
+    """
+    When the process that has taken over is lost as well, and everyone has to go back to a step from
+    before that, then what the first one had captured is still known.
+    """
+    job = taken_over({2: "ab", 3: "cd"}, derives=False)
+    job.kill(1)
+    job.settle()
+    job.fault(0, "numeric", polluted=True)
+    job.settle()
+    assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].private) == (2, {1: "ab"})
 
 
 def test_who_has_moved_is_told_what_it_had_captured_before_that() -> None:

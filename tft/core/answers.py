@@ -67,7 +67,6 @@ class Answers:
                     seat.doubted = message.position.step
                 seat.trusted, seat.damaged = True, False
                 if message.order == "load":  # it has what is its own from there, too
-                    seat.private = {}
                     self._job.captures(seat)
             case "restore":
                 seat.trusted = True
