@@ -89,7 +89,8 @@ class Ledger:
     doubted: set[int] = field(default_factory=set)
     """The ranks of whose copies anything was ever said, be it true or not."""
     moved: bool = False
-    """Some rank has another node than it began on: what it had of its own may be out of reach."""
+    """Some rank has another node than it began on, or other pages: what it had of its own may be out of
+    reach."""
     checkpoints: dict[int, str] = field(default_factory=dict)
 
     # ---------------------------------------------------------------- what is told
@@ -132,12 +133,13 @@ class Ledger:
 
     def _joined(self, report: NodeJoined) -> None:
         """
-        Another agent than before: what ran on the node went with the one before it.
+        Another agent than before: what ran on the node went with the one before it, and the pages.
         """
         before = self.agents.get(report.node)
         self.agents[report.node] = report.pid
         if before is None or before == report.pid:
             return
+        self.moved = True
         gone = {process for process, node in self.sites.items() if node == report.node}
         self.ended |= gone
         for rank, _ in gone:
