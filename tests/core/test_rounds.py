@@ -38,3 +38,16 @@ def test_numbers_that_go_wrong_again_may_take_everyone_back_to_the_beginning() -
     assert [r.step for r in job.orders(Restore)] == [0]
     (incident,) = job.reports()
     assert (incident["strategy"], incident["step"]) == ("retry", 1)
+
+
+def test_where_a_rank_was_that_is_lost_is_known_by_the_others() -> None:
+    """
+    When a fault is seen of a rank that trains, and its node is lost before it has said where it was, then
+    the fault is in the step that the others compute.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, steps=3)
+    job.notice(3, "memory", "its memory is bad")
+    job.lose_node(1)
+    job.settle()
+    faults = {(fault.kind, fault.rank): fault.step for fault in job.machine.incident.faults}
+    assert faults["memory", 3] == 4

@@ -181,3 +181,44 @@ def test_a_node_that_comes_when_all_is_over_starts_nobody() -> None:
     job.said.clear()
     job.come(1)
     assert job.orders(Spawn) == []
+
+
+def test_who_is_lost_beside_one_that_was_to_be_ended_is_planned_for() -> None:
+    """
+    When one process of a node is to be ended, and its agent starts anew with all that ran there, then
+    what to do is decided anew, for the other rank too.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover", "dump"}))
+    job.deaf = {1}
+    job.fault(2, "memory")
+    job.settle()
+    assert job.doing == "awaiting"
+    job.deaf = set()
+    job.said.clear()
+    job.ranks[2].alive = job.ranks[3].alive = False
+    job.report(NodeJoined(node=1, host="h", pid=9, ranks=(2, 3), at=job.now))
+    assert "ranks [2, 3]" in str(job.facts("strategy_chosen")[-1]["why"])
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+
+
+def test_a_node_that_comes_is_for_those_outside_and_not_for_one_that_is_thought_about() -> None:
+    """
+    When a job has shrunk, then has lost another rank, and plugins are asked what to do about that, then a
+    node that comes back starts the rank that is outside, and nobody else.
+    """
+    shape = {0: (0, 1), 1: (2,), 2: (3,)}
+    enable = frozenset({"recover", "scale_in", "scale_out"})
+    job = trained(placement=shape, spare={2: 1}, advised=True, enable=enable)
+    job.lose_node(2)
+    job.settle()
+    job.advise()
+    job.settle()
+    job.train()
+    job.lose_node(1)
+    job.settle()
+    assert job.doing == "choosing"
+    job.said.clear()
+    job.come(2)
+    assert [spawn.rank for spawn in job.orders(Spawn)] == [3]
