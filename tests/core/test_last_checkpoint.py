@@ -5,7 +5,7 @@ The last checkpoint: of whose copies it is made, and what is said when it cannot
 import pytest
 
 from tests.core.lives import strategies, trained, tried
-from tft.protocol.messages import Commit, OrderName, Restore, Save
+from tft.protocol.messages import Commit, End, EndNode, OrderName, Restore, Save
 from tft.testing.scripted import ScriptedJob
 
 CAN_ONLY_DUMP = frozenset({"dump"})
@@ -202,3 +202,19 @@ def test_once_all_is_saved_one_outside_that_does_not_commit_may_go() -> None:
     assert len(job.orders(Save)) == saves
     assert job.over is not None
     assert job.over.result == "dumped"
+
+
+def test_nothing_is_saved_any_more_when_it_has_turned_out_that_nothing_can_be() -> None:
+    """
+    When all who hold a shard fail to write it, then the job ends, and nobody is told to save after that.
+    """
+    job = trained(groups={"a": (0, 1), "b": (2, 3)}, enable=frozenset({"dump"}))
+    job.failures = {(rank, "save"): ["the disk is full"] * 4 for rank in (2, 3)}
+    job.muted = {(0, "save"), (0, "end")}
+    job.kill(1)
+    job.settle()
+    assert job.doing == "exiting"
+    assert {type(order) for order in job.machine.outstanding()} == {End, EndNode}
+    kinds = [type(said) for said in job.said if isinstance(said, Save | End)]
+    assert kinds == sorted(kinds, key=[Save, End].index)
+    assert job.orders(Save)

@@ -116,16 +116,18 @@ def test_another_agent_on_a_node_means_that_what_ran_there_is_gone() -> None:
     assert {fault.evidence for fault in faults} == {"another agent has come up on node 1"}
 
 
-def test_what_ranks_had_captured_goes_with_their_agent() -> None:
+@pytest.mark.parametrize(("node", "ranks"), [(0, (0, 1)), (1, (2, 3))])
+def test_what_ranks_had_captured_goes_with_their_agent(node: int, ranks: tuple[int, ...]) -> None:
     """
     When an agent starts anew, then the pages its ranks had are gone: what is their own is made anew.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)})
-    job.ranks[2].alive = job.ranks[3].alive = False
-    job.report(NodeJoined(node=1, host="h", pid=2, ranks=(2, 3), at=job.now))
+    for rank in ranks:
+        job.ranks[rank].alive = False
+    job.report(NodeJoined(node=node, host="h", pid=2, ranks=ranks, at=job.now))
     job.settle()
     job.train()
-    assert job.orders(Rollback)[-1].derive == (2, 3)
+    assert job.orders(Rollback)[-1].derive == ranks
 
 
 def test_another_agent_while_replacements_are_awaited_is_no_end() -> None:
