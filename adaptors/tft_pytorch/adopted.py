@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.parameter import UninitializedParameter
@@ -213,15 +212,11 @@ class Adopted:
         masters = {k: v for each in found for k, v in each.model.items() if k.startswith("master.")}
         optimizer = {k: v for each in found for k, v in each.of("optim.").items()}
         scheduler = {k: v for each in found for k, v in each.of("scheduler.").items()}
-        private = {
-            name: xxhash.xxh3_128_hexdigest(pack(content))
-            for name, content in self._private.digestible().items()
-        }
         return {
             "parameters": digest(None, named_tensors(self._model)),
             "optimizer": digest([each.optimizer_tree for each in found], optimizer | masters),
             "scheduler": digest(found[0].scheduler_tree, scheduler),
-            **private,
+            **self._private.digests(),
         }
 
     def _shard(self, name: str) -> Shard:

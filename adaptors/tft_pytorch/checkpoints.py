@@ -8,7 +8,7 @@ loads the whole of it, without tft.
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,24 +42,12 @@ def save(directory: Path, shard: Shard) -> list[str]:
     Write the shard under `directory`/its name, synced; the names of its files from `directory` on.
     What an earlier attempt left there is removed.
     """
-    place = directory / shard.name
-    shutil.rmtree(place, ignore_errors=True)
-    found = shard.inventory()
-    meta = torch.frombuffer(bytearray(shard.describe(found)), dtype=torch.uint8)
-    content: dict[str, Any] = {
-        "model": _model(shard),
-        "optim": shard.part.state(),
-        "tft": {"meta": meta},
-    }
+    content: dict[str, Any] = {"model": _model(shard), "optim": shard.part.state()}
     if shard.part.masters():
         content["master"] = dict(shard.part.masters())
     if shard.scheduler is not None:
         content["scheduler"] = shard.scheduler.state_dict()
-    with _alone():
-        dcp_save(content, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
-    _sync_directory(place)
-    _sync_directory(directory)
-    return [f"{shard.name}/{file.name}" for file in sorted(place.iterdir())]
+    return _write(directory, shard.name, shard.describe(shard.inventory()), content)
 
 
 def save_held(directory: Path, shard: str, held: Held) -> list[str]:
@@ -67,12 +55,21 @@ def save_held(directory: Path, shard: str, held: Held) -> list[str]:
     Write a rank's part of a sharded state, as `save` does. Each tensor is written as what this rank has
     of it; where that lies in the whole stands in the description, and in what `join` writes.
     """
+    return _write(directory, shard, held.meta(), {**held.tensors, **held.settings()})
+
+
+def _write(
+    directory: Path,
+    shard: str,
+    meta: bytes,
+    content: Mapping[str, Any],  # Any: as torch has it
+) -> list[str]:
     place = directory / shard
     shutil.rmtree(place, ignore_errors=True)
-    meta = torch.frombuffer(bytearray(held.meta()), dtype=torch.uint8)
-    content = {**held.tensors, "tft": {"meta": meta}, **held.settings()}
+    described = torch.frombuffer(bytearray(meta), dtype=torch.uint8)
+    whole = {**content, "tft": {"meta": described}}
     with _alone():
-        dcp_save(content, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
+        dcp_save(whole, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
     _sync_directory(place)
     _sync_directory(directory)
     return [f"{shard}/{file.name}" for file in sorted(place.iterdir())]
@@ -83,12 +80,9 @@ def load_held(directory: Path, shard: str, here: Held) -> Held:
     Take back what `save_held` wrote. Raises `CheckpointCorrupt` where it cannot be read.
     """
     place = directory / shard
-    try:
+    with _reading(place):
         held = room(_read_meta(place), here)
-        with _alone():
-            dcp_load(dict(held.tensors), storage_reader=FileSystemReader(place), no_dist=True)
-    except (OSError, CheckpointException) as error:
-        raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
+        dcp_load(dict(held.tensors), storage_reader=FileSystemReader(place), no_dist=True)
     return held
 
 
@@ -100,11 +94,9 @@ def join(directory: Path) -> list[str]:
     whole = Metadata(state_dict_metadata={}, planner_data={})
     stored: dict[MetadataIndex, WriteResult] = {}
     for place in sorted(path.parent for path in directory.glob(f"*/{_METADATA}")):
-        try:
+        with _reading(place):
             found = FileSystemReader(place).read_metadata()
             spans = spans_of(_read_meta(place))
-        except (OSError, EOFError, CheckpointException) as error:
-            raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
         for index, info in found.storage_data.items():
             known = found.state_dict_metadata[index.fqn]
             if index.fqn == _META:
@@ -154,14 +146,11 @@ def load(directory: Path, shard: Shard) -> None:
     Take back what `save` wrote. Raises `CheckpointCorrupt` where it cannot be read.
     """
     place = directory / shard.name
-    try:
+    with _reading(place):
         meta = _read_meta(place)
-        room = shard.room(meta)
-        with _alone():
-            dcp_load(dict(room), storage_reader=FileSystemReader(place), no_dist=True)
-    except (OSError, CheckpointException) as error:
-        raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
-    shard.settle(meta, room)
+        tensors = shard.room(meta)
+        dcp_load(dict(tensors), storage_reader=FileSystemReader(place), no_dist=True)
+    shard.settle(meta, tensors)
 
 
 def _model(shard: Shard) -> dict[str, Tensor]:
@@ -181,15 +170,26 @@ def _read_meta(place: Path) -> bytes:
     if not isinstance(known, TensorStorageMetadata):
         raise CheckpointCorrupt(f"{place} has no entry {_META}: tft did not write it")
     meta: dict[str, Tensor] = {_META: torch.empty(known.size, dtype=torch.uint8)}
-    with _alone():
-        dcp_load(dict(meta), storage_reader=FileSystemReader(place), no_dist=True)
+    dcp_load(dict(meta), storage_reader=FileSystemReader(place), no_dist=True)
     return meta[_META].numpy().tobytes()
+
+
+@contextmanager
+def _reading(place: Path) -> Iterator[None]:
+    """
+    What torch says of a checkpoint that it cannot read becomes `CheckpointCorrupt`.
+    """
+    try:
+        with _alone():
+            yield
+    except (OSError, EOFError, CheckpointException) as error:
+        raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
     """
-    Without torch's warning that one process saves on its own: that is what is wanted.
+    Without torch's warning that one process works on its own: that is what is wanted.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -17,9 +17,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
 from torch.optim import Optimizer
 
-from tft.errors import MalformedMessage, OrderRefused, UsageError
+from tft.errors import OrderRefused, UsageError
 from tft.hooks import Made
 from tft.protocol.codec import pack, unpack
+from tft_pytorch.described import described, listed, read
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
 _FORM = 1
@@ -65,14 +66,10 @@ class Held:
         """
         All that is no tensor, and of each tensor what is needed to make room for it.
         """
-        told = [
-            [name, str(t.dtype).removeprefix("torch."), list(t.shape), t.device.type]
-            for name, t in self.tensors.items()
-        ]
         return pack(
             {
                 "form": _FORM,
-                "tensors": told,
+                "tensors": listed(self.tensors),
                 "spans": {name: list(span) for name, span in self.spans.items()},
                 "optimizer": self.optimizer,
                 "scheduler": self.scheduler,
@@ -94,14 +91,10 @@ def room(meta: bytes, here: Held) -> Held:
     What `meta` describes, with tensors that are to be filled. Raises `OrderRefused` where it is not
     the same part of the same model as `here`.
     """
-    told = expect(unpack(meta), dict, "the description of a shard")
-    if told.get("form") != _FORM:
-        raise MalformedMessage(
-            f"the description of a shard has form {told.get('form')!r}; form {_FORM} is known here"
-        )
+    told = read(meta, _FORM)
     tensors = {
-        str(name): torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        for name, dtype, shape, device in told["tensors"]
+        name: torch.empty(shape, dtype=dtype, device=device)
+        for name, dtype, shape, device in described(told)
     }
     found = Held(
         tensors=tensors,
@@ -173,7 +166,11 @@ class Parts:
             for name, tensor in self._weights():
                 part = _part(name, tensor, own)
                 known = held.tensors.get(name)
-                if known is None or known.shape != part.shape or own.get(name) != _span(held, name):
+                if (
+                    known is None
+                    or known.shape != part.shape
+                    or own.get(name) != held.spans.get(name)
+                ):
                     raise OrderRefused(
                         f"what was made has another {name} than what was made before"
                     )
@@ -254,10 +251,6 @@ def _check(made: Made) -> None:
     known = set(made.model.parameters())
     if any(p not in known for group in made.optimizer.param_groups for p in group["params"]):
         raise UsageError("the optimizer has parameters that are not the model's")
-
-
-def _span(held: Held, name: str) -> Span | None:
-    return held.spans.get(name)
 
 
 def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:

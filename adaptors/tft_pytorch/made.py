@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -225,15 +224,11 @@ class Maker:
             prefix: {n: t for n, t in held.tensors.items() if n.startswith(f"{prefix}.")}
             for prefix in ("model", "optim", "scheduler")
         }
-        private = {
-            name: xxhash.xxh3_128_hexdigest(pack(content))
-            for name, content in self._private.digestible().items()
-        }
         return {
             "parameters": digest(None, named["model"]),
             "optimizer": digest(held.optimizer, named["optim"]),
             "scheduler": digest(held.scheduler, named["scheduler"]),
-            **private,
+            **self._private.digests(),
         }
 
     def _adopt(self, held: Held) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -112,6 +113,15 @@ class Private:
         return {
             "rng": self._random(),
             "data": None if self._data is None else self._data.state_dict(),
+        }
+
+    def digests(self) -> dict[str, str]:
+        """
+        Of `rng` and `data`.
+        """
+        return {
+            name: xxhash.xxh3_128_hexdigest(pack(content))
+            for name, content in self.digestible().items()
         }
 
     def _random(self) -> dict[str, object]:

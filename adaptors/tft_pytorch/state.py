@@ -14,10 +14,11 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from tft.errors import MalformedMessage, OrderRefused
+from tft.errors import OrderRefused
 from tft.hooks import Buffer, Parcel
-from tft.protocol.codec import pack, unpack
+from tft.protocol.codec import pack
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.described import described, dtype_name, listed, read
 from tft_pytorch.memory import Room, readable, writable
 from tft_pytorch.parts import Part
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
@@ -121,10 +122,7 @@ class Shard:
         """
         told: dict[str, object] = {
             "form": _FORM,
-            "tensors": [
-                [name, _dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type]
-                for name, tensor in inventory.tensors.items()
-            ],
+            "tensors": listed(inventory.tensors),
             "optimizer": inventory.optimizer_tree,
             "scheduler": inventory.scheduler_tree,
             "groups": self._group_members(),
@@ -170,12 +168,12 @@ class Shard:
         The tensors to be filled, by name, in the giver's order. Nothing is changed yet. Raises
         `OrderRefused` where the shard is not one of this model.
         """
-        told = _read(meta)
+        told = read(meta, _FORM)
         here = self.inventory()
         self._refuse_another_model(told, here.model)
         named = dict(self.model.named_parameters())
         room: dict[str, Tensor] = {}
-        for name, dtype, shape, device in _described(told):
+        for name, dtype, shape, device in described(told):
             known = here.tensors.get(name)
             if known is None or not _same(known, dtype, shape) or known.device.type != device:
                 known = _new(dtype, shape, device, named.get(_owner(name)))
@@ -186,7 +184,7 @@ class Shard:
         """
         Make optimizer, scheduler and wrappers use these tensors and what else `meta` holds.
         """
-        told = _read(meta)
+        told = read(meta, _FORM)
         self.part.settle(expect(put_together(told["optimizer"], tensors), dict, "its optimizer"))
         if self.scheduler is not None:
             self.scheduler.load_state_dict(put_together(told["scheduler"], tensors))
@@ -198,11 +196,11 @@ class Shard:
 
     def _refuse_another_model(self, told: dict[str, Any], model: dict[str, Tensor]) -> None:
         theirs = {
-            name: f"{_dtype_name(dtype)} {shape}"
-            for name, dtype, shape, _ in _described(told)
+            name: f"{dtype_name(dtype)} {shape}"
+            for name, dtype, shape, _ in described(told)
             if name.startswith(("model.", "master."))
         }
-        ours = {name: f"{_dtype_name(t.dtype)} {list(t.shape)}" for name, t in model.items()}
+        ours = {name: f"{dtype_name(t.dtype)} {list(t.shape)}" for name, t in model.items()}
         for name in theirs.keys() | ours.keys():
             if theirs.get(name) != ours.get(name):
                 raise OrderRefused(
@@ -243,25 +241,6 @@ def _owner(name: str) -> str:
     return name.removeprefix("optim.state.").rpartition(".")[0]
 
 
-def _read(meta: bytes) -> dict[str, Any]:  # Any: checked where it is used
-    told = expect(unpack(meta), dict, "the description of a shard")
-    if told.get("form") != _FORM:
-        raise MalformedMessage(
-            f"the description of a shard has form {told.get('form')!r}; form {_FORM} is known here"
-        )
-    return told
-
-
-def _described(told: dict[str, Any]) -> list[tuple[str, torch.dtype, list[int], str]]:
-    described = []
-    for name, dtype_name, shape, device in told["tensors"]:
-        dtype = getattr(torch, dtype_name, None)
-        if not isinstance(dtype, torch.dtype):
-            raise MalformedMessage(f"{name} is of type {dtype_name!r}, which this torch has not")
-        described.append((str(name), dtype, shape, str(device)))
-    return described
-
-
 def _same(tensor: Tensor, dtype: torch.dtype, shape: list[int]) -> bool:
     return tensor.dtype == dtype and list(tensor.shape) == shape
 
@@ -277,16 +256,12 @@ def _new(dtype: torch.dtype, shape: list[int], device: str, owner: Tensor | None
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def digest(tree: Plain, tensors: Mapping[str, Tensor]) -> str:
     """
     Of plain values and tensors, with their names and types.
     """
     sum_ = xxhash.xxh3_128(pack(tree))
     for name, tensor in tensors.items():
-        sum_.update(pack([name, _dtype_name(tensor.dtype), list(tensor.shape)]))
+        sum_.update(pack([name, dtype_name(tensor.dtype), list(tensor.shape)]))
         sum_.update(readable(name, tensor).view)
     return sum_.hexdigest()

@@ -1,0 +1,55 @@
+"""
+The description that travels before the tensors of a shard: what is needed to make room for each.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tft.errors import MalformedMessage
+from tft.protocol.codec import unpack
+from tft_pytorch.trees import expect
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """
+    As in `torch.`.
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
+    """
+    Name, type, shape and device of each, as plain values.
+    """
+    return [
+        [name, dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type]
+        for name, tensor in tensors.items()
+    ]
+
+
+def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: checked where it is used
+    """
+    A description of this form. Raises `MalformedMessage` for another.
+    """
+    told = expect(unpack(meta), dict, "the description of a shard")
+    if told.get("form") != form:
+        raise MalformedMessage(
+            f"the description of a shard has form {told.get('form')!r}; form {form} is known here"
+        )
+    return told
+
+
+def described(told: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[int], str]]:
+    """
+    What `listed` told under `tensors`. Raises `MalformedMessage` for a type that this torch has not.
+    """
+    found = []
+    for name, type_name, shape, device in told["tensors"]:
+        dtype = getattr(torch, type_name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise MalformedMessage(f"{name} is of type {type_name!r}, which this torch has not")
+        found.append((str(name), dtype, shape, str(device)))
+    return found
