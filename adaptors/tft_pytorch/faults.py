@@ -30,12 +30,14 @@ _TABLE: tuple[tuple[type[BaseException], str, FaultKind | None], ...] = (
     (RuntimeError, r"gloo/transport/|tcp/(pair|unbound_buffer)\.cc", "network"),
     (RuntimeError, r"Connection closed by peer \[", "network"),
     (RuntimeError, r"Timed out waiting \d+ms for (recv|send) operation", "network"),
+    (RuntimeError, r"wait for other ranks .* was called off", "network"),  # `CalledOff`, out of C++
     (RuntimeError, r"Gloo connectFullMesh failed|Application timeout caused pair closure", "network"),
 )  # fmt: skip
 """The first line that fits counts. Messages, because gloo raises nothing but RuntimeError."""
 
 _WAITING = (
     re.compile(r"/torch/distributed/(?!checkpoint/)"),  # which waits for the disk
+    re.compile(r"/tft_pytorch/interruptible\.py$"),
     re.compile(r"/torch/nn/parallel/distributed\.py$"),  # DDP's own sums and broadcasts
     re.compile(r"/torch/autograd/graph\.py$"),  # backward: DDP sums inside it
 )

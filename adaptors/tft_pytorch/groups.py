@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # as torch.distrib
 from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, TftError
+from tft_pytorch import interruptible
 from tft_pytorch.sockets import census, cut
 
 log = structlog.get_logger()
@@ -79,6 +80,8 @@ class Groups:
 
     def _join(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
         store = self._connect(name, host, port)
+        if not cuda:  # which takes groups of two backends, and those are torch's own
+            interruptible.install()
         # A group that failed to form leaves its number behind, and that number is part of the
         # keys by which ranks find each other: one that counts from elsewhere is never found.
         distributed_c10d._world.group_count = 0
@@ -120,6 +123,7 @@ class Groups:
         if spared is None:
             return
         cut(spared, port)
+        interruptible.call_off()
         if left is not None and not begun:
             threading.Thread(
                 target=_keep_cutting, args=(left, spared, port), name="tft-quiesce", daemon=True
@@ -151,10 +155,9 @@ def _free(groups: list[dist.ProcessGroup]) -> None:
     Let go of groups that torch has forgotten, on a thread of its own.
 
     A gloo group's destructor joins the threads that carry out its collectives. Now and then one
-    of these has begun to receive just as its connection broke: gloo wakes it for neither, and it
-    waits for `GROUP_TIMEOUT`. (Seen at one survivor in some fifty deaths of a peer between two buckets of
-    DDP, with gloo's `UnboundBuffer::waitRecv` at the top.) Such a group keeps two sleeping threads and
-    its buffers until then; a training thread that waited for it would keep the whole job.
+    of these is not woken as its connection breaks (`interruptible.py` says when), and it waits for
+    `GROUP_TIMEOUT`. Such a group keeps two sleeping threads and its buffers until then; a training
+    thread that waited for it would keep the whole job.
     """
     freeing = threading.Thread(target=groups.clear, name="tft-free-groups", daemon=True)
     freeing.start()

@@ -7,16 +7,30 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from tft_pytorch.interruptible import InterruptibleGloo
+from torch import Tensor
 
 from tests.adaptors.conftest import NewJob, Start
 from tests.adaptors.ranks import Actor, Failure, Rank, Recipe
+
+NOT_WAITED_FOR = {
+    "BackendType", "_end_coalescing", "_start_coalescing",  # of NCCL
+    "_enable_collectives_timing", "_get_backend", "_get_backend_name", "_register_backend",
+    "_get_sequence_number_for_group", "_set_sequence_number_for_group", "_has_hooks", "_id", "_backend_id",
+    "_pybind11_conduit_v1_", "_register_on_completion_hook", "_set_default_backend",
+    "_set_group_desc", "_set_group_name", "_wait_for_pending_works", "abort", "boxed", "unbox",
+    "get_group_store", "merge_remote_group", "split_group", "name", "rank", "size", "set_timeout",
+    "shutdown", "use_pg_for_symm_mem_rendezvous",
+    "monitored_barrier",  # which has a time limit of its own
+}  # fmt: skip
 
 AT_ONCE = 2.0
 """Seconds: far above the few milliseconds it takes, far below any time limit of torch."""
@@ -69,6 +83,36 @@ def test_quiesce_ends_a_backward_whose_peer_does_not_answer(job: NewJob) -> None
             rank.tell("train", 2)
         answers = quiesced(three.ranks[1:])
         assert [answer.kind for answer in answers] == ["network", "network"]
+
+
+def test_quiesce_ends_what_gloo_itself_forgets(job: NewJob) -> None:
+    """
+    When connections are cut while messages have come in part and left in part, in sums, gathers and
+    messages from rank to rank, then each thread comes out of it at once, time after time.
+    """
+    two = job(2, Recipe(wrapped=False))
+    for what in [*SEVERAL] * 3:
+        for rank in two.ranks:
+            rank.tell("call", over_and_over, what)
+        for _ in range(50):  # so that both are in the middle of it
+            two.ranks[0].await_waiting()
+        with two.ranks[1].stopped():
+            assert [answer.kind for answer in quiesced(two.ranks[:1])] == ["network"], what
+        two.ranks[1].interject("quiesce")
+        assert isinstance(two.ranks[1].hear(), Failure)
+        two.all("clear")
+        two.form()
+    assert two.all("all_reduce") == [2.0, 2.0]
+
+
+def test_every_operation_of_torchs_groups_can_be_called_off() -> None:
+    """
+    When torch's groups have an operation, then ours answers it, or it is known to be none that waits.
+    """
+    public = {name for name, at in vars(dist.ProcessGroup).items() if callable(at)}
+    assert {name for name in public - NOT_WAITED_FOR if not name.startswith("__")} == {
+        name for name in vars(InterruptibleGloo) if name in public and not name.startswith("__")
+    }
 
 
 def test_quiesce_ends_the_forming_of_a_group_that_a_rank_never_joins(
@@ -206,6 +250,30 @@ def quiesced(ranks: list[Rank]) -> list[Failure]:
 
 
 # ---------------------------------------------------------------- in the rank's process
+
+
+SEVERAL: dict[str, Callable[[Tensor], object]] = {
+    "sum": dist.all_reduce,
+    "gather": lambda one: dist.all_gather([torch.empty_like(one) for _ in range(2)], one),
+    "messages": lambda one: [work.wait() for work in dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, one, 1 - dist.get_rank()),
+        dist.P2POp(dist.irecv, torch.empty_like(one), 1 - dist.get_rank()),
+    ])],
+    "sum inside a graph": lambda one: functional.all_reduce(one, "sum", [0, 1]) + 0,
+    "gather inside a graph": lambda one: functional.all_gather_single(one, 0, [0, 1]) + 0,
+    "scatter inside a graph": lambda one: functional.reduce_scatter_single(one, "sum", 0, [0, 1]) + 0,
+    "exchange inside a graph": lambda one: functional.all_to_all_single(one, None, None, [0, 1]) + 0,
+}  # fmt: skip
+"""Among two ranks."""
+
+
+def over_and_over(_: Actor, what: str) -> None:
+    """
+    Of 32 MiB each time: far more than goes through a connection at once.
+    """
+    many = torch.ones(2**23)
+    while True:
+        SEVERAL[what](many)
 
 
 def open_connection(actor: Actor, how: str) -> None:
