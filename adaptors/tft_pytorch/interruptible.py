@@ -54,6 +54,7 @@ class CalledOff(RuntimeError):
 
 
 _groups: "weakref.WeakSet[InterruptibleGloo]" = weakref.WeakSet()
+_groups_lock = threading.Lock()
 
 
 def install() -> None:
@@ -68,7 +69,9 @@ def call_off() -> None:
     Whoever waits in a group that was made by now, and does not have its result within 20 ms, is to
     raise `CalledOff`; so is who waits in one of them later. From any thread.
     """
-    for group in list(_groups):
+    with _groups_lock:
+        groups = list(_groups)
+    for group in groups:
         group.call_off()
 
 
@@ -92,7 +95,8 @@ class InterruptibleGloo(dist.ProcessGroup):
         self._lock = threading.Lock()
         self._promised: set[Future[Any]] = set()  # Any: what torch's own futures hold
         self.called_off = False
-        _groups.add(self)
+        with _groups_lock:
+            _groups.add(self)
 
     def call_off(self) -> None:
         """
