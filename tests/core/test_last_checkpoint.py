@@ -218,3 +218,38 @@ def test_nothing_is_saved_any_more_when_it_has_turned_out_that_nothing_can_be() 
     kinds = [type(said) for said in job.said if isinstance(said, Save | End)]
     assert kinds == sorted(kinds, key=[Save, End].index)
     assert job.orders(Save)
+
+
+def test_who_cannot_take_its_copy_back_still_saves_what_is_its_own() -> None:
+    """
+    When a rank that is to save a shard cannot take back the copy of it, then another one saves that,
+    and the rank what is its own: nobody else has it.
+    """
+    job = trained(world=3, keeps=1, enable=CAN_ONLY_DUMP)
+    job.failures[0, "restore"] = ["its digest is another"]
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    assert [restore.to for restore in job.orders(Restore)] == [(0,), (1,)]
+    assert {save.to: save.shards for save in job.orders(Save)} == {
+        (0,): (), (1,): ("dense",), (2,): (),
+    }  # fmt: skip
+    (commit,) = job.orders(Commit)
+    assert [file.name for file in commit.files] == ["dense", "private-0", "private-1", "private-2"]
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_where_nobody_can_take_a_copy_back_that_is_the_reason() -> None:
+    """
+    When every rank that keeps a copy fails to take it back, then nothing is saved, and the reason of
+    each is said.
+    """
+    job = trained(world=2, keeps=1, enable=CAN_ONLY_DUMP)
+    job.failures = {(rank, "restore"): [f"bit {rank} is another"] * 3 for rank in (0, 1)}
+    job.fault(1, "numeric", polluted=True)
+    job.settle()
+    assert job.orders(Save) == []
+    assert tried(job)["dump"] == (
+        "no sound copy of shard 'dense', of step 2 or earlier, is left on ranks [0, 1]; "
+        "rank 0 could not write: bit 0 is another; rank 1 could not write: bit 1 is another"
+    )

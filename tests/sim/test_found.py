@@ -308,6 +308,34 @@ FOUND = {
         trouble=Trouble(reorder=0.3),
         mishaps=(Mishap(what="store", target=1, delay=0.6888363243594153, lasting=2.0),),
     ),
+    "what is a rank's own was not saved when it could not take its copy back": Schedule(
+        seed=0,
+        world=2,
+        copies=4,
+        steps=8,
+        policy=replace(
+            QUICK,
+            enable=frozenset({"dump", "migrate", "recover"}),
+            flaps=1,
+            respawns=1,
+            attempts=2,
+        ),
+        breaks=False,
+        backups=2,
+        skew=5000.0,
+        mishaps=(
+            Mishap(what="fail", target=-1, when="order", name="restore", by=2.674, lasting=6.0),
+            Mishap(
+                what="pollute",
+                target=1,
+                when="phase",
+                name="sums",
+                number=3,
+                by=2.480006849697596,
+                lasting=6.0,
+            ),
+        ),
+    ),
 }
 
 

@@ -100,7 +100,7 @@ class Answers:
             case "commit":
                 self._course.ending.commit_failed(seat, why)
             case "restore" if job.state is S.DUMPING:
-                self._course.ending.save_failed(seat, why)
+                self._course.ending.restore_failed(seat, why)
             case "restore":
                 seat.damaged = True  # its copies are not what they should be: others have some
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")

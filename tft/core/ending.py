@@ -28,14 +28,16 @@ class Ending:
         Plans a last checkpoint, or plans it anew with whoever is left to write it.
         """
         job, incident = self._job, self._job.incident
-        unable = [s for s in job.seats.values() if s.unable or s.no_commit]
+        failed = {s.rank: s.unable or s.no_restore or s.no_commit for s in job.seats.values()}
         standings = self._standings()
         step = planner.covered_step(job.topology().groups, standings, incident.ceiling)
         incident.tasks = {}
         if not isinstance(step, str) and not self._committers():
             step = "nobody is left to commit it"
         if isinstance(step, str):
-            failures = [f"rank {s.rank} could not write: {s.unable or s.no_commit}" for s in unable]
+            failures = [
+                f"rank {rank} could not write: {why}" for rank, why in failed.items() if why
+            ]
             why = "; ".join([step, *failures])
             incident.tried.append(("dump", why))
             incident.strategy = "exit"
@@ -162,6 +164,13 @@ class Ending:
         Another holder has to write the part of this one.
         """
         seat.unable = why
+        self.dump()
+
+    def restore_failed(self, seat: Seat, why: str) -> None:
+        """
+        Another holder has to save what this one keeps. This one still saves what is its own.
+        """
+        seat.no_restore, seat.damaged = why, True
         self.dump()
 
     def commit_failed(self, seat: Seat, why: str) -> None:

@@ -68,6 +68,8 @@ class Seat:
     finished: bool = False
     unable: str = ""
     """Why it could not write its part of a checkpoint."""
+    no_restore: str = ""
+    """Why it could not take back the copy it was to save; what is its own it can write all the same."""
     no_commit: str = ""
     """Why it could not commit one; its own part it can write all the same."""
     repaired: bool = False
@@ -145,7 +147,7 @@ class Seat:
         self.held, self.backups = None, ()
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = False
-        self.doomed = self.blame = self.unable = self.no_commit = ""
+        self.doomed = self.blame = self.unable = self.no_restore = self.no_commit = ""
         self.invited = False
         self.position = START
         self.spawned = self.began = at
