@@ -8,6 +8,7 @@ import pytest
 
 from tests.core.lives import names, strategies, trained, tried
 from tft.protocol.messages import (
+    Commit,
     Fetch,
     Freeze,
     Kill,
@@ -696,6 +697,44 @@ def test_a_straggler_that_dies_while_its_heir_warms_is_followed_by_it() -> None:
     (rollback,) = job.orders(Rollback)
     assert (rollback.private, rollback.derive) == ({3: "00"}, ())  # what the first one had captured
     assert job.doing == "healthy"
+
+
+def test_what_a_rank_holds_is_known_before_the_process_that_follows_it_says_so() -> None:
+    """
+    When the process of a rank that alone has a shard is lost while a last checkpoint is written, and
+    another one that has yet to start takes its seat, then the shard is not forgotten: nothing is
+    committed without it.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1}, groups={"a": (0, 1, 2), "b": (3,)})
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.muted = {(3, "save")}
+    job.fault(0, "software")
+    job.settle()
+    assert job.doing == "dumping"
+    job.kill(3)
+    job.settle()
+    assert job.orders(Commit) == []
+    assert tried(job)["dump"] == "no sound copy of shard 'b' is left on ranks [3]"
+
+
+def test_who_leaves_together_is_known_before_the_process_that_follows_one_says_so() -> None:
+    """
+    When the process of a rank is lost while the one that is to take over from it starts, then the ranks
+    leave that can only leave together, and the others go on.
+    """
+    job = trained(
+        placement=WITH_ROOM, spare={2: 1}, columns={2: (2, 3), 3: (2, 3)},
+        enable=frozenset({"migrate", "scale_in", "dump"}),
+    )  # fmt: skip
+    job.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in"]
+    assert job.machine.members == {0, 1}
 
 
 @pytest.mark.parametrize("respawns", [1, 2])

@@ -336,6 +336,48 @@ FOUND = {
             ),
         ),
     ),
+    "a shard that one rank alone had was forgotten with the process that had said so": Schedule(
+        seed=101507,
+        world=5,
+        nodes=5,
+        topology="two kinds",
+        copies=1,
+        steps=6,
+        policy=replace(QUICK, attempts=2),
+        derives=False,
+        spares=(7, 4),
+        breaks=False,
+        skew=5000.0,
+        trouble=Trouble(delay=0.002),
+        mishaps=(
+            Mishap(
+                what="kill",
+                when="phase",
+                name="sums",
+                number=6,
+                by=1.5257682794113645,
+                lasting=6.0,
+                loud=False,
+            ),
+            Mishap(
+                what="notice",
+                target=-1,
+                when="order",
+                name="restore",
+                by=1.0393890432980024,
+                lasting=0.5,
+                kind="straggler",
+            ),
+            Mishap(
+                what="software",
+                target=1,
+                when="phase",
+                name="forward",
+                number=4,
+                by=1.394679672674296,
+            ),
+        ),
+    ),
 }
 
 

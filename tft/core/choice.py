@@ -282,7 +282,8 @@ class Choice:
         job.seats[rank] = heir
         job.placed()
         heir.private, heir.page, heir.since = old.private, old.page, old.since
-        heir.derives = old.derives
+        # what a rank is to hold is known, whether the heir has come as far as saying so or not
+        heir.shards, heir.column, heir.derives = old.shards, old.column, old.derives
         if old.process is not Process.GONE:
             job.retiring.append(old)  # what it had captured comes with its end
             why = "another process has taken over from it"
