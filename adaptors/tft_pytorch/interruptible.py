@@ -93,7 +93,8 @@ class InterruptibleGloo(dist.ProcessGroup):
             group._register_backend(torch.device("cpu"), self.BackendType.GLOO, gloo)
             group._set_default_backend(self.BackendType.GLOO)
         self._lock = threading.Lock()
-        self._promised: set[Future[Any]] = set()  # Any: what torch's own futures hold
+        self._promised: set[Future[None]] = set()
+        """Each to be set once: when what is waited for is over, or called off."""
         self.called_off = False
         with _groups_lock:
             _groups.add(self)
@@ -105,31 +106,37 @@ class InterruptibleGloo(dist.ProcessGroup):
         with self._lock:
             self.called_off = True
             promised, self._promised = self._promised, set()
-        for future in promised:
-            future.set_exception(CalledOff())
+        for over in promised:
+            over.set_result(None)
 
     def promise(self, native: Future[Any]) -> Future[Any]:
         """
         A future with the outcome of `native`, unless the group is called off before.
         """
-        future: Future[Any] = Future()
+        over: Future[None] = Future()
+
+        def outcome(_: Future[None]) -> Any:  # Any: as in `native`
+            if not native.done():
+                raise CalledOff
+            return native.value()  # or its error
+
+        # An exception that is set in Python is none for C++, which reads it as the result. One that
+        # is raised here is.
+        promised = over.then(outcome)
         with self._lock:
-            self._promised.add(future)
+            self._promised.add(over)
             called_off = self.called_off
-        native.add_done_callback(lambda done: self._settle(future, done))
+        native.add_done_callback(lambda _: self._settle(over))
         if called_off:
             self.call_off()
-        return future
+        return promised
 
-    def _settle(self, future: Future[Any], done: Future[Any]) -> None:
+    def _settle(self, over: Future[None]) -> None:
         with self._lock:
-            if future not in self._promised:
+            if over not in self._promised:
                 return
-            self._promised.remove(future)
-        try:
-            future.set_result(done.value())
-        except Exception as error:  # noqa: BLE001  # whatever it was, it goes to who waits
-            future.set_exception(error)
+            self._promised.remove(over)
+        over.set_result(None)
 
 
 class _Collective(dist.Work):

@@ -72,15 +72,17 @@ def test_quiesce_ends_a_collective_whose_peer_does_not_answer(job: NewJob) -> No
     assert three.all("all_reduce") == [3.0, 3.0, 3.0]
 
 
-def test_quiesce_ends_a_backward_whose_peer_does_not_answer(job: NewJob) -> None:
+@pytest.mark.parametrize("broadcasts", [True, False])
+def test_quiesce_ends_a_step_whose_peer_does_not_answer(job: NewJob, *, broadcasts: bool) -> None:
     """
-    When DDP sums inside backward and a peer is stopped, then `quiesce` makes backward raise.
+    When a peer is stopped, and DDP waits for it before the forward pass, with buffers, or inside
+    backward, in C++, then `quiesce` makes the step raise.
     """
-    three = job(3)
-    three.all("train", 1)
+    three = job(3, Recipe(wrapper={"broadcast_buffers": broadcasts}))
+    three.all("train", 2)  # in the second step DDP tells its buckets, which is waited for as well
     with three.ranks[0].stopped():
         for rank in three.ranks[1:]:
-            rank.tell("train", 2)
+            rank.tell("train", 3)
         answers = quiesced(three.ranks[1:])
         assert [answer.kind for answer in answers] == ["network", "network"]
 
