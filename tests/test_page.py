@@ -70,6 +70,24 @@ def test_the_captures_of_two_steps_are_kept(page: Page) -> None:
     assert page.private() == {2: b"closed 2", 3: b"closed 3", 4: b"opened 4"}
 
 
+def test_what_was_captured_of_steps_that_are_given_up_is_forgotten(page: Page) -> None:
+    """
+    When everyone goes back to the end of a step, then what was captured later is not found any more:
+    of a step that is begun anew only what is captured in it counts.
+    """
+    for step in (1, 2, 3):
+        page.capture(step, b"opened %d" % step, False)
+        page.capture(step, b"closed %d" % step, True)
+    page.forget_after(3)
+    assert page.private() == {2: b"closed 2", 3: b"closed 3"}
+    page.forget_after(2)
+    assert page.private() == {2: b"closed 2"}
+    page.capture(3, b"opened anew", False)
+    assert page.private() == {2: b"closed 2", 3: b"opened anew"}
+    page.capture(3, b"closed anew", True)
+    assert page.private() == {2: b"closed 2", 3: b"closed anew"}
+
+
 def test_an_empty_private_state_is_one(page: Page) -> None:
     """
     When there is nothing to capture, that is captured.

@@ -126,6 +126,16 @@ class Page:
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
 
+    def forget_after(self, step: int) -> None:
+        """
+        What was captured of later steps is of a way that nobody goes on: when they are trained anew,
+        without a batch that was left out, it is not what they lead to.
+        """
+        for slot in range(_SLOTS):
+            header = (_HEAD_BYTES + slot * SLOT_BYTES) // 8
+            if self._words[header + _TAG] // 2 > step:
+                self._words[header + _LENGTH] = CAPTURE_LIMIT + 1  # as no capture is
+
     # ------------------------------------------------------------ anybody reads
 
     def position(self) -> Position:

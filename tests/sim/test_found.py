@@ -378,6 +378,36 @@ FOUND = {
             ),
         ),
     ),
+    "a fault in a step that was trained anew led to how it had ended the first time": Schedule(
+        seed=0,
+        world=5,
+        steps=12,
+        policy=replace(QUICK, skip_batch=True),
+        strategies=("retry", "recover", "dump"),
+        backups=2,
+        skew=5000.0,
+        trouble=Trouble(delay=0.1),
+        mishaps=(
+            Mishap(
+                what="memory",
+                target=1,
+                when="phase",
+                name="forward",
+                number=11,
+                by=3.882708612880616,
+                loud=False,
+            ),
+            Mishap(
+                what="pollute",
+                target=1,
+                when="phase",
+                name="window",
+                number=4,
+                by=2.4459334442942966,
+                lasting=0.5,
+            ),
+        ),
+    ),
 }
 
 

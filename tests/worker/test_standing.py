@@ -340,6 +340,21 @@ async def test_a_rank_goes_back_to_a_copy_and_gives_another_one_away(stage: Stag
         assert int(without[2]) == int(begun[2]) + 1
 
 
+async def test_what_was_captured_of_steps_that_are_given_up_is_forgotten(stage: Stage) -> None:
+    """
+    When ranks have gone back to a step, then they have no RNG and data position of the next one any
+    more: it is trained anew, maybe without a batch, and may not end as it did.
+    """
+    await trains(stage)
+    step = (await held(stage, 1))[0].position.step
+    await done(stage, Stop(**key(1), finish=step, grace=1.0))
+    await done(stage, Restore(**key(1), step=step - 1))
+    await done(stage, Rollback(**key(1), step=step - 1, skip=1))
+    for answer in await ordered(stage, Rollback(**key(1, round=2), step=step)):
+        assert answer.failure is not None
+        assert f"has no RNG and data position of step {step}" in answer.failure
+
+
 async def test_a_copy_that_is_not_kept_cannot_be_taken_back(stage: Stage) -> None:
     """
     When a rank is told to go back to a step of which it keeps no copy, then it says so and keeps

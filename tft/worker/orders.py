@@ -187,7 +187,9 @@ class Hands:
         return Work(private=captured.hex())
 
     def _rollback(self, order: Rollback) -> None:
-        self._hook.tft_rollback(private=self._private(order))
+        private = self._private(order)
+        self._page.forget_after(order.step)
+        self._hook.tft_rollback(private=private)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot leave batches out")

@@ -260,6 +260,7 @@ def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
         kept = sorted(process.page.private())
         why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"
         return process.done(execute, why)
+    process.page.forget_after(order.step)
     process.data = data + order.skip
     process.stage.invariants.rolled_back(process, order.step)
     process.done(execute, None)

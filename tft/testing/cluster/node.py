@@ -63,6 +63,13 @@ class Page:
         slots = self._closed if closed else self._open
         slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
 
+    def forget_after(self, step: int) -> None:
+        """
+        What was captured of later steps is of a way that nobody goes on.
+        """
+        for slots in (self._closed, self._open):
+            slots[:] = [(s, d) for s, d in slots if s <= step]
+
     def private(self) -> dict[int, int]:
         """
         What is kept, by step.
