@@ -4,6 +4,7 @@ other ranks.
 """
 
 import re
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import get_args
@@ -71,4 +72,7 @@ def waiting(frame: FrameType) -> bool:
     Whether a thread whose innermost Python frame this is may wait for other ranks. A hook of the
     user's that runs inside backward has a frame of its own, so it does not count.
     """
-    return any(place.search(frame.f_code.co_filename) for place in _WAITING)
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename == threading.__file__:
+        caller = caller.f_back  # what waits is whoever called it
+    return caller is not None and any(place.search(caller.f_code.co_filename) for place in _WAITING)

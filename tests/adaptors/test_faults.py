@@ -3,6 +3,8 @@ What an exception stands for, and where a thread may be waiting.
 """
 
 import sys
+import threading
+from collections.abc import Callable
 from types import FrameType
 
 import pytest
@@ -126,6 +128,27 @@ def test_a_backward_may_be_waiting_but_a_hook_in_it_is_not() -> None:
     assert caller is not None
     assert caller.f_code.co_name == "_engine_run_backward"
     assert waiting(caller)
+
+
+@pytest.mark.parametrize(
+    ("where", "for_others"),
+    [("/home/user/train.py", False), ("/packages/tft_pytorch/interruptible.py", True)],
+)
+def test_who_waits_on_a_lock_is_judged_by_its_caller(where: str, *, for_others: bool) -> None:
+    """
+    When a thread waits inside `threading`, then it waits for other ranks if who called it does.
+    """
+    named: dict[str, Callable[[threading.Event], None]] = {}
+    exec(compile("def call(event): event.wait()", where, "exec"), named)  # noqa: S102 (a file's name)
+    event = threading.Event()
+    thread = threading.Thread(target=named["call"], args=(event,))
+    thread.start()
+    frame = sys._current_frames()[thread.ident or 0]
+    while frame.f_code.co_name != "wait" or frame.f_code.co_filename != threading.__file__:
+        frame = sys._current_frames()[thread.ident or 0]
+    assert waiting(frame) is for_others
+    event.set()
+    thread.join()
 
 
 def test_computing_is_not_waiting() -> None:
