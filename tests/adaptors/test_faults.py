@@ -139,7 +139,7 @@ def test_who_waits_on_a_lock_is_judged_by_its_caller(where: str, *, for_others: 
     When a thread waits inside `threading`, then it waits for other ranks if who called it does.
     """
     named: dict[str, Callable[[threading.Event], None]] = {}
-    exec(compile("def call(event): event.wait()", where, "exec"), named)  # noqa: S102 (a file's name)
+    exec(compile("def call(event): event.wait()", where, "exec"), named)
     event = threading.Event()
     thread = threading.Thread(target=named["call"], args=(event,))
     thread.start()
