@@ -53,55 +53,21 @@ class CalledOff(RuntimeError):
         super().__init__("the wait for other ranks of a process group was called off")
 
 
-_groups: "weakref.WeakSet[InterruptibleGloo]" = weakref.WeakSet()
-_groups_lock = threading.Lock()
-
-
-def install() -> None:
+class _Waits:
     """
-    From here on torch makes its gloo groups of `InterruptibleGloo`.
-    """
-    distributed_c10d.ProcessGroupGloo = InterruptibleGloo  # type: ignore[assignment,misc]  # on purpose
-
-
-def call_off() -> None:
-    """
-    Whoever waits in a group that was made by now, and does not have its result within 20 ms, is to
-    raise `CalledOff`; so is who waits in one of them later. From any thread.
-    """
-    with _groups_lock:
-        groups = list(_groups)
-    for group in groups:
-        group.call_off()
-
-
-class InterruptibleGloo(dist.ProcessGroup):
-    """
-    Takes the arguments of torch's `ProcessGroupGloo`, and does as it does.
+    Those in one group. It knows nothing of the group itself: gloo's threads call in here, and one that
+    was the last to let go of its group would have to wait for its own end.
     """
 
-    def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, **more: object
-    ) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # the one meant for subclasses
-        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout, **more)
-        self.options = gloo.options
-        self._plain = dist.ProcessGroup(
-            store, rank, size
-        )  # the way torch itself calls its backends
-        for group in (self._plain, self):
-            group._register_backend(torch.device("cpu"), self.BackendType.GLOO, gloo)
-            group._set_default_backend(self.BackendType.GLOO)
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._promised: set[Future[None]] = set()
         """Each to be set once: when what is waited for is over, or called off."""
         self.called_off = False
-        with _groups_lock:
-            _groups.add(self)
 
     def call_off(self) -> None:
         """
-        End all waits in this group.
+        End all of them, and those that come.
         """
         with self._lock:
             self.called_off = True
@@ -109,9 +75,9 @@ class InterruptibleGloo(dist.ProcessGroup):
         for over in promised:
             over.set_result(None)
 
-    def promise(self, native: Future[Any]) -> Future[Any]:
+    def promise(self, native: Future[Any]) -> Future[Any]:  # Any: as torch has it
         """
-        A future with the outcome of `native`, unless the group is called off before.
+        A future with the outcome of `native`, unless the wait is called off before.
         """
         over: Future[None] = Future()
 
@@ -139,20 +105,64 @@ class InterruptibleGloo(dist.ProcessGroup):
         over.set_result(None)
 
 
+_all: "weakref.WeakSet[_Waits]" = weakref.WeakSet()
+_all_lock = threading.Lock()
+
+
+def install() -> None:
+    """
+    From here on torch makes its gloo groups of `InterruptibleGloo`.
+    """
+    distributed_c10d.ProcessGroupGloo = InterruptibleGloo  # type: ignore[assignment,misc]  # on purpose
+
+
+def call_off() -> None:
+    """
+    Whoever waits in a group that was made by now, and does not have its result within 20 ms, is to
+    raise `CalledOff`; so is who waits in one of them later. From any thread.
+    """
+    with _all_lock:
+        found = list(_all)
+    for waits in found:
+        waits.call_off()
+
+
+class InterruptibleGloo(dist.ProcessGroup):
+    """
+    Takes the arguments of torch's `ProcessGroupGloo`, and does as it does.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, **more: object
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the one meant for subclasses
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout, **more)
+        self.options = gloo.options
+        self._plain = dist.ProcessGroup(
+            store, rank, size
+        )  # the way torch itself calls its backends
+        for group in (self._plain, self):
+            group._register_backend(torch.device("cpu"), self.BackendType.GLOO, gloo)
+            group._set_default_backend(self.BackendType.GLOO)
+        self._waits = _Waits()
+        with _all_lock:
+            _all.add(self._waits)
+
+
 class _Collective(dist.Work):
     """
     An operation that gloo's own threads carry out.
     """
 
-    def __init__(self, native: dist.Work, group: InterruptibleGloo) -> None:
+    def __init__(self, native: dist.Work, waits: _Waits) -> None:
         super().__init__()
         self._native = native
-        self._group = group
+        self._waits = waits
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         ends = monotonic() + timeout.total_seconds() if timeout else float("inf")
         while not self._ended(_SLICE):
-            if self._group.called_off:
+            if self._waits.called_off:
                 raise CalledOff
             if monotonic() > ends:
                 raise RuntimeError("Operation timed out!")  # torch's own words
@@ -168,7 +178,7 @@ class _Collective(dist.Work):
         return self._native.wait()
 
     def get_future(self) -> Future[Any]:
-        return self._group.promise(self._native.get_future())
+        return self._waits.promise(self._native.get_future())
 
     def synchronize(self) -> None:
         self.wait()
@@ -197,8 +207,8 @@ class _Message(_Collective):
     end the whole group, so another thread waits.
     """
 
-    def __init__(self, native: dist.Work, group: InterruptibleGloo) -> None:
-        super().__init__(native, group)
+    def __init__(self, native: dist.Work, waits: _Waits) -> None:
+        super().__init__(native, waits)
         self._over = threading.Event()
         self._error: Exception | None = None
         self._waiter: threading.Thread | None = None
@@ -228,7 +238,7 @@ class _Message(_Collective):
 
 def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Work]:
     def operation(self: InterruptibleGloo, *args: Any, **kwargs: Any) -> dist.Work:
-        return work(getattr(self._plain, name)(*args, **kwargs), self)
+        return work(getattr(self._plain, name)(*args, **kwargs), self._waits)
 
     operation.__name__ = name
     return operation
