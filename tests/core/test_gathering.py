@@ -128,6 +128,24 @@ def test_a_node_that_is_lost_before_it_came_ends_the_start_while_it_is_talked_ov
     assert job.doing == "exiting"
 
 
+@pytest.mark.parametrize("comes", [False, True])
+def test_another_node_that_is_lost_before_it_came_ends_nothing_once_more(comes: bool) -> None:
+    """
+    When the start has been ended, and a node is lost that nobody had heard of by then, then the
+    ranks go on leaving, and the job ends as it was to.
+    """
+    job = gathering()
+    job.report(NodeLost(node=2, pid=7, why="the agent of node 2 has ended", at=job.now))
+    said = len(job.said)
+    if comes:
+        job.come(1)
+    job.report(NodeLost(node=1, pid=1, why="the agent of node 1 has ended", at=job.now))
+    assert (job.doing, len(job.said)) == ("exiting", said)
+    job.settle()
+    assert job.over is not None
+    assert job.over.why == "the agent of node 2 has ended"
+
+
 def test_a_spare_node_that_is_lost_before_it_came_ends_nothing() -> None:
     """
     When every rank has a place, or had one, then a node that never came is not missed.

@@ -86,6 +86,35 @@ FOUND = {
             mishaps=(Mishap(what="stop", target=3, delay=1.1346703007389982, lasting=6.0),),
         )
     ),
+    "a node that was lost before it came ended a job that was leaving already": Schedule(
+        seed=105431,
+        world=12,
+        nodes=8,
+        copies=1,
+        steps=4,
+        policy=replace(QUICK, respawns=1, attempts=2),
+        derives=False,
+        breaks=False,
+        mishaps=(
+            Mishap(
+                what="node",
+                target=3,
+                delay=0.02142466349645957,
+                lasting=12.0,
+                until="resuming",
+                loud=False,
+            ),
+            Mishap(
+                what="node",
+                target=1,
+                when="state",
+                name="rolling back",
+                number=1,
+                by=1.570444996252626,
+                lasting=2.0,
+            ),
+        ),
+    ),
     "room for one rank was taken for room for six": Schedule(
         seed=101387,
         world=48,

@@ -32,7 +32,7 @@ class Ends:
         if message.pid and agent is not None and agent[1] != message.pid:
             return None  # another one has come up since then
         job.lost_nodes.add(message.node)
-        if message.node not in job.nodes and job.placeless():
+        if message.node not in job.nodes and job.placeless() and job.state not in SETTLED:
             return self._course.ending.exit("failed", 4, message.why)
         return self.bereaved(self.emptied(message.node, silent=True), message.why, message.at)
 
