@@ -103,6 +103,62 @@ def test_a_rank_in_which_a_check_hangs_does_not_cover_one_that_is_unfit() -> Non
     assert job.doing == "healthy"
 
 
+def test_a_check_that_keeps_most_of_them_is_cut_off_and_ends_nobody() -> None:
+    """
+    When most ranks do not come through a check in time, since one of them hangs in it or nobody is
+    heard, then it is cut off, nobody is ended, and everyone goes on from where they stood.
+    """
+    job = trained()
+    job.muted = {(rank, "check") for rank in range(3)}
+    job.pause("links")
+    job.settle()
+    job.wait()
+    assert job.doing == "freezing"
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.orders(Kill) == []
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["steps_lost"]) == ("retry", 0)
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("network", None, 4)]
+    assert incident["faults"][0]["evidence"] == "ranks [0, 1, 2]: no answer to check in time"
+    assert job.machine.checked == "a fault has cut it off"
+
+
+def test_what_was_found_before_a_check_kept_the_others_counts() -> None:
+    """
+    When a check has found one rank unfit and most others do not come through it, then the node of
+    that one is given up, and the others live.
+    """
+    job = trained(placement={0: (0, 1), 1: (2,), 2: (3,), 3: ()}, spare={3: 4})
+    job.verdicts = {2: ("isolate", "a link drops packets")}
+    job.muted = {(rank, "check") for rank in (0, 1, 3)}
+    job.pause("links")
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    assert [(k.rank, k.cause) for k in job.orders(Kill)] == [(2, FOUND)]
+    assert started(job) == [(2, 3)]
+    assert job.doing == "healthy"
+
+
+def test_one_half_that_a_check_keeps_is_ended() -> None:
+    """
+    When no more than half of them do not come through a check in time, then the others did without
+    them: it is they that hang.
+    """
+    job = trained()
+    job.muted = {(rank, "check") for rank in (0, 1)}
+    job.pause("links")
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    assert [kill.rank for kill in job.orders(Kill)] == [0, 1]
+    assert job.doing == "healthy"
+
+
 def test_a_check_that_ends_the_job_ends_it_though_it_is_cut_off() -> None:
     """
     When one rank says that the job has to end, and another dies before the check is over, then

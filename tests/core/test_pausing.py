@@ -621,6 +621,46 @@ def test_ranks_that_are_not_released_are_dealt_with() -> None:
     assert "no answer to release in time" in str(incident["faults"])
 
 
+def test_who_trains_while_another_is_not_released_is_not_suspected() -> None:
+    """
+    When a rank does not answer that it goes on, or is not heard, and some of the others compute when
+    everyone is frozen for that, then none of these is taken for one that hangs, and nobody is ended.
+    """
+    job = paused()
+    job.muted = {(2, "release")}
+    job.go_on()
+    job.settle()
+    for rank in (0, 2):
+        job.ranks[rank].waiting = False
+    job.wait()
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.orders(Kill) == []
+    (incident,) = job.reports()
+    assert incident["strategy"] == "retry"
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("network", None, 4)]
+
+
+def test_who_hears_nothing_when_everyone_is_released_is_ended() -> None:
+    """
+    When a rank does not answer that it goes on, since it does not run, then it does not answer the
+    freeze that follows, and is the one that is ended.
+    """
+    job = paused()
+    job.ranks[2].hung = True
+    job.ranks[0].waiting = False
+    job.go_on()
+    job.settle()
+    for _ in ("release", "freeze"):
+        job.wait()
+        job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert [kill.rank for kill in job.orders(Kill)] == [2]
+    assert strategies(job) == ["recover"]
+
+
 def test_a_step_that_is_lost_after_a_pause_is_an_incident() -> None:
     """
     When a rank dies after the release and before its first step, then an incident opens; what

@@ -437,6 +437,49 @@ FOUND = {
             ),
         ),
     ),
+    "whoever trained while others had yet to say that they go on was taken for hung": Schedule(
+        seed=13070,
+        world=48,
+        nodes=3,
+        steps=4,
+        policy=replace(
+            QUICK, enable=frozenset({"dump", "migrate", "scale_in"}), flaps=1, attempts=2
+        ),
+        spares=(1,),
+        room=2,
+        standbys=1,
+        trouble=Trouble(loss=0.1),
+        mishaps=(
+            Mishap(what="controller", target=1, delay=0.46662640783755194, lasting=6.0),
+            Mishap(what="beats", target=2, when="state", name="paused", delay=0.16204193259962052),
+            Mishap(what="impostor", target=1, when="state", name="pausing", lasting=2.0),
+            Mishap(what="pause", target=1, delay=1.7239391051583461, lasting=10.0),
+            Mishap(
+                what="pause", target=1, when="state", name="rolling back", lasting=2.0, kind="end"
+            ),
+            Mishap(what="come", target=3, delay=1.701065780680109, lasting=2.0),
+        ),
+    ),
+    "everyone was ended because a controller that heard nobody had asked for a check": Schedule(
+        seed=0,
+        world=2,
+        steps=9,
+        policy=replace(QUICK, max_incidents=1, spread_savers=True, skip_batch=True, respawns=1),
+        skew=5000.0,
+        standbys=1,
+        mishaps=(
+            Mishap(
+                what="deposed",
+                target=1,
+                when="state",
+                name="pausing",
+                delay=0.20896512301466236,
+                lasting=0.5,
+                kind="deaf",
+            ),
+            Mishap(what="pause", target=1, delay=1.3254899348153784, lasting=2.0, kind="pass"),
+        ),
+    ),
 }
 
 

@@ -291,18 +291,21 @@ class Machine:
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         job, rounds = self._job, self._course.rounds
-        if self._most_are_late(order, ranks):
+        most = self._are_most(order, ranks)
+        if most and order in AT_ONCE and self._renewed(order):
             return
         why = f"no answer to {order} in time"
         job.tell("order_overdue", order=order, ranks=ranks)
         match order:
             case "hold":
                 self._course.pausing.give_up(f"ranks {ranks}: {why}")
-            case "regroup" | "rebuild" | "resume" | "release":
+            case "regroup" | "rebuild" | "resume":
                 # one rank that does not come keeps all of them: who it is shows in the freeze
-                rounds.open()
-                job.incident.suspicion = why if order == "release" else ""
                 rounds.again(f"ranks {ranks}: {why}")
+            case "release":
+                self._unheard(ranks, why)
+            case "check" if most:  # it hangs in one of them, and the others wait for that one there
+                self._unheard(ranks, why)
             case (
                 "freeze" | "stop" | "load" | "fetch" | "restore" | "rollback" | "check" | "save"
                 | "commit"
@@ -315,15 +318,28 @@ class Machine:
             case _:
                 assert_never(order)
 
-    def _most_are_late(self, order: OrderName, ranks: list[int]) -> bool:
+    def _unheard(self, ranks: list[int], why: str) -> None:
+        """
+        Nobody is at fault for that alone, and whoever trains meanwhile is not either: in the freeze it
+        shows who hears nothing.
+        """
+        step = self._job.seats[ranks[0]].position.step + 1  # all stand at one boundary
+        self._course.rounds.fault("network", None, step, self._job.now, f"ranks {ranks}: {why}")
+
+    def _are_most(self, order: OrderName, ranks: list[int]) -> bool:
+        """
+        These are most of those who were asked, and not only one.
+        """
+        asked = sum(len(each.to) for each in self._job.incident.tasks[order].orders)
+        return len(ranks) > 1 and 2 * len(ranks) > asked
+
+    def _renewed(self, order: OrderName) -> bool:
         """
         When most of those who were asked are late, it is the bus that is away, or we are: they are
         given their time again, so often, before they are held to be at fault.
         """
         task = self._job.incident.tasks[order]
-        asked = sum(len(each.to) for each in task.orders)
-        most = len(ranks) > 1 and 2 * len(ranks) > asked
-        if order not in AT_ONCE or not most or task.renewed >= self._job.policy.patient:
+        if task.renewed >= self._job.policy.patient:
             return False
         task.renewed += 1
         task.deadline = self._job.now + task.limit
