@@ -164,21 +164,21 @@ def _fetch(process: "Process", execute: Execute, order: Fetch) -> None:
     if not _at_work(process, execute):
         return
     for transfer in order.transfers:
-        content = _given(process, transfer, order.step)
+        content = _given(process, transfer, order)
         if content is None:
             why = f"shard {transfer.shard!r} at step {order.step} could not be fetched whole"
             return process.done(execute, f"TransferFailed: {why}")
         process.content[transfer.shard] = content
     _hold(process, order.step)
-    process.stage.invariants.repaired_whole(process, order.step)
+    process.stage.invariants.repaired_whole(process, order)
     process.done(execute, None)
 
 
-def _given(process: "Process", transfer: Transfer, step: int) -> "Content | None":
+def _given(process: "Process", transfer: Transfer, order: Fetch) -> "Content | None":
     """
     The shard as the first source gives it that lives, can be reached and holds the step.
     """
-    stage = process.stage
+    stage, step = process.stage, order.step
     for source in transfer.sources:
         giver = stage.serving(source.address)
         if giver is None or giver.stopped:
@@ -189,7 +189,7 @@ def _given(process: "Process", transfer: Transfer, step: int) -> "Content | None
             content = giver.copies[step][transfer.shard]
         else:
             continue
-        stage.invariants.given_right(giver, transfer.shard, step, content)
+        stage.invariants.given_right(giver, transfer.shard, order, content)
         return content
     return None
 
@@ -202,7 +202,7 @@ def _restore(process: "Process", execute: Execute, order: Restore) -> None:
         return process.done(execute, why)
     process.content.update(process.copies[order.step])
     _hold(process, order.step)
-    process.stage.invariants.repaired_whole(process, order.step)
+    process.stage.invariants.repaired_whole(process, order)
     process.done(execute, None)
 
 
@@ -221,7 +221,7 @@ def _load(process: "Process", execute: Execute, order: Load) -> None:
         process.content[name] = files[name]
     process.page.capture(order.step, int(files[f"private-{process.rank}"]), closed=True)
     _hold(process, order.step)
-    process.stage.invariants.repaired_whole(process, order.step)
+    process.stage.invariants.repaired_whole(process, order)
     process.done(execute, None)
 
 

@@ -154,21 +154,22 @@ class Invariants:
         if len(steps) > 1:
             raise Broken("one step in a group", f"members have done steps {sorted(steps)}")
 
-    def given_right(self, giver: "Process", shard: str, step: int, content: Content) -> None:
+    def given_right(self, giver: "Process", shard: str, order: Fetch, content: Content) -> None:
         """
         A transfer is served by a rank that really holds the right content of that step.
         """
-        if content != self._stage.truth.value(step) and not self._excused(content):
+        step = order.step
+        if content != self._stage.truth.value(step) and not self._excused(content, order):
             raise Broken(
                 "transfers from sound holders",
                 f"rank {giver.rank} gives {self._what(content)} as shard {shard!r} of step {step}",
             )
 
-    def repaired_whole(self, process: "Process", step: int) -> None:
+    def repaired_whole(self, process: "Process", order: Fetch | Load | Restore) -> None:
         """
         After a repair every shard of a rank is that of the agreed step, none older or torn.
         """
-        self._whole(process, step, "repaired whole")
+        self._whole(process, order.step, "repaired whole", order)
 
     def resumes_right(self, process: "Process", order: RankOrder) -> None:
         """
@@ -181,7 +182,7 @@ class Invariants:
                 "resumes right",
                 f"rank {process.rank} holds {process.held()} and resumes at step {order.step}",
             )
-        self._whole(process, order.step - 1, "resumes right")
+        self._whole(process, order.step - 1, "resumes right", order)
         self._positioned(process, order.step - 1, "resumes right")
 
     def rolled_back(self, process: "Process", step: int) -> None:
@@ -322,19 +323,31 @@ class Invariants:
             if step in page.private() and rank not in self.given_up
         ]
 
-    def _excused(self, content: Content, *, late: bool = False) -> bool:
+    def _excused(
+        self, content: Content, order: RankOrder | None = None, *, late: bool = False
+    ) -> bool:
         """
-        Something wrong has spread, and the controller does not know yet; with `late`, or has only
-        just been told.
+        Something wrong has spread, and the controller does not know yet, or did not when it said this
+        order: that may be on its way still when the controller is told, and has begun another round.
+        With `late`, it may have been told at any time.
         """
         stage = self._stage
         spread = content % 1 == 0.25 and stage.polluted is not None
-        return spread and (late or not stage.known)
+        before = order is not None and (order.incident, order.round) < stage.learnt
+        return spread and (late or before or not stage.known)
 
-    def _whole(self, process: "Process", step: int, promise: str, *, late: bool = False) -> None:
+    def _whole(
+        self,
+        process: "Process",
+        step: int,
+        promise: str,
+        order: RankOrder | None = None,
+        *,
+        late: bool = False,
+    ) -> None:
         right = self._stage.truth.value(step)
         for name, content in process.content.items():
-            if content != right and not self._excused(content, late=late):
+            if content != right and not self._excused(content, order, late=late):
                 raise Broken(
                     promise,
                     f"rank {process.rank} has {self._what(content)} as shard {name!r} of step {step}",

@@ -193,14 +193,14 @@ class Leader:
         """
         Does the controller know by now that something wrong has spread, and how far?
         """
-        if isinstance(report, Faulted) and report.polluted and self._speaks(report):
-            polluted = self._stage.polluted
-            if polluted is not None and report.position.step - 1 < polluted:
-                self._stage.known = True
         stage, incident = self._stage, self.machine.incident
-        ceiling = incident.ceiling if incident.is_open and not incident.tentative else None
-        if stage.polluted is not None and ceiling is not None and ceiling < stage.polluted:
-            stage.known = True
+        if stage.polluted is None or stage.known:
+            return
+        known = [incident.ceiling] if incident.is_open and not incident.tentative else []
+        if isinstance(report, Faulted) and report.polluted and self._speaks(report):
+            known.append(report.position.step - 1)
+        if any(ceiling is not None and ceiling < stage.polluted for ceiling in known):
+            stage.known, stage.learnt = True, (incident.number, incident.round)
 
     def _speaks(self, report: Faulted) -> bool:
         machine, rank = self.machine, report.rank

@@ -152,6 +152,8 @@ class Stage:
     """The step whose update has spread something wrong to everyone; None: none has."""
     known: bool = False
     """That it has is known to the controller."""
+    learnt: tuple[int, int] = (0, 0)
+    """The incident and round in which that came out: what was said in earlier ones was said before."""
     pids: int = 1000
     controllers: int = 0
     seen: "Seen" = field(default_factory=Counter)
