@@ -307,7 +307,7 @@ class Auditor:
         rank, before = order.rank, order.incarnation - 1
         ledger = self._ledger
         wanted = (rank, before) in ledger.ready and (rank, before) not in ledger.ended
-        if wanted and rank not in ledger.slow and ledger.place[rank] not in ledger.lost:
+        if wanted and rank not in ledger.slow and ledger.sites[rank, before] not in ledger.lost:
             raise Broken("one process a rank", f"rank {rank} has a process and gets another")
         if order.node in self._isolated:
             raise Broken("verdicts count", f"rank {rank} is started on isolated node {order.node}")
@@ -369,7 +369,7 @@ class Auditor:
             if (answer.incident, answer.round) != ledger.key:
                 continue
             if answer.verdict == "isolate":
-                self._isolated.add(ledger.place[rank])
+                self._isolated.add(ledger.sites[rank, answer.incarnation])
                 self._chances.may_end("a check has found a node bad")
             elif answer.verdict == "end":
                 self._to_end = "a check ends the job"
@@ -412,7 +412,7 @@ class Auditor:
             )
 
     def _process(self, machine: Machine, rank: int) -> "Process | None":
-        node = self._stage.nodes.get(self._ledger.place.get(rank, -1))
+        node = self._stage.nodes.get(self._ledger.place(machine, rank))
         process = None if node is None else node.process(rank)
         if process is None or process.incarnation != machine.incarnation(rank):
             return None

@@ -81,7 +81,7 @@ class Chances:
             return
         if any(incident.respawns.get(rank, 0) >= policy.respawns for rank in lost):
             return
-        if not all(self._ledger.place[rank] in machine.nodes for rank in lost):
+        if not all(self._ledger.place(machine, rank) in machine.nodes for rank in lost):
             return
         best = self._newest_held(machine)
         if best is not None:
@@ -108,7 +108,8 @@ class Chances:
             for rank in ledger.there(machine, ledger.told)
             if rank not in ledger.doubted
             and ledger.told[rank].incarnation == machine.incarnation(rank)
-            and (process := self._stage.nodes[ledger.place[rank]].process(rank)) is not None
+            and (process := self._stage.nodes[ledger.place(machine, rank)].process(rank))
+            is not None
         }
         common: set[int] | None = None
         for shard, ranks in self._stage.schedule.groups().items():

@@ -70,10 +70,10 @@ class Ledger:
     agents: dict[int, int] = field(default_factory=dict)
     """By node, the agent that was heard of last: its pid."""
     sites: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Where each rank and incarnation was started."""
-    place: dict[int, int] = field(default_factory=dict)
-    """The node a rank was started on last."""
+    """Where each rank and incarnation was started: one that is to take over is somewhere else than the
+    one that still trains, and what is said of the one says nothing of the other's node."""
     started: dict[int, float] = field(default_factory=dict)
+    """By rank: when a process was started for it last."""
     ready: set[tuple[int, int]] = field(default_factory=set)
     """Rank and incarnation of those that take orders, or did."""
     ended: set[tuple[int, int]] = field(default_factory=set)
@@ -106,17 +106,18 @@ class Ledger:
                 self.ready.add((report.rank, report.incarnation))
             case Exited():
                 self.ended.add((report.rank, report.incarnation))
-                self.name(report.rank)
+                self.name(report.rank, report.incarnation)
             case Faulted():
-                self.name(report.rank)
+                self.name(report.rank, report.incarnation)
                 self._doubt(report)
             case Noticed(kind="straggler"):
                 self.slow.add(report.rank)
             case Noticed():
-                self.name(report.rank)
+                seat = report.rank, machine.incarnation(report.rank)
+                self.name(*seat)
                 self._doubt(report)
-                if report.kind == "node" and report.rank in self.place:
-                    self.lost.add(self.place[report.rank])
+                if report.kind == "node" and seat in self.sites:
+                    self.lost.add(self.sites[seat])
                     self.moved = True
             case NodeLost():
                 self.lost.add(report.node)
@@ -125,7 +126,7 @@ class Ledger:
                 self._joined(report)
             case Advised():
                 for rank in report.replace:
-                    self.name(rank)
+                    self.name(rank, machine.incarnation(rank))
             case Checkpointed() if report.incarnation == machine.incarnation(report.rank):
                 self.checkpoints[report.step] = report.directory
             case _:
@@ -142,8 +143,8 @@ class Ledger:
         self.moved = True
         gone = {process for process, node in self.sites.items() if node == report.node}
         self.ended |= gone
-        for rank, _ in gone:
-            self.name(rank)
+        for rank, incarnation in gone:
+            self.name(rank, incarnation)
 
     def _answered(self, machine: Machine, answer: Answered) -> None:
         if (answer.incident, answer.round) != self.key:
@@ -156,22 +157,22 @@ class Ledger:
         if answer.failure is None:
             self.answers.setdefault(answer.order, {})[answer.rank] = answer
         else:
-            self.name(answer.rank)
+            self.name(answer.rank, answer.incarnation)
             if answer.order in ("restore", "save", "commit"):
                 self.doubted.add(answer.rank)
             if answer.order == "load":
                 self.checkpoints.pop((machine.incident.step or 1) - 1, None)
         if answer.verdict == "isolate":
-            self.lost.add(self.place[answer.rank])
+            self.lost.add(self.sites[answer.rank, answer.incarnation])
             self.moved = True
 
-    def name(self, rank: int) -> None:
+    def name(self, rank: int, incarnation: int) -> None:
         """
-        Something is reported of a rank.
+        Something is reported of this process of a rank.
         """
         self.named.add(rank)
-        if rank in self.place:
-            self.hurt.add(self.place[rank])
+        if (rank, incarnation) in self.sites:
+            self.hurt.add(self.sites[rank, incarnation])
 
     def _doubt(self, report: Faulted | Noticed) -> None:
         if report.kind in DOUBTFUL:
@@ -199,9 +200,8 @@ class Ledger:
         """
         A process is started for a rank.
         """
-        if self.place.get(order.rank, order.node) != order.node:
+        if self.sites.get((order.rank, order.incarnation - 1), order.node) != order.node:
             self.moved = True
-        self.place[order.rank] = order.node
         self.sites[order.rank, order.incarnation] = order.node
         self.started[order.rank] = at
 
@@ -212,6 +212,12 @@ class Ledger:
         self.ended.add((order.rank, order.incarnation))
 
     # ---------------------------------------------------------------- what follows from it
+
+    def place(self, machine: Machine, rank: int) -> int:
+        """
+        The node of the process that holds a rank's seat; -1: none was asked for yet.
+        """
+        return self.sites.get((rank, machine.incarnation(rank)), -1)
 
     def has_answered(self, order: OrderName, rank: int, key: Key, incarnation: int) -> bool:
         """
@@ -240,7 +246,7 @@ class Ledger:
         """
         All of those.
         """
-        return {rank for rank in self.place if self.is_late(rank, at)}
+        return {rank for rank in self.started if self.is_late(rank, at)}
 
     def there(self, machine: Machine, ranks: Iterable[int]) -> list[int]:
         """
