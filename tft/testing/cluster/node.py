@@ -113,6 +113,8 @@ class Node:
         self.alive = True
         self.started = self.leaving = False
         self.store: tuple[str, int] | None = None
+        self.opened = 0.0
+        """When it was opened, by everybody's clock."""
         self._epoch = 0
         self._seats = {rank: _Seat() for rank in ranks}
         self._strangers: list[Process] = []
@@ -163,6 +165,7 @@ class Node:
             return
         self._lose_store()
         self.store = (f"node{self.number}", self._stage.pid())
+        self.opened = self._stage.clock.now
         host, port = self.store
         self.mail.post(StoreOpened(node=self.number, host=host, port=port, at=self.now))
         self._start_due()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tft.core.commands import JobOver
 from tft.core.events import Received
 from tft.core.table import SETTLED
-from tft.protocol.messages import NodeJoined
+from tft.protocol.messages import NodeJoined, NodeLost, StoreOpened
 from tft.testing.cluster.schedule import Mishap, Schedule
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ def _survivable(stage: "Stage", fault: Mishap) -> bool:
         case "broker" | "partition" if fault.lasting <= SHORT:
             return able and twice
         case "node" | "partition":
-            return able and _known(stage, fault.target) and _elsewhere(schedule, fault.target)
-        case "store":  # where the new one is may be heard of too late
-            return able and twice and schedule.trouble.loss <= 0.05
+            known = _known(stage, fault.target)
+            return able and fault.target in known and _elsewhere(schedule, fault.target, known)
+        case "store":
+            return able and twice and not _heard_late(stage, fault.target)
         case "fail":
             return able and twice and fault.lasting <= SHORT  # else it fails again and again
         case "notice":
@@ -69,18 +70,46 @@ def _survivable(stage: "Stage", fault: Mishap) -> bool:
             return able and twice and what in (*ONE_RANK, *NOBODY)
 
 
-def _known(stage: "Stage", node: int) -> bool:
-    reports = [event.message for event in stage.story.events if isinstance(event, Received)]
-    return any(isinstance(report, NodeJoined) and report.node == node for report in reports)
-
-
-def _elsewhere(schedule: Schedule, node: int) -> bool:
+def _known(stage: "Stage", node: int) -> set[int]:
     """
-    Others hold what a node holds, have room for its ranks, and its ranks can begin anew.
+    The nodes that had come, for all anybody had heard, before this one was lost. Of those that come
+    later nobody knows that they will: a job that has no place for a rank by then does not wait.
+    """
+    known: set[int] = set()
+    agent = 0
+    for event in stage.story.events:
+        report = event.message if isinstance(event, Received) else None
+        if isinstance(report, NodeLost) and report.node == node:
+            break
+        if isinstance(report, NodeJoined):
+            if report.node == node and node in known and report.pid != agent:
+                break  # another agent than before: it was lost, and nobody has said so
+            agent = report.pid if report.node == node else agent
+            known.add(report.node)
+    return known
+
+
+def _elsewhere(schedule: Schedule, node: int, known: set[int]) -> bool:
+    """
+    Others that are there hold what a node holds, have room for its ranks, and its ranks can begin anew.
     """
     gone = set(schedule.placement()[node])
-    late = {m.target for m in schedule.mishaps if m.what == "come"}
-    nodes = [n for n in schedule.placement() if n != node and n not in late]
-    room = sum(schedule.spare(n) for n in nodes)
+    room = sum(schedule.spare(n) for n in schedule.placement() if n in known - {node})
     held = all(set(ranks) - gone for ranks in schedule.groups().values())
     return held and room >= len(gone) and schedule.derives and schedule.nodes > 1
+
+
+def _heard_late(stage: "Stage", target: int) -> bool:
+    """
+    Where the new store of a node listens was heard of too late, or has not been heard of for as long:
+    reports are taken in the order in which they were sent, and those before it kept it.
+    """
+    node = stage.nodes[target % stage.schedule.nodes]
+    heard = [
+        event.at
+        for event in stage.story.events
+        if isinstance(event, Received)
+        and isinstance(event.message, StoreOpened)
+        and (event.message.host, event.message.port) == node.store
+    ]
+    return min(heard, default=stage.clock.now) - node.opened > SHORT
