@@ -33,7 +33,8 @@ class ReplicaOptimizer(Optimizer):
     clipping and GradScaler work as ever; `state` has this rank's share.
 
     Parameters of 16 bits have masters of 32 bits, which are part of the shard: with Adam, and
-    gradients of 16 bits, a rank has `4 + 16 * copies / d` bytes for each parameter of the model.
+    gradients of 16 bits, a rank has `4 + 16 * copies / d` bytes for each parameter of the model; with
+    gradients of 32 bits (`grad_dtype` of a parameter), which need no copy, `6 + 12 * copies / d`.
 
     The parameters are moved into flat buckets, one for each owner, and are views of them afterwards.
     """
@@ -99,6 +100,8 @@ class ReplicaOptimizer(Optimizer):
         for parameter, master in self._masters.items():
             _hand_down(parameter, master)
         self.optim.step()
+        for parameter, master in self._masters.items():
+            _give_back(parameter, master)
         self.refresh()
         return loss
 
@@ -254,11 +257,20 @@ def _flat(alike: list[Tensor]) -> Tensor:
 
 def _hand_down(parameter: Tensor, master: Tensor) -> None:
     """
-    The gradient of a parameter, in its master's type.
+    The gradient of a parameter, in its master's type: itself, if it has that type.
     """
-    if parameter.grad is None:
-        master.grad = None
+    gradient = parameter.grad
+    if gradient is None or gradient.dtype == master.dtype:
+        master.grad = gradient
     elif master.grad is None:
-        master.grad = parameter.grad.to(master.dtype)
+        master.grad = gradient.to(master.dtype)
     else:
-        master.grad.copy_(parameter.grad)
+        master.grad.copy_(gradient)
+
+
+def _give_back(parameter: Tensor, master: Tensor) -> None:
+    """
+    A gradient that is the parameter's own ends with it: kept here it would live on beside the next.
+    """
+    if parameter.grad is not None and parameter.grad.dtype == master.dtype:
+        master.grad = None

@@ -47,6 +47,9 @@ class Recipe:
     copies: int = 0
     """Of each share of a `ReplicaOptimizer`; 0: an ordinary optimizer."""
     dtype: torch.dtype = torch.float32
+    gradients: torch.dtype | None = None
+    """Where they have another type than the parameters. DDP refuses that, so there is none, and the
+    sums are formed after the backward."""
 
 
 class Net(nn.Module):
@@ -141,6 +144,9 @@ class Actor:
         torch.manual_seed(0)
         self.recipe = recipe
         self.net = Net(recipe.norm).to(recipe.dtype)
+        if recipe.gradients is not None:
+            for parameter in self.net.parameters():
+                parameter.grad_dtype = recipe.gradients
         self.optimizer = make_optimizer(recipe, self.net, rank, world)
         self.scheduler: LRScheduler = torch.optim.lr_scheduler.MultiStepLR(
             self.optimizer, [2, 4], gamma=0.5
@@ -158,7 +164,8 @@ class Actor:
             "data": self.data,
         }
         adaptor.tft_watch(self.contributing)
-        wrap = (lambda: DDP(self.net, **recipe.wrapper)) if recipe.wrapped else None
+        wrapped = recipe.wrapped and recipe.gradients is None
+        wrap = (lambda: DDP(self.net, **recipe.wrapper)) if wrapped else None
         adaptor.tft_adopt(parts, wrap)
 
     def contributing(self) -> None:
@@ -223,6 +230,11 @@ class Actor:
         for _ in range(self.recipe.backwards):
             loss = self.model(self.data.next().to(self.recipe.dtype)).square().mean()
             loss.backward()
+        if self.recipe.gradients is not None:
+            self.contributing()
+            for parameter in self.net.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
         digest = xxhash.xxh3_128()
         for parameter in self.net.parameters():
             if parameter.grad is not None:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tft_pytorch as adaptor
 import torch
 from tft_pytorch import ReplicaOptimizer
 from torch import Tensor, nn
 
 from tests.adaptors.conftest import Job, NewJob
-from tests.adaptors.ranks import Recipe
+from tests.adaptors.living import live_bytes
+from tests.adaptors.ranks import Actor, Recipe
+from tft.core.memory import Gradients, cost
 from tft.errors import UsageError
 
 WORLD = 4
@@ -21,6 +24,7 @@ RECIPES = {
     "two copies": Recipe(copies=2),
     "a copy on every rank": Recipe(copies=4),
     "bfloat16": Recipe(copies=2, dtype=torch.bfloat16),
+    "gradients of 32 bits": Recipe(copies=2, dtype=torch.bfloat16, gradients=torch.float32),
 }
 
 Undisturbed = Callable[[str], tuple[list[object], list[object]]]
@@ -41,7 +45,8 @@ def gradients(model: nn.Module, step: int) -> None:
     """
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        gradient = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = gradient.to(parameter.grad_dtype or parameter.dtype)
 
 
 class Fleet:
@@ -51,6 +56,9 @@ class Fleet:
 
     def __init__(self, world: int, copies: int, dtype: torch.dtype, **given: Any) -> None:
         self.models = [net(dtype) for _ in range(world)]
+        for rank in range(world):
+            for parameter in self.weights(rank):
+                parameter.grad_dtype = given.get("gradients", dtype)
         self.optimizers = [
             ReplicaOptimizer(
                 model.parameters(),
@@ -118,11 +126,13 @@ def test_the_shares_make_the_steps_of_the_whole(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_parameters_of_16_bits_are_rounded_from_masters(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("single", [False, True])
+def test_parameters_of_16_bits_are_rounded_from_masters(dtype: torch.dtype, single: bool) -> None:
     """
-    When parameters have 16 bits, then they go the way of an optimizer in 32 bits, rounded.
+    When parameters have 16 bits, then they go the way of an optimizer in 32 bits, rounded; their
+    gradients, which may have 32 bits, are taken as they are.
     """
-    fleet = Fleet(4, 2, dtype)
+    fleet = Fleet(4, 2, dtype, gradients=torch.float32 if single else dtype)
     model = net(dtype).float()
     whole = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(20):
@@ -270,6 +280,41 @@ def test_the_copies_of_a_share_are_equal_after_every_step(job: NewJob, recipe: s
         assert sorted(seen) == ["dense", "optimizer.0", "optimizer.1"]
 
 
+def alive(actor: Actor) -> float:
+    """
+    The bytes of all tensors when the window of a step has closed, for each parameter trained.
+    """
+    actor.train(2)
+    actor.half_step()
+    actor.optimizer.step()
+    adaptor.tft_updated()
+    trained: int = sum(p.numel() for group in actor.optimizer.param_groups for p in group["params"])
+    return live_bytes() / trained
+
+
+@pytest.mark.parametrize("gradients", Gradients)
+@pytest.mark.parametrize(("world", "copies"), [(4, 4), (4, 2), (8, 2)])
+def test_a_rank_keeps_alive_what_tft_replicas_says(
+    job: NewJob, gradients: Gradients, world: int, copies: int
+) -> None:
+    """
+    When parameters of 16 bits are trained, then each rank keeps as many bytes for each of them as
+    the formulas say, to 2 %: nothing is there that need not be. A replica group of four out of eight
+    ranks is what four ranks with one copy are.
+    """
+    recipe = Recipe(
+        copies=copies,
+        dtype=torch.bfloat16,
+        gradients=torch.float32 if gradients is Gradients.SINGLE else None,
+        wrapper={"gradient_as_bucket_view": True},
+    )
+    expected = cost(gradients, world, copies).total
+    assert expected == cost(gradients, world // copies, 1).total
+    for told in job(world, recipe).all("call", alive):
+        assert isinstance(told, float)
+        assert told == pytest.approx(expected, rel=0.02)
+
+
 def lose(job: Job, victims: tuple[int, ...], completed: int) -> None:
     """
     The victims are killed in the middle of the step after `completed` steps, and replaced.
@@ -290,7 +335,8 @@ def lose(job: Job, victims: tuple[int, ...], completed: int) -> None:
     ("recipe", "completed", "victims"),
     [("two copies", completed, (completed % WORLD,)) for completed in (0, 1, 2, 3)]
     + [("two copies", 3, (0, 1)), ("two copies", 2, (1, 2)), ("a copy on every rank", 2, (3,))]
-    + [("bfloat16", 0, (1,)), ("bfloat16", 3, (2,)), ("bfloat16", 2, (0, 3))],
+    + [("bfloat16", 0, (1,)), ("bfloat16", 3, (2,)), ("bfloat16", 2, (0, 3))]
+    + [("gradients of 32 bits", 3, (1,))],
 )
 def test_the_loss_of_ranks_changes_no_bit(
     job: NewJob,
