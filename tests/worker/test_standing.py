@@ -403,6 +403,21 @@ async def test_a_rank_takes_what_another_process_had_captured_or_makes_it_anew(
     assert [unpack(each) for each in saved] == [{"position": 77}, {"position": 5}]
 
 
+async def test_what_it_was_when_the_loop_was_left_is_kept_for_the_next_incident(
+    stage: Stage,
+) -> None:
+    """
+    When ranks whose sums were cut off are rolled back to the end of that step, which others have done,
+    then what they have then is captured: a fault before the next step leads there again.
+    """
+    await trains(stage, "1", "5")
+    await stage.report(Faulted, rank=1)
+    await done(stage, Freeze(**key(1), cause="a test"))
+    await done(stage, Stop(**key(1), finish=4, grace=1.0))
+    await done(stage, Rollback(**key(1), step=5))
+    await done(stage, Rollback(**key(2), step=5))
+
+
 async def test_what_cannot_be_saved_is_sent_along(stage: Stage) -> None:
     """
     When a rank cannot write its part of a checkpoint, then its answer carries what only it has,
