@@ -1,9 +1,10 @@
 """
-A last checkpoint on the disk: its directory, the manifest that makes it one, and the private state
+A checkpoint on the disk: its directory, the manifest that makes it one, and the private state
 of each rank. Knows no framework: what an adaptor writes is a list of files to it.
 
     RUN_DIR/checkpoints/step-00000042/           manifest.json, private-rank0.bin, …, the adaptor's
     RUN_DIR/checkpoints/step-00000042.partial/   being written, or never finished
+    RUN_DIR/checkpoints/step-00000042.round-3.partial/  the same of a periodic one, see `open_round`
     RUN_DIR/checkpoints/step-00000042.replaced/  an earlier one of the same step, on its way out
 
 A directory is a checkpoint when it has its final name, and it gets that name, by one rename, when
@@ -32,6 +33,8 @@ _BLOCK = 4 * 2**20
 """Bytes read at a time to digest a file: few calls, and nothing beside the state they belong to."""
 
 _FINAL = re.compile(r"step-(\d{8,})(\.replaced)?")
+_ROUND = re.compile(r"step-(\d{8,})\.round-\d+\.partial")
+_CLAIM = "claim"
 _PRIVATE = re.compile(r"private-rank(\d+)\.bin")
 
 
@@ -54,6 +57,13 @@ class Manifest:
 
 
 # ---------------------------------------------------------------- writing
+
+
+def place(run_dir: Path, step: int) -> Path:
+    """
+    Of the checkpoint of a step.
+    """
+    return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
 def partial(final: Path) -> Path:
@@ -83,6 +93,57 @@ def write_private(directory: Path, rank: int, private: bytes) -> SavedFile:
     name = f"private-rank{rank}.bin"
     _write(directory / name, private)
     return digest_file(directory, name)
+
+
+def open_round(final: Path, number: int) -> Path:
+    """
+    Where the ranks write their parts of a periodic checkpoint, each on its own. Those of one round,
+    by number, belong together.
+    """
+    directory = final.with_name(f"{final.name}.round-{number}.partial")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def write_part(directory: Path, rank: int, files: Sequence[SavedFile]) -> None:
+    """
+    Note that a rank has written its part, and which files that is.
+    """
+    beside = directory / f"{_part(rank)}.partial"
+    _write(beside, msgspec.json.encode(files))
+    beside.rename(directory / _part(rank))  # so that it is not read by halves
+
+
+def claim_parts(directory: Path, world: int) -> list[SavedFile] | None:
+    """
+    The files of all ranks, for the one caller who is to commit them; None for all others, and
+    while any part is missing.
+    """
+    parts = [directory / _part(rank) for rank in range(world)]
+    if not all(part.exists() for part in parts):
+        return None
+    try:
+        os.close(os.open(directory / _CLAIM, os.O_CREAT | os.O_EXCL))
+        encoded = [part.read_bytes() for part in parts]
+    except (FileExistsError, FileNotFoundError):  # another was faster, and may have finished
+        return None
+    for name in [_CLAIM, *(part.name for part in parts)]:
+        (directory / name).unlink()
+    return [file for part in encoded for file in msgspec.json.decode(part, type=list[SavedFile])]
+
+
+def sweep(run_dir: Path, step: int | None = None) -> None:
+    """
+    Remove what was begun of periodic checkpoints up to `step`, or of all, and never finished.
+    """
+    for directory in (run_dir / "checkpoints").glob("step-*"):
+        match = _ROUND.fullmatch(directory.name)
+        if match is not None and (step is None or int(match[1]) <= step):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _part(rank: int) -> str:
+    return f"part-rank{rank}.json"
 
 
 def manifest(*, step: int, world: int, adaptor: str, files: Sequence[SavedFile]) -> Manifest:

@@ -49,8 +49,10 @@ class JobSettings:
     """A last checkpoint is written by as many nodes as can, not by the lowest-placed holders."""
     skip_batch: bool = False
     """When bad numbers took everyone back, the batches up to that step are left out."""
+    checkpoint_every: int = 0
+    """Steps between two periodic checkpoints; 0: there are none."""
     resume: bool = False
-    """Continue from the last checkpoint in the run directory."""
+    """Continue from the newest checkpoint in the run directory."""
 
     @property
     def world(self) -> int:
@@ -84,6 +86,8 @@ class RankSettings:
     """TFT_PAGE: the inherited file descriptor of this rank's page."""
     host: str
     """TFT_HOST: the address other ranks reach this node at."""
+    checkpoint_every: int = 0
+    """TFT_CHECKPOINT_EVERY: see `JobSettings.checkpoint_every`."""
 
     def environment(self) -> dict[str, str]:
         """
@@ -99,6 +103,7 @@ class RankSettings:
             "TFT_INCARNATION": str(self.incarnation),
             "TFT_PAGE": str(self.page),
             "TFT_HOST": self.host,
+            "TFT_CHECKPOINT_EVERY": str(self.checkpoint_every),
         }
 
 
@@ -118,6 +123,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             incarnation=int(environ["TFT_INCARNATION"]),
             page=int(environ["TFT_PAGE"]),
             host=environ["TFT_HOST"],
+            checkpoint_every=int(environ["TFT_CHECKPOINT_EVERY"]),
         )
     except KeyError as missing:
         raise UsageError(

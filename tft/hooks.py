@@ -378,6 +378,15 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def tft_stage(self, shard: str) -> Callable[[Path], Sequence[str]]:
+        """
+        Copy a shard as it is at the end of a step, on the training thread, quickly. What is returned
+        writes the copy as `tft_save` would, once, on another thread, while training goes on. Needed
+        for periodic checkpoints.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def tft_join(self, directory: Path) -> Sequence[str]:
         """
         Every shard has been written under `directory`, by whoever: write what makes them one

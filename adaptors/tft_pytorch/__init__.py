@@ -157,6 +157,11 @@ def tft_save(directory: Path, shard: str) -> Sequence[str]:
 
 
 @hookimpl
+def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
+    return _state().stage(shard)
+
+
+@hookimpl
 def tft_join(directory: Path) -> Sequence[str]:
     from tft_pytorch.checkpoints import join  # late: a second of imports, see preload.py
 

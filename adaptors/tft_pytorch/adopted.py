@@ -194,6 +194,14 @@ class Adopted:
 
         return save(directory, self._shard(shard))
 
+    def stage(self, shard: str) -> Callable[[Path], list[str]]:
+        """
+        A copy of the shard, which can be written later.
+        """
+        from tft_pytorch.checkpoints import stage
+
+        return stage(self._shard(shard))
+
     def load(self, directory: Path, shard: str) -> None:
         """
         Read what `save` wrote.

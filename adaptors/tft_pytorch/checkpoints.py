@@ -8,7 +8,7 @@ loads the whole of it, without tft.
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from tft.errors import CheckpointCorrupt
 from tft_pytorch.held import Held, room, spans_of
 from tft_pytorch.state import Shard
+from tft_pytorch.trees import copied
 
 _META = "tft.meta"
 _METADATA = ".metadata"
@@ -42,12 +43,16 @@ def save(directory: Path, shard: Shard) -> list[str]:
     Write the shard under `directory`/its name, synced; the names of its files from `directory` on.
     What an earlier attempt left there is removed.
     """
-    content: dict[str, Any] = {"model": _model(shard), "optim": shard.part.state()}
-    if shard.part.masters():
-        content["master"] = dict(shard.part.masters())
-    if shard.scheduler is not None:
-        content["scheduler"] = shard.scheduler.state_dict()
-    return _write(directory, shard.name, shard.describe(shard.inventory()), content)
+    return _write(directory, shard.name, *_content(shard))
+
+
+def stage(shard: Shard) -> Callable[[Path], list[str]]:
+    """
+    A copy of the shard in host memory, which can be written once, as `save` does.
+    """
+    meta, content = _content(shard)
+    copy = copied(content)
+    return lambda directory: _write(directory, shard.name, meta, copy)
 
 
 def save_held(directory: Path, shard: str, held: Held) -> list[str]:
@@ -56,6 +61,23 @@ def save_held(directory: Path, shard: str, held: Held) -> list[str]:
     of it; where that lies in the whole stands in the description, and in what `join` writes.
     """
     return _write(directory, shard, held.meta(), {**held.tensors, **held.settings()})
+
+
+def stage_held(shard: str, held: Held) -> Callable[[Path], list[str]]:
+    """
+    A copy of a rank's part in host memory, which can be written once, as `save_held` does.
+    """
+    meta, copy = held.meta(), copied({**held.tensors, **held.settings()})
+    return lambda directory: _write(directory, shard, meta, copy)
+
+
+def _content(shard: Shard) -> tuple[bytes, dict[str, Any]]:
+    content: dict[str, Any] = {"model": _model(shard), "optim": shard.part.state()}
+    if shard.part.masters():
+        content["master"] = dict(shard.part.masters())
+    if shard.scheduler is not None:
+        content["scheduler"] = shard.scheduler.state_dict()
+    return shard.describe(shard.inventory()), content
 
 
 def _write(

@@ -206,6 +206,15 @@ class Maker:
         self._refuse_other(shard)
         return save_held(directory, shard, self._state())
 
+    def stage(self, shard: str) -> Callable[[Path], list[str]]:
+        """
+        A copy of the shard, which can be written later.
+        """
+        from tft_pytorch.checkpoints import stage_held
+
+        self._refuse_other(shard)
+        return stage_held(shard, self._state())
+
     def load(self, directory: Path, shard: str) -> None:
         """
         Read what `save` wrote.

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy
 import torch
+from torch.utils._pytree import tree_map_only
 
 from tft.errors import MalformedMessage, UsageError
 
@@ -107,3 +108,18 @@ def expect(value: object, shape: type[_Shape], what: str) -> _Shape:
     if not isinstance(value, shape):
         raise MalformedMessage(f"{what} is a {type(value).__name__}, not a {shape.__name__}")
     return value
+
+
+def copied(tree: _Shape) -> _Shape:
+    """
+    The same with copies of its tensors, in host memory. What was one tensor is one again.
+    """
+    made: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        where = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if where not in made:
+            made[where] = tensor.detach().to("cpu", copy=True)
+        return made[where]
+
+    return tree_map_only(torch.Tensor, copy, tree)  # type: ignore[no-any-return]  # of the same shape

@@ -26,21 +26,19 @@ from torch.nn.utils import get_total_norm
 
 import tft
 
-CUT = 2
-"""Ranks that share one model."""
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--size", choices=SIZES, default="tiny")
+parser.add_argument("--cut", type=int, default=2, help="how many ranks share one model")
 parser.add_argument("--layout", choices=("fsdp", "tensor"), default="fsdp")
 args = parser.parse_args()
 size = SIZES[args.size]
 text = load_corpus()
 
 session = tft.init()
-rank, copies = session.rank, session.world // CUT
-reader = rank if args.layout == "fsdp" else rank // CUT  # tensor-parallel ranks read the same
+rank, copies = session.rank, session.world // args.cut
+reader = rank if args.layout == "fsdp" else rank // args.cut  # tensor-parallel ranks read the same
 data = Batches(text, batch=size.batch, context=size.context, seed=args.seed, rank=reader)
 record = Record(session.run_dir, rank)
 
@@ -49,11 +47,11 @@ def make() -> Made:
     torch.manual_seed(args.seed)  # the same weights on every rank
     model = GPT(size)
     if args.layout == "fsdp":
-        mesh = init_device_mesh("cpu", (copies, CUT), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh("cpu", (copies, args.cut), mesh_dim_names=("replicate", "shard"))
         over = mesh
     else:
         names = ("replicate", "shard", "tensor")
-        mesh = init_device_mesh("cpu", (copies, 1, CUT), mesh_dim_names=names)
+        mesh = init_device_mesh("cpu", (copies, 1, args.cut), mesh_dim_names=names)
         over = mesh["replicate", "shard"]
         plan = {"perceptron.0": ColwiseParallel(), "perceptron.2": RowwiseParallel()}
         for block in model.blocks:

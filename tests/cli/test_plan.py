@@ -49,6 +49,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "replace_nodes": False,
         "spread_savers": False,
         "skip_batch": False,
+        "checkpoint_every": 0,
         "resume": False,
         "node_rank": 0,
         "host": "127.0.0.1",

@@ -30,6 +30,7 @@ jobs = st.builds(
     replace_nodes=st.booleans(),
     spread_savers=st.booleans(),
     skip_batch=st.booleans(),
+    checkpoint_every=st.integers(),
     resume=st.booleans(),
 )
 

@@ -84,6 +84,7 @@ def rank_environment(
         incarnation=incarnation,
         page=page,
         host=settings.host,
+        checkpoint_every=job.checkpoint_every,
     )
     node = str(settings.node)
     return {

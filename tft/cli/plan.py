@@ -123,6 +123,7 @@ def check_settings(settings: JobSettings) -> None:
         ("--nproc-per-node", settings.nproc_per_node, 1),
         ("--max-incidents", settings.max_incidents, 0),
         ("--max-rank-faults", settings.max_rank_faults, 0),
+        ("--checkpoint-every", settings.checkpoint_every, 0),
     ):
         if value < least:
             raise UsageError(f"{option} is at least {least}, not {value}")

@@ -87,6 +87,8 @@ def run_dir_of(settings: JobSettings, node: int) -> Iterator[None]:
         pid = f"{os.getpid()}\n".encode()
         os.pwrite(lock, pid, 0)  # not by renaming: it is this very file that is locked
         os.truncate(lock, len(pid))
+        if node == 0:
+            checkpoint.sweep(settings.run_dir)
         yield
 
 

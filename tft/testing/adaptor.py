@@ -287,6 +287,18 @@ def tft_save(directory: Path, shard: str) -> Sequence[str]:
 
 
 @hookimpl
+def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
+    values = _model().values.tobytes()
+
+    def write(directory: Path) -> Sequence[str]:
+        name = f"{shard}.bin"
+        (directory / name).write_bytes(values)
+        return (name,)
+
+    return write
+
+
+@hookimpl
 def tft_load(directory: Path, shard: str) -> None:
     _model().values[:] = array.array("d", (directory / f"{shard}.bin").read_bytes())
 

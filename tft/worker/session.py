@@ -32,6 +32,7 @@ from tft.protocol.messages import (
     Rebuild,
     Regroup,
     Resume,
+    Rollback,
     Save,
     Trained,
 )
@@ -41,6 +42,7 @@ from tft.worker.gate import Gate
 from tft.worker.holdings import Holdings
 from tft.worker.observers import Observers
 from tft.worker.orders import Hands, Work
+from tft.worker.periodic import Periodic
 from tft.worker.process import started_ticks
 
 log = structlog.get_logger()
@@ -88,6 +90,9 @@ class Session:
         self._server = ShardServer(settings.host, settings.job, self._hands.give)
         self._capture: Callable[[], bytes] = self._adaptor.hook.tft_capture
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
+        self._periodic = Periodic(
+            settings, self._adaptor.hook, self._control.report, self.expect, self._gate.abandoned
+        )
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._contributed = b""
         self._adopted = False
@@ -190,6 +195,7 @@ class Session:
             match execute.order:
                 case Resume():
                     self._control.tell(self._done(execute, self._clock.now()))
+                    self._periodic.resumed(execute.order.incident)
                     self._enter(train)
                 case Complete():
                     self._control.tell(self._done(execute, self._clock.now()))
@@ -253,7 +259,8 @@ class Session:
         The state of the step is whole.
         """
         step = self._gate.completed + 1
-        self._page.capture(step, self._capture(), True)
+        private = self._capture()
+        self._page.capture(step, private, True)
         self._gate.passed(step)
         now = self._clock.now()
         self._page.move(step, False, now)
@@ -261,6 +268,8 @@ class Session:
             self._adaptor.hook.tft_updated()
         if self._keeps_backups:
             self._adaptor.hook.tft_backup(step=step)
+        if self._periodic.due(step):
+            self._periodic.stage(step, private)
         if self._gate.announce:
             self._gate.announce = False
             self._control.report(
@@ -295,6 +304,7 @@ class Session:
         message: Faulted | Finished | None = None
         try:
             train(self)
+            self._periodic.finish()
             message = Finished(
                 rank=self.rank,
                 incarnation=self.incarnation,
@@ -308,6 +318,7 @@ class Session:
             self._hands.interrupted(self.step, self._capture())
         # Here no traceback holds the frames of the loop any more, nor the groups they used.
         self._gate.leave()
+        self._periodic.left()
         self._page.train(False, self._clock.now())
         if message is not None:
             self._control.report(message)
@@ -335,6 +346,8 @@ class Session:
         try:
             heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
             self._observers.order(execute.name, execute.order.incident, heading)
+            if isinstance(execute.order, Rollback):
+                self._periodic.rolled_back(execute.order.step)
             work = self._hands.carry_out(execute.order)
             self._tell_of_what_was_made(execute.order)
         except Exception as error:  # noqa: BLE001 (an order that fails is answered, not raised)

@@ -1,0 +1,125 @@
+"""
+Jobs with periodic checkpoints that lose the last copy of something: they go back to the newest one, say
+how many steps that cost, and end bit for bit as if nothing had happened.
+"""
+
+import signal
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import GPT_STEPS
+from tests.e2e.jobs import ROOT, TRAIN, Outcome, identical, job, run
+from tft import checkpoint
+
+GPT = ROOT / "examples" / "gpt"
+STEPS = ("--steps", str(GPT_STEPS))
+EVERY = ("--checkpoint-every", "5")
+JOBS = {
+    "ddp": (TRAIN, STEPS),
+    "shares": (GPT / "replicas.py", STEPS),
+    "fsdp": (GPT / "sharded.py", STEPS),
+    "no replica": (GPT / "sharded.py", (*STEPS, "--cut", "4")),
+}
+"""Script and arguments of each."""
+
+
+def train(run_dir: Path, what: str, *specs: str, more: tuple[str, ...] = EVERY) -> Outcome:
+    """
+    The job, with what chaos does to it.
+    """
+    script, arguments = JOBS[what]
+    options = [word for spec in specs for word in ("--chaos", spec)]
+    return run(run_dir, *options, *more, script=script, arguments=arguments)
+
+
+@pytest.fixture(scope="module")
+def calm(
+    tmp_path_factory: pytest.TempPathFactory, gpt_undisturbed: Outcome
+) -> Callable[[str], Outcome]:
+    """
+    Each job without any fault and without checkpoints, run once.
+    """
+
+    @cache
+    def of(what: str) -> Outcome:
+        if what == "ddp":
+            return gpt_undisturbed
+        outcome = train(tmp_path_factory.mktemp("periodic") / "undisturbed", what, more=())
+        assert outcome.code == 0, outcome.output
+        return outcome
+
+    return of
+
+
+def whole(run_dir: Path) -> list[int]:
+    """
+    The steps of which there are checkpoints; each is as it was written, and nothing is half done.
+    """
+    there = sorted((run_dir / "checkpoints").iterdir())
+    return [checkpoint.verify(place).step for place in there]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(each, marks=pytest.mark.soak if each == "shares" else ()) for each in JOBS],
+)
+def test_a_job_goes_back_to_its_newest_checkpoint(
+    what: str, tmp_path: Path, calm: Callable[[str], Outcome]
+) -> None:
+    """
+    When all who hold something are killed in one step, then all go back to the newest checkpoint, the
+    steps this cost are told, and the end is that of the undisturbed run without any checkpoint.
+    """
+    killed = {"ddp": range(4), "no replica": (2,)}.get(what, (1, 3))
+    specs = [f"kill:rank={rank},step=13" for rank in killed]
+    outcome = train(tmp_path / "run", what, *specs)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm(what))
+    [incident] = outcome.incidents
+    assert incident["strategy"] == "recover"
+    assert incident["steps_lost"] in (2, 7)  # step 10 may still have been on its way to the disk
+    assert f"{incident['steps_lost']} steps lost" in outcome.output
+    assert whole(tmp_path / "run") == list(range(5, GPT_STEPS + 1, 5))
+
+
+def test_a_checkpoint_that_is_interrupted_does_not_count(
+    tmp_path: Path, calm: Callable[[str], Outcome]
+) -> None:
+    """
+    When ranks are killed as they write their parts, again and again, then each checkpoint is whole or
+    not there, and the job ends as the undisturbed one.
+    """
+    specs = [
+        f"kill:rank={rank},step={step},phase={phase}"
+        for step, rank, phase in ((10, 1, "between"), (15, 0, "between"), (21, 2, "forward"))
+    ]
+    outcome = train(tmp_path / "run", "fsdp", *specs)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm("fsdp"))
+    steps = whole(tmp_path / "run")
+    assert set(steps) <= set(range(5, GPT_STEPS + 1, 5))
+    assert {5, 30, 35, 40} <= set(steps)
+
+
+def test_a_job_that_is_killed_whole_is_resumed_from_its_newest_checkpoint(
+    tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """
+    When the launcher is killed, and with it everything, then --resume goes on from the newest
+    checkpoint, bit for bit, and what was being written is gone.
+    """
+    run_dir = tmp_path / "run"
+    with job(run_dir, *EVERY, arguments=STEPS) as first:
+        while len(list((run_dir / "checkpoints").glob("step-*/manifest.json"))) < 2:
+            assert first.process.poll() is None, first.output()
+        first.process.send_signal(signal.SIGKILL)
+        first.end()
+    half = checkpoint.open_round(checkpoint.place(run_dir, 35), 0)
+    (half / "part-rank0.json").write_text("[]")
+    resumed = run(run_dir, *EVERY, "--resume", arguments=STEPS)
+    assert resumed.code == 0, resumed.output
+    identical(resumed, gpt_undisturbed)
+    assert whole(run_dir)[-1] == GPT_STEPS

@@ -1,0 +1,253 @@
+"""
+Periodic checkpoints: ranks that write their parts on their own, on a real disk, and what becomes of them
+when something comes between.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pluggy
+import pytest
+
+from tft import checkpoint
+from tft.config import RankSettings
+from tft.errors import UsageError
+from tft.hooks import AdaptorSpecs, hookimpl
+from tft.protocol.messages import Checkpointed, ShardCopies
+from tft.worker.periodic import Periodic
+
+WORLD = 3
+
+
+@dataclass
+class Adaptor:
+    """
+    One whose shard `dense` all ranks hold, and whose disk can be made slow or full.
+    """
+
+    content: bytes = b"fresh"
+    disk: threading.Event = field(default_factory=threading.Event)
+    full: bool = False
+
+    @hookimpl
+    def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
+        return (ShardCopies(shard="dense", ranks=tuple(range(world))),)
+
+    @hookimpl
+    def tft_stage(self, shard: str) -> Callable[[Path], Sequence[str]]:
+        copy = self.content
+
+        def write(directory: Path) -> Sequence[str]:
+            assert self.disk.wait(30.0)
+            if self.full:
+                raise OSError("no space left on device")
+            (directory / shard).write_bytes(copy)
+            return (shard,)
+
+        return write
+
+
+@dataclass
+class Rank:
+    """
+    What a rank has of it.
+    """
+
+    periodic: Periodic
+    adaptor: Adaptor
+    reports: list[Checkpointed]
+    expected: list[float]
+    abandoned: threading.Event
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
+    """
+    Three in the loop of round 0, with a checkpoint every second step.
+    """
+    made = [make(tmp_path, rank) for rank in range(WORLD)]
+    for rank in made:
+        rank.periodic.resumed(0)
+    yield made
+    for rank in made:
+        rank.adaptor.disk.set()
+        rank.periodic.resumed(9)
+        rank.periodic.finish()
+
+
+def make(run_dir: Path, number: int, plugin: object | None = None) -> Rank:
+    """
+    A rank whose disk is quick.
+    """
+    adaptor = Adaptor()
+    adaptor.disk.set()
+    plugins = pluggy.PluginManager("tft")
+    plugins.add_hookspecs(AdaptorSpecs)
+    plugins.register(plugin or adaptor)
+    settings = RankSettings(
+        rank=number, world=WORLD, job="j", run_dir=run_dir, broker="h:1", adaptor="own",
+        incarnation=0, page=0, host="h", checkpoint_every=2,
+    )  # fmt: skip
+    reports: list[Checkpointed] = []
+    expected: list[float] = []
+    abandoned = threading.Event()
+    periodic = Periodic(settings, plugins.hook, reports.append, expected.append, abandoned)
+    return Rank(periodic, adaptor, reports, expected, abandoned)
+
+
+def stage(ranks: Sequence[Rank], step: int) -> None:
+    """
+    All have done a step.
+    """
+    for number, rank in enumerate(ranks):
+        assert rank.periodic.due(step)
+        rank.periodic.stage(step, b"private %d" % number)
+
+
+def written(ranks: Sequence[Rank]) -> None:
+    """
+    Nobody is writing any more.
+    """
+    for rank in ranks:
+        rank.periodic.finish()
+
+
+@contextmanager
+def held(rank: Rank) -> Iterator[None]:
+    """
+    Its disk does not answer meanwhile.
+    """
+    rank.adaptor.disk.clear()
+    yield
+    rank.adaptor.disk.set()
+
+
+def steps(run_dir: Path) -> list[int]:
+    """
+    Of which there are checkpoints, each whole.
+    """
+    places = sorted((run_dir / "checkpoints").glob("step-*"))
+    return [checkpoint.verify(place).step for place in places if not place.suffix]
+
+
+def test_the_last_to_have_written_its_part_makes_the_checkpoint(
+    tmp_path: Path, ranks: list[Rank]
+) -> None:
+    """
+    When all have written what they copied, then there is one checkpoint of it with everybody's own
+    state, one rank has said so, and what was trained meanwhile is not in it.
+    """
+    with held(ranks[0]):
+        stage(ranks, 2)
+        ranks[0].adaptor.content = b"later"
+        written(ranks[1:])
+        assert steps(tmp_path) == []
+    written(ranks)
+    place = checkpoint.place(tmp_path, 2)
+    assert steps(tmp_path) == [2]
+    assert (place / "dense").read_bytes() == b"fresh"
+    assert [checkpoint.read_private(place, r) for r in range(WORLD)] == [
+        b"private %d" % r for r in range(WORLD)
+    ]
+    [report] = [report for rank in ranks for report in rank.reports]
+    assert (report.step, report.directory) == (2, str(place))
+
+
+def test_parts_of_different_rounds_are_not_put_together(tmp_path: Path, ranks: list[Rank]) -> None:
+    """
+    When a rank did a step before an incident and the others after it, then that is no checkpoint; the
+    next one is, and what was begun is removed.
+    """
+    stage(ranks[:1], 2)
+    written(ranks)
+    for rank in ranks:
+        rank.periodic.left()
+        rank.periodic.rolled_back(2)
+        rank.periodic.resumed(1)
+    stage(ranks[1:], 2)
+    written(ranks)
+    assert steps(tmp_path) == []
+    stage(ranks, 4)
+    written(ranks)
+    assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_nothing_is_committed_while_the_job_decides_where_to_go_on(
+    tmp_path: Path, ranks: list[Rank]
+) -> None:
+    """
+    When ranks have left the loop, then what they wrote is committed once they are in it again, if the
+    job has not gone back behind it.
+    """
+    for step, back, there in ((2, 2, [2]), (4, 3, [2])):
+        with held(ranks[2]) if step == 2 else held(ranks[0]):
+            stage(ranks, step)
+            for rank in ranks:
+                rank.periodic.left()
+        for rank in ranks:
+            rank.periodic.rolled_back(back)
+        assert steps(tmp_path) == [each for each in there if each < step]
+        for rank in ranks:
+            rank.periodic.resumed(step)
+        written(ranks)
+        assert steps(tmp_path) == there
+
+
+def test_a_disk_that_fails_costs_a_checkpoint_and_no_more(
+    tmp_path: Path, ranks: list[Rank]
+) -> None:
+    """
+    When a rank cannot write its part, then there is no such checkpoint, and the next is made.
+    """
+    ranks[0].adaptor.full = True
+    stage(ranks, 2)
+    written(ranks)
+    ranks[0].adaptor.full = False
+    stage(ranks, 4)
+    written(ranks)
+    assert steps(tmp_path) == [4]
+
+
+def test_a_disk_that_is_too_slow_is_waited_for(tmp_path: Path, ranks: list[Rank]) -> None:
+    """
+    When the checkpoint before is still being written, then the training thread waits, and says again and
+    again that it does not hang.
+    """
+    with held(ranks[0]):
+        stage(ranks, 2)
+        waiting = threading.Thread(target=ranks[0].periodic.stage, args=(4, b""))
+        waiting.start()
+        while len(ranks[0].expected) < 2:
+            assert waiting.is_alive()
+    waiting.join()
+    stage(ranks[1:], 4)
+    written(ranks)
+    assert steps(tmp_path) == [2, 4]
+
+
+def test_who_waits_for_the_disk_can_be_called_away(tmp_path: Path, ranks: list[Rank]) -> None:
+    """
+    When an incident begins while the training thread waits for the disk, then it leaves, and that
+    checkpoint is not made.
+    """
+    with held(ranks[0]):
+        stage(ranks, 2)
+        waiting = threading.Thread(target=ranks[0].periodic.stage, args=(4, b""))
+        waiting.start()
+        ranks[0].abandoned.set()
+        waiting.join()
+    written(ranks)
+    stage(ranks[1:], 4)
+    written(ranks)
+    assert steps(tmp_path) == [2]
+
+
+def test_an_adaptor_that_cannot_copy_is_refused(tmp_path: Path) -> None:
+    """
+    When checkpoints are asked for and the adaptor has no `tft_stage`, then that is said at once.
+    """
+    with pytest.raises(UsageError, match="'own' cannot write periodic checkpoints"):
+        make(tmp_path, 0, plugin=object())

@@ -1,0 +1,214 @@
+"""
+Periodic checkpoints: what a job goes back to when the last copy of a shard is lost.
+
+Every so many steps each rank copies what it is to write, on the training thread, and writes the copy on
+a thread of its own. Nobody waits for another: who finds that it was the last to have written its part
+makes a checkpoint of all parts. Parts belong together when they were copied in the same round, that is
+between the same two incidents: what is trained anew after one may not be what it was before.
+
+While the rank is out of the loop nothing is committed. So the controller, which has heard of every
+checkpoint there is by the time this rank stands still, can decide which of them count.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pluggy
+import structlog
+
+from tft import checkpoint
+from tft.clock import SystemClock
+from tft.config import RankSettings
+from tft.errors import UsageError
+from tft.protocol.messages import Checkpointed, SavedFile
+
+log = structlog.get_logger()
+
+Write = Callable[[Path], Sequence[str]]
+"""Writes a copy of a shard under a directory; the names of its files."""
+
+_SLICE = 0.5
+"""Seconds after which a training thread that waits for the disk says again that it does not hang."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Part:
+    """
+    What this rank writes of one checkpoint.
+    """
+
+    step: int
+    round: int
+    private: bytes
+    writes: Sequence[Write]
+    void: bool = False
+    """The job went back to an earlier step, and may come another way."""
+
+
+class Periodic:
+    """
+    Those of one rank. `report` takes the word that one is complete, on any thread; `expect` tells
+    that the training thread will not be heard of for so many seconds; when `abandoned` is set it is
+    wanted elsewhere.
+    """
+
+    def __init__(
+        self,
+        settings: RankSettings,
+        hook: pluggy.HookRelay,
+        report: Callable[[Checkpointed], None],
+        expect: Callable[[float], None],
+        abandoned: threading.Event,
+    ) -> None:
+        if settings.checkpoint_every and not hook.tft_stage.get_hookimpls():
+            raise UsageError(
+                f"the adaptor {settings.adaptor!r} cannot write periodic checkpoints: leave "
+                "--checkpoint-every out"
+            )
+        self._settings = settings
+        self._every = settings.checkpoint_every
+        self._hook = hook
+        self._report = report
+        self._expect = expect
+        self._abandoned = abandoned
+        self._turn = threading.Condition()
+        self._part: _Part | None = None
+        self._round = 0
+        self._in_loop = False
+        self._writer: threading.Thread | None = None
+
+    # ---------------------------------------------------------------- on the training thread
+
+    def due(self, step: int) -> bool:
+        """
+        Whether there is to be a checkpoint of this step.
+        """
+        return bool(self._every) and step % self._every == 0
+
+    def stage(self, step: int, private: bytes) -> None:
+        """
+        Copy what this rank writes of the checkpoint of `step`, which is whole, and go on. Where the
+        one before is still being written that is waited for.
+        """
+        began = time.monotonic()
+        if not self._written():
+            return
+        waited = time.monotonic() - began
+        if waited > _SLICE:
+            log.warning("disk_slower_than_checkpoints", step=step, waited=waited)
+        rank, world = self._settings.rank, self._settings.world
+        shards = self._hook.tft_shards(rank=rank, world=world)
+        writes = [
+            self._hook.tft_stage(shard=copies.shard)
+            for copies in shards
+            if rank == min(copies.ranks)
+        ]
+        with self._turn:
+            self._part = _Part(step=step, round=self._round, private=private, writes=writes)
+            self._turn.notify_all()
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._work, name="tft-checkpoints", daemon=True)
+            self._writer.start()
+
+    def left(self) -> None:
+        """
+        The rank has left the loop.
+        """
+        with self._turn:
+            self._in_loop = False
+
+    def rolled_back(self, step: int) -> None:
+        """
+        The job goes on after `step`.
+        """
+        with self._turn:
+            if self._part is not None and self._part.step > step:
+                self._part.void = True
+                self._turn.notify_all()
+
+    def resumed(self, incident: int) -> None:
+        """
+        The rank is in the loop again; `incident` is what it was out of it for.
+        """
+        with self._turn:
+            self._round, self._in_loop = incident, True
+            self._turn.notify_all()
+
+    def finish(self) -> None:
+        """
+        The last step is done: return when this rank has written what it had to.
+        """
+        self._written()
+
+    def _written(self) -> bool:
+        """
+        Wait for the disk; False when the training thread is wanted elsewhere before.
+        """
+        with self._turn:
+            while not self._turn.wait_for(lambda: self._part is None, timeout=_SLICE):
+                if self._abandoned.is_set():
+                    return False
+                self._expect(2 * _SLICE)
+        return True
+
+    # ---------------------------------------------------------------- on the writing thread
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._part is not None)
+                part = self._part
+            assert part is not None
+            try:
+                self._write(part)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                log.exception("checkpoint_not_written", step=part.step, why=why)
+            with self._turn:
+                self._part = None
+                self._turn.notify_all()
+
+    def _write(self, part: _Part) -> None:
+        final = checkpoint.place(self._settings.run_dir, part.step)
+        directory = checkpoint.open_round(final, part.round)
+        files = [
+            checkpoint.digest_file(directory, name)
+            for write in part.writes
+            for name in write(directory)
+        ]
+        files.append(checkpoint.write_private(directory, self._settings.rank, part.private))
+        checkpoint.write_part(directory, self._settings.rank, files)
+        with self._turn:
+            self._turn.wait_for(lambda: self._in_loop or part.void)
+            if part.void:
+                return
+            parts = checkpoint.claim_parts(directory, self._settings.world)
+            if parts is not None:  # else others have still to write theirs, and the last commits
+                self._commit(part.step, directory, final, parts)
+
+    def _commit(self, step: int, directory: Path, final: Path, files: Sequence[SavedFile]) -> None:
+        joined = [
+            checkpoint.digest_file(directory, name)
+            for name in self._hook.tft_join(directory=directory) or ()
+        ]
+        manifest = checkpoint.manifest(
+            step=step,
+            world=self._settings.world,
+            adaptor=self._settings.adaptor,
+            files=(*files, *joined),
+        )
+        checkpoint.commit(directory, final, manifest)
+        log.info("checkpointed", step=step, directory=str(final))
+        self._report(
+            Checkpointed(
+                rank=self._settings.rank,
+                incarnation=self._settings.incarnation,
+                directory=str(final),
+                step=step,
+                at=SystemClock().now(),
+            )
+        )
+        checkpoint.sweep(self._settings.run_dir, step)
