@@ -113,7 +113,7 @@ def test_the_contract_names_no_option_that_is_not_there() -> None:
     named = {word for word in rows(section("docs/contracts.md", "Commands")) if word[0] == "-"}
 
     assert named <= set(options("run"))
-    assert len(named) == 10
+    assert len(named) == 11
 
 
 def test_the_contract_has_every_exit_code() -> None:

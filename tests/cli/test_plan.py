@@ -148,12 +148,12 @@ def test_a_port_in_use_is_refused(offset: int) -> None:
     """
     When something listens at either of the broker's ports, then the address is taken.
     """
+    first = int(free_address("127.0.0.1").rpartition(":")[2])  # and the next one is free, too
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", first + offset))
         taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(AddressTaken, match=f":{port}: another process does"):
-            check_free("127.0.0.1", port - offset)
+        with pytest.raises(AddressTaken, match=f":{first + offset}: another process does"):
+            check_free("127.0.0.1", first)
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
