@@ -54,6 +54,8 @@ class Invariants:
         self._steps: dict[tuple[int, int], int] = {}
         self._savers: dict[tuple[int, int, str], int] = {}
         self._repairing: dict[int, Process] = {}
+        self._since: dict[int, tuple[int, int]] = {}
+        """By rank: the node it went on on last, and the first step it has had there."""
         self.given_up: set[int] = set()
         """Ranks that were not ended in time: nobody knows when it is known what they leave behind."""
 
@@ -190,6 +192,9 @@ class Invariants:
         A rollback leads to the data position of the agreed step.
         """
         self._positioned(process, step, "rolled back right")
+        here = process.node.number
+        node, first = self._since.get(process.rank, (here, step))
+        self._since[process.rank] = (here, min(first, step) if node == here else step)
 
     def trained(self, process: "Process", step: int) -> None:
         """
@@ -306,8 +311,10 @@ class Invariants:
     def _remembered(self, step: int) -> list[int]:
         """
         The ranks whose own state of a step was captured, on a node that was not given up: there it
-        is left when a process ends, and is told then. Given up by whoever leads now: one that was
-        followed by another and has not heard of it knows nodes that are gone.
+        is left when a process ends, and is told then. Of one that has moved since, what another page
+        holds of the steps that it has done elsewhere was captured on its way to them by a process that
+        did not come there. Given up by whoever leads now: one that was followed by another and has not
+        heard of it knows nodes that are gone.
         """
         newest = self._stage.story.epoch
         known = [
@@ -321,6 +328,7 @@ class Invariants:
             for number in known
             for rank, page in self._stage.nodes[number].pages().items()
             if step in page.private() and rank not in self.given_up
+            if self._since.get(rank, (number, 0))[0] == number or step < self._since[rank][1]
         ]
 
     def _excused(
