@@ -177,6 +177,9 @@ def _layout_of(ddp: Any) -> Layout | None:
     """
     if ddp.find_unused_parameters:
         return None  # never sorts anew: its first layout is its only one
+    # Nothing is told before a first forward with sums, and a stage of a pipeline never has one: there
+    # sums are asked for in the last backward alone. This counts a forward, and does no more.
+    ddp.reducer.prepare_for_forward()
     ddp.reducer._set_ddp_runtime_logging_sample_rate(1)  # else not after the tenth forward
     ddp.logger.set_runtime_stats_and_log()
     ddp.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)

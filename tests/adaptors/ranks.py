@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -44,6 +45,8 @@ class Recipe:
     wrapper: dict[str, Any] = field(default_factory=dict)  # Any: arguments of DDP
     backwards: int = 1
     """Micro-batches of a step, each with its own sums."""
+    staged: bool = False
+    """The wrapper is the only stage of a pipeline, with two micro-batches a step and one sum."""
     copies: int = 0
     """Of each share of a `ReplicaOptimizer`; 0: an ordinary optimizer."""
     dtype: torch.dtype = torch.float32
@@ -156,6 +159,7 @@ class Actor:
         self.privates: dict[int, bytes] = {}
         self.contributed: list[int] = []
         self.kept: list[Any] = []  # Any: whatever a test's function leaves
+        self.schedule: Any = None  # Any: torch's schedules are not exported by name
         torch.manual_seed(100 + rank)
         parts = {
             "model": self.net,
@@ -186,6 +190,17 @@ class Actor:
         The wrapper.
         """
         self.model = adaptor.tft_rebuild()
+        if self.recipe.staged:
+            alone = next(
+                group
+                for group in [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+                if dist.get_rank(group) >= 0
+            )
+            half = torch.zeros(2, WIDTH, requires_grad=True)
+            stage = PipelineStage(
+                self.model, 0, 1, half.device, input_args=half, output_args=half, group=alone
+            )
+            self.schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.square().mean())
 
     def roll_back(self, step: int, private: bytes | None) -> None:
         """
@@ -228,8 +243,8 @@ class Actor:
         A step up to its update window.
         """
         for _ in range(self.recipe.backwards):
-            loss = self.model(self.data.next().to(self.recipe.dtype)).square().mean()
-            loss.backward()
+            batch = self.data.next().to(self.recipe.dtype)
+            loss = self.pipeline(batch) if self.recipe.staged else self.whole(batch)
         if self.recipe.gradients is not None:
             self.contributing()
             for parameter in self.net.parameters():
@@ -239,7 +254,23 @@ class Actor:
         for parameter in self.net.parameters():
             if parameter.grad is not None:
                 digest.update(parameter.grad.view(torch.uint8).numpy().data)
-        return loss.item().hex(), digest.hexdigest()
+        return float(loss).hex(), digest.hexdigest()
+
+    def whole(self, batch: Tensor) -> Tensor:
+        """
+        Forward and backward.
+        """
+        loss: Tensor = self.model(batch).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        return loss
+
+    def pipeline(self, batch: Tensor) -> Tensor:
+        """
+        The same in a pipeline.
+        """
+        losses: list[Tensor] = []
+        self.schedule.step(batch, target=batch, losses=losses)
+        return torch.stack(losses).mean()
 
     def private(self, step: int) -> bytes:
         """
@@ -258,7 +289,7 @@ class Actor:
         """
         As after an exception has left the loop.
         """
-        self.model = None
+        self.model = self.schedule = None
         adaptor.tft_clear()
 
     def shards(self, world: int) -> dict[str, tuple[int, ...]]:
