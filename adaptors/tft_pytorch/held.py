@@ -6,7 +6,7 @@ and is put into a model that was made anew.
 Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,8 +133,11 @@ class Parts:
         self.made = made
         _check(made)
         model: nn.Module = made.model
-        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        self._buffers = dict(model.named_buffers())
+        own = _own_names(model)
+        self.parameters: dict[str, nn.Parameter] = {
+            own(name): parameter for name, parameter in model.named_parameters()
+        }
+        self._buffers = {own(name): tensor for name, tensor in model.named_buffers()}
         self._names: dict[object, str] = {p: name for name, p in self.parameters.items()}
 
     def held(self, layouts: Any = None) -> Held:  # Any: as in `Held`
@@ -251,6 +254,26 @@ def _check(made: Made) -> None:
     known = set(made.model.parameters())
     if any(p not in known for group in made.optimizer.param_groups for p in group["params"]):
         raise UsageError("the optimizer has parameters that are not the model's")
+
+
+def _own_names(model: nn.Module) -> Callable[[str], str]:
+    """
+    Names without the `module.` that each DDP adds to what is in it, as torch's own
+    `get_state_dict` has them: a checkpoint is read into models that have no such wrapper.
+    """
+    added = [
+        f"{name}.module." if name else "module."
+        for name, module in model.named_modules()
+        if isinstance(module, nn.parallel.DistributedDataParallel)
+    ]
+
+    def own(name: str) -> str:
+        for prefix in reversed(added):  # the innermost first: the others stand before it
+            if name.startswith(prefix):
+                name = prefix.removesuffix("module.") + name.removeprefix(prefix)
+        return name
+
+    return own
 
 
 def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:

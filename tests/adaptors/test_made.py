@@ -3,14 +3,19 @@ Models that a factory makes over process groups: what is read from them, and wha
 are in `tests/e2e/test_sharded.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tft_pytorch import Made
+from tft_pytorch.held import Parts
 from tft_pytorch.made import Maker, adopt_make
 from torch import nn
+from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -92,6 +97,38 @@ def test_who_has_the_same_part_is_read_from_what_was_made(
         [copies] = adopted(make).shards(rank, 4)
         assert (copies.shard, copies.ranks) == (f"part.{ranks[0]}", ranks)
     assert not torch.distributed.is_initialized()
+
+
+def test_what_is_kept_has_the_names_of_the_model_without_its_wrappers() -> None:
+    """
+    When a model has DDPs in it, one inside another module, then what is kept has the names by which
+    torch's own `get_state_dict` calls it.
+    """
+
+    def make() -> Made:
+        whole = nn.Sequential(DDP(nn.Sequential(nn.Linear(8, 8))))
+        whole.module = DDP(nn.Linear(8, 8))
+        return of(whole)
+
+    with alone():
+        made = make()
+        expected, _ = get_state_dict(made.model, made.optimizer)
+        assert Parts(made).parameters.keys() == expected.keys()
+        assert expected.keys() == {
+            "0.0.weight", "0.0.bias", "module.weight", "module.bias",
+        }  # fmt: skip
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """
+    The default group of one rank.
+    """
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_trial_draws_nothing() -> None:
