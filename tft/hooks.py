@@ -46,6 +46,9 @@ class Made:
     model: Any  # Any: the framework's own types
     optimizer: Any
     scheduler: Any = None
+    more: Any = None
+    """What else training needs of these groups, such as the schedule of a pipeline. Nothing of it is
+    kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """
-The example with its model cut up, by FSDP2 and by tensor parallelism, on real torch, with ranks killed
-and broken: each run is compared bit for bit with the undisturbed one.
+The example with its model cut up, by FSDP2, by tensor parallelism and into the stages of a pipeline, on
+real torch, with ranks killed and broken: each run is compared bit for bit with the undisturbed one.
 """
 
 from pathlib import Path
@@ -14,8 +14,14 @@ from gpt import GPT, SIZES
 from tests.e2e.conftest import GPT_STEPS
 from tests.e2e.jobs import ROOT, Outcome, identical, run
 
-SCRIPT = ROOT / "examples" / "gpt" / "sharded.py"
-LAYOUTS = ("fsdp", "tensor")
+EXAMPLES = ROOT / "examples" / "gpt"
+SHARDED = EXAMPLES / "sharded.py"
+LAYOUTS = {
+    "fsdp": (SHARDED, "--layout", "fsdp"),
+    "tensor": (SHARDED, "--layout", "tensor"),
+    "pipeline": (EXAMPLES / "pipeline.py",),
+}
+"""In each, ranks 0 and 2 have the same part, and ranks 1 and 3."""
 PHASES = ("forward", "backward", "update", "between")
 
 
@@ -24,8 +30,9 @@ def train(run_dir: Path, layout: str, *specs: str, more: tuple[str, ...] = ()) -
     The job, with what chaos does to it.
     """
     options = [word for spec in specs for word in ("--chaos", spec)]
-    arguments = ("--steps", str(GPT_STEPS), "--layout", layout)
-    return run(run_dir, *options, *more, script=SCRIPT, arguments=arguments)
+    script, *arguments = LAYOUTS[layout]
+    steps = ("--steps", str(GPT_STEPS))
+    return run(run_dir, *options, *more, script=script, arguments=(*steps, *arguments))
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +68,9 @@ def test_ranks_killed_and_broken_in_any_phase_change_nothing(
     assert [i["steps_lost"] for i in outcome.incidents] == [0] * (len(PHASES) + 1)
 
 
+@pytest.mark.parametrize("layout", ["fsdp", "pipeline"])
 def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
-    tmp_path: Path, undisturbed: dict[str, Outcome]
+    layout: str, tmp_path: Path, undisturbed: dict[str, Outcome]
 ) -> None:
     """
     When two ranks with different parts are killed at once, and when one is killed while the other is
@@ -72,10 +80,25 @@ def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
         "kill:rank=0,step=12,phase=forward", "kill:rank=3,step=12,phase=forward",
         "kill:rank=2,step=24,phase=backward", "kill:rank=1,step=24,phase=repair",
     )  # fmt: skip
-    outcome = train(tmp_path / "run", "fsdp", *specs)
+    outcome = train(tmp_path / "run", layout, *specs)
     assert outcome.code == 0, outcome.output
-    identical(outcome, undisturbed["fsdp"])
+    identical(outcome, undisturbed[layout])
     assert [i["processes_started"] for i in outcome.incidents] == [2, 2]
+
+
+def test_stages_that_wait_for_one_that_hangs_leave_it(
+    tmp_path: Path, undisturbed: dict[str, Outcome]
+) -> None:
+    """
+    When a stage hangs while the next one waits for what it is to send, and another stops while the one
+    before waits for what comes back, then who waits is not taken for who hangs, and nothing changes.
+    """
+    specs = ("hang:rank=0,step=12,phase=forward", "stop:rank=3,step=24,phase=backward")
+    outcome = train(tmp_path / "run", "pipeline", *specs)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed["pipeline"])
+    faults = [[(f["kind"], f["rank"]) for f in i["faults"]] for i in outcome.incidents]
+    assert faults == [[("hang", 0)], [("hang", 3)]]
 
 
 def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
@@ -109,24 +132,27 @@ def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
         "optim": {"state": {name: {"exp_avg": tensor} for name, tensor in optimizer.items()}},
     }
     dcp.load(state, checkpoint_id=place, no_dist=True)  # type: ignore[attr-defined]  # as documented
-    for part in (0, 1):
-        for kept, prefix in ((whole, "model"), (optimizer, "optim.state")):
-            for name, tensor in kept.items():
-                key = f"{prefix}.{name}" if prefix == "model" else f"{prefix}.{name}.exp_avg"
-                own = {key: part_of(place / f"part.{part}", key)}
-                halves = [chunk for dim in range(tensor.dim()) for chunk in tensor.chunk(2, dim)]
-                assert any(same(own[key], each) for each in [tensor, *halves]), (part, key)
+    read = [(f"model.{name}", tensor) for name, tensor in whole.items()]
+    read += [(f"optim.state.{name}.exp_avg", tensor) for name, tensor in optimizer.items()]
+    for key, tensor in read:
+        written = [part_of(place / f"part.{part}", key) for part in (0, 1)]
+        assert any(own is not None for own in written), key
+        halves = [chunk for dim in range(tensor.dim()) for chunk in tensor.chunk(2, dim)]
+        for own in written:
+            assert own is None or any(same(own, each) for each in [tensor, *halves]), key
     resumed = train(tmp_path / "run", layout, more=(*more, "--resume"))
     assert resumed.code == 0, resumed.output
     identical(resumed, undisturbed[layout])
 
 
-def part_of(place: Path, name: str) -> torch.Tensor:
+def part_of(place: Path, name: str) -> torch.Tensor | None:
     """
-    A tensor as one rank has written it.
+    A tensor as one rank has written it; None: it is of a stage that this rank has not.
     """
     reader = dcp.FileSystemReader(place)  # type: ignore[attr-defined]  # as documented
-    known = reader.read_metadata().state_dict_metadata[name]
+    known = reader.read_metadata().state_dict_metadata.get(name)
+    if known is None:
+        return None
     found = {name: torch.empty(known.size)}  # type: ignore[union-attr]  # it is a tensor
     dcp.load(found, checkpoint_id=place, no_dist=True)  # type: ignore[attr-defined]  # as documented
     return found[name]
