@@ -16,7 +16,13 @@ from torch.optim import Optimizer
 
 from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.protocol.codec import pack, unpack
+from tft_pytorch.described import dtype_name
+from tft_pytorch.memory import readable
 from tft_pytorch.running import RunningBuffers
+from tft_pytorch.trees import Disassembly, put_together
+
+_TREE = "tft.tree"
+"""The key under which a position that was taken apart is kept."""
 
 RNGS = ("torch", "python", "numpy")
 """The generators that can be kept. torch's always is; the others are read in full at every edge,
@@ -39,6 +45,8 @@ class Private:
             raise UsageError(f"rng may name {', '.join(RNGS)}; {', '.join(unknown)} is not known")
         self._model = model
         self._data = data
+        self._simple = True
+        """The data's position can be packed as it is, which is quick."""
         self._rngs = rngs
         self._generator = torch.default_generator
         self._stepped = False
@@ -65,12 +73,18 @@ class Private:
         The present private state.
         """
         state: dict[str, object] = self._random()
-        if self._data is not None:
-            state["data"] = self._data.state_dict()
         buffers = self.running.copy(closing=closing)
         if buffers is not None:
             state["buffers"] = buffers
-        return pack(state)
+        if self._data is None:
+            return pack(state)
+        position = self._data.state_dict()
+        if self._simple:
+            try:
+                return pack({**state, "data": position})
+            except UsageError:  # it holds tensors, or what cannot be kept at all
+                self._simple = False
+        return pack({**state, "data": _apart(position)})
 
     def rollback(self, private: bytes) -> None:
         """
@@ -89,7 +103,7 @@ class Private:
             name, words, *rest = state["numpy"]
             numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
         if self._data is not None:
-            self._data.load_state_dict(state["data"])
+            self._data.load_state_dict(_position(state["data"]))
         with torch.no_grad():
             self.running.restore(state.get("buffers"))
         for parameter in self._model.parameters():
@@ -112,7 +126,7 @@ class Private:
         """
         return {
             "rng": self._random(),
-            "data": None if self._data is None else self._data.state_dict(),
+            "data": None if self._data is None else _apart(self._data.state_dict()),
         }
 
     def digests(self) -> dict[str, str]:
@@ -135,6 +149,30 @@ class Private:
             name, words, *rest = numpy.random.get_state(legacy=True)
             state["numpy"] = [name, numpy.asarray(words).tobytes(), *rest]
         return state
+
+
+def _apart(position: object) -> object:
+    """
+    A data position with tensors in it, such as that of torchdata's StatefulDataLoader, which has its
+    generator's state in one.
+    """
+    kept = Disassembly()
+    tree = kept.take_apart(position, "data")
+    tensors = {
+        name: [dtype_name(tensor.dtype), list(tensor.shape), bytes(readable(name, tensor).view)]
+        for name, tensor in kept.tensors.items()
+    }
+    return {_TREE: tree, "tensors": tensors}
+
+
+def _position(kept: object) -> object:
+    if not isinstance(kept, dict) or _TREE not in kept:
+        return kept
+    tensors = {
+        name: _byte_tensor(content).view(getattr(torch, dtype)).view(shape)
+        for name, (dtype, shape, content) in kept["tensors"].items()
+    }
+    return put_together(kept[_TREE], tensors)
 
 
 def _byte_tensor(content: bytes) -> Tensor:

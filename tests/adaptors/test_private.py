@@ -12,6 +12,9 @@ import torch
 from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.running import INLINE
 from torch import Tensor, nn
+from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # it has no types
+    StatefulDataLoader,
+)
 
 from tests.adaptors.ranks import Batches
 from tft.errors import MalformedMessage, OrderRefused
@@ -52,6 +55,38 @@ def test_the_same_is_drawn_again_after_a_rollback() -> None:
     state.rollback(private)
 
     assert draw() == drawn
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_torchdata_reads_the_lost_batches_again(workers: int) -> None:
+    """
+    When the data is a StatefulDataLoader, which has tensors in its position, then after a rollback, here
+    or in another process, a new iterator gives exactly the batches that were lost.
+    """
+
+    def loader(seed: int) -> StatefulDataLoader[int]:
+        shuffling = torch.Generator()
+        shuffling.manual_seed(seed)
+        return StatefulDataLoader(
+            range(100),
+            batch_size=4, shuffle=True, generator=shuffling, num_workers=workers,
+        )  # fmt: skip
+
+    data = loader(1)
+    state = adopted(data=data)
+    batches = iter(data)
+    for _ in range(3):
+        next(batches)
+    private = state.capture()
+    lost = [next(batches).tolist() for _ in range(3)]
+    state.rollback(private)
+    batches = iter(data)
+    assert [next(batches).tolist() for _ in range(3)] == lost
+
+    other = loader(2)
+    adopted(data=other).rollback(private)
+    batches = iter(other)
+    assert [next(batches).tolist() for _ in range(3)] == lost
 
 
 class Skipping(Batches):
