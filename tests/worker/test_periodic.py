@@ -4,6 +4,7 @@ when something comes between.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ class Adaptor:
     content: bytes = b"fresh"
     disk: threading.Event = field(default_factory=threading.Event)
     full: bool = False
+    room: bool = True
+    copies: "weakref.WeakSet[Callable[[Path], Sequence[str]]]" = field(
+        default_factory=weakref.WeakSet
+    )
 
     @hookimpl
     def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
@@ -38,6 +43,8 @@ class Adaptor:
 
     @hookimpl
     def tft_stage(self, shard: str) -> Callable[[Path], Sequence[str]]:
+        if not self.room:
+            raise MemoryError
         copy = self.content
 
         def write(directory: Path) -> Sequence[str]:
@@ -47,6 +54,7 @@ class Adaptor:
             (directory / shard).write_bytes(copy)
             return (shard,)
 
+        self.copies.add(write)
         return write
 
 
@@ -209,6 +217,32 @@ def test_a_disk_that_fails_costs_a_checkpoint_and_no_more(
     stage(ranks, 4)
     written(ranks)
     assert steps(tmp_path) == [4]
+
+
+def test_a_copy_that_cannot_be_made_costs_a_checkpoint_and_no_more(
+    tmp_path: Path, ranks: list[Rank]
+) -> None:
+    """
+    When a rank has no room for its copy, then there is no such checkpoint, and the next is made.
+    """
+    ranks[0].adaptor.room = False
+    stage(ranks, 2)
+    written(ranks)
+    ranks[0].adaptor.room = True
+    stage(ranks, 4)
+    written(ranks)
+    assert steps(tmp_path) == [4]
+
+
+def test_a_copy_is_let_go_of_when_it_is_written(ranks: list[Rank]) -> None:
+    """
+    When a part has been written, then nothing keeps the memory of its copy until the next one.
+    """
+    copies = ranks[0].adaptor.copies
+    stage(ranks, 2)
+    assert len(copies) == 1
+    written(ranks)
+    assert len(copies) == 0
 
 
 def test_a_disk_that_is_too_slow_is_waited_for(tmp_path: Path, ranks: list[Rank]) -> None:

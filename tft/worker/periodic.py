@@ -99,19 +99,23 @@ class Periodic:
         waited = time.monotonic() - began
         if waited > _SLICE:
             log.warning("disk_slower_than_checkpoints", step=step, waited=waited)
-        rank, world = self._settings.rank, self._settings.world
-        shards = self._hook.tft_shards(rank=rank, world=world)
-        writes = [
-            self._hook.tft_stage(shard=copies.shard)
-            for copies in shards
-            if rank == min(copies.ranks)
-        ]
+        try:
+            writes = self._copies()
+        except Exception:
+            log.exception("checkpoint_not_copied", step=step)  # no room, say: training goes on
+            return
         with self._turn:
             self._part = _Part(step=step, round=self._round, private=private, writes=writes)
             self._turn.notify_all()
         if self._writer is None:
             self._writer = threading.Thread(target=self._work, name="tft-checkpoints", daemon=True)
             self._writer.start()
+
+    def _copies(self) -> list[Write]:
+        rank, world = self._settings.rank, self._settings.world
+        shards = self._hook.tft_shards(rank=rank, world=world)
+        mine = [copies.shard for copies in shards if rank == min(copies.ranks)]
+        return [self._hook.tft_stage(shard=shard) for shard in mine]
 
     def left(self) -> None:
         """
@@ -160,16 +164,18 @@ class Periodic:
         while True:
             with self._turn:
                 self._turn.wait_for(lambda: self._part is not None)
-                part = self._part
-            assert part is not None
-            try:
-                self._write(part)
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-                log.exception("checkpoint_not_written", step=part.step, why=why)
+            self._write_it()
             with self._turn:
-                self._part = None
+                self._part = None  # nobody else may hold it: the copy is as large as the state
                 self._turn.notify_all()
+
+    def _write_it(self) -> None:
+        part = self._part
+        assert part is not None
+        try:
+            self._write(part)
+        except Exception:
+            log.exception("checkpoint_not_written", step=part.step)  # training goes on
 
     def _write(self, part: _Part) -> None:
         final = checkpoint.place(self._settings.run_dir, part.step)
