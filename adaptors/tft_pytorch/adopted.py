@@ -254,6 +254,11 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
         raise UsageError(
             "model must be the plain model: build DDP in wrap, wrap=lambda: DDP(model)"
         )
+    if isinstance(optimizer, ReplicaOptimizer) and optimizer.made_over_group:
+        raise UsageError(
+            "the ReplicaOptimizer was made over a group, which is lost with a rank: give it rank= and "
+            "world=, or make it in the function for session.adopt(make=...)"
+        )
     check_plain(parts)
     for parameter in model.parameters():
         if isinstance(parameter, UninitializedParameter):

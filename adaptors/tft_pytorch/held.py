@@ -6,7 +6,7 @@ and is put into a model that was made anew.
 Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Made
 from tft.protocol.codec import pack, unpack
 from tft_pytorch.described import described, listed, read
+from tft_pytorch.replicas import LOW, ReplicaOptimizer
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
 _FORM = 1
@@ -50,6 +51,12 @@ class Held:
         """
         return replace(self, tensors={name: t.to("meta") for name, t in self.tensors.items()})
 
+    def with_own_spans(self) -> "Held":
+        """
+        The same without the spans of what others hold.
+        """
+        return replace(self, spans={n: span for n, span in self.spans.items() if n in self.tensors})
+
     def settings(self) -> dict[str, Any]:  # Any: plain values
         """
         What is no tensor, as plain torch asks for it.
@@ -57,7 +64,9 @@ class Held:
         optimizer = expect(
             put_together(self.optimizer, self.tensors), dict, "the optimizer's state"
         )
-        found: dict[str, Any] = {"optim": {"param_groups": optimizer["param_groups"]}}
+        found: dict[str, Any] = {}
+        if optimizer["param_groups"]:
+            found["optim"] = {"param_groups": optimizer["param_groups"]}
         if self.scheduler is not None:
             found["scheduler"] = put_together(self.scheduler, self.tensors)
         return found
@@ -139,60 +148,110 @@ class Parts:
         }
         self._buffers = {own(name): tensor for name, tensor in model.named_buffers()}
         self._names: dict[object, str] = {p: name for name, p in self.parameters.items()}
+        self._replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
+        self._dealt: frozenset[str] = frozenset()
+        """Names of what a `ReplicaOptimizer` deals out, and of the share that it has here."""
+        self._owned: frozenset[str] = frozenset()
+        if self._replicas is not None:
+            groups = self._replicas.param_groups
+            self._dealt = frozenset(self._names[p] for group in groups for p in group["params"])
+            self._owned = frozenset(self._names[p] for p in self._replicas.owned)
 
-    def held(self, layouts: Any = None) -> Held:  # Any: as in `Held`
+    def shards(self, rank: int, world: int) -> dict[str, tuple[int, ...]]:
         """
-        What this rank has. The tensors are those in use, not copies.
+        The shards of this rank with all who hold them, each named for the first: its part of the model
+        and of the optimizer; and where the optimizer is cut into shares, its share, with what that
+        updates, apart from the rest. Raises `UsageError` where nobody can say who holds what.
+        """
+        copies = self.copies(rank, world)
+        found = {f"part.{copies[0]}": copies}
+        if self._replicas is not None:
+            if self._replicas.ranks != copies:
+                raise UsageError(
+                    f"the ReplicaOptimizer is over the ranks {list(self._replicas.ranks)}, and the same "
+                    f"part of the model is on {list(copies)}: give it the group of these"
+                )
+            holders = self._replicas.holders()
+            found[f"optimizer.{holders[0]}"] = holders
+        return found
+
+    def held(self, layouts: Any = None) -> list[Held]:  # Any: as in `Held`
+        """
+        What this rank has, in the order of `shards`. The tensors are those in use, not copies.
         """
         spans: dict[str, Span] = {}
-        tensors: dict[str, Tensor] = {}
+        rest, share = {}, {}
         for name, tensor in self._weights():
-            tensors[name] = _part(name, tensor, spans)
-        kept = Disassembly()
-        optimizer = kept.take_apart(self._optimizer_state(spans), "optim")
+            own = name.removeprefix("model.")
+            if own not in self._dealt:
+                rest[name] = _part(name, tensor, spans)
+            elif own in self._owned:
+                share[name] = _part(name, tensor, spans)
+        kept, kept_by_share = Disassembly(), Disassembly()
+        optimizer = self._optimizer_state(spans)
+        state = {"state": optimizer["state"], "param_groups": []}
+        if self._replicas is not None:
+            optimizer["state"] = {}
         scheduler = self.made.scheduler
-        state = None if scheduler is None else scheduler.state_dict()
-        return Held(
-            scheduler=kept.take_apart(state, "scheduler"),
-            tensors=tensors | kept.tensors,
-            spans=spans,
-            optimizer=optimizer,
-            layouts=layouts,
-        )
+        settings = None if scheduler is None else scheduler.state_dict()
+        found = [
+            Held(
+                optimizer=kept.take_apart(optimizer, "optim"),
+                scheduler=kept.take_apart(settings, "scheduler"),
+                tensors=rest | kept.tensors,
+                spans=spans,
+                layouts=layouts,
+            )
+        ]
+        if self._replicas is not None:
+            tree = kept_by_share.take_apart(state, "optim")
+            tensors = share | kept_by_share.tensors
+            found.append(Held(optimizer=tree, scheduler=None, tensors=tensors, spans=spans))
+        return [each.with_own_spans() for each in found]
 
-    def fill(self, held: Held) -> None:
+    def share_out(self) -> None:
+        """
+        Get what others have computed of the step, where the optimizer is cut into shares.
+        """
+        if self._replicas is not None:
+            self._replicas.share_out()
+
+    def fill(self, parts: Sequence[Held]) -> None:
         """
         Put back what was held. Raises `OrderRefused` for a model that is another one.
         """
+        held = parts[0]
+        known = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+        spans = {name: span for part in parts for name, span in part.spans.items()}
         own: dict[str, Span] = {}
         with torch.no_grad():
             for name, tensor in self._weights():
+                if name.removeprefix("model.") in self._dealt - self._owned:
+                    continue
                 part = _part(name, tensor, own)
-                known = held.tensors.get(name)
                 if (
-                    known is None
-                    or known.shape != part.shape
-                    or own.get(name) != held.spans.get(name)
+                    name not in known
+                    or known[name].shape != part.shape
+                    or own.get(name) != spans.get(name)
                 ):
                     raise OrderRefused(
                         f"what was made has another {name} than what was made before"
                     )
-                part.copy_(known)
+                part.copy_(known[name])
         optimizer: Optimizer = self.made.optimizer
-        state = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
+        state = expect(put_together(held.optimizer, known), dict, "the optimizer's state")
+        kept = expect(put_together(parts[-1].optimizer, known), dict, "the optimizer's state")
         optimizer.state.clear()
-        for name, values in state["state"].items():
+        for name, values in kept["state"].items():
             parameter = self.parameters[name]
             optimizer.state[parameter] = {
-                key: _whole(value, parameter)
-                if f"optim.state.{name}.{key}" in held.spans
-                else value
+                key: _whole(value, parameter) if f"optim.state.{name}.{key}" in spans else value
                 for key, value in values.items()
             }
         for group, values in zip(optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in values.items() if key != "params"})
         if self.made.scheduler is not None:
-            self.made.scheduler.load_state_dict(put_together(held.scheduler, held.tensors))
+            self.made.scheduler.load_state_dict(put_together(held.scheduler, known))
 
     def copies(self, rank: int, world: int) -> tuple[int, ...]:
         """
@@ -251,6 +310,17 @@ def _check(made: Made) -> None:
                 f"{name} keeps running statistics, which differ between those who have the same part; "
                 "use a norm without them"
             )
+    replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
+    if replicas is not None and not replicas.made_over_group:
+        raise UsageError(
+            "a ReplicaOptimizer that make returns must be given the group of the ranks that have the "
+            "same parameters, group="
+        )
+    if replicas is not None and any(p.dtype in LOW for p in made.model.parameters()):
+        raise UsageError(
+            "a ReplicaOptimizer whose parameters of 16 bits have masters cannot be kept by make=; have "
+            "parameters of 32 bits, and FSDP2's MixedPrecisionPolicy compute in 16"
+        )
     known = set(made.model.parameters())
     if any(p not in known for group in made.optimizer.param_groups for p in group["params"]):
         raise UsageError("the optimizer has parameters that are not the model's")

@@ -75,10 +75,11 @@ class Maker:
         self._private = Private(nn.Module(), data, rngs)
         self._wrappers = Wrappers(contributing)
         self._parts: Parts | None = None
-        self._held: Held | None = None
-        self._tried: Held | None = None
+        self._shards: dict[str, tuple[int, ...]] = {}
+        self._held: dict[str, Held] = {}
+        """By shard, while nothing is made."""
+        self._tried: dict[str, Held] = {}
         """What the trial has made: of the right form, its content means nothing."""
-        self._copies: tuple[int, ...] = ()
         self._cuda = False
         self._awaited: tuple[bytes, Held, list[Room]] | None = None
         self._watch: RemovableHandle | None = None
@@ -119,8 +120,11 @@ class Maker:
 
     def updated(self) -> None:
         """
-        Every rank computes its part of the step, and nobody else's.
+        The update window has closed: where the optimizer is cut into shares, every rank gets what
+        others have computed of the step.
         """
+        if self._parts is not None:
+            self._parts.share_out()
 
     # ------------------------------------------------------------ groups
 
@@ -131,8 +135,7 @@ class Maker:
         self._wrappers.drop()
         if self._watch is not None:
             self._watch.remove()
-        if self._parts is not None:
-            self._held = self._parts.held(self._wrappers.layouts())
+        self._held = self._all()
         self._parts = self._watch = None
         _let_go()
 
@@ -140,37 +143,37 @@ class Maker:
         """
         Make everything anew for the groups of now, and put in what was held.
         """
-        held = self._held if self._parts is None else self._parts.held(self._wrappers.layouts())
+        held = [*self._all().values()]
         with _undisturbed():
             made = self._make()
         parts = Parts(made)
-        if held is not None:
+        if held:
             parts.fill(held)
-            self._wrappers.restore(held.layouts)
+            self._wrappers.restore(held[0].layouts)
+        parts.share_out()
         self._wrappers.settle(made.model)
         self._private.watch(made.optimizer)
         if self._contributing is not None:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
-        self._parts, self._held = parts, None
+        self._parts, self._held = parts, {}
         return made
 
     # ------------------------------------------------------------ the shard
 
     def shards(self, rank: int, world: int) -> list[ShardCopies]:
         """
-        The one of this rank, with all who hold it: named for the first of them.
+        Those of this rank, with all who hold them.
         """
-        if not self._copies:
-            self._copies = self._learn(rank, world)
-        return [ShardCopies(shard=self._name(), ranks=self._copies)]
+        if not self._shards:
+            self._shards = self._learn(rank, world)
+        return [ShardCopies(shard=shard, ranks=ranks) for shard, ranks in self._shards.items()]
 
     def give(self, shard: str) -> Parcel:
         """
         The shard, to be moved.
         """
-        self._refuse_other(shard)
-        held = self._state()
+        held = self._state(shard)
         return Parcel(
             meta=held.meta(),
             buffers=tuple(readable(name, tensor) for name, tensor in held.tensors.items()),
@@ -180,8 +183,7 @@ class Maker:
         """
         Room for the shard.
         """
-        self._refuse_other(shard)
-        held = room(meta, self._form())
+        held = room(meta, self._form(shard))
         rooms = [writable(name, tensor) for name, tensor in held.tensors.items()]
         self._awaited = meta, held, rooms
         return [each.buffer for each in rooms]
@@ -195,7 +197,7 @@ class Maker:
         _, held, rooms = self._awaited
         for each in rooms:
             each.keep()
-        self._adopt(held)
+        self._adopt(shard, held)
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
@@ -203,8 +205,7 @@ class Maker:
         """
         from tft_pytorch.checkpoints import save_held  # late: a second of imports, see preload.py
 
-        self._refuse_other(shard)
-        return save_held(directory, shard, self._state())
+        return save_held(directory, shard, self._state(shard))
 
     def stage(self, shard: str) -> Callable[[Path], list[str]]:
         """
@@ -212,8 +213,7 @@ class Maker:
         """
         from tft_pytorch.checkpoints import stage_held
 
-        self._refuse_other(shard)
-        return stage_held(shard, self._state())
+        return stage_held(shard, self._state(shard))
 
     def load(self, directory: Path, shard: str) -> None:
         """
@@ -221,60 +221,66 @@ class Maker:
         """
         from tft_pytorch.checkpoints import load_held
 
-        self._refuse_other(shard)
-        self._adopt(load_held(directory, shard, self._form()))
+        self._adopt(shard, load_held(directory, shard, self._form(shard)))
 
     def digests(self) -> dict[str, str]:
         """
         Of this rank's part of the state: `parameters`, `optimizer`, `scheduler`, and what is private.
         """
-        held = self._state()
+        held = [self._state(shard) for shard in self._shards]
         named = {
-            prefix: {n: t for n, t in held.tensors.items() if n.startswith(f"{prefix}.")}
+            prefix: {
+                n: t for each in held for n, t in each.tensors.items() if n.startswith(f"{prefix}.")
+            }
             for prefix in ("model", "optim", "scheduler")
         }
         return {
             "parameters": digest(None, named["model"]),
-            "optimizer": digest(held.optimizer, named["optim"]),
-            "scheduler": digest(held.scheduler, named["scheduler"]),
+            "optimizer": digest([each.optimizer for each in held], named["optim"]),
+            "scheduler": digest(held[0].scheduler, named["scheduler"]),
             **self._private.digests(),
         }
 
-    def _adopt(self, held: Held) -> None:
-        self._parts, self._held, self._awaited = None, held, None
+    def _adopt(self, shard: str, held: Held) -> None:
+        known = {**self._all(), shard: held}
+        self._held = {name: known[name] for name in self._shards if name in known}
+        self._parts = self._awaited = None
 
-    def _state(self) -> Held:
-        if self._parts is not None:
-            return self._parts.held(self._wrappers.layouts())
-        if self._held is None:
+    def _all(self) -> dict[str, Held]:
+        if self._parts is None:
+            return self._held
+        return dict(zip(self._shards, self._parts.held(self._wrappers.layouts()), strict=True))
+
+    def _state(self, shard: str) -> Held:
+        self._refuse_other(shard)
+        held = self._all()
+        if shard not in held:
             raise OrderRefused("nothing has been made yet that could be given away")
-        return self._held
+        return held[shard]
 
-    def _form(self) -> Held:
-        return self._tried if self._tried is not None else self._state()
-
-    def _name(self) -> str:
-        return f"part.{min(self._copies)}"
+    def _form(self, shard: str) -> Held:
+        self._refuse_other(shard)
+        return self._tried[shard]
 
     def _refuse_other(self, shard: str) -> None:
-        if shard != self._name():
-            raise OrderRefused(f"this rank has the shard {self._name()!r}, and no {shard!r}")
+        if shard not in self._shards:
+            raise OrderRefused(f"this rank has the shards {list(self._shards)}, and no {shard!r}")
 
-    def _learn(self, rank: int, world: int) -> tuple[int, ...]:
+    def _learn(self, rank: int, world: int) -> dict[str, tuple[int, ...]]:
         """
         Make everything once over groups that send nothing: that shows who has which part of what. Not
         what is in it, where parts are sent around.
         """
         with _pretended(rank, world), _undisturbed():
             parts = Parts(self._make())
-            copies = parts.copies(rank, world)
-            held = parts.held()
-            self._cuda = any(tensor.is_cuda for tensor in held.tensors.values())
-            self._tried = held.bare()
+            shards = parts.shards(rank, world)
+            held = dict(zip(shards, parts.held(), strict=True))
+            self._cuda = any(t.is_cuda for each in held.values() for t in each.tensors.values())
+            self._tried = {shard: each.bare() for shard, each in held.items()}
             del held
             del parts
             _let_go()
-        return copies
+        return shards
 
 
 def _let_go() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tft.errors import UsageError
@@ -36,7 +37,8 @@ class ReplicaOptimizer(Optimizer):
     gradients of 16 bits, a rank has `4 + 16 * copies / d` bytes for each parameter of the model; with
     gradients of 32 bits (`grad_dtype` of a parameter), which need no copy, `6 + 12 * copies / d`.
 
-    The parameters are moved into flat buckets, one for each owner, and are views of them afterwards.
+    The parameters are moved into flat buckets, one for each owner, and are views of them afterwards;
+    those that are distributed are copied there when they are shared out.
     """
 
     def __init__(
@@ -44,18 +46,21 @@ class ReplicaOptimizer(Optimizer):
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
         optimizer: Callable[..., Optimizer],
         *,
-        rank: int,
-        world: int,
+        rank: int | None = None,
+        world: int | None = None,
+        group: dist.ProcessGroup | None = None,
         copies: int = 2,
         **defaults: Any,  # Any: the optimizer's own
     ) -> None:
         """
-        `optimizer` is its class, `defaults` its arguments, `rank` and `world` are the session's.
+        `optimizer` is its class, `defaults` its arguments. `rank` and `world` are the session's; or
+        `group` is that of the ranks that have the same parameters, for `session.adopt(make=...)`.
         Raises `UsageError` for ranks that cannot be cut into so many groups.
         """
         self._ready = False
-        self.rank = rank
-        self.world = world
+        self.made_over_group = group is not None
+        self.rank, self.ranks = _place(rank, world, group)
+        self.world = len(self.ranks)
         self.copies = copies
         self.share, self.shares = _cut(self.rank, self.world, copies)
         whole = optimizer(params, **defaults)
@@ -80,6 +85,8 @@ class ReplicaOptimizer(Optimizer):
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
         self._group: dist.ProcessGroup | None = None
+        if group is not None and self.shares > 1:  # else it is formed by `regroup`
+            self._group = dist.new_group(self._members(), use_local_synchronization=True)
         self._fresh = True
         self._ready = True
 
@@ -122,7 +129,7 @@ class ReplicaOptimizer(Optimizer):
         """
         The ranks that hold the same share.
         """
-        return tuple(range(self.share, self.world, self.shares))
+        return self.ranks[self.share :: self.shares]
 
     def master(self, parameter: Tensor) -> Tensor | None:
         """
@@ -180,14 +187,27 @@ class ReplicaOptimizer(Optimizer):
         """
         if self._group is None:
             return
-        first = self.rank - self.share
+        for bucket in self._buckets[self.share]:
+            bucket.fill()
+        members = self._members()
         sent = [
-            dist.broadcast(bucket, src=first + owner, group=self._group, async_op=True)
+            (
+                bucket,
+                dist.broadcast(bucket.flat, src=members[owner], group=self._group, async_op=True),
+            )
             for owner, buckets in enumerate(self._buckets)
             for bucket in buckets
         ]
-        for each in sent:
+        for bucket, each in sent:
             each.wait()
+            bucket.empty()
+
+    def _members(self) -> tuple[int, ...]:
+        """
+        The replica group, in the order of the shares.
+        """
+        first = self.rank - self.share
+        return self.ranks[first : first + self.shares]
 
     def clear(self) -> None:
         """
@@ -197,6 +217,22 @@ class ReplicaOptimizer(Optimizer):
 
 
 # ---------------------------------------------------------------- dealing out
+
+
+def _place(
+    rank: int | None, world: int | None, group: dist.ProcessGroup | None
+) -> tuple[int, tuple[int, ...]]:
+    """
+    The place of this rank among those that have the same parameters, and these.
+    """
+    if group is not None and rank is None and world is None:
+        return dist.get_rank(group), tuple(dist.get_process_group_ranks(group))
+    if group is None and rank is not None and world is not None:
+        return rank, tuple(range(world))
+    raise UsageError(
+        "a ReplicaOptimizer is given the rank and the world of the session, or the group of those that "
+        "have the same parameters"
+    )
 
 
 def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
@@ -227,32 +263,56 @@ def _dealt(parameters: Iterable[Tensor], shares: int) -> Mapping[Tensor, int]:
     return owners
 
 
+class _Bucket:
+    """
+    One stretch of memory for parameters of one owner, type and device. Those that are ordinary are
+    moved into it: what is sent is sent from where it is used. Of a distributed one, whose memory is
+    its framework's, this rank's part is copied.
+    """
+
+    def __init__(self, alike: list[Tensor]) -> None:
+        own = [each.to_local() if isinstance(each, DTensor) else each for each in alike]
+        whole = _ALIGNED // own[0].element_size()
+        starts, end = [], 0
+        for part in own:
+            starts.append(end)
+            end += -(-part.numel() // whole) * whole
+        self.flat = torch.zeros(end, dtype=own[0].dtype, device=own[0].device)
+        self._copied: list[tuple[Tensor, Tensor]] = []
+        for parameter, part, start in zip(alike, own, starts, strict=True):
+            room = self.flat[start : start + part.numel()].view(part.shape)
+            if isinstance(parameter, DTensor):
+                self._copied.append((room, part.detach()))
+            else:
+                room.copy_(part.detach())
+                parameter.data = room
+
+    def fill(self) -> None:
+        """
+        What the parameters are goes into it.
+        """
+        for room, part in self._copied:
+            room.copy_(part)
+
+    def empty(self) -> None:
+        """
+        What is in it goes into the parameters.
+        """
+        for room, part in self._copied:
+            part.copy_(room)
+
+
 def _bucketed(
     parameters: Iterable[Tensor], owners: Mapping[Tensor, int], shares: int
-) -> list[list[Tensor]]:
+) -> list[list[_Bucket]]:
     """
-    Moves the parameters into one stretch of memory for each owner, type and device: what is sent
-    is sent from where it is used.
+    One for each owner, type and device.
     """
     sorts: list[dict[tuple[torch.dtype, torch.device], list[Tensor]]] = [{} for _ in range(shares)]
     for parameter in parameters:
         alike = sorts[owners[parameter]]
         alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    return [[_flat(alike) for alike in sort.values()] for sort in sorts]
-
-
-def _flat(alike: list[Tensor]) -> Tensor:
-    whole = _ALIGNED // alike[0].element_size()
-    starts, end = [], 0
-    for parameter in alike:
-        starts.append(end)
-        end += -(-parameter.numel() // whole) * whole
-    flat = torch.zeros(end, dtype=alike[0].dtype, device=alike[0].device)
-    for parameter, start in zip(alike, starts, strict=True):
-        room = flat[start : start + parameter.numel()].view(parameter.shape)
-        room.copy_(parameter.detach())
-        parameter.data = room
-    return flat
+    return [[_Bucket(alike) for alike in sort.values()] for sort in sorts]
 
 
 def _hand_down(parameter: Tensor, master: Tensor) -> None:

@@ -4,17 +4,22 @@ The small GPT with its model cut up: `tft run --nproc-per-node 4 sharded.py --la
     fsdp   every parameter sharded over two ranks, twice (FSDP2 on a mesh of 2 x 2)
     tensor the perceptrons cut over two ranks (tensor parallelism), twice
 
+With `--copies 2` the state of the optimizer is cut into shares, too, among the ranks that have the same
+part of the model, and each share is kept by two of them: that takes four of these, so eight ranks.
+
 What needs process groups is made in `make`, at the start and anew after every incident.
 """
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from corpus import Batches, load_corpus
 from gpt import GPT, SIZES, make_optimizer, make_scheduler
 from record import Record
-from tft_pytorch import Made
+from tft_pytorch import Made, ReplicaOptimizer
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -23,6 +28,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.utils import get_total_norm
+from torch.optim import AdamW, Optimizer
 
 import tft
 
@@ -32,6 +38,7 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--size", choices=SIZES, default="tiny")
 parser.add_argument("--cut", type=int, default=2, help="how many ranks share one model")
 parser.add_argument("--layout", choices=("fsdp", "tensor"), default="fsdp")
+parser.add_argument("--copies", type=int, help="how many ranks keep each share of the optimizer")
 args = parser.parse_args()
 size = SIZES[args.size]
 text = load_corpus()
@@ -59,7 +66,11 @@ def make() -> Made:
     for block in model.blocks:
         fully_shard(block, mesh=over)
     fully_shard(model, mesh=over)
-    optimizer = make_optimizer(model)
+    kind: Callable[..., Optimizer] = AdamW
+    if args.copies:
+        group = mesh["replicate"].get_group()
+        kind = partial(ReplicaOptimizer, optimizer=AdamW, group=group, copies=args.copies)
+    optimizer = make_optimizer(model, kind)
     return Made(model=model, optimizer=optimizer, scheduler=make_scheduler(optimizer, args.steps))
 
 
@@ -79,6 +90,8 @@ def clip(parameters: list[Any], most: float) -> None:  # Any: distributed tensor
 
 torch.manual_seed(1000 * args.seed + reader)  # but its own dropout on each
 session.adopt(make=make, data=data)
+if args.copies:
+    print(session.topology())
 
 
 def train(session: tft.Session) -> None:

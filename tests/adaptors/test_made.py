@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tft_pytorch import Made
+from tft_pytorch import Made, ReplicaOptimizer
+from tft_pytorch.adopted import adopt
 from tft_pytorch.held import Parts
 from tft_pytorch.made import Maker, adopt_make
 from torch import nn
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tft.errors import OrderRefused, UsageError
 
@@ -70,6 +72,27 @@ def staged() -> Made:
     return of(DDP(nn.Linear(8, 8), process_group=groups[stage]))
 
 
+def with_shares(model: nn.Module, group: dist.ProcessGroup) -> Made:
+    """
+    With an optimizer whose state is cut up among these ranks.
+    """
+    optimizer = ReplicaOptimizer(
+        model.parameters(), torch.optim.AdamW, group=group, copies=2, lr=0.1
+    )
+    return Made(model=model, optimizer=optimizer)
+
+
+def shared() -> Made:
+    """
+    Over eight ranks: cut over two, the optimizer's state among the four that have the same part.
+    """
+    mesh = init_device_mesh("cpu", (4, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["replicate", "shard"])
+    return with_shares(model, mesh["replicate"].get_group())
+
+
 def adopted(make: Callable[[], Any]) -> Maker:
     """
     Handed over.
@@ -97,6 +120,26 @@ def test_who_has_the_same_part_is_read_from_what_was_made(
         [copies] = adopted(make).shards(rank, 4)
         assert (copies.shard, copies.ranks) == (f"part.{ranks[0]}", ranks)
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("rank", "shards"),
+    [
+        (0, {"part.0": (0, 2, 4, 6), "optimizer.0": (0, 4)}),
+        (5, {"part.1": (1, 3, 5, 7), "optimizer.1": (1, 5)}),
+        (6, {"part.0": (0, 2, 4, 6), "optimizer.2": (2, 6)}),
+        (7, {"part.1": (1, 3, 5, 7), "optimizer.3": (3, 7)}),
+    ],
+)
+def test_a_share_of_the_optimizer_is_a_shard_beside_the_part(
+    rank: int, shards: dict[str, tuple[int, ...]]
+) -> None:
+    """
+    When the optimizer's state is cut up among those who have the same part of the model, then a rank
+    holds a share with fewer others, and the rest of its part with all of them.
+    """
+    found = adopted(shared).shards(rank, 8)
+    assert {copies.shard: copies.ranks for copies in found} == shards
 
 
 def test_what_is_kept_has_the_names_of_the_model_without_its_wrappers() -> None:
@@ -127,6 +170,25 @@ def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_optimizer_over_a_group_is_no_part_of_a_model_that_is_handed_over_itself() -> None:
+    """
+    When a ReplicaOptimizer is made over a group and not in a factory, then it is refused; so is one that
+    is told of no ranks at all.
+    """
+    model = nn.Linear(8, 8)
+    with pytest.raises(UsageError, match="the rank and the world of the session, or the group"):
+        ReplicaOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        made = with_shares(model, group)
+        with pytest.raises(UsageError, match="was made over a group"):
+            adopt({"model": made.model, "optimizer": made.optimizer}, None)
     finally:
         dist.destroy_process_group()
 
@@ -173,9 +235,44 @@ def with_running_statistics() -> Made:
     return of(model)
 
 
+def shared_with_strangers() -> Made:
+    """
+    The optimizer is cut up among ranks that have different parts of the model.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=mesh)
+    return with_shares(model, mesh["shard"].get_group())
+
+
+def shared_without_a_group() -> Made:
+    """
+    As for a model that is handed over itself.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=mesh)
+    rank = dist.get_rank()
+    optimizer = ReplicaOptimizer(model.parameters(), torch.optim.AdamW, rank=rank, world=4, lr=0.1)
+    return Made(model=model, optimizer=optimizer)
+
+
+def shared_in_16_bits() -> Made:
+    """
+    With masters.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = nn.Linear(8, 8, dtype=torch.bfloat16)
+    fully_shard(model, mesh=mesh)
+    return with_shares(model, mesh["replicate"].get_group())
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
+        (shared_with_strangers, r"over the ranks \[0, 1\], and the same part .* is on \[0, 2\]"),
+        (shared_without_a_group, "must be given the group"),
+        (shared_in_16_bits, "have parameters of 32 bits"),
         (plain, "weight is neither distributed over a mesh nor in a DDP"),
         (with_running_statistics, "1 keeps running statistics"),
         (lambda: nn.Linear(8, 8), "make must return a Made, not a Linear"),

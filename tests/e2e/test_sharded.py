@@ -3,6 +3,8 @@ The example with its model cut up, by FSDP2, by tensor parallelism and into the 
 real torch, with ranks killed and broken: each run is compared bit for bit with the undisturbed one.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,22 @@ LAYOUTS = {
     "pipeline": (EXAMPLES / "pipeline.py",),
 }
 """In each, ranks 0 and 2 have the same part, and ranks 1 and 3."""
+SHARES = (SHARDED, "--layout", "tensor", "--copies", "2")
+"""On eight ranks: 0, 2, 4 and 6 have the same part; 0 and 4 the same share of the optimizer."""
+EIGHT: dict[str, Any] = {"nproc": 8, "steps": 12}  # Any: keywords of `train`
 PHASES = ("forward", "backward", "update", "between")
 
 
-def train(run_dir: Path, layout: str, *specs: str, more: tuple[str, ...] = ()) -> Outcome:
+def train(
+    run_dir: Path, layout: str, *specs: str, more: tuple[str, ...] = (), **how: Any
+) -> Outcome:
     """
     The job, with what chaos does to it.
     """
     options = [word for spec in specs for word in ("--chaos", spec)]
-    script, *arguments = LAYOUTS[layout]
-    steps = ("--steps", str(GPT_STEPS))
-    return run(run_dir, *options, *more, script=script, arguments=(*steps, *arguments))
+    script, *arguments = SHARES if layout == "shares" else LAYOUTS[layout]
+    steps = ("--steps", str(how.pop("steps", GPT_STEPS)))
+    return run(run_dir, *options, *more, script=script, arguments=(*steps, *arguments), **how)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +170,112 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     Of the same shape and content.
     """
     return one.shape == other.shape and torch.equal(one, other)
+
+
+# ---------------------------------------------------------------- the optimizer cut up, too
+
+
+@pytest.fixture(scope="module")
+def undisturbed_shares(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """
+    Without any fault.
+    """
+    outcome = train(tmp_path_factory.mktemp("shares") / "undisturbed", "shares", **EIGHT)
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+def test_the_job_and_tft_replicas_agree_on_who_holds_what(undisturbed_shares: Outcome) -> None:
+    """
+    When each of eight ranks says who holds what it holds, then that is what `tft replicas` computes from
+    the sizes alone.
+    """
+    sizes = ("--dp", "4", "--tp", "2", "--optimizer-shards", "2", "--all")
+    told = subprocess.run(
+        [sys.executable, "-m", "tft", "replicas", *sizes],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line for line in told.stdout.splitlines() if "report group list" in line]
+    assert len(lines) == EIGHT["nproc"]
+    for line in lines:
+        assert line in undisturbed_shares.output
+
+
+def test_shares_of_a_part_come_from_those_who_have_the_same(
+    tmp_path: Path, undisturbed_shares: Outcome
+) -> None:
+    """
+    When two ranks with different shares are lost in their update, and one reports a memory fault, then
+    each share comes from the one rank that has it too, and nothing changes.
+    """
+    specs = (
+        "kill:rank=0,step=4,phase=update", "kill:rank=3,step=4,phase=update",
+        "raise:rank=5,step=8,phase=update,kind=memory",
+    )  # fmt: skip
+    outcome = train(tmp_path / "run", "shares", *specs, **EIGHT)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed_shares)
+    assert [i["strategy"] for i in outcome.incidents] == ["recover", "retry"]
+    assert [i["steps_lost"] for i in outcome.incidents] == [0, 0]
+
+
+def test_shares_of_parts_are_dumped_and_resumed_bit_for_bit(
+    tmp_path: Path, undisturbed_shares: Outcome
+) -> None:
+    """
+    When a rank is lost and a last checkpoint is written, then it has one copy of each part and share,
+    plain torch reads whole tensors from it, and --resume goes on bit for bit.
+    """
+    more = ("--enable", "dump")
+    outcome = train(tmp_path / "run", "shares", "kill:rank=6,step=6", more=more, **EIGHT)
+    assert outcome.code == 3, outcome.output
+    [place] = (tmp_path / "run" / "checkpoints").glob("step-*")
+    written = {path.name for path in place.iterdir() if path.is_dir()}
+    assert written == {"part.0", "part.1", *(f"optimizer.{n}" for n in range(4))}
+    model = GPT(SIZES["tiny"])
+    missing = {name: torch.full_like(t, torch.nan) for name, t in model.state_dict().items()}
+    dcp.load({"model": missing}, checkpoint_id=place, no_dist=True)  # type: ignore[attr-defined]  # as documented
+    assert not any(tensor.isnan().any() for tensor in missing.values())
+    resumed = train(tmp_path / "run", "shares", more=(*more, "--resume"), **EIGHT)
+    assert resumed.code == 0, resumed.output
+    identical(resumed, undisturbed_shares)
+
+
+# ---------------------------------------------------------------- soak
+
+
+@pytest.mark.soak
+def test_shares_of_a_part_make_no_difference_to_the_losses(
+    tmp_path: Path, undisturbed_shares: Outcome
+) -> None:
+    """
+    When the optimizer is not cut up, then every loss is the same.
+    """
+    whole = train(tmp_path / "run", "tensor", **EIGHT)
+    assert whole.code == 0, whole.output
+    assert whole.rows() == undisturbed_shares.rows()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", range(8))
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_rank_with_a_share_in_every_phase(
+    phase: str, rank: int, tmp_path: Path, undisturbed_shares: Outcome
+) -> None:
+    """
+    When any of eight ranks is killed in any phase, and another reports a memory fault in the same phase
+    later, then nothing changes.
+    """
+    specs = (
+        f"kill:rank={rank},step=4,phase={phase}",
+        f"raise:rank={(rank + 1) % 8},step=8,phase={phase},kind=memory",
+    )
+    outcome = train(tmp_path / "run", "shares", *specs, **EIGHT)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed_shares)
+    assert [i["steps_lost"] for i in outcome.incidents] == [0, 0]
 
 
 @pytest.mark.soak
