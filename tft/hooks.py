@@ -232,10 +232,11 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_capture(self) -> bytes:
+    def tft_capture(self, closing: bool) -> bytes:
         """
         The private state of this rank: RNG and data position. Called at the edges of every
-        update window: a few microseconds, no device synchronisation.
+        update window: a few microseconds, no device synchronisation. `closing`: the window closes, and
+        with it the step.
         """
         raise NotImplementedError
 

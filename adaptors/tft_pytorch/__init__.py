@@ -84,8 +84,8 @@ def tft_updated() -> None:
 
 
 @hookimpl
-def tft_capture() -> bytes:
-    return _state().capture()
+def tft_capture(closing: bool) -> bytes:
+    return _state().capture(closing=closing)
 
 
 @hookimpl

@@ -24,7 +24,11 @@ from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shards import shards_of
 from tft_pytorch.state import Shard, digest, named_tensors
 
-_PARTS = frozenset({"model", "optimizer", "scheduler", "data", "rng"})
+_PARTS = frozenset({"model", "optimizer", "scheduler", "others", "data", "rng"})
+_TAKEN = frozenset(
+    {"model", "optim", "master", "tft", "parameters", "optimizer", "scheduler", "rng", "data"}
+)
+"""Names in checkpoints and digests."""
 
 
 def adopt(
@@ -37,10 +41,14 @@ def adopt(
     what `tft_watch` was given.
     """
     _check(parts)
+    scheduler = parts.get("scheduler")
     adopted = Adopted(
         model=parts["model"],
         optimizer=parts["optimizer"],
-        scheduler=parts.get("scheduler"),
+        others={
+            **({} if scheduler is None else {"scheduler": scheduler}),
+            **parts.get("others", {}),
+        },
         data=parts.get("data"),
         rngs=parts.get("rng") or ("torch",),
         wrap=wrap,
@@ -60,7 +68,7 @@ class Adopted:
         *,
         model: nn.Module,
         optimizer: Optimizer,
-        scheduler: Any,  # Any: torch's schedulers have no common type
+        others: Mapping[str, Any],  # Any: each has its own type
         data: Any,  # Any: the user's own object
         rngs: Sequence[str],
         wrap: Callable[[], Any] | None,
@@ -68,11 +76,10 @@ class Adopted:
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._scheduler = scheduler
         self._wrap = wrap
         self._wrappers = Wrappers(contributing)
         self._shards = {
-            shard.name: shard for shard in shards_of(model, optimizer, scheduler, self._wrappers)
+            shard.name: shard for shard in shards_of(model, optimizer, others, self._wrappers)
         }
         self._private = Private(model, data, rngs)
 
@@ -84,7 +91,6 @@ class Adopted:
         for shard in self._shards.values():
             shard.describe(shard.inventory())
         pack(self._private.digestible())
-        self._private.watch(self._optimizer)
 
     @property
     def on_cuda(self) -> bool:
@@ -95,12 +101,11 @@ class Adopted:
 
     # ------------------------------------------------------------ between steps
 
-    def capture(self) -> bytes:
+    def capture(self, *, closing: bool = False) -> bytes:
         """
-        The private state, at an edge of an update window. The closing edge of a step is the
-        first after the optimizer's: there it is also noted what the step leaves behind.
+        The private state, at an edge of an update window; at the closing one it is also noted what the
+        step leaves behind.
         """
-        closing = self._private.closing()
         if closing:
             self._wrappers.note()
         return self._private.capture(closing=closing)
@@ -214,16 +219,19 @@ class Adopted:
     def digests(self) -> dict[str, str]:
         """
         Of all that makes up this rank's state: `parameters` (with the module buffers), `optimizer`
-        (this rank's part of it), `scheduler`, and what is private.
+        (this rank's part of it), `scheduler` and the others, and what is private.
         """
         found = [shard.inventory() for shard in self._shards.values()]
         masters = {k: v for each in found for k, v in each.model.items() if k.startswith("master.")}
         optimizer = {k: v for each in found for k, v in each.of("optim.").items()}
-        scheduler = {k: v for each in found for k, v in each.of("scheduler.").items()}
         return {
             "parameters": digest(None, named_tensors(self._model)),
             "optimizer": digest([each.optimizer_tree for each in found], optimizer | masters),
-            "scheduler": digest(found[0].scheduler_tree, scheduler),
+            "scheduler": digest(None, {}),
+            **{
+                name: digest(tree, found[0].of(f"{name}."))
+                for name, tree in found[0].other_trees.items()
+            },
             **self._private.digests(),
         }
 
@@ -277,8 +285,17 @@ def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own object
     """
     What holds however the model comes. Raises `UsageError`.
     """
-    for part in ("scheduler", "data"):
-        stranger = parts.get(part)
+    others = parts.get("others", {})
+    if not isinstance(others, Mapping):
+        raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
+    for name in others:
+        if not str(name).isidentifier() or name in _TAKEN:
+            raise UsageError(f"others has {name!r}: choose a name that is a word of its own")
+    for part, stranger in {
+        "scheduler": parts.get("scheduler"),
+        "data": parts.get("data"),
+        **others,
+    }.items():
         if stranger is not None and not (
             hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
         ):

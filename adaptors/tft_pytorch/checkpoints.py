@@ -1,6 +1,6 @@
 """
-A shard as a torch.distributed.checkpoint: `model`, `optim` and `scheduler` as `get_state_dict` and
-`state_dict` have them, and under `tft.meta` the description by which this adaptor takes the shard
+A shard as a torch.distributed.checkpoint: `model`, `optim`, `scheduler` and the like as `get_state_dict`
+and `state_dict` have them, and under `tft.meta` the description by which this adaptor takes the shard
 back exactly. Whoever commits the checkpoint joins the metadata of all shards, so that plain torch
 loads the whole of it, without tft.
 """
@@ -75,8 +75,7 @@ def _content(shard: Shard) -> tuple[bytes, dict[str, Any]]:
     content: dict[str, Any] = {"model": _model(shard), "optim": shard.part.state()}
     if shard.part.masters():
         content["master"] = dict(shard.part.masters())
-    if shard.scheduler is not None:
-        content["scheduler"] = shard.scheduler.state_dict()
+    content |= {name: other.state_dict() for name, other in shard.others.items()}
     return shard.describe(shard.inventory()), content
 
 

@@ -94,11 +94,10 @@ class Maker:
 
     # ------------------------------------------------------------ between steps
 
-    def capture(self) -> bytes:
+    def capture(self, *, closing: bool = False) -> bytes:
         """
         The private state, at an edge of an update window.
         """
-        closing = self._private.closing()
         if closing:
             self._wrappers.note()
         return self._private.capture(closing=closing)
@@ -152,7 +151,6 @@ class Maker:
             self._wrappers.restore(held[0].layouts)
         parts.share_out()
         self._wrappers.settle(made.model)
-        self._private.watch(made.optimizer)
         if self._contributing is not None:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())

@@ -12,7 +12,6 @@ import numpy
 import torch
 import xxhash
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.protocol.codec import pack, unpack
@@ -49,24 +48,7 @@ class Private:
         """The data's position can be packed as it is, which is quick."""
         self._rngs = rngs
         self._generator = torch.default_generator
-        self._stepped = False
         self.running = RunningBuffers(model)
-
-    def watch(self, optimizer: Optimizer) -> None:
-        """
-        Learn when a step is taken.
-        """
-        optimizer.register_step_post_hook(self._step)
-
-    def _step(self, *_: object) -> None:
-        self._stepped = True
-
-    def closing(self) -> bool:
-        """
-        Whether the optimizer has stepped since this was last asked: the edge is a closing one.
-        """
-        stepped, self._stepped = self._stepped, False
-        return stepped
 
     def capture(self, *, closing: bool) -> bytes:
         """

@@ -2,6 +2,7 @@
 Which shards the training state has on this rank.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,7 @@ DENSE = "dense"
 def shards_of(
     model: nn.Module,
     optimizer: Optimizer,
-    scheduler: Any,  # Any: torch's schedulers have no common type
+    others: Mapping[str, Any],  # Any: each has its own type
     wrappers: Wrappers,
 ) -> list[Shard]:
     """
@@ -28,7 +29,7 @@ def shards_of(
     """
     if not isinstance(optimizer, ReplicaOptimizer):
         whole = Whole(model, optimizer)
-        return [Shard(DENSE, model, whole, scheduler=scheduler, wrappers=wrappers)]
+        return [Shard(DENSE, model, whole, others=others, wrappers=wrappers)]
     names = {p: f"model.{name}" for name, p in model.named_parameters()}
     dealt = frozenset(names[p] for group in optimizer.param_groups for p in group["params"])
     owned = frozenset(names[p] for p in optimizer.owned)
@@ -38,7 +39,7 @@ def shards_of(
             model,
             Settings(model, optimizer),
             belongs=lambda name: name not in dealt,
-            scheduler=scheduler,
+            others=others,
             wrappers=wrappers,
         ),
         Shard(

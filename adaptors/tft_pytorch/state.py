@@ -1,6 +1,6 @@
 """
 A piece of the state that several ranks have a copy of: parameters, module buffers, optimizer,
-scheduler. How it is named, described, given, taken and digested; `shards.py` says which there are.
+scheduler and the like. How it is named, described, given, taken and digested; `shards.py` says which there are.
 
 Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`), because a shard
 is saved under them. What a parameter of 16 bits is rounded from is `master.…`, and moved in its place.
@@ -8,6 +8,7 @@ is saved under them. What a parameter of 16 bits is rounded from is `master.…`
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from tft_pytorch.memory import Room, readable, writable
 from tft_pytorch.parts import Part
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
-_FORM = 2
+_FORM = 3
 """Of the meta; another one is refused."""
 
 
@@ -35,9 +36,9 @@ class Inventory:
 
     model: dict[str, Tensor]
     kept: dict[str, Tensor]
-    """By optimizer and scheduler."""
+    """By the optimizer and the others."""
     optimizer_tree: Plain
-    scheduler_tree: Plain
+    other_trees: dict[str, Plain]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -66,18 +67,19 @@ class Shard:
         *,
         holders: tuple[int, ...] = (),
         belongs: Callable[[str], bool] = lambda name: True,
-        scheduler: Any = None,  # Any: torch's schedulers have no common type
+        others: Mapping[str, Any] = MappingProxyType({}),  # Any: each has its own type
         wrappers: Wrappers | None = None,
     ) -> None:
         """
         `belongs` says of a parameter or buffer of the model, by name, whether it is in this shard;
-        `holders` are the ranks that hold a copy, and empty for all of them.
+        `holders` are the ranks that hold a copy, and empty for all of them; `others` are what has
+        `state_dict` and `load_state_dict`, such as a scheduler, by name.
         """
         self.name = name
         self.holders = holders
         self.model = model
         self.part = part
-        self.scheduler = scheduler
+        self.others = others
         self._belongs = belongs
         self._wrappers = wrappers
         self._awaited: tuple[bytes, list[Room]] | None = None
@@ -90,13 +92,14 @@ class Shard:
         """
         kept = Disassembly()
         optimizer_tree = kept.take_apart(self.part.state(), "optim")
-        state = None if self.scheduler is None else self.scheduler.state_dict()
-        scheduler_tree = kept.take_apart(state, "scheduler")
+        other_trees = {
+            name: kept.take_apart(other.state_dict(), name) for name, other in self.others.items()
+        }
         return Inventory(
             model=self._weights(),
             kept=kept.tensors,
             optimizer_tree=optimizer_tree,
-            scheduler_tree=scheduler_tree,
+            other_trees=other_trees,
         )
 
     def named(self) -> dict[str, Tensor]:
@@ -124,7 +127,7 @@ class Shard:
             "form": _FORM,
             "tensors": listed(inventory.tensors),
             "optimizer": inventory.optimizer_tree,
-            "scheduler": inventory.scheduler_tree,
+            "others": dict(inventory.other_trees),
             "groups": self._group_members(),
             "layouts": None if self._wrappers is None else self._wrappers.layouts(),
         }
@@ -182,12 +185,12 @@ class Shard:
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Make optimizer, scheduler and wrappers use these tensors and what else `meta` holds.
+        Make optimizer, wrappers and the others use these tensors and what else `meta` holds.
         """
         told = read(meta, _FORM)
         self.part.settle(expect(put_together(told["optimizer"], tensors), dict, "its optimizer"))
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(put_together(told["scheduler"], tensors))
+        for name, other in self.others.items():
+            other.load_state_dict(put_together(told["others"][name], tensors))
         if self._wrappers is not None:
             self._wrappers.restore(told["layouts"])
 
@@ -214,9 +217,10 @@ class Shard:
                 f"{[len(group) for group in groups]} parameters, the one here of "
                 f"{[len(group) for group in own]}, or others in them"
             )
-        if (told["scheduler"] is None) != (self.scheduler is None):
+        differing = sorted(told["others"].keys() ^ self.others.keys())
+        if differing:
             raise OrderRefused(
-                f"the shard {self.name!r} and this rank differ in having a scheduler"
+                f"the shard {self.name!r} and this rank differ in having a {differing[0]}"
             )
 
 

@@ -25,12 +25,16 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import swa_utils
 from torch.optim.lr_scheduler import LRScheduler
 
 PATIENCE = 30.0
 """Seconds a test waits for an answer before it fails."""
 
 WIDTH = 256
+
+INFINITE = 3
+"""After so many steps there is one with infinite gradients, where losses are scaled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,8 @@ class Recipe:
     """Micro-batches of a step, each with its own sums."""
     staged: bool = False
     """The wrapper is the only stage of a pipeline, with two micro-batches a step and one sum."""
+    scaled: bool = False
+    """The loss is scaled, one step has infinite gradients and is left out, and there is a moving average."""
     copies: int = 0
     """Of each share of a `ReplicaOptimizer`; 0: an ordinary optimizer."""
     dtype: torch.dtype = torch.float32
@@ -161,12 +167,19 @@ class Actor:
         self.kept: list[Any] = []  # Any: whatever a test's function leaves
         self.schedule: Any = None  # Any: torch's schedules are not exported by name
         torch.manual_seed(100 + rank)
+        self.average = swa_utils.AveragedModel(
+            self.net,
+            multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]  # torch
+        )
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
         parts = {
             "model": self.net,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "data": self.data,
         }
+        if recipe.scaled:
+            parts["others"] = {"average": self.average, "scaler": self.scaler}
         adaptor.tft_watch(self.contributing)
         wrapped = recipe.wrapped and recipe.gradients is None
         wrap = (lambda: DDP(self.net, **recipe.wrapper)) if wrapped else None
@@ -177,7 +190,7 @@ class Actor:
         Called by the adaptor, as a session's method of that name.
         """
         self.contributed.append(self.step + 1)
-        self.privates[self.step + 1] = adaptor.tft_capture()
+        self.privates[self.step + 1] = adaptor.tft_capture(closing=False)
 
     def form(self, name: str, port: int, rank: int, world: int) -> None:
         """
@@ -207,7 +220,7 @@ class Actor:
         To the end of `step`; None: what was captured here.
         """
         if private is None and step == 0 and 0 not in self.privates:
-            self.privates[0] = adaptor.tft_capture()
+            self.privates[0] = adaptor.tft_capture(closing=False)
         if private is not None:
             self.privates[step] = private  # as the page does, which outlives the process
         adaptor.tft_rollback(self.privates[step])
@@ -230,13 +243,24 @@ class Actor:
         told = []
         while self.step < last:
             told.append(self.half_step())
-            self.privates[self.step + 1] = adaptor.tft_capture()
-            self.optimizer.step()
+            self.privates[self.step + 1] = adaptor.tft_capture(closing=False)
+            self.update()
             self.scheduler.step()
-            self.privates[self.step + 1] = adaptor.tft_capture()
+            self.privates[self.step + 1] = adaptor.tft_capture(closing=True)
             self.step += 1
             self.optimizer.zero_grad()
         return told
+
+    def update(self) -> None:
+        """
+        The optimizer's step; of numbers that were scaled, not all are taken.
+        """
+        if not self.recipe.scaled:
+            self.optimizer.step()
+            return
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.average.update_parameters(self.net)
 
     def half_step(self) -> tuple[str, str]:
         """
@@ -261,7 +285,10 @@ class Actor:
         Forward and backward.
         """
         loss: Tensor = self.model(batch).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        scaled = self.scaler.scale(loss) if self.recipe.scaled else loss
+        if self.recipe.scaled and self.step == INFINITE:
+            scaled = scaled * float("inf")
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         return loss
 
     def pipeline(self, batch: Tensor) -> Tensor:
@@ -283,7 +310,7 @@ class Actor:
         Half a step, the opening of its window, and no more of it: a fault struck elsewhere.
         """
         self.half_step()
-        adaptor.tft_capture()
+        adaptor.tft_capture(closing=False)
 
     def clear(self) -> None:
         """

@@ -150,9 +150,9 @@ def train_listening(actor: Actor) -> list[tuple[str, str]]:
     actor.kept.clear()
     for _ in range(2):
         actor.half_step()
-        adaptor.tft_capture()
+        adaptor.tft_capture(closing=False)
         actor.optimizer.step()
-        adaptor.tft_capture()
+        adaptor.tft_capture(closing=True)
         actor.kept.append(("end", xxhash.xxh3_64_hexdigest(torch.get_rng_state().numpy().data)))
     return list(actor.kept)
 
@@ -199,7 +199,7 @@ def train_mixed(actor: Actor) -> list[list[list[int]]]:
         for ddp in wrapped:
             ddp(torch.tensor([1, 5, 1])).square().mean().backward()
         actor.optimizer.step()
-        adaptor.tft_capture()
+        adaptor.tft_capture(closing=True)
         actor.optimizer.zero_grad()
     return [buckets_of(ddp) for ddp in wrapped]
 

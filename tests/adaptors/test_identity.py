@@ -22,6 +22,8 @@ RECIPES = {
     "unused parameters looked for": Recipe(wrapper={"find_unused_parameters": True}),
     "two sums a step": Recipe(backwards=2),
     "a stage": Recipe(staged=True),
+    "scaled and averaged": Recipe(scaled=True),
+    "scaled, with batch norm": Recipe(scaled=True, norm="batch"),
 }
 
 Record = tuple[list[object], list[object]]
@@ -76,6 +78,8 @@ def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) 
     + [("sgd", 1, 0), ("sgd", 3, 2), ("tensor lr", 2, 1), ("batch norm", 0, 1)]
     + [("batch norm", 3, 0), ("unused parameters looked for", 2, 1)]
     + [("two sums a step", 0, 0), ("two sums a step", 1, 2)]
+    + [("scaled and averaged", completed, completed % WORLD) for completed in (0, 2, 4, 5)]
+    + [("scaled, with batch norm", 4, 1)]
     + [("a stage", completed, completed % WORLD) for completed in (0, 1, 2, 5)],
 )
 def test_the_loss_of_a_rank_changes_no_bit(

@@ -218,7 +218,7 @@ class Trainee:
         for _ in range(steps):
             self.forward()
             self.optimizer.step()
-            private = self.state.capture()
+            private = self.state.capture(closing=True)
         return private
 
     def buffers(self) -> list[Tensor]:

@@ -234,8 +234,8 @@ def test_a_description_of_another_form_is_refused() -> None:
     model = nn.Linear(2, 2)
     adopted = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
 
-    with pytest.raises(MalformedMessage, match="form 3; form 2"):
-        adopted.take("dense", pack({"form": 3}))
+    with pytest.raises(MalformedMessage, match="form 2; form 3"):
+        adopted.take("dense", pack({"form": 2}))
 
 
 def parts(**others: Any) -> dict[str, Any]:
@@ -287,6 +287,10 @@ class Unplain:
         (lambda: parts(optimizer=None), "optimizer must be a torch.optim.Optimizer"),
         (lambda: parts(data=3), "data must have state_dict"),
         (lambda: parts(ema=3), "was given ema"),
+        (lambda: parts(others=[]), "others must be a dict"),
+        (lambda: parts(others={"optim": nn.Linear(1, 1)}), "others has 'optim'"),
+        (lambda: parts(others={"a.b": nn.Linear(1, 1)}), "others has 'a.b'"),
+        (lambda: parts(others={"ema": 3}), "ema must have state_dict"),
         (lambda: parts(rng=("torch", "jax")), "jax is not known"),
         (lambda: parts(optimizer=stranger()), "parameters that are not the model's"),
         (lambda: parts(model=nn.Linear(2, 2, device="meta")), "is on device meta"),

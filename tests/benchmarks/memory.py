@@ -145,9 +145,9 @@ def one_step(
     if summed:
         for parameter in built.parameters():
             dist.all_reduce(parameter.grad)
-    adaptor.tft_capture()
+    adaptor.tft_capture(closing=False)
     optimizer.step()
-    adaptor.tft_capture()
+    adaptor.tft_capture(closing=True)
     adaptor.tft_updated()
 
 

@@ -253,7 +253,7 @@ class Hands:
                 self._page.capture(step, self._interrupted[1], True)
             return self._interrupted[1]
         if step == 0:  # nothing was ever captured: the state the script has set up is the one
-            fresh: bytes = self._hook.tft_capture()
+            fresh: bytes = self._hook.tft_capture(closing=False)
             self._page.capture(0, fresh, True)
             return fresh
         if isinstance(order, Rollback) and self._state.rank in order.private:

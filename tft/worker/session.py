@@ -88,7 +88,7 @@ class Session:
         check = partial(self._observers.check, self)
         self._hands = Hands(self, self._gate, self._adaptor.hook, self._page, check)
         self._server = ShardServer(settings.host, settings.job, self._hands.give)
-        self._capture: Callable[[], bytes] = self._adaptor.hook.tft_capture
+        self._capture: Callable[..., bytes] = self._adaptor.hook.tft_capture
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._periodic = Periodic(
             settings, self._adaptor.hook, self._control.report, self.expect, self._gate.abandoned
@@ -247,7 +247,7 @@ class Session:
         The sums are complete: the state of the next step may be made.
         """
         completed = self._gate.completed
-        private = self._capture()
+        private = self._capture(closing=False)
         if private != self._contributed:  # else it is in the page, and is better left alone there
             self._page.capture(completed + 1, private, False)
         self._page.move(completed, True, self._clock.now())
@@ -259,7 +259,7 @@ class Session:
         The state of the step is whole.
         """
         step = self._gate.completed + 1
-        private = self._capture()
+        private = self._capture(closing=True)
         self._page.capture(step, private, True)
         self._gate.passed(step)
         now = self._clock.now()
@@ -284,7 +284,7 @@ class Session:
         """
         The adaptor says: from here on the others can finish the step without this rank.
         """
-        self._contributed = self._capture()
+        self._contributed = self._capture(closing=False)
         self._page.capture(self._gate.completed + 1, self._contributed, False)
 
     def _wait_at_window(self) -> None:
@@ -312,10 +312,10 @@ class Session:
                 at=self._clock.now(),
             )
         except Interrupted:
-            self._hands.interrupted(self.step, self._capture())
+            self._hands.interrupted(self.step, self._capture(closing=False))
         except BaseException as error:  # noqa: BLE001 (whatever leaves the user's loop is a fault)
             message = self._fault(error)
-            self._hands.interrupted(self.step, self._capture())
+            self._hands.interrupted(self.step, self._capture(closing=False))
         # Here no traceback holds the frames of the loop any more, nor the groups they used.
         self._gate.leave()
         self._periodic.left()
