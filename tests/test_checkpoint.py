@@ -1,5 +1,5 @@
 """
-A last checkpoint on the disk: committed or not there, and checked before it is trusted.
+A checkpoint on the disk: committed or not there, and checked before it is trusted.
 """
 
 import os
@@ -120,6 +120,38 @@ def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000300").mkdir()
 
     assert checkpoint.newest(tmp_path) == highest
+
+
+def test_nobody_resumes_from_a_way_that_was_given_up(tmp_path: Path) -> None:
+    """
+    When a job goes on after an earlier step, then checkpoints of later ones are set aside, by whichever
+    rank comes first, also where that has happened before.
+    """
+    for content in (b"one way", b"another"):
+        for step in (5, 10, 15):
+            committed(tmp_path, step, content)
+        for _ in range(2):
+            checkpoint.give_up(tmp_path, 7)
+        newest = checkpoint.newest(tmp_path)
+        assert newest is not None
+        assert newest.name == "step-00000005"
+    aside = tmp_path / "checkpoints" / "step-00000015.given-up"
+    assert (aside / "dense" / "weights").read_bytes() == b"another"
+
+
+def test_a_rank_checks_what_it_reads(tmp_path: Path) -> None:
+    """
+    When a file is damaged, then who is to read it is told so, and nobody else.
+    """
+    final = committed(tmp_path, 5)
+    (final / "private-rank1.bin").write_bytes(b"x")
+    checkpoint.verify_shards(final, ["dense"], 0)
+    with pytest.raises(CheckpointCorrupt, match=r"private-rank1.bin is not what was written"):
+        checkpoint.verify_shards(final, ["dense"], 1)
+    (final / "dense" / "weights").write_bytes(b"weightz")
+    checkpoint.verify_shards(final, ["dens"], 0)
+    with pytest.raises(CheckpointCorrupt, match=r"dense/weights is not what was written"):
+        checkpoint.verify_shards(final, ["dense"], 0)
 
 
 def test_a_checkpoint_on_its_way_out_counts_while_nothing_has_replaced_it(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ of each rank. Knows no framework: what an adaptor writes is a list of files to i
 
     RUN_DIR/checkpoints/step-00000042/           manifest.json, private-rank0.bin, …, the adaptor's
     RUN_DIR/checkpoints/step-00000042.partial/   being written, or never finished
-    RUN_DIR/checkpoints/step-00000042.round-3.partial/  the same of a periodic one, see `open_round`
+    RUN_DIR/checkpoints/step-00000042.round-3.1.partial/  the same of a periodic one, see `open_round`
+    RUN_DIR/checkpoints/step-00000042.given-up/  of a way that the job has turned back from
     RUN_DIR/checkpoints/step-00000042.replaced/  an earlier one of the same step, on its way out
 
 A directory is a checkpoint when it has its final name, and it gets that name, by one rename, when
@@ -15,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -33,8 +35,8 @@ _BLOCK = 4 * 2**20
 """Bytes read at a time to digest a file: few calls, and nothing beside the state they belong to."""
 
 _FINAL = re.compile(r"step-(\d{8,})(\.replaced)?")
-_ROUND = re.compile(r"step-(\d{8,})\.round-\d+\.partial")
-_CLAIM = "claim"
+_ROUND = re.compile(r"step-(\d{8,})\.round-\d+\.\d+\.partial")
+_CLAIMED = "claimed.json"
 _PRIVATE = re.compile(r"private-rank(\d+)\.bin")
 
 
@@ -95,12 +97,12 @@ def write_private(directory: Path, rank: int, private: bytes) -> SavedFile:
     return digest_file(directory, name)
 
 
-def open_round(final: Path, number: int) -> Path:
+def open_round(final: Path, incident: int, number: int) -> Path:
     """
-    Where the ranks write their parts of a periodic checkpoint, each on its own. Those of one round,
-    by number, belong together.
+    Where the ranks write their parts of a periodic checkpoint, each on its own. Those that were copied
+    after the same order to go on, that of a round of an incident, belong together.
     """
-    directory = final.with_name(f"{final.name}.round-{number}.partial")
+    directory = final.with_name(f"{final.name}.round-{incident}.{number}.partial")
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
@@ -123,13 +125,29 @@ def claim_parts(directory: Path, world: int) -> list[SavedFile] | None:
     if not all(part.exists() for part in parts):
         return None
     try:
-        os.close(os.open(directory / _CLAIM, os.O_CREAT | os.O_EXCL))
-        encoded = [part.read_bytes() for part in parts]
-    except (FileExistsError, FileNotFoundError):  # another was faster, and may have finished
+        parts[0].rename(directory / _CLAIMED)
+    except FileNotFoundError:  # another was faster
         return None
-    for name in [_CLAIM, *(part.name for part in parts)]:
-        (directory / name).unlink()
+    parts[0] = directory / _CLAIMED
+    encoded = [part.read_bytes() for part in parts]
+    for part in parts:
+        part.unlink()
     return [file for part in encoded for file in msgspec.json.decode(part, type=list[SavedFile])]
+
+
+def give_up(run_dir: Path, step: int) -> None:
+    """
+    The job goes on after `step` and may come another way: checkpoints of later steps are set aside, so
+    that nobody resumes from them. Every rank may do it, at once.
+    """
+    for place in (run_dir / "checkpoints").glob("step-*"):
+        match = _FINAL.fullmatch(place.name)
+        if match is None or int(match[1]) <= step:
+            continue
+        aside = place.with_name(f"step-{match[1]}.given-up")
+        with suppress(FileNotFoundError):  # another rank was faster
+            shutil.rmtree(aside, ignore_errors=True)
+            place.rename(aside)
 
 
 def sweep(run_dir: Path, step: int | None = None) -> None:
@@ -228,18 +246,35 @@ def verify(directory: Path) -> Manifest:
     """
     known = _read_manifest(directory)
     for file in known.files:
-        try:
-            found = digest_file(directory, file.name)
-        except OSError as error:
-            raise CheckpointCorrupt(
-                f"{directory}: {file.name}, of {file.size} bytes, cannot be read: {error.strerror}"
-            ) from None
-        if found != file:
-            raise CheckpointCorrupt(
-                f"{directory}: {file.name} is not what was written: expected {file.size} bytes "
-                f"with digest {file.digest}, found {found.size} with {found.digest}"
-            )
+        _verify_file(directory, file)
     return known
+
+
+def _verify_file(directory: Path, file: SavedFile) -> None:
+    try:
+        found = digest_file(directory, file.name)
+    except OSError as error:
+        raise CheckpointCorrupt(
+            f"{directory}: {file.name}, of {file.size} bytes, cannot be read: {error.strerror}"
+        ) from None
+    if found != file:
+        raise CheckpointCorrupt(
+            f"{directory}: {file.name} is not what was written: expected {file.size} bytes "
+            f"with digest {file.digest}, found {found.size} with {found.digest}"
+        )
+
+
+def verify_shards(directory: Path, shards: Sequence[str], rank: int) -> None:
+    """
+    Check what a rank is about to read: the files of these shards, which begin with the shard's name,
+    and its private state. Raises `CheckpointCorrupt`.
+    """
+    known = _read_manifest(directory)
+    starts = tuple(f"{shard}{end}" for shard in shards for end in ("/", "."))
+    own = {known.private.get(rank)}
+    for file in known.files:
+        if file.name in own or file.name.startswith(starts):
+            _verify_file(directory, file)
 
 
 def read_private(directory: Path, rank: int) -> bytes:

@@ -33,6 +33,9 @@ from tft_pytorch.held import Held, room, spans_of
 from tft_pytorch.state import Shard
 from tft_pytorch.trees import copied
 
+# One process works on its own: that is what is wanted. For good, since another thread may write.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
 _META = "tft.meta"
 _METADATA = ".metadata"
 """torch's own name for it."""
@@ -89,8 +92,7 @@ def _write(
     shutil.rmtree(place, ignore_errors=True)
     described = torch.frombuffer(bytearray(meta), dtype=torch.uint8)
     whole = {**content, "tft": {"meta": described}}
-    with _alone():
-        dcp_save(whole, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
+    dcp_save(whole, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
     _sync_directory(place)
     _sync_directory(directory)
     return [f"{shard}/{file.name}" for file in sorted(place.iterdir())]
@@ -201,20 +203,9 @@ def _reading(place: Path) -> Iterator[None]:
     What torch says of a checkpoint that it cannot read becomes `CheckpointCorrupt`.
     """
     try:
-        with _alone():
-            yield
+        yield
     except (OSError, EOFError, CheckpointException) as error:
         raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """
-    Without torch's warning that one process works on its own: that is what is wanted.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
 
 
 def _sync_directory(directory: Path) -> None:

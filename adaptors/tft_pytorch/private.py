@@ -158,4 +158,6 @@ def _position(kept: object) -> object:
 
 
 def _byte_tensor(content: bytes) -> Tensor:
+    if not content:  # which frombuffer refuses
+        return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -89,6 +89,39 @@ def test_a_loader_of_torchdata_reads_the_lost_batches_again(workers: int) -> Non
     assert [next(batches).tolist() for _ in range(3)] == lost
 
 
+class Remaining:
+    """
+    Data whose position is what is left of it, in a tensor.
+    """
+
+    left = torch.arange(2)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """
+        Empty at the end.
+        """
+        return {"left": self.left}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """
+        To that position.
+        """
+        self.left = state["left"]
+
+
+def test_a_position_with_an_empty_tensor_comes_back() -> None:
+    """
+    When a tensor in the position has no elements, then it is captured and put back as any other.
+    """
+    data = Remaining()
+    state = adopted(data=data)
+    data.left = data.left[2:]
+    private = state.capture()
+    data.left = torch.ones(3, dtype=torch.int64)
+    state.rollback(private)
+    assert (data.left.shape, data.left.dtype) == ((0,), torch.int64)
+
+
 class Skipping(Batches):
     """
     Data that can leave batches out.

@@ -33,6 +33,7 @@ class Adaptor:
     disk: threading.Event = field(default_factory=threading.Event)
     full: bool = False
     room: bool = True
+    joining: threading.Event = field(default_factory=threading.Event)
     copies: "weakref.WeakSet[Callable[[Path], Sequence[str]]]" = field(
         default_factory=weakref.WeakSet
     )
@@ -40,6 +41,12 @@ class Adaptor:
     @hookimpl
     def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
         return (ShardCopies(shard="dense", ranks=tuple(range(world))),)
+
+    @hookimpl
+    def tft_join(self, directory: Path) -> Sequence[str]:
+        assert directory.exists()
+        assert self.joining.wait(30.0)
+        return ()
 
     @hookimpl
     def tft_stage(self, shard: str) -> Callable[[Path], Sequence[str]]:
@@ -78,11 +85,11 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
     """
     made = [make(tmp_path, rank) for rank in range(WORLD)]
     for rank in made:
-        rank.periodic.resumed(0)
+        rank.periodic.resumed((0, 0))
     yield made
     for rank in made:
         rank.adaptor.disk.set()
-        rank.periodic.resumed(9)
+        rank.periodic.resumed((9, 0))
         rank.periodic.finish()
 
 
@@ -92,6 +99,7 @@ def make(run_dir: Path, number: int, plugin: object | None = None) -> Rank:
     """
     adaptor = Adaptor()
     adaptor.disk.set()
+    adaptor.joining.set()
     plugins = pluggy.PluginManager("tft")
     plugins.add_hookspecs(AdaptorSpecs)
     plugins.register(plugin or adaptor)
@@ -174,13 +182,32 @@ def test_parts_of_different_rounds_are_not_put_together(tmp_path: Path, ranks: l
     for rank in ranks:
         rank.periodic.left()
         rank.periodic.rolled_back(2)
-        rank.periodic.resumed(1)
+        rank.periodic.resumed((1, 0))
     stage(ranks[1:], 2)
     written(ranks)
     assert steps(tmp_path) == []
     stage(ranks, 4)
     written(ranks)
     assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_parts_of_two_ways_through_one_incident_are_not_put_together(
+    tmp_path: Path, ranks: list[Rank]
+) -> None:
+    """
+    When some have written a step, another is lost before it has, and in the same incident all go back
+    and come to that step again, then what was written the first time is in no checkpoint.
+    """
+    for number, members in ((1, ranks[:2]), (2, ranks)):
+        for rank in ranks:
+            rank.periodic.left()
+            rank.periodic.rolled_back(0)
+            rank.periodic.resumed((1, number))
+            rank.adaptor.content = b"way %d" % number
+        stage(members, 2)
+        written(members)
+        assert steps(tmp_path) == ([] if number == 1 else [2])
+    assert (checkpoint.place(tmp_path, 2) / "dense").read_bytes() == b"way 2"
 
 
 def test_nothing_is_committed_while_the_job_decides_where_to_go_on(
@@ -199,7 +226,7 @@ def test_nothing_is_committed_while_the_job_decides_where_to_go_on(
             rank.periodic.rolled_back(back)
         assert steps(tmp_path) == [each for each in there if each < step]
         for rank in ranks:
-            rank.periodic.resumed(step)
+            rank.periodic.resumed((step, 0))
         written(ranks)
         assert steps(tmp_path) == there
 
@@ -217,6 +244,17 @@ def test_a_disk_that_fails_costs_a_checkpoint_and_no_more(
     stage(ranks, 4)
     written(ranks)
     assert steps(tmp_path) == [4]
+
+
+def test_what_stays_behind_of_failures_is_removed(tmp_path: Path, ranks: list[Rank]) -> None:
+    """
+    When a rank can never write its part, then what the others have written does not pile up.
+    """
+    ranks[0].adaptor.full = True
+    for step in range(2, 14, 2):
+        stage(ranks, step)
+        written(ranks)
+    assert len(list((tmp_path / "checkpoints").iterdir())) <= 3
 
 
 def test_a_copy_that_cannot_be_made_costs_a_checkpoint_and_no_more(
@@ -239,8 +277,9 @@ def test_a_copy_is_let_go_of_when_it_is_written(ranks: list[Rank]) -> None:
     When a part has been written, then nothing keeps the memory of its copy until the next one.
     """
     copies = ranks[0].adaptor.copies
-    stage(ranks, 2)
-    assert len(copies) == 1
+    with held(ranks[0]):
+        stage(ranks, 2)
+        assert len(copies) == 1
     written(ranks)
     assert len(copies) == 0
 
@@ -254,7 +293,7 @@ def test_a_disk_that_is_too_slow_is_waited_for(tmp_path: Path, ranks: list[Rank]
         stage(ranks, 2)
         waiting = threading.Thread(target=ranks[0].periodic.stage, args=(4, b""))
         waiting.start()
-        while len(ranks[0].expected) < 2:
+        while len(ranks[0].expected) < 4:  # two of the copying before
             assert waiting.is_alive()
     waiting.join()
     stage(ranks[1:], 4)
@@ -273,8 +312,31 @@ def test_who_waits_for_the_disk_can_be_called_away(tmp_path: Path, ranks: list[R
         waiting.start()
         ranks[0].abandoned.set()
         waiting.join()
+        ranks[0].abandoned.clear()
     written(ranks)
     stage(ranks[1:], 4)
+    written(ranks)
+    assert steps(tmp_path) == [2]
+
+
+def test_a_commit_that_takes_long_holds_nobody_up(tmp_path: Path, ranks: list[Rank]) -> None:
+    """
+    When joining the parts takes long, then the training thread can say that it lives, and can be called
+    away.
+    """
+    ranks[0].adaptor.joining.clear()
+    stage(ranks[1:], 2)
+    written(ranks[1:])
+    stage(ranks[:1], 2)  # the last, who commits
+    waiting = threading.Thread(target=ranks[0].periodic.finish)
+    waiting.start()
+    while len(ranks[0].expected) < 4:
+        assert waiting.is_alive()
+    ranks[0].abandoned.set()
+    waiting.join()
+    ranks[0].periodic.left()
+    ranks[0].adaptor.joining.set()
+    ranks[0].periodic.resumed((1, 0))
     written(ranks)
     assert steps(tmp_path) == [2]
 

@@ -90,6 +90,8 @@ def run_dir_of(settings: JobSettings, node: int) -> Iterator[None]:
         if node == 0:
             checkpoint.sweep(settings.run_dir)
         yield
+        if node == 0:
+            checkpoint.sweep(settings.run_dir)
 
 
 def write_job(settings: JobSettings, command: Sequence[str]) -> None:

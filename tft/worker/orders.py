@@ -74,6 +74,10 @@ class State(Protocol):
         """The job's name, and the key of its transfer ports."""
 
     @property
+    def run_dir(self) -> Path:
+        """Where checkpoints are."""
+
+    @property
     def adaptor(self) -> str:
         """The adaptor's name."""
 
@@ -189,6 +193,7 @@ class Hands:
     def _rollback(self, order: Rollback) -> None:
         private = self._private(order)
         self._page.forget_after(order.step)
+        checkpoint.give_up(self._state.run_dir, order.step)
         self._hook.tft_rollback(private=private)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
@@ -226,8 +231,11 @@ class Hands:
     def _load(self, order: Load) -> None:
         self._gate.tear()
         directory = Path(order.directory)
-        for copies in self._hook.tft_shards(rank=self._state.rank, world=self._state.world):
-            self._hook.tft_load(directory=directory, shard=copies.shard)
+        copies = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
+        shards = [each.shard for each in copies]
+        checkpoint.verify_shards(directory, shards, self._state.rank)
+        for shard in shards:
+            self._hook.tft_load(directory=directory, shard=shard)
         private = checkpoint.read_private(directory, self._state.rank)
         self._page.capture(order.step, private, True)
         self._hold(order.step)

@@ -3,8 +3,8 @@ Periodic checkpoints: what a job goes back to when the last copy of a shard is l
 
 Every so many steps each rank copies what it is to write, on the training thread, and writes the copy on
 a thread of its own. Nobody waits for another: who finds that it was the last to have written its part
-makes a checkpoint of all parts. Parts belong together when they were copied in the same round, that is
-between the same two incidents: what is trained anew after one may not be what it was before.
+makes a checkpoint of all parts. Parts belong together when they were copied after the same order to go
+on: what is trained anew after another may not be what it was before.
 
 While the rank is out of the loop nothing is committed. So the controller, which has heard of every
 checkpoint there is by the time this rank stands still, can decide which of them count.
@@ -30,6 +30,15 @@ log = structlog.get_logger()
 Write = Callable[[Path], Sequence[str]]
 """Writes a copy of a shard under a directory; the names of its files."""
 
+_COPYING = 600.0
+"""Seconds that copying may take before the training thread is taken for one that hangs."""
+
+_PATIENCE = 1800.0
+"""The same of waiting for a disk."""
+
+_CLOSING = 2.0
+"""Seconds that the end of the process waits for a write in progress."""
+
 _SLICE = 0.5
 """Seconds after which a training thread that waits for the disk says again that it does not hang."""
 
@@ -41,7 +50,7 @@ class _Part:
     """
 
     step: int
-    round: int
+    round: tuple[int, int]
     private: bytes
     writes: Sequence[Write]
     void: bool = False
@@ -76,7 +85,8 @@ class Periodic:
         self._abandoned = abandoned
         self._turn = threading.Condition()
         self._part: _Part | None = None
-        self._round = 0
+        self._round = (0, 0)
+        """Incident and round of the order to go on."""
         self._in_loop = False
         self._writer: threading.Thread | None = None
 
@@ -93,17 +103,16 @@ class Periodic:
         Copy what this rank writes of the checkpoint of `step`, which is whole, and go on. Where the
         one before is still being written that is waited for.
         """
-        began = time.monotonic()
         if not self._written():
             return
-        waited = time.monotonic() - began
-        if waited > _SLICE:
-            log.warning("disk_slower_than_checkpoints", step=step, waited=waited)
+        self._expect(_COPYING)
         try:
             writes = self._copies()
         except Exception:
             log.exception("checkpoint_not_copied", step=step)  # no room, say: training goes on
             return
+        finally:
+            self._expect(0.0)
         with self._turn:
             self._part = _Part(step=step, round=self._round, private=private, writes=writes)
             self._turn.notify_all()
@@ -133,12 +142,12 @@ class Periodic:
                 self._part.void = True
                 self._turn.notify_all()
 
-    def resumed(self, incident: int) -> None:
+    def resumed(self, round_: tuple[int, int]) -> None:
         """
-        The rank is in the loop again; `incident` is what it was out of it for.
+        The rank is in the loop again, by the order of this round of an incident.
         """
         with self._turn:
-            self._round, self._in_loop = incident, True
+            self._round, self._in_loop = round_, True
             self._turn.notify_all()
 
     def finish(self) -> None:
@@ -147,15 +156,30 @@ class Periodic:
         """
         self._written()
 
+    def close(self) -> None:
+        """
+        The process is about to end, whatever is on its way to the disk.
+        """
+        with self._turn:
+            if self._part is not None:
+                self._part.void = True
+                self._turn.notify_all()
+            self._turn.wait_for(lambda: self._part is None, timeout=_CLOSING)
+
     def _written(self) -> bool:
         """
         Wait for the disk; False when the training thread is wanted elsewhere before.
         """
+        began, told = time.monotonic(), False
         with self._turn:
             while not self._turn.wait_for(lambda: self._part is None, timeout=_SLICE):
                 if self._abandoned.is_set():
                     return False
-                self._expect(2 * _SLICE)
+                if time.monotonic() - began < _PATIENCE:
+                    self._expect(2 * _SLICE)
+                if not told:
+                    log.warning("disk_slower_than_checkpoints", step=self._part and self._part.step)
+                    told = True
         return True
 
     # ---------------------------------------------------------------- on the writing thread
@@ -178,43 +202,52 @@ class Periodic:
             log.exception("checkpoint_not_written", step=part.step)  # training goes on
 
     def _write(self, part: _Part) -> None:
+        # Who is here has written the one before, and all have who are to write this: of those before
+        # that nothing can come any more. On a full disk it may be what is in the way.
+        checkpoint.sweep(self._settings.run_dir, part.step - 2 * self._every)
         final = checkpoint.place(self._settings.run_dir, part.step)
-        directory = checkpoint.open_round(final, part.round)
+        directory = checkpoint.open_round(final, *part.round)
         files = [
             checkpoint.digest_file(directory, name)
             for write in part.writes
+            if not part.void
             for name in write(directory)
         ]
+        part.writes = ()
+        if part.void:
+            return
         files.append(checkpoint.write_private(directory, self._settings.rank, part.private))
         checkpoint.write_part(directory, self._settings.rank, files)
-        with self._turn:
-            self._turn.wait_for(lambda: self._in_loop or part.void)
-            if part.void:
-                return
-            parts = checkpoint.claim_parts(directory, self._settings.world)
-            if parts is not None:  # else others have still to write theirs, and the last commits
-                self._commit(part.step, directory, final, parts)
+        parts = checkpoint.claim_parts(directory, self._settings.world)
+        if parts is not None:  # else others have still to write theirs, and the last commits
+            self._commit(part, directory, final, parts)
+            checkpoint.sweep(self._settings.run_dir, part.step)
 
-    def _commit(self, step: int, directory: Path, final: Path, files: Sequence[SavedFile]) -> None:
+    def _commit(
+        self, part: _Part, directory: Path, final: Path, files: Sequence[SavedFile]
+    ) -> None:
         joined = [
             checkpoint.digest_file(directory, name)
             for name in self._hook.tft_join(directory=directory) or ()
         ]
         manifest = checkpoint.manifest(
-            step=step,
+            step=part.step,
             world=self._settings.world,
             adaptor=self._settings.adaptor,
             files=(*files, *joined),
         )
-        checkpoint.commit(directory, final, manifest)
-        log.info("checkpointed", step=step, directory=str(final))
-        self._report(
-            Checkpointed(
-                rank=self._settings.rank,
-                incarnation=self._settings.incarnation,
-                directory=str(final),
-                step=step,
-                at=SystemClock().now(),
+        with self._turn:
+            self._turn.wait_for(lambda: self._in_loop or part.void)
+            if part.void:
+                return
+            checkpoint.commit(directory, final, manifest)
+            self._report(
+                Checkpointed(
+                    rank=self._settings.rank,
+                    incarnation=self._settings.incarnation,
+                    directory=str(final),
+                    step=part.step,
+                    at=SystemClock().now(),
+                )
             )
-        )
-        checkpoint.sweep(self._settings.run_dir, step)
+        log.info("checkpointed", step=part.step, directory=str(final))

@@ -195,7 +195,7 @@ class Session:
             match execute.order:
                 case Resume():
                     self._control.tell(self._done(execute, self._clock.now()))
-                    self._periodic.resumed(execute.order.incident)
+                    self._periodic.resumed((execute.order.incident, execute.order.round))
                     self._enter(train)
                 case Complete():
                     self._control.tell(self._done(execute, self._clock.now()))
@@ -415,6 +415,7 @@ class Session:
         return self
 
     def _close(self) -> None:
+        self._periodic.close()
         self._control.close()
         self._server.close()
 
