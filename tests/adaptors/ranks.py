@@ -167,11 +167,6 @@ class Actor:
         self.kept: list[Any] = []  # Any: whatever a test's function leaves
         self.schedule: Any = None  # Any: torch's schedules are not exported by name
         torch.manual_seed(100 + rank)
-        self.average = swa_utils.AveragedModel(
-            self.net,
-            multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]  # torch
-        )
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
         parts = {
             "model": self.net,
             "optimizer": self.optimizer,
@@ -179,6 +174,11 @@ class Actor:
             "data": self.data,
         }
         if recipe.scaled:
+            self.average = swa_utils.AveragedModel(
+                self.net,
+                multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]  # torch
+            )
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
             parts["others"] = {"average": self.average, "scaler": self.scaler}
         adaptor.tft_watch(self.contributing)
         wrapped = recipe.wrapped and recipe.gradients is None
