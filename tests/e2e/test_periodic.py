@@ -64,7 +64,10 @@ def whole(run_dir: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     "what",
-    [pytest.param(each, marks=pytest.mark.soak if each == "shares" else ()) for each in JOBS],
+    [
+        pytest.param(each, marks=() if each in ("ddp", "no replica") else pytest.mark.soak)
+        for each in JOBS
+    ],
 )
 def test_a_job_goes_back_to_its_newest_checkpoint(
     what: str, tmp_path: Path, calm: Callable[[str], Outcome]
@@ -85,6 +88,7 @@ def test_a_job_goes_back_to_its_newest_checkpoint(
     assert whole(tmp_path / "run") == list(range(5, GPT_STEPS + 1, 5))
 
 
+@pytest.mark.soak
 def test_a_checkpoint_that_is_interrupted_does_not_count(
     tmp_path: Path, calm: Callable[[str], Outcome]
 ) -> None:

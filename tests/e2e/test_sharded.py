@@ -75,7 +75,7 @@ def test_ranks_killed_and_broken_in_any_phase_change_nothing(
     assert [i["steps_lost"] for i in outcome.incidents] == [0] * (len(PHASES) + 1)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "pipeline"])
+@pytest.mark.parametrize("layout", ["fsdp", pytest.param("pipeline", marks=pytest.mark.soak)])
 def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
     layout: str, tmp_path: Path, undisturbed: dict[str, Outcome]
 ) -> None:
@@ -108,6 +108,7 @@ def test_stages_that_wait_for_one_that_hangs_leave_it(
     assert faults == [[("hang", 0)], [("hang", 3)]]
 
 
+@pytest.mark.soak  # as with the shares of a ReplicaOptimizer, see test_replicas.py
 def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
     """
     When both ranks that have a part are lost at once and there is no checkpoint, then the job ends, says
@@ -120,7 +121,9 @@ def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
     assert not places.exists() or list(places.iterdir()) == []
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["fsdp", "pipeline", pytest.param("tensor", marks=pytest.mark.soak)]
+)
 def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
     layout: str, tmp_path: Path, undisturbed: dict[str, Outcome]
 ) -> None:
@@ -221,6 +224,7 @@ def test_shares_of_a_part_come_from_those_who_have_the_same(
     assert [i["steps_lost"] for i in outcome.incidents] == [0, 0]
 
 
+@pytest.mark.soak
 def test_shares_of_parts_are_dumped_and_resumed_bit_for_bit(
     tmp_path: Path, undisturbed_shares: Outcome
 ) -> None:
