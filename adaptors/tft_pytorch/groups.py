@@ -28,7 +28,7 @@ STORE_TIMEOUT = timedelta(seconds=60)
 """Until the store must have answered. It is a process on the same machine or the next, and it is
 started again within a second when it dies."""
 
-_ATTEMPT = timedelta(seconds=1)
+_ATTEMPT = timedelta(seconds=0.5)
 """Of one attempt to reach the store: a call that has no connection yet has nothing to be cut, so
 it is kept short and `quiesce` is asked for in between."""
 
