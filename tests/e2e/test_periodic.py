@@ -64,10 +64,7 @@ def whole(run_dir: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     "what",
-    [
-        pytest.param(each, marks=() if each in ("ddp", "no replica") else pytest.mark.soak)
-        for each in JOBS
-    ],
+    [pytest.param(each, marks=() if each == "no replica" else pytest.mark.soak) for each in JOBS],
 )
 def test_a_job_goes_back_to_its_newest_checkpoint(
     what: str, tmp_path: Path, calm: Callable[[str], Outcome]
@@ -81,10 +78,12 @@ def test_a_job_goes_back_to_its_newest_checkpoint(
     outcome = train(tmp_path / "run", what, *specs)
     assert outcome.code == 0, outcome.output
     identical(outcome, calm(what))
-    [incident] = outcome.incidents
-    assert incident["strategy"] == "recover"
-    assert incident["steps_lost"] in (2, 7)  # step 10 may still have been on its way to the disk
-    assert f"{incident['steps_lost']} steps lost" in outcome.output
+    assert {incident["strategy"] for incident in outcome.incidents} == {"recover"}
+    lost = sum(incident["steps_lost"] for incident in outcome.incidents)
+    # Step 10 may still have been on its way to the disk. Where several are killed, one may have been
+    # replaced before the last of them came to its end: then nothing was lost.
+    assert lost in ((2, 7) if what == "no replica" else (0, 2, 7))
+    assert f"{lost} steps lost" in outcome.output
     assert whole(tmp_path / "run") == list(range(5, GPT_STEPS + 1, 5))
 
 
