@@ -231,16 +231,18 @@ def test_nothing_is_committed_while_the_job_decides_where_to_go_on(
         assert steps(tmp_path) == there
 
 
-def test_a_disk_that_fails_costs_a_checkpoint_and_no_more(
-    tmp_path: Path, ranks: list[Rank]
+@pytest.mark.parametrize(("what", "normally"), [("full", False), ("room", True)])
+def test_a_failure_costs_a_checkpoint_and_no_more(
+    tmp_path: Path, ranks: list[Rank], what: str, *, normally: bool
 ) -> None:
     """
-    When a rank cannot write its part, then there is no such checkpoint, and the next is made.
+    When a rank cannot write its part, or has no room for its copy, then there is no such checkpoint, and
+    the next is made.
     """
-    ranks[0].adaptor.full = True
+    setattr(ranks[0].adaptor, what, not normally)
     stage(ranks, 2)
     written(ranks)
-    ranks[0].adaptor.full = False
+    setattr(ranks[0].adaptor, what, normally)
     stage(ranks, 4)
     written(ranks)
     assert steps(tmp_path) == [4]
@@ -255,21 +257,6 @@ def test_what_stays_behind_of_failures_is_removed(tmp_path: Path, ranks: list[Ra
         stage(ranks, step)
         written(ranks)
     assert len(list((tmp_path / "checkpoints").iterdir())) <= 3
-
-
-def test_a_copy_that_cannot_be_made_costs_a_checkpoint_and_no_more(
-    tmp_path: Path, ranks: list[Rank]
-) -> None:
-    """
-    When a rank has no room for its copy, then there is no such checkpoint, and the next is made.
-    """
-    ranks[0].adaptor.room = False
-    stage(ranks, 2)
-    written(ranks)
-    ranks[0].adaptor.room = True
-    stage(ranks, 4)
-    written(ranks)
-    assert steps(tmp_path) == [4]
 
 
 def test_a_copy_is_let_go_of_when_it_is_written(ranks: list[Rank]) -> None:

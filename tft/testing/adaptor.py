@@ -281,9 +281,7 @@ def tft_rebuild() -> Any:  # Any: the user's own wrapper
 
 @hookimpl
 def tft_save(directory: Path, shard: str) -> Sequence[str]:
-    name = f"{shard}.bin"
-    (directory / name).write_bytes(_model().values.tobytes())
-    return (name,)
+    return tft_stage(shard)(directory)
 
 
 @hookimpl

@@ -40,6 +40,7 @@ from tft.protocol.messages import (
 )
 from tft.transfer.client import fetch
 from tft.worker.gate import Gate
+from tft.worker.joining import join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,14 +304,8 @@ class Hands:
         final = Path(order.directory)
         partial = checkpoint.partial(final)
         there = partial if partial.exists() else final  # done before, and asked for again
-        joined = [
-            checkpoint.digest_file(there, name)
-            for name in self._hook.tft_join(directory=there) or ()
-        ]
-        manifest = checkpoint.manifest(
-            step=order.step,
-            world=self._state.world,
-            adaptor=self._state.adaptor,
-            files=(*order.files, *joined),
-        )
+        manifest = join(
+            self._hook, there, order.files,
+            step=order.step, world=self._state.world, adaptor=self._state.adaptor,
+        )  # fmt: skip
         checkpoint.commit(partial, final, manifest)

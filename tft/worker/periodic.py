@@ -24,6 +24,7 @@ from tft.clock import SystemClock
 from tft.config import RankSettings
 from tft.errors import UsageError
 from tft.protocol.messages import Checkpointed, SavedFile
+from tft.worker.joining import join
 
 log = structlog.get_logger()
 
@@ -221,20 +222,13 @@ class Periodic:
         parts = checkpoint.claim_parts(directory, self._settings.world)
         if parts is not None:  # else others have still to write theirs, and the last commits
             self._commit(part, directory, final, parts)
-            checkpoint.sweep(self._settings.run_dir, part.step)
 
     def _commit(
         self, part: _Part, directory: Path, final: Path, files: Sequence[SavedFile]
     ) -> None:
-        joined = [
-            checkpoint.digest_file(directory, name)
-            for name in self._hook.tft_join(directory=directory) or ()
-        ]
-        manifest = checkpoint.manifest(
-            step=part.step,
-            world=self._settings.world,
-            adaptor=self._settings.adaptor,
-            files=(*files, *joined),
+        told = self._settings
+        manifest = join(
+            self._hook, directory, files, step=part.step, world=told.world, adaptor=told.adaptor
         )
         with self._turn:
             self._turn.wait_for(lambda: self._in_loop or part.void)
@@ -251,3 +245,4 @@ class Periodic:
                 )
             )
         log.info("checkpointed", step=part.step, directory=str(final))
+        checkpoint.sweep(told.run_dir, part.step)
