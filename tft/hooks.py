@@ -9,6 +9,7 @@ A plugin may implement any of the plugin hooks. They run under a guard: what a p
 logged, and the job goes on.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,33 @@ class CheckResult:
                 f"a check says {self.verdict!r} and {self.finding!r}: its verdict is one of "
                 f"{', '.join(get_args(Verdict))}, its finding a text"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFault:
+    """
+    A line of the table of device faults: what an error says, and what that means.
+    """
+
+    words: str
+    """A regular expression that is looked for in the message of a `RuntimeError`."""
+    kind: FaultKind | None
+    """None: it is the user's own bug, or more memory was asked for than there is."""
+    context_lost: bool = False
+    """The device takes no more work from this process: another one has to take its place."""
+    source: str = ""
+    """Where it is written that this is so."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (None, *get_args(FaultKind)):
+            kinds = ", ".join(get_args(FaultKind))
+            raise UsageError(f"a device fault is of kind {self.kind!r}, which is none of: {kinds}")
+        try:
+            re.compile(self.words)
+        except re.error as error:
+            raise UsageError(
+                f"the words of a device fault, {self.words!r}, are no regular expression: {error}"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,9 +438,9 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_classify(self, error: BaseException) -> FaultKind | None:
         """
-        The kind of fault an exception out of the training loop stands for; None: it is the
-        user's own bug. Should the exception have a true attribute `tft_polluted`, what is wrong
-        may be in the state of all ranks since the last update.
+        The kind of fault an exception of the framework stands for; None: it is none that the adaptor
+        knows. The errors of devices, and what says itself what it is, have been looked at; what it was
+        raised from is asked about by itself.
         """
 
 
@@ -466,6 +494,14 @@ class PluginSpecs:
         An order of an incident is about to be carried out (training thread). `step` is the one
         this rank is at; for `regroup` the one that everyone is heading for.
         """
+
+    @hookspec
+    def tft_device_faults(self) -> Sequence[DeviceFault]:
+        """
+        Lines for the table of device faults; they are looked at before its own. Called once, in
+        `tft.init`.
+        """
+        raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_check(self, session: SessionView, name: str) -> CheckResult | None:

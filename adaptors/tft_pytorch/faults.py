@@ -5,36 +5,24 @@ other ranks.
 
 import re
 import threading
-from collections.abc import Iterator
 from types import FrameType
-from typing import get_args
 
-import torch
 import torch.distributed as dist
 
 from tft.protocol.messages import FaultKind
 
-DECLARED = "tft_fault_kind"
-"""An exception whose class has this attribute is the fault that it names."""
-
-_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
-
-_TABLE: tuple[tuple[type[BaseException], str, FaultKind | None], ...] = (
-    # exception          its message (regular expression)                        what it stands for
-    (torch.OutOfMemoryError, r"", None),  # the user's: the model does not fit
-    (RuntimeError, r"(?i)uncorrectable (ECC|NVLink) error", "memory"),
-    (RuntimeError, r"(?i)CUDA error: .*\bECC\b", "memory"),
-    (RuntimeError, r"UCE ERROR|HBM MULTI BIT ECC ERROR", "memory"),  # Ascend NPU
-    (dist.DistNetworkError, r"", "network"),
-    (dist.DistBackendError, r"", "network"),
-    (dist.DistStoreError, r"", "network"),
-    (RuntimeError, r"gloo/transport/|tcp/(pair|unbound_buffer)\.cc", "network"),
-    (RuntimeError, r"Connection closed by peer \[", "network"),
-    (RuntimeError, r"Timed out waiting \d+ms for (recv|send) operation", "network"),
-    (RuntimeError, r"wait for other ranks .* was called off", "network"),  # `CalledOff`, out of C++
-    (RuntimeError, r"Gloo connectFullMesh failed|Application timeout caused pair closure", "network"),
+_NETWORK: tuple[tuple[type[BaseException], str], ...] = (
+    # exception          its message (regular expression)
+    (dist.DistNetworkError, r""),
+    (dist.DistBackendError, r""),
+    (dist.DistStoreError, r""),
+    (RuntimeError, r"gloo/transport/|tcp/(pair|unbound_buffer)\.cc"),
+    (RuntimeError, r"Connection closed by peer \["),
+    (RuntimeError, r"Timed out waiting \d+ms for (recv|send) operation"),
+    (RuntimeError, r"wait for other ranks .* was called off"),  # `CalledOff`, out of C++
+    (RuntimeError, r"Gloo connectFullMesh failed|Application timeout caused pair closure"),
 )  # fmt: skip
-"""The first line that fits counts. Messages, because gloo raises nothing but RuntimeError."""
+"""A connection is broken. Messages, because gloo raises nothing but RuntimeError."""
 
 _WAITING = (
     re.compile(r"/torch/distributed/(?!checkpoint/)"),  # which waits for the disk
@@ -46,25 +34,11 @@ _WAITING = (
 
 def classify(error: BaseException) -> FaultKind | None:
     """
-    The kind of fault, by the exception or by what it was raised from; None: the user's own bug.
+    The kind of fault that one of torch's own exceptions stands for; None: of none.
     """
-    for link in _chain(error):
-        declared = getattr(type(link), DECLARED, None)
-        if declared in _KINDS:
-            return declared  # type: ignore[no-any-return]  # it is one of the kinds, just checked
-        for kind_of_error, message, kind in _TABLE:
-            if isinstance(link, kind_of_error) and re.search(message, str(link)):
-                return kind
-    return None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    said = str(error)
+    broken = any(isinstance(error, kind) and re.search(words, said) for kind, words in _NETWORK)
+    return "network" if broken else None
 
 
 def waiting(frame: FrameType) -> bool:

@@ -932,11 +932,24 @@ def test_news_of_an_agent_that_was_replaced_is_old_news() -> None:
     When a node has come back with another agent, and it is reported only then that the first one
     ended, then nobody is ended for it.
     """
-    job = trained(placement={0: (0, 1), 1: (2, 3)})
-    job.report(NodeLost(node=1, pid=77, why="its agent has ended", at=job.now))
+    came = ScriptedJob(4).now
+    job = trained(placement={1: (2, 3), 0: (0, 1)})
+    job.report(NodeLost(node=1, pid=77, why="its agent has ended", at=came))
     assert job.doing == "healthy"
     job.report(NodeLost(node=1, pid=1, why="its agent has ended", at=job.now))
     assert job.doing != "healthy"
+
+
+def test_an_agent_that_nobody_has_heard_of_has_taken_the_place_of_the_one_before() -> None:
+    """
+    When an agent has ended that came up, unheard, after the one that is known, then its node is lost:
+    the one before it is gone, too.
+    """
+    came = ScriptedJob(4).now
+    job = trained(placement={1: (2, 3), 0: (0, 1)})
+    job.report(NodeLost(node=1, pid=77, why="its agent has ended", at=came + 1e-3))
+    assert [fault["rank"] for fault in job.facts("fault")] == [2, 3]
+    assert job.doing == "freezing"
 
 
 def test_more_ranks_than_there_is_room_for_are_not_waited_for() -> None:

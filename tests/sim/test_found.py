@@ -480,6 +480,36 @@ FOUND = {
             Mishap(what="pause", target=1, delay=1.3254899348153784, lasting=2.0, kind="pass"),
         ),
     ),
+    "an agent came and went while nobody led, and its node was believed to be there for ever": Schedule(
+        seed=0,
+        world=2,
+        copies=3,
+        steps=11,
+        policy=replace(QUICK, replace="node"),
+        derives=False,
+        skew=0.3,
+        standbys=2,
+        mishaps=(
+            Mishap(
+                what="controller",
+                target=1,
+                when="state",
+                name="resuming",
+                number=1,
+                delay=0.00018773659743884187,
+                by=1.3831073490429011,
+            ),
+            Mishap(what="node", delay=2.425155426801806, loud=False),
+            Mishap(
+                what="agent",
+                when="state",
+                name="clearing",
+                by=1.9247437285265714,
+                lasting=2.0,
+                loud=False,
+            ),
+        ),
+    ),
 }
 
 

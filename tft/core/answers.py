@@ -9,9 +9,12 @@ from tft.core.incident import PHASES
 from tft.core.job import Job
 from tft.core.seats import Seat
 from tft.core.table import State
-from tft.protocol.messages import Answered, OrderName
+from tft.protocol.messages import Answered
 
 S = State
+
+GOING_ON = frozenset({"load", "fetch", "restore", "regroup", "rebuild", "rollback", "resume"})
+"""Orders on the way back into the loop."""
 
 
 class Answers:
@@ -43,7 +46,7 @@ class Answers:
         if message.private:  # it cannot write this itself: somebody else does
             seat.private = {job.agreed(): message.private}
         if message.failure is not None:
-            return self._failed(seat, message.order, message.failure)
+            return self._failed(seat, message, message.failure)
         task.waiting.discard(seat.rank)
         return self._carried_out(seat, message)
 
@@ -89,9 +92,19 @@ class Answers:
         if job.unread[step] >= often:
             job.checkpoints.pop(step, None)
 
-    def _failed(self, seat: Seat, order: OrderName, why: str) -> None:
-        job, rounds = self._job, self._rounds
+    def _replace(self, seat: Seat, why: str) -> None:
+        """
+        It would fail at everything else, too.
+        """
+        self._rounds.fault("process", seat.rank, seat.position.step + 1, self._job.now, why)
+        self._rounds.doom(seat, why, "process")
+        self._course.replan()
+
+    def _failed(self, seat: Seat, message: Answered, why: str) -> None:
+        job, rounds, order = self._job, self._rounds, message.order
         job.tell("order_failed", rank=seat.rank, order=order, why=why)
+        if message.context_lost and order in GOING_ON and job.state is not S.DUMPING:
+            return self._replace(seat, f"could not {order}: {why}")
         match order:
             case "freeze" | "stop":
                 rounds.doom(seat, f"could not {order}: {why}", "process")

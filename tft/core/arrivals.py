@@ -47,7 +47,7 @@ class Arrivals:
                 seat.page = NOWHERE if seat.page == message.node else seat.page
         if job.state in SETTLED:
             return  # nothing is started any more
-        job.agents[message.node] = agent
+        job.agents[message.node], job.came[message.node] = agent, message.at
         job.gathered = job.now
         for rank in message.ranks:
             job.node_orders[rank] = [

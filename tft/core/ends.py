@@ -29,7 +29,8 @@ class Ends:
         """
         job = self._job
         agent = job.agents.get(message.node)
-        if message.pid and agent is not None and agent[1] != message.pid:
+        stranger = message.pid and agent is not None and agent[1] != message.pid
+        if stranger and message.at <= job.came[message.node]:
             return None  # another one has come up since then
         job.lost_nodes.add(message.node)
         if message.node not in job.nodes and job.placeless() and job.state not in SETTLED:

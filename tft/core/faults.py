@@ -33,7 +33,8 @@ class Faults:
         seat.position = message.position
         if not job.is_seated(seat.rank, seat.incarnation):
             return
-        symptom = message.kind == "network" and job.state in (S.FREEZING, S.CLEARING)
+        stopping = job.state in (S.FREEZING, S.CLEARING)
+        symptom = message.kind == "network" and stopping and not message.context_lost
         if symptom or self._known(message):
             return
         job.tell(
@@ -49,6 +50,8 @@ class Faults:
         self._distrust(seat, message.kind, polluted=message.polluted)
         if message.kind == "software":
             self._rounds.force("a user's own bug is not retried")
+        if message.context_lost:
+            self._rounds.doom(seat, message.summary, message.kind)
         self._course.replan()
 
     def _known(self, message: Faulted) -> bool:

@@ -84,6 +84,8 @@ class Job:
         self.nodes: dict[int, tuple[int, ...]] = {}
         self.agents: dict[int, tuple[str, int]] = {}
         """By node: host and pid of its agent."""
+        self.came: dict[int, float] = {}
+        """By node: when that agent came up, by the clock of the node."""
         self.room: dict[int, int] = {}
         """By node: for how many more ranks it has room."""
         self.lost_nodes: set[int] = set()

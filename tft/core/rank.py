@@ -277,6 +277,7 @@ class RankMachine:
                 self._answer(
                     event.name,
                     failure=event.failure,
+                    context_lost=event.context_lost,
                     position=event.position,
                     held=event.held,
                     backups=event.backups,
@@ -308,6 +309,7 @@ class RankMachine:
         began: float,
         at: float,
         failure: str | None = None,
+        context_lost: bool = False,
         backups: tuple[int, ...] = (),
         waiting: bool = False,
         files: tuple[SavedFile, ...] = (),
@@ -322,6 +324,7 @@ class RankMachine:
             round=self.key[1],
             order=name,
             failure=failure,
+            context_lost=context_lost,
             position=position,
             held=held,
             backups=backups,

@@ -97,6 +97,7 @@ class Done:
     order: RankOrder
     name: OrderName
     failure: str | None
+    context_lost: bool = False
     position: Position
     held: int | None
     backups: tuple[int, ...] = ()

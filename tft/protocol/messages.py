@@ -12,7 +12,7 @@ CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 2
+VERSION = 3
 """Raised when a message changes shape; a peer that speaks another one is refused with a sentence."""
 
 FaultKind = Literal[
@@ -123,6 +123,8 @@ class Faulted:
     position: Position
     polluted: bool = False
     """The last update may have spread what is wrong: no copy of `position.step` is sound."""
+    context_lost: bool = False
+    """The device takes no more work from this process: only another one can go on."""
     at: float
 
 
@@ -139,6 +141,8 @@ class Answered:
     order: OrderName
     failure: str | None = None
     """Why not; None when it was done."""
+    context_lost: bool = False
+    """As in `Faulted`, where that is why not."""
     position: Position
     held: int | None
     """The step whose whole state this rank has in memory; None while it is torn."""

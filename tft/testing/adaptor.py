@@ -303,5 +303,4 @@ def tft_load(directory: Path, shard: str) -> None:
 
 @hookimpl
 def tft_classify(error: BaseException) -> FaultKind | None:
-    kind: FaultKind | None = getattr(error, "tft_fault_kind", None)
-    return kind or ("network" if isinstance(error, ConnectionError) else None)
+    return "network" if isinstance(error, ConnectionError) else None

@@ -19,15 +19,20 @@ from tft.protocol.messages import (
     OrderName,
     Position,
     RankOrder,
+    Rebuild,
     Regroup,
     Release,
     Restore,
     Resume,
+    Rollback,
     Save,
     SavedFile,
     Stop,
     Verdict,
 )
+
+ON_DEVICE = (Fetch, Load, Rebuild, Restore, Resume, Rollback, Save)
+"""Orders that cannot be carried out without the device."""
 
 
 @dataclass(slots=True)
@@ -68,6 +73,8 @@ class ScriptedRank:
     """Answers nothing and trains nothing until it is killed."""
     stopped: bool = False
     """It is stopped (SIGSTOP): its agent finds it so when it ends it."""
+    context_lost: bool = False
+    """Its device takes no more work from it."""
 
     @property
     def held(self) -> int | None:
@@ -87,6 +94,8 @@ class ScriptedRank:
         """
         The steps it can really give to others.
         """
+        if self.context_lost:
+            return frozenset()
         live = () if self.held is None or self.spoiled else (self.held,)
         return frozenset((*live, *self.backups)) - self.bad_copies
 
@@ -122,6 +131,8 @@ class ScriptedRank:
         Does it; returns why it could not. `gives` says which steps a rank can really give;
         `stuck` that the sums of its next step were cut off.
         """
+        if self.context_lost and isinstance(order, ON_DEVICE):
+            return "AcceleratorError: CUDA error: unspecified launch failure"
         match order:
             case Freeze():
                 self.limit = self.step + self.window
@@ -203,6 +214,7 @@ class ScriptedRank:
             round=order.round,
             order=name,
             failure=failure,
+            context_lost=failure is not None and self.context_lost,
             position=self.position,
             held=self.held,
             backups=self.backups,

@@ -215,12 +215,13 @@ class ScriptedJob:
         text: str = "Boom: it broke",
         *,
         polluted: bool = False,
+        context_lost: bool = False,
     ) -> None:
         """
         An exception leaves the loop of a rank.
         """
         one = self.ranks[rank]
-        one.training = False
+        one.training, one.context_lost = False, context_lost
         self._spoil(one, kind, polluted=polluted)
         self.report(
             Faulted(
@@ -232,6 +233,7 @@ class ScriptedJob:
                 traceback=f"Traceback\n{text}",
                 position=one.position,
                 polluted=polluted,
+                context_lost=context_lost,
                 at=self.now,
             )
         )

@@ -7,12 +7,13 @@ the framework's own exceptions.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import pluggy
 import structlog
 
-from tft.hooks import CheckResult, SessionView
+from tft.hooks import CheckResult, DeviceFault, SessionView
 from tft.plugins import call_guarded
 from tft.protocol.messages import OrderName
 
@@ -29,6 +30,18 @@ class Observers:
         self._watchers: list[object] = []
         self.watch_windows = False
         """Somebody wants every step: else the training thread does not even ask."""
+
+    def device_faults(self) -> list[DeviceFault]:
+        """
+        The lines that plugins add to the table of device faults.
+        """
+        lines = []
+        for line in chain.from_iterable(call_guarded(self._plugins, "tft_device_faults")):
+            if isinstance(line, DeviceFault):
+                lines.append(line)
+            else:
+                log.warning("device_fault_left_out", line=repr(line), why="it is no DeviceFault")
+        return lines
 
     def opened(self, session: SessionView) -> None:
         """

@@ -19,13 +19,14 @@ from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings
 from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
-from tft.hooks import Made
+from tft.hooks import Made, Parcel
 from tft.page import Page
 from tft.plugins import load_adaptor, load_plugins
 from tft.protocol.messages import (
     Complete,
     End,
     Faulted,
+    FaultKind,
     Finished,
     Joined,
     Ready,
@@ -38,6 +39,7 @@ from tft.protocol.messages import (
 )
 from tft.transfer.server import ShardServer
 from tft.worker.control import Control
+from tft.worker.diagnosis import Diagnostician
 from tft.worker.gate import Gate
 from tft.worker.holdings import Holdings
 from tft.worker.observers import Observers
@@ -87,7 +89,8 @@ class Session:
         self._window = UpdateWindow(self)
         check = partial(self._observers.check, self)
         self._hands = Hands(self, self._gate, self._adaptor.hook, self._page, check)
-        self._server = ShardServer(settings.host, settings.job, self._hands.give)
+        self._diagnose = Diagnostician(self._classify, self._observers.device_faults()).diagnose
+        self._server = ShardServer(settings.host, settings.job, self._give)
         self._capture: Callable[..., bytes] = self._adaptor.hook.tft_capture
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._periodic = Periodic(
@@ -324,14 +327,31 @@ class Session:
             self._control.report(message)
         self._control.tell(Left(at=self._clock.now()))
 
+    def _classify(self, error: BaseException) -> FaultKind | None:
+        kind: FaultKind | None = self._adaptor.hook.tft_classify(error=error)
+        return kind
+
+    def _give(self, shard: str, step: int) -> Parcel:
+        """
+        On a transfer thread. Whoever asked tries the next rank that has it; that this one cannot give
+        anything any more, nobody else would find out.
+        """
+        try:
+            return self._hands.give(shard, step)
+        except Exception as error:
+            if self._diagnose(error).context_lost:
+                self._control.report(self._fault(error))
+            raise
+
     def _fault(self, error: BaseException) -> Faulted:
-        kind = self._adaptor.hook.tft_classify(error=error)
+        diagnosis = self._diagnose(error)
         summary = traceback.format_exception_only(error)[-1].strip()
         return Faulted(
             rank=self.rank,
             incarnation=self.incarnation,
-            kind=kind or "software",
-            polluted=bool(getattr(error, "tft_polluted", False)),
+            kind=diagnosis.kind,
+            polluted=diagnosis.polluted,
+            context_lost=diagnosis.context_lost,
             step=self.step,
             summary=summary,
             traceback="".join(traceback.format_exception(error)),
@@ -342,6 +362,7 @@ class Session:
     def _carry_out(self, execute: Execute) -> None:
         began = self._clock.now()
         failure: str | None = None
+        lost = False
         work = Work()
         try:
             heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
@@ -352,10 +373,11 @@ class Session:
             self._tell_of_what_was_made(execute.order)
         except Exception as error:  # noqa: BLE001 (an order that fails is answered, not raised)
             failure = f"{type(error).__name__}: {error}"
+            lost = self._diagnose(error).context_lost
             log.warning("order_failed", order=execute.name, why=failure)
             if isinstance(execute.order, Save):
                 work = self._hands.left_to_save(execute.order)
-        self._control.tell(self._done(execute, began, failure, work))
+        self._control.tell(self._done(execute, began, failure, work, context_lost=lost))
 
     def _tell_of_what_was_made(self, order: object) -> None:
         if isinstance(order, Rebuild) and isinstance(self.model, Made):
@@ -369,11 +391,14 @@ class Session:
         began: float,
         failure: str | None = None,
         work: Work = Work(),  # noqa: B008 (frozen)
+        *,
+        context_lost: bool = False,
     ) -> Done:
         return Done(
             order=execute.order,
             name=execute.name,
             failure=failure,
+            context_lost=context_lost,
             position=self._gate.position(),
             held=self._gate.held(),
             backups=self._gate.backups(),

@@ -26,6 +26,7 @@ from tft.protocol.messages import (
     Transfer,
     Verdict,
 )
+from tft.testing.cluster.loop import faulted
 
 if TYPE_CHECKING:
     from tft.testing.cluster.process import Process
@@ -44,6 +45,8 @@ class Work:
     private: str = ""
 
 
+ON_DEVICE = (Fetch, Load, Rebuild, Restore, Rollback, Save)
+"""Orders that cannot be carried out without the device."""
 ABANDONED = "TransferFailed: the fetch was abandoned: its order is no longer wanted"
 
 
@@ -56,6 +59,8 @@ def begin(process: "Process", execute: Execute) -> None:
     if not stage.mishaps.begins(process, execute.name):
         return
     failure = stage.mishaps.failure(process.rank, execute.name)
+    if process.context_lost and isinstance(order, ON_DEVICE):
+        failure = "AcceleratorError: the context of the device is lost"
     takes = stage.mishaps.slowness(process.rank, execute.name)
     if failure is not None:
         if isinstance(order, Fetch):
@@ -182,6 +187,9 @@ def _given(process: "Process", transfer: Transfer, order: Fetch) -> "Content | N
     for source in transfer.sources:
         giver = stage.serving(source.address)
         if giver is None or giver.stopped:
+            continue
+        if giver.context_lost:
+            giver.mail.post(faulted(giver, "process", "Boom: the context is lost"))
             continue
         if giver.held() == step:
             content = giver.content[transfer.shard]

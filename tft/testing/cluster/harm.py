@@ -117,6 +117,10 @@ class Harm:
                 process.hang(wholly=mishap.what == "stop")
             case "impostor":
                 return self._impostor(process)
+            case "context":
+                process.context_lost = True
+                if process.phase in IN_LOOP:  # else it is found out when something is asked of it
+                    loop.fault(process, "process", "Boom: the context is lost")
             case _ if process.phase not in IN_LOOP:
                 return "nobody"
             case "pollute":

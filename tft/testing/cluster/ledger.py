@@ -158,7 +158,7 @@ class Ledger:
             self.answers.setdefault(answer.order, {})[answer.rank] = answer
         else:
             self.name(answer.rank, answer.incarnation)
-            if answer.order in ("restore", "save", "commit"):
+            if answer.order in ("restore", "save", "commit") or answer.context_lost:
                 self.doubted.add(answer.rank)
             if answer.order == "load":
                 self.checkpoints.pop((machine.incident.step or 1) - 1, None)
@@ -175,7 +175,7 @@ class Ledger:
             self.hurt.add(self.sites[rank, incarnation])
 
     def _doubt(self, report: Faulted | Noticed) -> None:
-        if report.kind in DOUBTFUL:
+        if report.kind in DOUBTFUL or (isinstance(report, Faulted) and report.context_lost):
             self.doubted.add(report.rank)
 
     def over(self) -> None:

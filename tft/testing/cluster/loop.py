@@ -133,13 +133,18 @@ def fault(process: "Process", kind: FaultKind, text: str, *, polluted: bool = Fa
     """
     An exception leaves the loop.
     """
-    leave(
-        process,
-        Faulted(
-            rank=process.rank, incarnation=process.incarnation, kind=kind,
-            step=process.completed + 1, summary=text, traceback=f"Traceback\n{text}",
-            position=process.position(), polluted=polluted, at=process.node.now,
-        ),
+    leave(process, faulted(process, kind, text, polluted=polluted))
+
+
+def faulted(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> Faulted:
+    """
+    What is reported of an exception.
+    """
+    return Faulted(
+        rank=process.rank, incarnation=process.incarnation, kind=kind,
+        step=process.completed + 1, summary=text, traceback=f"Traceback\n{text}",
+        position=process.position(), polluted=polluted, context_lost=process.context_lost,
+        at=process.node.now,
     )  # fmt: skip
 
 

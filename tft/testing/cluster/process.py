@@ -94,6 +94,8 @@ class Process:
         """Its end of the group is shut."""
         self.summed = False
         """The sums it waits for are complete, and on their way."""
+        self.context_lost = False
+        """Its device takes no more work from it."""
         self.poison = False
         """It will contribute what it should not."""
         self.spoilt = False
@@ -367,6 +369,7 @@ class Process:
         self.handle(
             Done(
                 order=task.order, name=task.name, failure=failure, position=self.position(),
+                context_lost=failure is not None and self.context_lost,
                 held=self.held(), backups=self.backups(), files=work.files, verdict=work.verdict,
                 finding=work.finding, private=work.private, began=now, at=now,
             )

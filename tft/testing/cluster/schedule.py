@@ -20,7 +20,7 @@ What = Literal[
     "kill", "node", "memory", "corruption", "numeric", "network", "software", "hang", "stop",
     "fail", "slow", "impostor", "partition", "broker", "controller", "deposed", "store", "pollute",
     "bad batch", "notice", "late", "agent", "beats", "unkillable", "unreadable", "request", "pause",
-    "resume", "advise", "come",
+    "resume", "advise", "come", "context",
 ]  # fmt: skip
 
 ASKED = ("request", "pause", "resume", "advise", "come")
@@ -31,7 +31,7 @@ FAULTS: tuple[tuple[What, float], ...] = (
     ("software", 0.6), ("hang", 1.5), ("stop", 1), ("fail", 2), ("slow", 1), ("impostor", 1),
     ("partition", 0.7), ("broker", 0.7), ("controller", 1.2), ("deposed", 0.7), ("store", 0.7),
     ("corruption", 1), ("pollute", 1), ("bad batch", 0.6), ("notice", 2), ("late", 0.7),
-    ("agent", 0.7), ("beats", 0.5), ("unkillable", 0.7), ("unreadable", 0.5),
+    ("agent", 0.7), ("beats", 0.5), ("unkillable", 0.7), ("unreadable", 0.5), ("context", 1),
 )  # fmt: skip
 """What goes wrong, and how often compared with the rest."""
 

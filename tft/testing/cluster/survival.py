@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SHORT = 2.0
 """Seconds that nobody is given up for."""
-ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network")
+ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network", "context")
 NOBODY = ("impostor", "controller", "deposed", "late", "slow")
 NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "numeric")
 

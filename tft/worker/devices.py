@@ -1,0 +1,95 @@
+"""
+The table of device faults: what the errors of devices say, and what that means.
+
+A device's errors come to Python as the text of a `RuntimeError`, in the words that
+`cudaGetErrorString` has for a code, or torch_npu for one of CANN. The first line that fits counts.
+`docs/device_faults.md` shows the table.
+"""
+
+from tft.hooks import DeviceFault
+
+_CUDA = r"(CUDA error: |Cuda failure (\d+ )?')"
+"""What torch, and what NCCL, puts before the words of the CUDA runtime."""
+_RUNTIME = "CUDA Runtime API, cudaError_t"
+_CANN = "CANN, return codes of aclrt; torch_npu's words for them"
+
+DEVICE_FAULTS = (
+    # ------------------------------------------------------------ the user's own
+    DeviceFault(
+        words=r"(CUDA|HIP|NPU|XPU) out of memory|CUDA error: out of memory",
+        kind=None,
+        source=f"torch's allocators; {_RUNTIME} 2",
+    ),
+    DeviceFault(
+        words=_CUDA + r"device-side assert triggered",
+        kind=None,
+        context_lost=True,
+        source=f"{_RUNTIME} 710",
+    ),
+    DeviceFault(
+        words=_CUDA + r"(an illegal memory access|an illegal instruction|misaligned address"
+        r"|invalid program counter|operation not supported on global/shared address space)",
+        kind=None,
+        context_lost=True,
+        source=f"{_RUNTIME} 700, 715 to 718",
+    ),
+    # ------------------------------------------------------------ memory
+    DeviceFault(
+        words=_CUDA + r"uncorrectable ECC error encountered",
+        kind="memory",
+        context_lost=True,
+        source=f"{_RUNTIME} 214",
+    ),
+    DeviceFault(
+        words=_CUDA + r"Invalid access of peer GPU memory over nvlink or a hardware error",
+        kind="memory",
+        context_lost=True,
+        source=f"{_RUNTIME} 226, an error that the device has contained",
+    ),
+    DeviceFault(words=r"UCE ERROR|\b507053\b", kind="memory", source=f"{_CANN}, 507053"),
+    DeviceFault(words=r"HBM MULTI BIT ECC|\b507054\b", kind="memory", source=f"{_CANN}, 507054"),
+    # ------------------------------------------------------------ links and collectives
+    DeviceFault(
+        words=_CUDA + r"uncorrectable NVLink error",
+        kind="network",
+        context_lost=True,
+        source=f"{_RUNTIME} 220",
+    ),
+    DeviceFault(
+        words=r"SUSPECT MEM ERROR|\b507055\b",
+        kind="network",
+        source=f"{_CANN}, 507055: the memory is that of another device",
+    ),
+    DeviceFault(words=r"HCCS LINK ERROR|\b507056\b", kind="network", source=f"{_CANN}, 507056"),
+    DeviceFault(
+        words=r"SUSPECT REMOTE ERROR|\b507057\b",
+        kind="network",
+        source=f"{_CANN}, 507057: the other end has failed",
+    ),
+    DeviceFault(
+        words=r"HCCL OP RETRY FAILED|UB LINK ERROR",
+        kind="network",
+        source="torch_npu; MindIO TFT, tft_exception_handler",
+    ),
+    DeviceFault(
+        words=r"FORCE STOP",
+        kind="network",
+        source="torch_npu, stop_device: the wait for the others was cut off",
+    ),
+    # ------------------------------------------------------------ the device as a whole
+    DeviceFault(
+        words=_CUDA + r"(unspecified launch failure|hardware stack error"
+        r"|the launch timed out and was terminated)",
+        kind="process",
+        context_lost=True,
+        source=f"{_RUNTIME} 719, 714, 702",
+    ),
+    DeviceFault(
+        words=_CUDA + r"(CUDA-capable device\(s\) is/are busy or unavailable"
+        r"|no CUDA-capable device is detected|system not yet initialized|context is destroyed"
+        r"|unknown error)",
+        kind="process",
+        context_lost=True,
+        source=f"{_RUNTIME} 46, 100, 802, 709, 999",
+    ),
+)
