@@ -1,7 +1,7 @@
 """
 The script of the fast jobs: a few numbers instead of a model, the fake adaptor instead of torch.
 
-    fake_job.py STEPS [--bug RANK,STEP] [--spread RANK,STEP]
+    fake_job.py STEPS [--bug RANK,STEP] [--spread RANK,STEP] [--device RANK,STEP]
 """
 
 import argparse
@@ -21,6 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("steps", type=int)
 parser.add_argument("--bug", default="")
 parser.add_argument("--spread", default="")
+parser.add_argument("--device", default="")
 parser.add_argument("--seconds", type=float, default=0.01)
 args = parser.parse_args()
 
@@ -66,14 +67,14 @@ class Spreading(Exception):
     tft_polluted = True
 
 
-def spread() -> None:
+def once(error: Exception) -> None:
     """
-    Once in a run, however often the step is computed.
+    Raised once in a run, however often the step is computed.
     """
-    mark = Path(session.run_dir) / "spread"
+    mark = Path(session.run_dir) / type(error).__name__
     if not mark.exists():
         mark.touch()
-        raise Spreading("not a number")
+        raise error
 
 
 numbers = Numbers()
@@ -91,7 +92,9 @@ def train(session: tft.Session) -> None:
         if args.bug == f"{session.rank},{step}":
             raise ValueError("a bug of the user's own")
         if args.spread == f"{session.rank},{step}":
-            spread()
+            once(Spreading("not a number"))
+        if args.device == f"{session.rank},{step}":
+            once(RuntimeError("CUDA error: uncorrectable ECC error encountered"))
         pause(args.seconds)
         total = group().add(loss)
         with session.update():

@@ -193,6 +193,27 @@ def test_a_users_own_bug_ends_in_a_checkpoint_with_its_traceback_shown_once(
     assert len(resumed.incidents) == 1
 
 
+def test_a_process_that_has_lost_its_device_is_replaced(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When an error says that the device takes no more work from a process, then that process is not asked
+    to go on: another one takes its place, the report has one fault, of the kind that the device said,
+    and the job completes as if nothing had been.
+    """
+    outcome = run(
+        tmp_path / "run", "--adaptor", "fake", script=FAKE,
+        arguments=(str(FAKE_STEPS), "--device", "2,30"),
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.output
+    identical(outcome, fake_undisturbed)
+    (incident,) = outcome.incidents
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("memory", 2, 30)]
+    assert "uncorrectable ECC error" in incident["faults"][0]["evidence"]
+    assert incident["strategy"] == "recover"
+    assert incident["pids_kept"] is True
+
+
 def test_a_corrupt_checkpoint_is_refused_by_name_and_nothing_is_overwritten(tmp_path: Path) -> None:
     """
     When a byte of a checkpoint has changed, then --resume names the file, what was expected and
