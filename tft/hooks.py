@@ -302,6 +302,15 @@ class AdaptorSpecs:
         """
         raise NotImplementedError
 
+    @hookspec(firstresult=True)
+    def tft_meet(self) -> None:
+        """
+        The sums of the step are complete on this rank, and its window is about to open (every step, where
+        no rank holds everything): return when all ranks have come so far. Raises where that cannot be
+        known any more. Not needed where it is so anyway: without it a rank may complete a step that
+        others, which hold something else, cannot complete.
+        """
+
     @hookspec
     def tft_updated(self) -> None:
         """

@@ -79,6 +79,11 @@ def tft_shards(rank: int, world: int) -> Sequence[ShardCopies]:
 
 
 @hookimpl
+def tft_meet() -> None:
+    _groups.meet()
+
+
+@hookimpl
 def tft_updated() -> None:
     _state().updated()
 

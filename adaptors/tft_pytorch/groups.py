@@ -53,6 +53,14 @@ class Groups:
         self._left: threading.Event | None = None
         self._abandoned = False
         self._excepthook = sys.excepthook
+        self._token = torch.zeros(1)
+
+    def meet(self) -> None:
+        """
+        Returns when all ranks have called it. A sum of one number, and not a barrier, which would go
+        to the device where there is one: the ranks have come so far when their threads have.
+        """
+        dist.all_reduce(self._token)
 
     def form(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
         """

@@ -103,8 +103,7 @@ def train(session: tft.Session) -> None:
         inputs, targets = data.next()
         losses: list[Tensor] = []
         schedule.step(*((inputs,) if place == 0 else ()), target=targets, losses=losses)
-        # The stages meet before any of them is updated: what they sum is the loss, which the last one
-        # has, and the square of the norm of all gradients
+        # of all stages: the loss, which the last one has, and the square of the norm of all gradients
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         loss = torch.stack(losses).mean() if last else torch.zeros(())
         sums = torch.stack([loss.detach(), norm.square()])

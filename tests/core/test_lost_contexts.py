@@ -133,3 +133,48 @@ def test_a_context_that_is_found_lost_while_saving_is_no_reason_to_replace() -> 
     assert job.over is not None
     assert job.over.result == "dumped"
     assert job.orders(Spawn) == []
+
+
+def test_everyone_stands_still_while_such_a_process_is_being_ended() -> None:
+    """
+    When the process of a rank that has found its context lost does not end at once, then the fault is
+    known all the same, with its step, and nobody goes on without it.
+    """
+    job = trained(groups={"a": (0, 1), "b": (2, 3)})
+    job.ranks[2].context_lost = True
+    job.deaf = {0}
+    job.fault(1, "memory")
+    job.settle()
+    assert job.doing == "freezing"
+    faults = [(f["kind"], f["rank"], f["step"]) for f in job.facts("fault")]
+    assert faults == [("memory", 1, 4), ("process", 2, 4)]
+
+
+def test_who_takes_no_copy_back_for_the_last_checkpoint_is_not_replaced() -> None:
+    """
+    When a rank finds its context lost as it takes back the copy that it is to save, then another one saves
+    that, and the rank what is its own: nobody else has it.
+    """
+    job = trained(world=3, keeps=1, enable=frozenset({"dump"}))
+    job.ranks[0].context_lost = True
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    saves = {save.to: save.shards for save in job.orders(Save)}
+    assert (saves[0,], saves[1,]) == ((), ("dense",))
+    assert job.orders(Spawn) == []
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_a_context_that_is_lost_when_all_is_done_is_nobodys_loss() -> None:
+    """
+    When a rank that has done all its steps finds its context lost as it is told that the job is complete,
+    then the job is.
+    """
+    job = trained()
+    job.ranks[2].context_lost = True
+    job.failures[2, "complete"] = ["AcceleratorError: CUDA error: unknown error"]
+    job.finish()
+    assert job.over is not None
+    assert job.over.result == "completed"
+    assert job.orders(Kill) == []

@@ -17,6 +17,7 @@ from tests.e2e.conftest import GPT_STEPS
 from tests.e2e.jobs import ROOT, Outcome, identical, run
 
 EXAMPLES = ROOT / "examples" / "gpt"
+APART = ROOT / "tests" / "e2e" / "apart_job.py"
 SHARDED = EXAMPLES / "sharded.py"
 LAYOUTS = {
     "fsdp": (SHARDED, "--layout", "fsdp"),
@@ -91,6 +92,21 @@ def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed[layout])
     assert [i["processes_started"] for i in outcome.incidents] == [2, 2]
+
+
+def test_a_part_does_not_run_ahead_of_one_that_cannot_follow(tmp_path: Path) -> None:
+    """
+    When a rank is killed before it gives its sums, and those with the other part have theirs, then these
+    do not complete the step: everyone stands at the end of the one before, and nothing changes.
+    """
+    steps = "20"
+    undisturbed = run(tmp_path / "undisturbed", script=APART, arguments=(steps,))
+    assert undisturbed.code == 0, undisturbed.output
+    outcome = run(tmp_path / "run", script=APART, arguments=(steps, "--die", "0,10"))
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed)
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("recover", 10, 0)
 
 
 def test_stages_that_wait_for_one_that_hangs_leave_it(

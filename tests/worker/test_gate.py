@@ -237,3 +237,54 @@ def test_a_torn_state_is_not_held_wherever_the_rank_stands() -> None:
     assert (gate.held(), gate.standing().held) == (None, None)
     gate.hold(9)
     assert (gate.held(), gate.position()) == (9, Position(step=9, window=False))
+
+
+def test_who_does_not_know_of_the_others_waits_though_nothing_is_locked() -> None:
+    """
+    When the sums of the training thread are complete and whether others' are is not known, then it stands
+    before its window, having begun nothing, until it is told how far those who know have come.
+    """
+    gate = training(10)
+    gate.stand()
+    standing = gate.standing()
+    assert (standing.still, standing.held) == (True, 10)
+    assert standing.position == Position(step=10, window=False)
+    locked = gate.lock()
+    assert (locked.waiting, locked.position.window) == (True, False)
+    assert gate.standing().still
+    gate.leave_after(11)
+    assert gate.wait() == "in"
+    assert gate.position() == Position(step=10, window=True)
+    gate.passed(11)
+    assert gate.leaves(11)
+
+
+def test_a_step_that_nobody_has_begun_is_left() -> None:
+    """
+    When nobody has begun the step that the training thread stands before, then it is told to leave, and
+    the next time it is in the loop it enters windows as ever.
+    """
+    gate = training(10)
+    gate.stand()
+    gate.lock()
+    gate.leave_after(10)
+    assert gate.wait() == "out"
+    assert gate.position() == Position(step=10, window=False)
+    gate.leave()
+    gate.execute(RESUME)
+    gate.enter()
+    assert gate.arrive()
+
+
+def test_who_stood_alone_when_its_loop_ended_is_let_in_the_next_time() -> None:
+    """
+    When an exception has ended the waiting, then the next window is entered as ever.
+    """
+    gate = training(10)
+    gate.stand()
+    gate.leave()
+    gate.enter()
+    assert gate.arrive()
+    gate.lock()
+    gate.passed(11)
+    assert not gate.arrive()

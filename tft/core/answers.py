@@ -98,7 +98,6 @@ class Answers:
         """
         self._rounds.fault("process", seat.rank, seat.position.step + 1, self._job.now, why)
         self._rounds.doom(seat, why, "process")
-        self._course.replan()
 
     def _failed(self, seat: Seat, message: Answered, why: str) -> None:
         job, rounds, order = self._job, self._rounds, message.order

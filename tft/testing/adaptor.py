@@ -4,7 +4,7 @@ An adaptor without a framework: real processes, real sockets, a state of a few n
 For tests of everything that is not a framework's: a job of four ranks is up in a second. The
 model is any object with `values`, an `array` of doubles; its ranks add numbers up with
 `group().add(x)`, which waits for all of them, as a collective does, and hangs when one is missing.
-Copies of the last two complete steps are kept. Installed under the name `fake`.
+All have the same, unless they are adopted `apart`. Copies of the last two complete steps are kept. Installed under the name `fake`.
 """
 
 import array
@@ -52,9 +52,15 @@ class Group:
         The sum of every rank's number, in rank-independent order. Raises `ConnectionError` when
         the group is broken.
         """
-        self._turn += 1
-        if self._turn > 1:  # the first is the forming of the group itself
+        if self._turn:  # the first is the forming of the group itself
             _adopted.contributing()
+        return self.meet(number)
+
+    def meet(self, number: float = 0.0) -> float:
+        """
+        The same, without anything of the step in it.
+        """
+        self._turn += 1
         ask = {"key": f"{self._name}/{self._turn}", "world": self._world, "number": number}
         self._socket.sendall(json.dumps(ask).encode() + b"\n")
         answer = self._file.readline()
@@ -119,6 +125,8 @@ class _Adopted:
     model: Model | None = None
     data: Any = None  # Any: the user's own, with state_dict and load_state_dict
     wrap: Callable[[], Any] | None = None
+    apart: bool = False
+    """Each rank has a part of its own."""
     group: Group | None = None
     backups: Mapping[int, "array.array[float]"] = MappingProxyType({})
     """By step. Replaced, never changed: it is read on other threads."""
@@ -177,11 +185,19 @@ def tft_adopt(
     if "model" not in parts:
         raise UsageError("the fake adaptor needs a `model` with `values`")
     _adopted.model, _adopted.data, _adopted.wrap = parts["model"], parts.get("data"), wrap
+    _adopted.apart = parts.get("apart", False)
 
 
 @hookimpl
 def tft_shards(rank: int, world: int) -> Sequence[ShardCopies]:
+    if _adopted.apart:
+        return (ShardCopies(shard=f"part.{rank}", ranks=(rank,)),)
     return (ShardCopies(shard="dense", ranks=tuple(range(world))),)
+
+
+@hookimpl
+def tft_meet() -> None:
+    group().meet()
 
 
 @hookimpl

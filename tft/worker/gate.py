@@ -54,6 +54,8 @@ class Gate:
         self._orders: deque[Execute] = deque()
         self._waits = False
         """The training thread stands before a window, and was not let in yet."""
+        self._alone = False
+        """Whether the others have come as far is not known: it does not enter unasked."""
         self._inside = False
         self._lock = NEVER
         self._leave_after = NEVER
@@ -81,7 +83,8 @@ class Gate:
         """
         It has left the loop.
         """
-        self._inside = self._waits = False  # an exception may have ended the waiting
+        # an exception may have ended the waiting
+        self._inside = self._alone = self._waits = False
 
     def arrive(self) -> bool:
         """
@@ -94,6 +97,14 @@ class Gate:
             self._waits = step >= self._lock
             return not self._waits
 
+    def stand(self) -> None:
+        """
+        The sums of the next step are complete, and whether they are so elsewhere is not known: `wait`,
+        until those who know say whether it is to be completed.
+        """
+        with self._mutex:
+            self._alone = self._waits = True
+
     def wait(self) -> Word | Execute:
         """
         Waits before the window for what comes first: the word to enter it, the word to leave the
@@ -103,10 +114,9 @@ class Gate:
             while True:
                 word = self._word()
                 if word is not None:
-                    self._waits = False
-                    if word == "out":
-                        step, _, torn = self._place
-                        self._place = (step, False, torn)
+                    self._alone = self._waits = False
+                    step, _, torn = self._place
+                    self._place = (step, word == "in", torn)
                     return word
                 if self._orders:
                     return self._orders.popleft()
@@ -267,6 +277,8 @@ class Gate:
 
     def _word(self) -> Word | None:
         step = self._place[0] + 1
+        if self._alone and self._leave_after == NEVER:
+            return None
         if step <= self._lock:
             return "in"
         return "out" if step > self._leave_after else None

@@ -97,6 +97,8 @@ class Session:
             settings, self._adaptor.hook, self._control.report, self.expect, self._gate.abandoned
         )
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
+        self._meets = False
+        """No rank holds everything: they make sure of each other before a step is completed."""
         self._contributed = b""
         self._adopted = False
         self.model: Any = None  # Any: whatever the user's factory returned
@@ -185,6 +187,9 @@ class Session:
         if not self._adopted:
             raise UsageError("session.run needs something to keep: call session.adopt first")
         shards = self._adaptor.hook.tft_shards(rank=self.rank, world=self.world)
+        self._meets = any(len(each.ranks) < self.world for each in shards) and bool(
+            self._adaptor.hook.tft_meet.get_hookimpls()
+        )
         self._control.report(
             Ready(
                 rank=self.rank,
@@ -253,8 +258,9 @@ class Session:
         private = self._capture(closing=False)
         if private != self._contributed:  # else it is in the page, and is better left alone there
             self._page.capture(completed + 1, private, False)
-        self._page.move(completed, True, self._clock.now())
-        if not self._gate.arrive():
+        met = not self._meets or self._meet()
+        self._page.move(completed, met, self._clock.now())
+        if not met or not self._gate.arrive():
             self._wait_at_window()
 
     def close_window(self) -> None:
@@ -282,6 +288,21 @@ class Session:
             self._observers.window_closed(step)
         if self._gate.leaves(step):
             raise Interrupted
+
+    def _meet(self) -> bool:
+        """
+        Whether all ranks have their sums. If that cannot be known any more, then those who hold something
+        else may complete the step, or may be unable to: this one can do either, and waits to be told.
+        """
+        try:
+            self._adaptor.hook.tft_meet()
+        except Interrupted:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is, the sums are there)
+            self._control.report(self._fault(error))
+            self._gate.stand()
+            return False
+        return True
 
     def contributing(self) -> None:
         """

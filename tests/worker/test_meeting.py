@@ -1,0 +1,62 @@
+"""
+Ranks that hold different parts meet before a step is completed: what becomes of one that waits for
+another which does not come. Real processes and the fake adaptor, with the test as controller.
+"""
+
+import pytest
+
+from tests.agent.stage import Stage
+from tests.worker.orders import BOTH, done, enter, key
+from tft.protocol.messages import Faulted, Freeze, Position, Ready, Stop
+
+SCRIPT = """
+import array, threading
+import tft
+from tft.testing.adaptor import group
+
+session = tft.init()
+
+
+class Numbers:
+    values = array.array("d", [0.0])
+
+
+def train(session):
+    for step in session.steps(100_000):
+        total = group().add(1.0)
+        if session.rank == 1 and step == 5:
+            threading.Event().wait()  # it has its sums, and does not come
+        with session.update():
+            numbers.values[0] += total
+
+
+numbers = Numbers()
+session.adopt(model=numbers, apart=True)
+session.run(train)
+"""
+FIRST = (0,)
+
+
+@pytest.mark.parametrize(("finish", "begun"), [(5, True), (4, False)])
+async def test_who_waits_for_the_others_does_what_they_have_done(
+    stage: Stage, finish: int, *, begun: bool
+) -> None:
+    """
+    When a rank has its sums and another one does not come to meet it, then it has begun nothing; and
+    when it is stopped, it completes the step if that is what the others have done, and else does not.
+    """
+    await stage.agent(SCRIPT, nproc=2, adaptor="fake")
+    for rank in BOTH:
+        await stage.start(rank=rank)
+        ready = await stage.report(Ready, rank=rank)
+        assert [(each.shard, each.ranks) for each in ready.shards] == [(f"part.{rank}", (rank,))]
+    await enter(stage, 0, 0)
+    await stage.pulse(lambda pulse: pulse.rank == 0 and pulse.position.step == 4)
+    frozen = (await done(stage, Freeze(**key(1, to=FIRST), cause="a test")))[0]
+    assert (frozen.position, frozen.held) == (Position(step=4, window=False), 4)
+    assert frozen.waiting
+    stopped = (await done(stage, Stop(**key(1, to=FIRST), finish=finish, grace=0.2)))[0]
+    assert (stopped.position, stopped.held) == (Position(step=finish, window=False), finish)
+    fault = await stage.report(Faulted, rank=0)
+    assert (fault.kind, fault.step, fault.position.window) == ("network", 5, False)
+    assert begun == (stopped.position.step == 5)
