@@ -14,9 +14,9 @@ import pytest
 
 from tft import checkpoint
 from tft.bus.base import Bus, Heard
+from tft.bus.ports import free_address
 from tft.bus.zeromq import open_bus
 from tft.cli import ask
-from tft.cli.network import free_address
 from tft.cli.rundir import job_there, write_job
 from tft.config import JobSettings
 from tft.protocol.messages import (

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tft.bus.ports import free_address
 from tft.bus.zeromq import open_bus
 from tft.cli.children import Child, Children
-from tft.cli.network import free_address
 from tft.protocol.topics import presence
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tests.e2e.jobs import Job, job, left_behind
-from tft.cli.network import free_address
+from tft.bus.ports import free_address
 
 LIMIT = 30.0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tft.cli.network import check_free, free_address
+from tft.bus.ports import check_free, free_address
 from tft.cli.plan import Plan, check_open, check_settings, make_plan
 from tft.config import JobSettings
 from tft.errors import AddressTaken, UsageError

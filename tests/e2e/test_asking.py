@@ -14,7 +14,7 @@ import pytest
 from tests.agent.stage import package
 from tests.e2e.conftest import FAKE, FAKE_STEPS
 from tests.e2e.jobs import Job, Outcome, identical, job, left_behind, reached, run, strike, until
-from tft.cli.network import free_address
+from tft.bus.ports import free_address
 
 CHECKS = """
 from tft.hooks import CheckResult, hookimpl

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tft.bus.broker import is_loopback
+from tft.bus.ports import check_free, free_address
 from tft.bus.zeromq import host_and_port
-from tft.cli.network import check_free, free_address
 from tft.cli.rundir import check_run_dir
 from tft.cli.settings import LOOPBACK, job_arguments, job_settings
 from tft.config import JobSettings
