@@ -57,6 +57,13 @@ class Manifest:
     private: dict[int, str]
     """By rank, the file with its private state."""
 
+    @property
+    def bereft(self) -> list[int]:
+        """
+        The ranks whose private state was lost with their node.
+        """
+        return sorted(set(range(self.world)) - set(self.private))
+
 
 # ---------------------------------------------------------------- writing
 
@@ -231,12 +238,27 @@ def newest(run_dir: Path) -> Path | None:
     """
     The committed checkpoint of the highest step in a run directory, unread; None if there is none.
     """
+    return next(iter(committed(run_dir)), None)
+
+
+def committed(run_dir: Path) -> list[Path]:
+    """
+    The committed checkpoints in a run directory, that of the highest step first, unread.
+    """
     found: list[tuple[int, bool, Path]] = []
     for directory in (run_dir / "checkpoints").glob("step-*"):
         match = _FINAL.fullmatch(directory.name)
         if match is not None and (directory / MANIFEST).is_file():
             found.append((int(match[1]), match[2] is None, directory))
-    return max(found)[2] if found else None
+    return [directory for _, _, directory in sorted(found, reverse=True)]
+
+
+def manifest_of(directory: Path) -> Manifest:
+    """
+    The manifest of a checkpoint, whose files are not looked at. Raises `CheckpointCorrupt` where it
+    cannot be read.
+    """
+    return _read_manifest(directory)
 
 
 def verify(directory: Path) -> Manifest:

@@ -7,11 +7,15 @@ read here and nowhere else.
 """
 
 import os
+import shlex
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tft.errors import UsageError
+
+RUN_OPTIONS = "TFT_RUN_OPTIONS"
+"""The variable with options of `tft run` for a job whose processes another launcher starts."""
 
 BROKER_PORTS = 2
 """The broker listens at PORT for publishers and at PORT + 1 for subscribers."""
@@ -128,10 +132,27 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
     except KeyError as missing:
         raise UsageError(
             f"tft.init needs the variable {missing.args[0]}, which an agent sets for the ranks it "
-            "starts: start this script with `tft run SCRIPT`"
+            "starts: start this script with `tft run SCRIPT`, with torchrun or with srun"
         ) from None
     except ValueError as wrong:
         raise UsageError(f"a variable set for this rank is no number: {wrong}") from None
+
+
+def started_by_agent(environ: Mapping[str, str] = os.environ) -> bool:
+    """
+    Whether an agent of tft has started this process.
+    """
+    return "TFT_JOB" in environ
+
+
+def run_options(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """
+    The words of TFT_RUN_OPTIONS, cut as a shell cuts them. Raises `UsageError` where that cannot be.
+    """
+    try:
+        return tuple(shlex.split(environ.get(RUN_OPTIONS, "")))
+    except ValueError as wrong:
+        raise UsageError(f"{RUN_OPTIONS} cannot be cut into words: {wrong}") from None
 
 
 def inherited_environment() -> dict[str, str]:

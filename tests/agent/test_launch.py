@@ -41,10 +41,14 @@ def launch(tmp_path: Path) -> Launch:
     package(tmp_path / "packages", "staged", ADAPTOR, "tft.adaptors")
     package(tmp_path / "packages", "unfit", "import nowhere", "tft.adaptors")
 
-    def run(script: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    def run(
+        script: str, *arguments: str, module: bool = False, **environment: str
+    ) -> "subprocess.CompletedProcess[str]":
         (tmp_path / "script.py").write_text(script)
+        started = ["-m", "script"] if module else [str(tmp_path / "script.py")]
         return subprocess.run(
-            [sys.executable, "-P", "-m", "tft.worker.launch", tmp_path / "script.py", *arguments],
+            [sys.executable, "-P", "-m", "tft.worker.launch", *started, *arguments],
+            cwd=tmp_path,
             env=os.environ
             | {"PYTHONPATH": f"{ROOT}:{tmp_path / 'packages'}"}
             | {"RANK": "0", "TFT_ADAPTOR": "staged", "TFT_WORDS": "2"}
@@ -54,6 +58,21 @@ def launch(tmp_path: Path) -> Launch:
         )
 
     return run
+
+
+def test_a_module_runs_as_with_python(launch: Launch, tmp_path: Path) -> None:
+    """
+    When a module is started in place of a script, then it is found where Python finds it, and sees the
+    same of itself.
+    """
+    done = launch(
+        "import sys; print(__name__, __spec__.name, sys.argv, sys.path[0], sep='|')",
+        "-c",
+        module=True,
+    )
+    expected = ["__main__", "script", str([str(tmp_path / "script.py"), "-c"]), str(tmp_path)]
+
+    assert done.stdout.strip().split("|") == expected, done.stderr
 
 
 def test_a_script_runs_as_with_python(launch: Launch, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 from tests.agent.stage import PAGE, PLUGIN, Stage, gone, package
+from tft.agent.settings import AgentSettings, Placed, rank_environment
+from tft.config import JobSettings
 from tft.protocol.messages import EndNode, Exited, Kill, NodeJoined, Spawned, StoreOpened
 
 WAIT = PAGE + "say(1); signal.pause()"
@@ -69,6 +71,23 @@ async def test_a_rank_finds_what_torchrun_would_give_it(stage: Stage) -> None:
         "TFT_RUN_DIR": str(stage.run_dir),
     }
     assert {name: environment.get(name) for name in expected} == expected
+
+
+def test_a_rank_that_another_launcher_has_placed_keeps_its_place(tmp_path: Path) -> None:
+    """
+    When another launcher says where the only rank of a node is, then that is what its script finds.
+    """
+    job = JobSettings(job="j", run_dir=tmp_path, broker="h:1", nnodes=8)
+    settings = AgentSettings(
+        job=job, node=5, script="train.py", arguments=(), host="h", environment={},
+        placed=Placed(local_rank=1, local_world=4, machine=2),
+    )  # fmt: skip
+    found = rank_environment(
+        settings, marker="m", rank=5, incarnation=0, page=3, words=4, store=("h", 1)
+    )
+
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
+    assert [found[name] for name in names] == ["5", "1", "4", "2", "2"]
 
 
 async def test_the_end_of_a_rank_is_reported_at_once_with_what_it_left(stage: Stage) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tft.bus.ports import check_free, free_address
-from tft.cli.plan import Plan, check_open, check_settings, make_plan
+from tft.cli.plan import Plan, check_open, check_plan, check_settings, make_plan, named
 from tft.config import JobSettings
 from tft.errors import AddressTaken, UsageError
 
@@ -51,6 +51,9 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "skip_batch": False,
         "checkpoint_every": 0,
         "resume": False,
+        "resume_if_any": False,
+        "module": False,
+        "placed": None,
         "node_rank": 0,
         "host": "127.0.0.1",
         "insecure": False,
@@ -92,6 +95,69 @@ def test_what_is_left_open_is_decided_anew_for_each_run() -> None:
     assert first.job != second.job
     assert first.run_dir != second.run_dir
     assert first.run_dir.is_absolute()
+
+
+def test_the_only_rank_of_a_node_is_where_another_launcher_has_put_it() -> None:
+    """
+    When another launcher has placed a rank, then its agent is told so, and how the module is named.
+    """
+    placed = options(
+        placed=(1, 4, 2), nnodes=8, broker="127.0.0.1:29400", run_dir=Path("/d"), module=True,
+        script="mine.train",
+    )  # fmt: skip
+    agent = make_plan({**placed, "node_rank": 5}).commands()["agent-5"]
+
+    assert agent[-6:] == ["--placed", "1", "4", "2", "-m", "mine.train"]
+
+
+def test_a_node_that_was_placed_holds_one_rank() -> None:
+    """
+    When a node is said to be placed and to have several ranks, then it is refused.
+    """
+    several = options(placed=(0, 2, 0), nproc_per_node=2, broker="h:1", run_dir=Path("/d"))
+
+    with pytest.raises(UsageError, match="the only rank of a node, and not for --nproc-per-node 2"):
+        check_plan(make_plan(several))
+
+
+def test_a_placed_node_must_be_told_where_the_others_are() -> None:
+    """
+    When another launcher's nodes have no run directory in common, then the sentence says where to
+    name it; the name of the job they find there.
+    """
+    with pytest.raises(
+        UsageError, match="needs --run-dir, the same on every node; name it in TFT_RUN"
+    ):
+        make_plan(options(placed=(0, 1, 0), nnodes=2, broker="127.0.0.1:29400"))
+
+
+def test_the_name_of_a_placed_job_is_found_in_its_run_directory(tmp_path: Path) -> None:
+    """
+    When nodes were told no name, then all of them are given the same one, and it is kept.
+    """
+    made = [
+        make_plan(options(placed=(n, 2, 0), nnodes=2, node_rank=n, broker="h:1", run_dir=tmp_path))
+        for n in range(2)
+    ]
+    first, second = (named(each).settings.job for each in made)
+
+    assert first == second != ""
+    assert [path.name for path in tmp_path.iterdir()] == ["job.name"]
+    assert (tmp_path / "job.name").stat().st_mode & 0o077 == 0
+
+
+def test_a_job_resumes_if_there_is_anything_to_resume(tmp_path: Path) -> None:
+    """
+    When a run may resume or begin, then node 0 looks whether there has been one.
+    """
+    may = options(resume_if_any=True, run_dir=tmp_path)
+    assert not make_plan(may).settings.resume
+    (tmp_path / "story.jsonl").touch()
+
+    assert make_plan(may).settings.resume
+    assert make_plan(may).may_begin
+    assert not make_plan({**may, "resume": True}).may_begin
+    assert not make_plan({**may, "node_rank": 1}).settings.resume
 
 
 def test_nodes_must_be_told_what_they_share() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tft import checkpoint
-from tft.cli.rundir import FreshReport, check_run_dir, run_dir_of, write_job
+from tft.cli.rundir import FreshReport, check_run_dir, resumable, run_dir_of, write_job
 from tft.config import JobSettings
 from tft.errors import CheckpointCorrupt, UsageError
 
@@ -62,6 +62,25 @@ def test_a_run_directory_is_free_again_after_its_run(settings: JobSettings) -> N
         pass
 
     check_run_dir(settings, node=0)
+
+
+def test_a_run_that_may_begin_needs_no_checkpoint(settings: JobSettings) -> None:
+    """
+    When an earlier run left no checkpoint, then one that must resume is refused, and one that may begin
+    is not, unless the earlier one has completed.
+    """
+    settings = replace(settings, resume=True)
+    settings.run_dir.mkdir()
+    (settings.run_dir / "story.jsonl").touch()
+    with pytest.raises(UsageError, match="there is no usable checkpoint"):
+        check_run_dir(settings, node=0)
+    report = settings.run_dir / "report.json"
+    report.write_text('{"result": "failed"}')
+    check_run_dir(settings, node=0, may_begin=True)
+
+    report.write_text('{"result": "completed"}')
+    with pytest.raises(UsageError, match="has completed: choose another --run-dir"):
+        check_run_dir(settings, node=0, may_begin=True)
 
 
 def test_an_earlier_story_is_not_written_over(settings: JobSettings) -> None:
@@ -121,15 +140,37 @@ def test_a_checkpoint_that_was_not_finished_is_none(settings: JobSettings) -> No
         check_run_dir(replace(settings, nproc_per_node=2, resume=True), node=0)
 
 
-def saved(settings: JobSettings) -> Path:
+def test_a_checkpoint_that_lacks_a_rank_is_not_what_a_job_goes_on_from_by_itself(
+    settings: JobSettings,
+) -> None:
     """
-    A checkpoint of two ranks of the adaptor `pytorch`.
+    When the newest checkpoint lacks the private state of a rank, then a run that may begin takes an older
+    one that has all of it, and is refused where there is none: it must not begin in silence.
     """
-    final = settings.run_dir / "checkpoints" / "step-00000007"
+    settings = replace(settings, nproc_per_node=2, resume=True)
+    newest = saved(settings, step=9, ranks=1)
+    with pytest.raises(
+        UsageError, match=r"step-00000009 holds no RNG and data position of ranks \[1\]"
+    ):
+        check_run_dir(settings, node=0, may_begin=True)
+    assert resumable(settings.run_dir) == newest
+    whole = saved(settings)
+
+    assert resumable(settings.run_dir) == whole
+    check_run_dir(settings, node=0, may_begin=True)
+    with pytest.raises(UsageError, match="step-00000009 holds no RNG"):
+        check_run_dir(settings, node=0)
+
+
+def saved(settings: JobSettings, *, step: int = 7, ranks: int = 2) -> Path:
+    """
+    A checkpoint of two ranks of the adaptor `pytorch`, or with the private state of one alone.
+    """
+    final = settings.run_dir / "checkpoints" / f"step-{step:08}"
     partial = checkpoint.partial(final)
     partial.mkdir(parents=True)
-    files = [checkpoint.write_private(partial, rank, b"position") for rank in range(2)]
-    manifest = checkpoint.manifest(step=7, world=2, adaptor="pytorch", files=files)
+    files = [checkpoint.write_private(partial, rank, b"position") for rank in range(ranks)]
+    manifest = checkpoint.manifest(step=step, world=2, adaptor="pytorch", files=files)
     checkpoint.commit(partial, final, manifest)
     return final
 

@@ -264,7 +264,7 @@ class Ranks:
         self._outputs = [kept for kept in self._outputs if not kept.closed] + [output]
         words = os.memfd_create(f"tft-words-{rank}")
         task = Task(
-            arguments=(settings.script, *settings.arguments),
+            arguments=settings.command,
             environment=rank_environment(
                 settings,
                 marker=self._marker,

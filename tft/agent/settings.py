@@ -3,10 +3,39 @@ What an agent was told, and the environment it gives to its ranks.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 from tft.agent.guard import VARIABLE
 from tft.config import JobSettings, RankSettings, descriptor_variables
 from tft.lifeline import lifeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """
+    Where a rank is among those of its machine.
+    """
+
+    local_rank: int
+    """Its number among them: a script chooses its device by it."""
+    local_world: int
+    """How many they are."""
+    machine: int
+    """The number of the machine."""
+
+    @classmethod
+    def read(cls, words: tuple[int, int, int]) -> Self:
+        """
+        What the option `--placed` says.
+        """
+        local_rank, local_world, machine = words
+        return cls(local_rank=local_rank, local_world=local_world, machine=machine)
+
+    def words(self) -> list[str]:
+        """
+        The words of the option `--placed`.
+        """
+        return ["--placed", str(self.local_rank), str(self.local_world), str(self.machine)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +49,17 @@ class AgentSettings:
     node: int
     """The number of its node, from 0."""
     script: str
-    """The user's script."""
+    """The user's script; with `module`, the name of a module."""
     arguments: tuple[str, ...]
     """The arguments of the script."""
     host: str
     """The address other nodes reach this one at."""
     environment: dict[str, str]
     """What the processes it starts inherit."""
+    module: bool = False
+    """Run as `python -m` runs a module."""
+    placed: Placed | None = None
+    """Where another launcher has put the only rank of this node; None: the agent counts its ranks."""
 
     @property
     def ranks(self) -> range:
@@ -35,6 +68,26 @@ class AgentSettings:
         """
         first = self.node * self.job.nproc_per_node
         return range(first, first + self.job.nproc_per_node)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """
+        What `tft.worker.launch` is to run.
+        """
+        started = ("-m", self.script) if self.module else (self.script,)
+        return (*started, *self.arguments)
+
+    def place(self, rank: int) -> Placed:
+        """
+        Where a rank of this node is, as its script finds it.
+        """
+        if self.placed is not None:
+            return self.placed
+        return Placed(
+            local_rank=rank - self.ranks.start,
+            local_world=self.job.nproc_per_node,
+            machine=self.node,
+        )
 
 
 def child_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
@@ -86,15 +139,15 @@ def rank_environment(
         host=settings.host,
         checkpoint_every=job.checkpoint_every,
     )
-    node = str(settings.node)
+    place = settings.place(rank)
     return {
         **python_environment(settings, marker),
         **told.environment(),
         **descriptor_variables(page=page, words=words),
-        "LOCAL_RANK": str(rank - settings.ranks.start),
-        "LOCAL_WORLD_SIZE": str(job.nproc_per_node),
-        "NODE_RANK": node,
-        "GROUP_RANK": node,
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world),
+        "NODE_RANK": str(place.machine),
+        "GROUP_RANK": str(place.machine),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         # so that init_process_group joins the agent's store, where rank 0 would open one itself

@@ -52,6 +52,11 @@ def run_command() -> click.Command:
                 type=click.Path(path_type=Path, dir_okay=False),
                 help="Where to put a copy of the run directory's report.json (node 0).",
             ),
+            click.Option(
+                ["--resume-if-any"],
+                is_flag=True,
+                help="As --resume, if there is a checkpoint; otherwise begin.",
+            ),
             *chain.from_iterable(call_guarded(plugins, "tft_options")),
             *_script(),
         ],
@@ -126,12 +131,18 @@ def agent_command() -> click.Command:
     """
 
     def agent(
-        node: int, host: str, script: str, arguments: tuple[str, ...], **options: Any
-    ) -> int:  # Any: each option's own type
+        node: int,
+        host: str,
+        script: str,
+        arguments: tuple[str, ...],
+        module: bool,
+        placed: tuple[int, int, int] | None,
+        **options: Any,  # each option's own type
+    ) -> int:
         die_with_parent()
         configure_logs()
         from tft.agent.service import main
-        from tft.agent.settings import AgentSettings
+        from tft.agent.settings import AgentSettings, Placed
         from tft.cli.plan import check_settings
 
         settings = job_settings(options)
@@ -144,6 +155,8 @@ def agent_command() -> click.Command:
                 arguments=arguments,
                 host=host,
                 environment=inherited_environment(),
+                module=module,
+                placed=Placed.read(placed) if placed else None,
             )
         )
 
@@ -258,9 +271,21 @@ def _insecure_option() -> click.Option:
 
 def _script() -> list[click.Parameter]:
     """
-    SCRIPT and all that follows it.
+    SCRIPT and all that follows it, and what is said of it and of its only rank.
     """
     return [
+        click.Option(
+            ["--module", "-m"],
+            is_flag=True,
+            help="SCRIPT is the name of a module, and is run as `python -m` runs it.",
+        ),
+        click.Option(
+            ["--placed"],
+            type=click.INT,
+            nargs=3,
+            metavar="LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK",
+            help="Where another launcher has put the only rank of this node.",
+        ),
         click.Argument(["script"]),
         click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
     ]

@@ -5,17 +5,17 @@ started or written.
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tft.agent.settings import Placed
 from tft.bus.broker import is_loopback
 from tft.bus.ports import check_free, free_address
 from tft.bus.zeromq import host_and_port
-from tft.cli.rundir import check_run_dir
+from tft.cli.rundir import check_run_dir, holds_story, new_run_dir, shared_name
 from tft.cli.settings import LOOPBACK, job_arguments, job_settings
-from tft.config import JobSettings
+from tft.config import RUN_OPTIONS, JobSettings
 from tft.core.policy import STRATEGIES
 from tft.errors import UsageError
 from tft.plugins import find_adaptor
@@ -36,6 +36,14 @@ class Plan:
     """Where a copy of the report goes when the job is over."""
     script: str
     arguments: tuple[str, ...]
+    module: bool = False
+    """Whether `script` is the name of a module."""
+    placed: Placed | None = None
+    """
+    Where another launcher has put the only rank of this node; None: no other has started this one.
+    """
+    may_begin: bool = False
+    """Whether the job may begin where there is no checkpoint to resume from."""
 
     @property
     def leads(self) -> bool:
@@ -58,13 +66,33 @@ class Plan:
         """
         return f"run.{self.node}/0"
 
+    @property
+    def command(self) -> list[str]:
+        """
+        What is run, as the end of a command line of `tft`.
+        """
+        started = ["-m", self.script] if self.module else [self.script]
+        return [*started, *self.arguments]
+
+    @property
+    def again(self) -> str:
+        """
+        How to go on from a checkpoint of this run, in words.
+        """
+        run_dir = self.settings.run_dir
+        if self.placed is None:
+            return f"the same command, with --run-dir {run_dir} --resume, continues"
+        return f"the same start, with --run-dir {run_dir} in {RUN_OPTIONS}, continues"
+
     def commands(self) -> dict[str, list[str]]:
         """
         The parts that this launcher starts, each with the arguments of `tft`.
         """
         job = job_arguments(self.settings)
         agent = ["agent", *job, "--node", str(self.node), "--host", self.host]
-        parts = {self.agent: [*agent, self.script, *self.arguments]}
+        if self.placed is not None:
+            agent += self.placed.words()
+        parts = {self.agent: [*agent, *self.command]}
         if not self.leads:
             return parts
         host, port = host_and_port(self.settings.broker)
@@ -81,20 +109,20 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     Raises `UsageError` for a job of several nodes that was not told what its nodes must share,
     and for one that is to resume what it was not told.
     """
-    missing = [name for name in ("job", "broker", "run_dir") if options[name] is None]
-    if missing and options["nnodes"] > 1:
-        wanted = ", ".join("--" + name.replace("_", "-") for name in missing)
-        raise UsageError(
-            f"a job of {options['nnodes']} nodes needs {wanted}, the same on every node"
-        )
+    placed = Placed.read(options["placed"]) if options["placed"] else None
+    _check_shared(options, placed)
     if options["resume"] and options["run_dir"] is None:
         raise UsageError("--resume needs the --run-dir of the run to be continued")
+    run_dir = (options["run_dir"] or new_run_dir()).absolute()
+    # node 0 decides; another may look when the story has begun already
+    may_resume = options["resume_if_any"] and options["node_rank"] == 0
     found = {
         # Also the key of the job's ports, so it is not to be guessed.
-        "job": options["job"] or secrets.token_hex(8),
+        "job": options["job"] or ("" if placed else secrets.token_hex(8)),
         "run": options.get("run") or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),
-        "run_dir": (options["run_dir"] or _new_run_dir()).absolute(),
+        "run_dir": run_dir,
+        "resume": options["resume"] or (may_resume and holds_story(run_dir)),
     }
     return Plan(
         settings=job_settings({**options, **found}),
@@ -104,14 +132,36 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
         report=options["report"],
         script=options["script"],
         arguments=options["arguments"],
+        module=options["module"],
+        placed=placed,
+        may_begin=options["resume_if_any"] and not options["resume"],
     )
 
 
-def _new_run_dir() -> Path:
+def named(plan: Plan) -> Plan:
     """
-    A directory that no other run has, named so that a listing is in the order of the runs.
+    A plan with a name for its job, which nodes that could not be told one find in the run directory.
     """
-    return Path("tft-runs", f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}")
+    if plan.settings.job:
+        return plan
+    name = shared_name(plan.settings.run_dir)
+    return replace(plan, settings=replace(plan.settings, job=name))
+
+
+def _check_shared(options: Mapping[str, Any], placed: Placed | None) -> None:
+    """
+    Raises `UsageError` where the nodes were not told what they must share. Those that another launcher
+    has started find the name of their job in the run directory.
+    """
+    needed = ("broker", "run_dir") if placed else ("job", "broker", "run_dir")
+    missing = [name for name in needed if options[name] is None]
+    if not missing or (options["nnodes"] == 1 and not placed):
+        return
+    wanted = ", ".join("--" + name.replace("_", "-") for name in missing)
+    where = f"; name it in {RUN_OPTIONS}" if placed else ""
+    raise UsageError(
+        f"a job of {options['nnodes']} nodes needs {wanted}, the same on every node{where}"
+    )
 
 
 def check_settings(settings: JobSettings) -> None:
@@ -143,7 +193,12 @@ def check_plan(plan: Plan) -> None:
             f"--node-rank is 0 to {settings.nnodes - 1} in a job of --nnodes {settings.nnodes}, "
             f"not {plan.node}"
         )
-    if not Path(plan.script).is_file():
+    if plan.placed is not None and settings.nproc_per_node != 1:
+        raise UsageError(
+            "--placed is for the only rank of a node, and not for --nproc-per-node "
+            f"{settings.nproc_per_node}"
+        )
+    if not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"there is no script at {plan.script}")
     find_adaptor(settings.adaptor)
     check_open(plan.host, "--host", insecure=plan.insecure)
@@ -151,7 +206,7 @@ def check_plan(plan: Plan) -> None:
     check_open(broker, "--broker", insecure=plan.insecure)
     if plan.report is not None and not plan.report.absolute().parent.is_dir():
         raise UsageError(f"--report {plan.report}: there is no directory {plan.report.parent}")
-    check_run_dir(settings, plan.node)
+    check_run_dir(settings, plan.node, may_begin=plan.may_begin)
     if plan.leads:
         check_free(broker, port)
 

@@ -14,20 +14,22 @@ import click
 
 from tft.bus.base import Bus, Heard
 from tft.bus.zeromq import open_bus
-from tft.checkpoint import newest
+from tft.checkpoint import give_up, manifest_of, newest
 from tft.cli.children import Child, Children
-from tft.cli.plan import Plan
+from tft.cli.plan import Plan, named
 from tft.cli.rundir import (
     FreshReport,
     last_line,
     log_file,
     pid_file,
+    resumable,
     run_dir_of,
     write_job,
 )
 from tft.cli.summary import summary
 from tft.cli.verdicts import COMPLETED, DUMPED, FAILED, REFUSED, RESULTS, Restarts, ended, exit_code
 from tft.clock import SystemClock
+from tft.config import JobSettings
 from tft.core.delivery import Outbox
 from tft.core.policy import Policy
 from tft.files import write_whole
@@ -46,12 +48,16 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
     Run a node's share of a job that was checked; the exit code of `tft run`. `environment` is
     added to that of every process of the job.
     """
-    settings = plan.settings
-    with run_dir_of(settings, plan.node):
+    with run_dir_of(plan.settings, plan.node):
+        plan = named(plan)
+        settings = plan.settings
         if plan.leads:
-            write_job(settings, [plan.script, *plan.arguments])
+            write_job(settings, plan.command)
         report = FreshReport(settings.run_dir)
-        say(f"the records of this run are in {settings.run_dir}")
+        if plan.leads and plan.may_begin:
+            _turn_back(settings.run_dir)
+        if plan.leads or plan.placed is None:  # another launcher's nodes are as many as the ranks
+            say(f"the records of this run are in {settings.run_dir}{_beginning(settings)}")
         code = asyncio.run(_run(plan, environment, report))
         if plan.leads and plan.report is not None:
             text = report.text()
@@ -67,16 +73,36 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             say(f"the job did not complete: {why}")
             checkpoint = newest(settings.run_dir)
             if checkpoint is not None:
-                say(
-                    f"{checkpoint} is whole: the same command, with "
-                    f"--run-dir {settings.run_dir} --resume, continues from it"
-                )
-    if code == DUMPED:
-        say(
-            "the job ended with a last checkpoint: the same command, with "
-            f"--run-dir {settings.run_dir} --resume, continues it"
-        )
+                say(f"{checkpoint} is whole: {plan.again} from it")
+    if code == DUMPED and (plan.leads or plan.placed is None):
+        say(f"the job ended with a last checkpoint: {plan.again} it")
     return code
+
+
+def _turn_back(run_dir: Path) -> None:
+    """
+    Have a job that starts by itself go on from a checkpoint that it can go on from.
+    """
+    last, directory = newest(run_dir), resumable(run_dir)
+    if last is None or directory is None or last == directory:
+        return
+    say(
+        f"{last.name} holds no RNG and data position of ranks {manifest_of(last).bereft}, which were "
+        "lost with their node: it is set aside, to be loaded by hand"
+    )
+    give_up(run_dir, manifest_of(directory).step)
+
+
+def _beginning(settings: JobSettings) -> str:
+    """
+    Where a run that goes on in the directory of an earlier one begins, in words.
+    """
+    if not settings.resume:
+        return ""
+    checkpoint = newest(settings.run_dir)
+    if checkpoint is None:
+        return "; an earlier one left no checkpoint there, so the job begins once more"
+    return f"; it goes on from {checkpoint.name}"
 
 
 async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) -> int:
@@ -118,6 +144,7 @@ class Launcher:
         self._clock = SystemClock()
         self._outbox = Outbox()
         self._grace = 0.0
+        self._led = False
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[signal.Signals] = loop.create_future()
         self._over: asyncio.Future[int] = loop.create_future()
@@ -253,6 +280,8 @@ class Launcher:
         if not self._stop.done() and not self._over.done():
             self._stop.set_result(number)
             return
+        if self._plan.placed is not None:
+            return  # a launcher may say it twice; when its patience is over it kills
         say(f"{number.name}: everything is killed")
         for part in self._parts.values():
             part.send(signal.SIGKILL)
@@ -260,7 +289,14 @@ class Launcher:
 
     async def _stop_when_asked(self) -> None:
         number = await asyncio.shield(self._stop)
-        say(f"{number.name}: the job is to end after a last checkpoint; a second one kills it")
+        if not self._led and not self._plan.leads:
+            say(f"{number.name}: no controller was heard yet, and nothing has begun here")
+            self._finish(exit_code(FAILED, number))
+            return
+        if self._plan.placed is None:
+            say(f"{number.name}: the job is to end after a last checkpoint; a second one kills it")
+        elif self._plan.leads:
+            say(f"{number.name}: the job is to end after a last checkpoint")
         why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
         await self._tell(StopRequested(why=why, signal=number, at=self._clock.now()))
         await asyncio.wait([self._over], timeout=_STOP_LIMIT)
@@ -286,6 +322,7 @@ class Launcher:
         while True:
             match await self._bus.receive():
                 case Heard(envelope=Envelope(message=Lead(heard=heard))):
+                    self._led = True
                     self._outbox.acknowledge(heard.get(self._plan.sender, 0))
                 case _:
                     pass  # orders are for ranks and agents

@@ -5,6 +5,7 @@ there, and who is using it now.
     job.json        what was run, and with which settings
     logs/           what each part had to say
     pids/           the process of each part, as text; that of the launcher is locked by it
+    job.name        the name of the job, where its nodes could not be told one
     story.jsonl     written by the controller: its presence is the sign of an earlier run
     report.json     written by the controller at the end
 """
@@ -12,9 +13,11 @@ there, and who is using it now.
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from tft.errors import UsageError
 from tft.files import write_whole
 
 JOB = "job.json"
+NAME = "job.name"
 STORY = "story.jsonl"
 REPORT = "report.json"
 
@@ -49,10 +53,25 @@ def log_file(run_dir: Path, part: str) -> Path:
     return run_dir / "logs" / f"{part}.log"
 
 
-def check_run_dir(settings: JobSettings, node: int) -> None:
+def new_run_dir() -> Path:
+    """
+    A directory that no other run has, named so that a listing is in the order of the runs.
+    """
+    return Path("tft-runs", f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}")
+
+
+def holds_story(run_dir: Path) -> bool:
+    """
+    Whether there has been a run in this directory.
+    """
+    return (run_dir / STORY).exists()
+
+
+def check_run_dir(settings: JobSettings, node: int, *, may_begin: bool = False) -> None:
     """
     Raises `UsageError` where this run may not use its directory, and `CheckpointCorrupt` where
-    what it is to resume from is damaged. Nothing is written.
+    what it is to resume from is damaged. With `may_begin` a run that is to resume may find nothing
+    to resume from. Nothing is written.
     """
     run_dir = settings.run_dir
     if run_dir.exists() and not run_dir.is_dir():
@@ -63,8 +82,14 @@ def check_run_dir(settings: JobSettings, node: int) -> None:
     if node != 0:
         return  # node 0 decides; it may have begun the story before this node looks
     if settings.resume:
-        _check_resumable(settings)
-    elif (run_dir / STORY).exists():
+        if may_begin:
+            _check_unfinished(run_dir)
+        directory = resumable(run_dir) if may_begin else checkpoint.newest(run_dir)
+        if directory is not None:
+            _check_resumable(settings, directory)
+        elif not may_begin:
+            raise UsageError(f"there is no usable checkpoint in {run_dir} to resume from")
+    elif holds_story(run_dir):
         raise UsageError(
             f"{run_dir} holds the story of an earlier run: add --resume to continue it, or "
             "choose another --run-dir"
@@ -92,6 +117,33 @@ def run_dir_of(settings: JobSettings, node: int) -> Iterator[None]:
         yield
         if node == 0:
             checkpoint.sweep(settings.run_dir)
+
+
+def resumable(run_dir: Path) -> Path | None:
+    """
+    The newest checkpoint that holds the private state of all ranks; if none does, the newest of all.
+    """
+    found = checkpoint.committed(run_dir)
+    for directory in found:
+        if not checkpoint.manifest_of(directory).bereft:
+            return directory
+    return found[0] if found else None
+
+
+def shared_name(run_dir: Path) -> str:
+    """
+    A name that nobody can guess, and that all who ask in this run directory are given, in later runs
+    too: whoever comes first makes it up.
+    """
+    path = run_dir / NAME
+    mine = path.with_name(f"{NAME}.{secrets.token_hex(4)}")
+    made = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.write(made, secrets.token_hex(8).encode())
+    os.close(made)
+    with suppress(FileExistsError):
+        os.link(mine, path)  # whole at once, and for one of them only, between machines too
+    mine.unlink()
+    return path.read_text()
 
 
 def write_job(settings: JobSettings, command: Sequence[str]) -> None:
@@ -226,15 +278,19 @@ def _locked(settings: JobSettings, node: int) -> Iterator[int]:
         os.close(lock)
 
 
-def _check_resumable(settings: JobSettings) -> None:
-    directory = checkpoint.newest(settings.run_dir)
-    if directory is None:
-        raise UsageError(f"there is no usable checkpoint in {settings.run_dir} to resume from")
-    manifest = checkpoint.verify(directory)
-    missing = sorted(set(range(manifest.world)) - set(manifest.private))
-    if missing:
+def _check_unfinished(run_dir: Path) -> None:
+    report = run_dir / REPORT
+    if report.exists() and json.loads(report.read_text())["result"] == "completed":
         raise UsageError(
-            f"{directory} holds no RNG and data position of ranks {missing}, which were lost with "
+            f"the job in {run_dir} has completed: choose another --run-dir for another one"
+        )
+
+
+def _check_resumable(settings: JobSettings, directory: Path) -> None:
+    manifest = checkpoint.verify(directory)
+    if manifest.bereft:
+        raise UsageError(
+            f"{directory} holds no RNG and data position of ranks {manifest.bereft}, which were lost with "
             "their node: it can be loaded by hand, but not resumed"
         )
     if manifest.world != settings.world:

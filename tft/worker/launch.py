@@ -1,6 +1,6 @@
 """
-How the process of a rank begins: `python -m tft.worker.launch SCRIPT ARGS...`, run by an agent; or
-in a process that `tft.worker.nursery` has forked, which comes here with the imports done.
+How the process of a rank begins: `python -m tft.worker.launch SCRIPT ARGS...`, or with `-m MODULE` in
+the place of SCRIPT, run by an agent; or in a process that `tft.worker.nursery` has forked, which comes here with the imports done.
 
 Before the script starts, the process ties its life to the agent's, gets ready to say its last
 words, and imports what the framework will need. Then it is an ordinary Python that runs the
@@ -29,7 +29,8 @@ def main() -> None:
 
 def launch(arguments: Sequence[str]) -> None:
     """
-    Be the process of a rank, as the environment says, and run the script with its arguments.
+    Be the process of a rank, as the environment says, and run the script, or the module after `-m`, with
+    its arguments.
     """
     die_with_parent()
     try:
@@ -37,6 +38,12 @@ def launch(arguments: Sequence[str]) -> None:
     except UsageError as refused:
         sys.stderr.write(f"tft: {refused}\n")
         sys.exit(2)
+    if arguments[0] == "-m":
+        _, module, *rest = arguments
+        sys.argv = [module, *rest]  # until it is found: then its file comes first
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
     script = arguments[0]
     sys.argv = list(arguments)
     # as `python SCRIPT` has it; the agent's -P has kept the working directory out
