@@ -205,6 +205,21 @@ class SessionView(Protocol):
         """Where this run keeps its records."""
 
 
+class LauncherStore(Protocol):
+    """
+    The store that a framework's own launcher serves for the processes it starts.
+    """
+
+    def keep(self, key: str, words: str) -> str:
+        """What is there under `key`: `words`, unless somebody was earlier."""
+
+    def put(self, key: str, words: str) -> None:
+        """Have `words` under `key`, whatever was there."""
+
+    def take(self, key: str) -> str:
+        """Wait for what is put there, and take it away."""
+
+
 class AdaptorSpecs:
     """
     What an adaptor answers. All are needed, except those that say what their absence means.
@@ -236,6 +251,24 @@ class AdaptorSpecs:
 
         Call `opened(port)` once connections are accepted; `port` 0 asks for a free one.
         """
+
+    # ------------------------------------------------------------ under another launcher
+
+    @hookspec(firstresult=True)
+    def tft_begun(self) -> str | None:
+        """
+        What the framework has begun in this process that ties it to others, in words: a process
+        group. The process is about to become a `tft run`, and would leave them waiting. Not needed:
+        without it nothing is thought to have begun.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_launcher_store(self, host: str, port: int) -> LauncherStore:
+        """
+        The store that the framework's own launcher serves there. Raise a `UsageError` if it does not
+        answer. Not needed: only of the adaptor whose framework has such a launcher.
+        """
+        raise NotImplementedError
 
     # ------------------------------------------------------------ the state
 

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from tft.errors import UsageError
-from tft.hooks import Buffer, Made, Parcel, hookimpl
+from tft.hooks import Buffer, LauncherStore, Made, Parcel, hookimpl
 from tft.protocol.messages import FaultKind, ShardCopies
 from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.faults import classify, waiting
@@ -52,6 +52,23 @@ def tft_store(host: str, port: int, opened: Callable[[int], None]) -> None:
     from tft_pytorch.store import serve
 
     serve(host, port, opened)
+
+
+# ---------------------------------------------------------------- under torchrun or the like
+
+
+@hookimpl
+def tft_begun() -> str | None:
+    import torch.distributed as dist  # heavy, and the script has done so already
+
+    return "a process group (init_process_group)" if dist.is_initialized() else None
+
+
+@hookimpl
+def tft_launcher_store(host: str, port: int) -> LauncherStore:
+    from tft_pytorch.store import TorchrunStore
+
+    return TorchrunStore(host, port)
 
 
 # ---------------------------------------------------------------- the state

@@ -1,14 +1,22 @@
 """
-The rendezvous store, in a process of its own: no rank hosts it, so none takes it down.
+The rendezvous store, in a process of its own: no rank hosts it, so none takes it down. And the one
+that torchrun serves for the processes it starts.
 """
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore, as mypy sees it
 
-from tft.errors import AddressTaken
+from tft.errors import AddressTaken, UsageError
+
+_ANSWER = timedelta(minutes=1)
+"""For torchrun's store to answer: it is there before the processes are."""
+_PATIENCE = timedelta(hours=1)
+"""For words of another process: it runs its script up to `tft.init` first. As `tft run` has it for nodes."""
 
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
@@ -27,3 +35,40 @@ def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     )
     opened(store.port)
     threading.Event().wait()
+
+
+class TorchrunStore:
+    """
+    See `tft.hooks.LauncherStore`. It is kept over torchrun's restarts, keys and all.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = f"{host}:{port}"
+        with self._answering():
+            self._store = TCPStore(
+                host, port, is_master=False, wait_for_workers=False, timeout=_ANSWER
+            )
+
+    def keep(self, key: str, words: str) -> str:
+        with self._answering():
+            return self._store.compare_set(key, "", words).decode()
+
+    def put(self, key: str, words: str) -> None:
+        with self._answering():
+            self._store.set(key, words)
+
+    def take(self, key: str) -> str:
+        with self._answering():
+            self._store.set_timeout(_PATIENCE)
+            words = self._store.get(key).decode()
+            self._store.delete_key(key)
+        return words
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # torch has no other
+            raise UsageError(
+                f"the store that torchrun serves at {self._address} does not answer: {error}"
+            ) from None

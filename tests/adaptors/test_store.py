@@ -4,12 +4,14 @@ The rendezvous store: at one address, in its own process.
 
 import socket
 from contextlib import closing
+from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 
 import pytest
 import tft_pytorch
+from tft_pytorch.store import TorchrunStore
 
-from tft.errors import AddressTaken
+from tft.errors import AddressTaken, UsageError
 
 
 def listeners(port: int) -> list[str]:
@@ -44,3 +46,28 @@ def test_a_port_in_use_is_refused(context: ForkServerContext) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(AddressTaken, match=f"127.0.0.1:{port}"):
             tft_pytorch.tft_store("127.0.0.1", port, print)
+
+
+def test_words_in_a_store_of_torchruns_are_kept_replaced_and_taken(store: int) -> None:
+    """
+    When processes of torchrun leave words in its store, then the first to keep some has its own kept,
+    the last to put some has its own read, and what was taken is gone.
+    """
+    one, two = (TorchrunStore("127.0.0.1", store) for _ in range(2))
+
+    assert [one.keep("a", "mine"), two.keep("a", "yours")] == ["mine", "mine"]
+    one.put("b", "of an earlier attempt")
+    one.put("b", "of this one")
+    assert two.take("b") == "of this one"
+    assert two.keep("b", "fresh") == "fresh"
+
+
+def test_a_store_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When nobody serves a store where torchrun's should be, then that is said.
+    """
+    monkeypatch.setattr("tft_pytorch.store._ANSWER", timedelta(seconds=1))
+    with closing(socket.create_server(("127.0.0.1", 0))) as once:
+        port = once.getsockname()[1]
+    with pytest.raises(UsageError, match=f"at 127.0.0.1:{port} does not answer"):
+        TorchrunStore("127.0.0.1", port)

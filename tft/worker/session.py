@@ -16,7 +16,7 @@ from typing import Any, Self
 import structlog
 
 from tft.clock import SystemClock
-from tft.config import RankSettings, rank_settings
+from tft.config import RankSettings, rank_settings, started_by_agent
 from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.hooks import Made, Parcel
@@ -40,6 +40,7 @@ from tft.protocol.messages import (
 from tft.transfer.server import ShardServer
 from tft.worker.control import Control
 from tft.worker.diagnosis import Diagnostician
+from tft.worker.foreign import become_launcher
 from tft.worker.gate import Gate
 from tft.worker.holdings import Holdings
 from tft.worker.observers import Observers
@@ -472,10 +473,16 @@ _session: Session | None = None
 def init() -> Session:
     """
     Joins the job this process was started for and returns its session; the same one when called
-    again. Raises `UsageError` where no tft agent started this process.
+    again.
+
+    In a process that torchrun, srun or the like has started it does not return: the process becomes a
+    `tft run`, whose rank runs the script from its beginning. Raises `UsageError` where that cannot be,
+    and where nobody has started this process as one of several.
     """
     global _session
     if _session is None:
         at = SystemClock().now()
+        if not started_by_agent():
+            become_launcher()
         _session = Session(rank_settings()).open(at)
     return _session

@@ -1,0 +1,314 @@
+"""
+Scripts as they are, started by torchrun, as srun would, or by hand: `tft.init` does the rest.
+
+`make test` runs a job of each of the first two, the first with a rank killed; `make soak` runs the rest
+of the table.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import FAKE
+from tests.e2e.jobs import (
+    MARK,
+    ROOT,
+    TRAIN,
+    Job,
+    Outcome,
+    identical,
+    left_behind,
+    reached,
+    run,
+    strike,
+    until,
+)
+from tft.bus.ports import free_address
+
+LIMIT = 60.0
+STEPS = 100
+WORLD = 2
+FAST = (str(FAKE), str(STEPS))
+PYTHON = [sys.executable]
+
+
+def torchrun(*options: str, world: int = WORLD) -> list[str]:
+    """
+    The beginning of a command line of torchrun, which takes a free port for its store by itself.
+    """
+    return [*PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(world), *options]
+
+
+def of_srun(rank: int) -> dict[str, str]:
+    """
+    What srun says to one process of a step on one machine, and where nobody listens.
+    """
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(WORLD),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "a07",
+    }
+
+
+def by_hand(rank: int) -> dict[str, str]:
+    """
+    What a script of a shell says to one process of several.
+    """
+    return {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "localhost"}
+
+
+@contextmanager
+def started(
+    run_dir: Path, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], *options: str
+) -> Iterator[list[Job]]:
+    """
+    Starts each of these with its variables; what is left of them at the end is killed, by pid.
+    """
+    told = {"TFT_RUN_OPTIONS": shlex.join(["--run-dir", str(run_dir), *options])}
+    jobs: list[Job] = []
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        for command, variables in commands:
+            log = run_dir.with_name(f"{run_dir.name}-{len(list(run_dir.parent.glob('*.out')))}.out")
+            with log.open("w") as out:
+                process = subprocess.Popen(
+                    command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
+                    start_new_session=True,
+                    env={**os.environ, **told, **variables, MARK: str(run_dir)},
+                )  # fmt: skip
+            jobs.append(Job(process, run_dir, log))
+        yield jobs
+    finally:
+        for pid in left_behind(run_dir):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for job in jobs:
+            job.process.kill()
+            job.process.wait()
+
+
+@contextmanager
+def under_torchrun(
+    run_dir: Path, *script: str, more: Sequence[str] = (), options: Sequence[str] = ()
+) -> Iterator[Job]:
+    """
+    A job that torchrun starts, of a script or of `-m` and a module.
+    """
+    with started(run_dir, [(torchrun(*more) + list(script), {})], *options) as [job]:
+        yield job
+
+
+def ended(job: Job) -> Outcome:
+    """
+    Waits for the end of a job, which must leave no process behind.
+    """
+    outcome = job.end(LIMIT)
+    until(lambda: left_behind(job.run_dir) == [], "an empty node", limit=2.0)
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """
+    The fast job, started as srun starts it.
+    """
+    run_dir = tmp_path_factory.mktemp("srun") / "run"
+    port = {"MASTER_PORT": free_address("127.0.0.1").rpartition(":")[2]}
+    commands = [([*PYTHON, *FAST], of_srun(rank) | port) for rank in range(WORLD)]
+    with started(run_dir, commands, "--adaptor", "fake") as jobs:
+        outcomes = [ended(job) for job in jobs]
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    return outcomes[0]
+
+
+def test_a_job_of_srun_runs_to_its_end(undisturbed: Outcome) -> None:
+    """
+    When srun starts a script twice, then the two train together, each as the node of its rank.
+    """
+    assert undisturbed.report["result"] == "completed"
+    assert undisturbed.report["steps"] == STEPS
+    assert sorted(undisturbed.finals()) == list(range(WORLD))
+
+
+def test_torchrun_does_not_see_a_rank_that_dies(tmp_path: Path, undisturbed: Outcome) -> None:
+    """
+    When a rank of a job of torchrun is killed with kill -9, then it is replaced below torchrun, whose
+    processes are those of before; the losses are those of an undisturbed run, and torchrun exits 0.
+    """
+    with under_torchrun(tmp_path / "run", *FAST, options=("--adaptor", "fake")) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        nodes = [job.pid("run"), job.pid("run-1")]
+        assert [parent(pid) for pid in nodes] == [job.process.pid] * WORLD
+        strike(job, "rank-1")
+        outcome = ended(job)
+        assert [job.pid("run"), job.pid("run-1")] == nodes
+    assert outcome.code == 0, outcome.output
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
+    assert [fault["rank"] for fault in incident["faults"]] == [1]
+    identical(outcome, undisturbed)
+
+
+def parent(pid: int) -> int:
+    """
+    Of a process.
+    """
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# ---------------------------------------------------------------- soak
+
+
+@pytest.mark.soak
+def test_a_job_started_by_hand_runs_to_its_end(tmp_path: Path, undisturbed: Outcome) -> None:
+    """
+    When processes are started with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, then they train as
+    those of srun do.
+    """
+    port = {"MASTER_PORT": free_address("127.0.0.1").rpartition(":")[2]}
+    commands = [([*PYTHON, *FAST], by_hand(rank) | port) for rank in range(WORLD)]
+    with started(tmp_path / "run", commands, "--adaptor", "fake") as jobs:
+        outcomes = [ended(job) for job in jobs]
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    identical(outcomes[0], undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_example_under_torchrun_survives_a_killed_rank(victim: int, tmp_path: Path) -> None:
+    """
+    When a rank of the example is killed under torchrun, then losses and final state are those of an
+    undisturbed `tft run`, to the bit.
+    """
+    arguments = ("--steps", "30")
+    expected = run(tmp_path / "expected", arguments=arguments, nproc=WORLD)
+    assert expected.code == 0, expected.output
+    with under_torchrun(tmp_path / "run", str(TRAIN), *arguments) as job:
+        until(reached(job, 10), "step 10", LIMIT)
+        strike(job, f"rank-{victim}")
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    assert [incident["strategy"] for incident in outcome.incidents] == ["recover"]
+    identical(outcome, expected)
+
+
+@pytest.mark.soak
+def test_a_signal_to_torchrun_leaves_a_checkpoint_that_the_next_start_goes_on_from(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    """
+    When torchrun is told to end, then there is a last checkpoint, and the same start with the same run
+    directory goes on from it as if it had never stopped.
+    """
+    fake = ("--adaptor", "fake")
+    with under_torchrun(tmp_path / "run", *FAST, options=fake) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        job.process.send_signal(signal.SIGTERM)
+        outcome = ended(job)
+    assert outcome.code != 0
+    assert outcome.report["result"] == "cancelled"
+    with under_torchrun(tmp_path / "run", *FAST, options=fake) as job:
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    assert "it goes on from step-" in outcome.output
+    identical(outcome, undisturbed)
+
+
+@pytest.mark.soak
+def test_a_process_of_torchrun_that_is_killed_ends_the_job_with_a_last_checkpoint(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    """
+    When one of torchrun's own processes, but the first, is killed with kill -9, then torchrun ends the
+    others, these save, and nothing is left running. What the lost rank alone knew is not in that
+    checkpoint: with a restart allowed, the job goes on from the newest periodic one.
+    """
+    with under_torchrun(
+        tmp_path / "run", *FAST, more=("--max-restarts", "1"),
+        options=("--adaptor", "fake", "--checkpoint-every", "7"),
+    ) as job:  # fmt: skip
+        until(reached(job, 20), "step 20", LIMIT)
+        strike(job, "run-1")
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    assert outcome.output.count("the records of this run") == 2
+    assert "of ranks [1], which were lost with their node: it is set aside" in outcome.output
+    assert "it goes on from step-" in outcome.output
+    assert any((tmp_path / "run" / "checkpoints").glob("step-*.given-up"))
+    identical(outcome, undisturbed)
+
+
+@pytest.mark.soak
+def test_without_a_restart_nothing_is_left_running(tmp_path: Path) -> None:
+    """
+    When a process of torchrun is killed and no restart allowed, then torchrun ends as failed, beside a
+    last checkpoint.
+    """
+    with under_torchrun(tmp_path / "run", *FAST, options=("--adaptor", "fake")) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        strike(job, "run-1")
+        outcome = ended(job)
+    assert outcome.code != 0
+    assert any((tmp_path / "run" / "checkpoints").glob("step-????????"))
+
+
+@pytest.mark.soak
+def test_a_job_that_left_no_checkpoint_begins_once_more(tmp_path: Path) -> None:
+    """
+    When the first of torchrun's processes is killed, with which the controller goes, then a restart
+    finds no checkpoint, says so, and begins from the first step in the same run directory.
+    """
+    with under_torchrun(
+        tmp_path / "run", *FAST, more=("--max-restarts", "1"), options=("--adaptor", "fake")
+    ) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        strike(job, "run")
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    assert "the job begins once more" in outcome.output
+
+
+@pytest.mark.soak
+def test_a_script_finds_the_place_that_its_launcher_gave_it(tmp_path: Path) -> None:
+    """
+    When a module is started by torchrun, then its ranks find LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun
+    has set them, the arguments of the command line, and the module's own neighbours.
+    """
+    package = tmp_path / "placed"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "neighbour.py").write_text(
+        "names = ['LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK']\n"
+    )
+    (package / "job.py").write_text(
+        "import array, json, os, sys, tft\n"
+        "from .neighbour import names\n"
+        "arguments, sys.argv = sys.argv[1:], ['changed']\n"
+        "session = tft.init()\n"
+        "found = [[os.environ[name] for name in names], arguments]\n"
+        "(session.run_dir / f'found-{session.rank}.json').write_text(json.dumps(found))\n"
+        "class Model:\n"
+        "    values = array.array('d', [0.0])\n"
+        "session.adopt(model=Model())\n"
+        "session.run(lambda session: None)\n"
+    )
+    command = torchrun("-m", "placed.job", "--mine", "a b")
+    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    with started(tmp_path / "run", [(command, path)], "--adaptor", "fake") as [job]:
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    for rank in range(WORLD):
+        found = json.loads((tmp_path / "run" / f"found-{rank}.json").read_text())
+        assert found == [[str(rank), str(WORLD), "0"], ["--mine", "a b"]]

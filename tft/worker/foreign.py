@@ -1,0 +1,224 @@
+"""
+`tft.init` in a process that another launcher has started, torchrun or srun: the process becomes the
+`tft run` of a node with one rank, and this rank, which tft starts and can start again, runs the script.
+
+The process keeps its pid, so that its launcher goes on watching it, and what it was bound to: cores,
+devices, limits. What the launcher does not see is a rank that dies and is replaced.
+"""
+
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from tft.bus.broker import is_loopback
+from tft.bus.ports import free_address
+from tft.config import RUN_OPTIONS, JobSettings, inherited_environment, run_options
+from tft.errors import UsageError
+from tft.plugins import load_adaptor
+from tft.worker.launchers import Launcher, launcher_of
+
+LOOPBACK = "127.0.0.1"
+
+_STORES_ADAPTOR = "pytorch"
+"""Whose framework has a launcher that serves a store: torchrun's is read by it, whatever the job uses."""
+_DECIDED = ("--nnodes", "--node-rank", "--nproc-per-node", "--placed", "--resume-if-any")
+"""Options of `tft run` that follow from the launcher."""
+_PYTHON_WITH_WORD = "WX"
+"""Options of Python, a letter each, that take the next word where none is stuck to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """
+    What the nodes of a job must know together.
+    """
+
+    broker: str
+    run_dir: str
+    """Empty: it must be in the options."""
+
+
+def become_launcher() -> None:
+    """
+    Become the `tft run` of a node, if a launcher has started this process; else return. Raises
+    `UsageError` where this process cannot be begun again, or cannot find the others.
+    """
+    environment = inherited_environment()
+    launcher = launcher_of(environment)
+    if launcher is None:
+        return
+    options = run_options()
+    check_options(options)
+    command = started_as(sys.orig_argv, getattr(sys.modules["__main__"], "__file__", None))
+    _check_nothing_begun(options)
+    host = _host(launcher, options)
+    meeting = _meet(launcher, host)
+    words = node_words(launcher, meeting, host=_own_address(host))
+    _replace([*words, *options, *command], environment)
+
+
+# ---------------------------------------------------------------- words in, words out
+
+
+def check_options(options: Sequence[str]) -> None:
+    """
+    Raises `UsageError` for what is not for the user to say here; the rest is for `tft run` to refuse.
+    """
+    for word in options:
+        if word.partition("=")[0] in _DECIDED:
+            raise UsageError(f"{RUN_OPTIONS} has {word}, which the launcher of the job decides")
+
+
+def adaptor_of(options: Sequence[str]) -> str:
+    """
+    The adaptor that the options of `tft run` name.
+    """
+    chosen = next(str(each.default) for each in fields(JobSettings) if each.name == "adaptor")
+    for word, following in zip(options, [*options, ""][1:], strict=True):
+        name, given, value = word.partition("=")
+        if name == "--adaptor":
+            chosen = value if given else following
+    return chosen
+
+
+def started_as(python: Sequence[str], file: str | None) -> list[str]:
+    """
+    How `tft run` names what this Python was started to run, with its arguments: `python` is its command
+    line, `file` that of its main module. Raises `UsageError` where that cannot be begun again.
+    """
+    rest = iter(python[1:])
+    for word in rest:
+        if not word.startswith("-") or word == "-":
+            if word == "-" or file is None:
+                break
+            return [file, *rest]
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(rest, "")
+            continue
+        for place, letter in enumerate(word[1:], start=2):
+            if letter == "m":
+                module = word[place:] or next(rest, "")
+                return ["-m", module, *rest]
+            if letter == "c":
+                raise _not_again("`python -c`")
+            if letter in _PYTHON_WITH_WORD:
+                if not word[place:]:
+                    next(rest, "")
+                break
+    raise _not_again("what came from its standard input")
+
+
+def node_words(launcher: Launcher, meeting: Meeting, *, host: str) -> list[str]:
+    """
+    The beginning of a command line of `tft run` for the node that this process is to be.
+    """
+    words = [
+        *("--nnodes", str(launcher.world), "--node-rank", str(launcher.rank)),
+        *("--nproc-per-node", "1", "--resume-if-any", "--placed", str(launcher.local_rank)),
+        *(str(launcher.local_world), str(launcher.machine)),
+        *("--broker", meeting.broker, "--host", host),
+    ]
+    return [*words, "--run-dir", meeting.run_dir] if meeting.run_dir else words
+
+
+def default_run_dir(start: str) -> str:
+    """
+    The run directory of a job that has a name.
+    """
+    return str(Path("tft-runs", re.sub(r"[^\w.-]", "-", start)).absolute())
+
+
+def _not_again(what: str) -> UsageError:
+    return UsageError(
+        f"under a launcher tft.init begins the script once more, and this process runs {what}: put "
+        "it into a file, or start the job with `tft run`"
+    )
+
+
+# ---------------------------------------------------------------- where the nodes meet
+
+
+def _check_nothing_begun(options: Sequence[str]) -> None:
+    begun = load_adaptor(adaptor_of(options)).hook.tft_begun()
+    if begun:
+        raise UsageError(
+            f"{begun} is there already: under a launcher tft.init begins the script once more in "
+            "another process, so call it first; tft forms the process groups itself"
+        )
+
+
+def _host(launcher: Launcher, options: Sequence[str]) -> str:
+    """
+    The address of process 0 as this machine knows it. Raises `UsageError` where it is of no use to
+    others, and where nobody has allowed ports that they can reach.
+    """
+    if launcher.alone:
+        return LOOPBACK
+    try:
+        host = socket.gethostbyname(launcher.address)
+    except OSError as error:
+        raise UsageError(
+            f"the address of process 0, {launcher.address}, is not known here ({error}): set "
+            "MASTER_ADDR to one that is known on all machines"
+        ) from None
+    if is_loopback(host) and not is_loopback(launcher.address):
+        raise UsageError(
+            f"the address of process 0, {launcher.address}, is {host} here, where no other machine "
+            "reaches it: set MASTER_ADDR to an address that all machines reach"
+        )
+    if not is_loopback(host) and "--insecure" not in options:
+        raise UsageError(
+            "the job's processes are on several machines, which must reach its ports, and the bus "
+            "is not encrypted: whoever reaches it can run the job's processes. Set "
+            f"{RUN_OPTIONS}=--insecure if the network is trusted"
+        )
+    return host
+
+
+def _own_address(host: str) -> str:
+    """
+    The address at which the machine `host` reaches this one.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # nothing is sent; the kernel says which way it would go
+        return str(probe.getsockname()[0])
+
+
+def _meet(launcher: Launcher, host: str) -> Meeting:
+    """
+    Agree with the other processes. Where the launcher serves no store its port is free, and theirs.
+    """
+    named = default_run_dir(launcher.start) if launcher.start else ""
+    if not launcher.serves:
+        return Meeting(broker=f"{host}:{launcher.port}", run_dir=named)
+    adaptor = load_adaptor(_STORES_ADAPTOR)
+    store = adaptor.hook.tft_launcher_store(host=launcher.address, port=launcher.port)
+    # The store outlives the processes: what was put there for earlier ones must not be found, nor what
+    # was put in this attempt before nodes came or went.
+    prefix = f"tft/{launcher.attempt}"
+    if launcher.rank:
+        return msgspec.json.decode(store.take(f"{prefix}/{launcher.rank}"), type=Meeting)
+    fresh = default_run_dir(f"{launcher.name}-{secrets.token_hex(4)}")
+    meeting = Meeting(broker=free_address(host), run_dir=named or store.keep("tft/run-dir", fresh))
+    words = msgspec.json.encode(meeting).decode()
+    for rank in range(1, launcher.world):
+        store.put(f"{prefix}/{rank}", words)
+    return meeting
+
+
+def _replace(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    # -P: a module in the working directory must not stand in for one of ours
+    python = [sys.executable, "-P", "-m", "tft", "run"]
+    os.execve(sys.executable, [*python, *words], environment)

@@ -1,0 +1,266 @@
+"""
+Launchers other than `tft run`, as the processes they start see them: who this process is among the
+others, and where these can meet. Read from the environment alone; nothing is asked, nothing opened.
+
+    torchrun     says all of it, and serves a store of its own at MASTER_ADDR:MASTER_PORT
+    srun         says all but an address: the first host of the step, and a port made of its number
+    by hand      RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torch's `env://` has them
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from tft.errors import UsageError
+
+_WORD = r"(?:[\w.-]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
+"""A host, or several, in one of Slurm's lists."""
+_NO_STEPS = 0xFFFF_FFF0
+"""Slurm's step numbers from here on stand for what is no step of srun: a batch script, a shell."""
+_PORTS = 10_000
+"""Pairs of ports from 10000 up: below those that kernels give to outgoing connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """
+    What a launcher says to one of the processes it started.
+    """
+
+    name: str
+    """What sentences call it."""
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    machine: int
+    """The number of this machine, as the launcher counts them."""
+    address: str
+    """Of the machine of process 0, as all of them know it."""
+    port: int
+    serves: bool
+    """Whether the launcher itself serves a store at `address` and `port`; else nobody listens there."""
+    alone: bool
+    """Whether all its processes are on this machine."""
+    start: str = ""
+    """What it calls this job, over its restarts; empty: it has no name for it."""
+    attempt: str = "0"
+    """How often it has started the processes again."""
+
+
+def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
+    """
+    The launcher that has started this process, None where there was none. Raises `UsageError`, naming
+    the variable, for an environment that is incomplete or contradicts itself.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ:
+        found = _torchrun(_Told(environ, "torchrun"))
+    elif _of_srun(environ):
+        found = _srun(_Told(environ, "srun"))
+    elif "RANK" in environ or "WORLD_SIZE" in environ:
+        found = _by_hand(_Told(environ, "whoever started this process"))
+    else:
+        return None
+    _check(found)
+    return found
+
+
+def hosts(nodes: str) -> list[str]:
+    """
+    The hosts of one of Slurm's lists of nodes, `a[01-03,7],b`. Raises ValueError for what is none.
+    """
+    if not re.fullmatch(f"{_WORD}(,{_WORD})*", nodes, re.ASCII):
+        raise ValueError(f"{nodes!r} is no list of nodes")
+    found: list[str] = []
+    for word in re.findall(_WORD, nodes, re.ASCII):
+        parts = [list(_numbers(part)) for part in re.split(r"(\[.*?\])", word)]
+        found += ["".join(each) for each in product(*parts)]
+    return found
+
+
+# ---------------------------------------------------------------- each of them
+
+
+class _Told:
+    """
+    The variables of a launcher.
+    """
+
+    def __init__(self, environ: Mapping[str, str], launcher: str) -> None:
+        self.environ = environ
+        self.launcher = launcher
+
+    def text(self, *names: str) -> str:
+        """
+        What the first of these variables says that is set.
+        """
+        for name in names:
+            if value := self.environ.get(name):
+                return value
+        raise UsageError(
+            f"{self.launcher} has not set {' or '.join(names)}, without which tft does not know this "
+            "process among the others: start the script with `tft run`, torchrun or srun, or set it"
+        )
+
+    def number(self, *names: str) -> int:
+        """
+        The same, for a variable that is a number.
+        """
+        value = self.text(*names)
+        if not re.fullmatch(r"\d+", value, re.ASCII):
+            name = next(name for name in names if self.environ.get(name))
+            raise UsageError(f"{name} is to be a number from 0 on, and is {value!r}")
+        return int(value)
+
+
+def _torchrun(told: _Told) -> Launcher:
+    world, local_world = told.number("WORLD_SIZE"), told.number("LOCAL_WORLD_SIZE")
+    run_id = told.text("TORCHELASTIC_RUN_ID")
+    return Launcher(
+        name=told.launcher,
+        rank=told.number("RANK"),
+        world=world,
+        local_rank=told.number("LOCAL_RANK"),
+        local_world=local_world,
+        machine=told.number("GROUP_RANK"),
+        address=told.text("MASTER_ADDR"),
+        port=told.number("MASTER_PORT"),
+        serves=told.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        alone=local_world == world,
+        start="" if run_id == "none" else run_id,  # what it is called where nobody has named it
+        attempt=told.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+
+
+def _by_hand(told: _Told) -> Launcher:
+    rank, world = told.number("RANK"), told.number("WORLD_SIZE")
+    address = told.text("MASTER_ADDR")
+    here = address == "localhost" or address.startswith("127.")
+    # where nobody says, all are here, or each has a machine of its own
+    local_rank, local_world = (rank, world) if here else (0, 1)
+    said = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & told.environ.keys()
+    if "LOCAL_RANK" in said or (said and not here):
+        local_rank = told.number("LOCAL_RANK")
+    if "LOCAL_WORLD_SIZE" in said or (said and not here):
+        local_world = told.number("LOCAL_WORLD_SIZE")
+    known = {"GROUP_RANK", "NODE_RANK"} & told.environ.keys()
+    return Launcher(
+        name=told.launcher,
+        rank=rank,
+        world=world,
+        local_rank=local_rank,
+        local_world=local_world,
+        machine=told.number("GROUP_RANK", "NODE_RANK") if known else rank // max(1, local_world),
+        address=address,
+        port=told.number("MASTER_PORT"),
+        serves=False,
+        alone=here or local_world == world,
+    )
+
+
+def _of_srun(environ: Mapping[str, str]) -> bool:
+    """
+    Whether this is a process of srun itself, not of something that srun has started: a script of sbatch
+    sees the variables too, and what other launchers start below srun sees those of srun.
+    """
+    step = environ.get("SLURM_STEP_ID", "")
+    if "SLURM_PROCID" not in environ or not step or (step.isdigit() and int(step) >= _NO_STEPS):
+        return False
+    rank, world = environ.get("RANK"), environ.get("WORLD_SIZE")
+    return rank is None or world is None or world == _tasks(environ)
+
+
+def _tasks(environ: Mapping[str, str]) -> str | None:
+    return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
+
+
+def _srun(told: _Told) -> Launcher:
+    rank = told.number("SLURM_PROCID")
+    world = told.number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    for theirs, ours, value in (
+        ("RANK", "SLURM_PROCID", rank), ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS or SLURM_NTASKS", world),
+    ):  # fmt: skip
+        if theirs in told.environ and told.number(theirs) != value:
+            raise UsageError(
+                f"{theirs} is {told.environ[theirs]}, and {ours} is {value}: leave {theirs} out, or "
+                "set it in each process that srun starts, not before"
+            )
+    lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
+    try:
+        machines = hosts(told.text(*lists))
+    except ValueError as wrong:
+        raise UsageError(f"{' or '.join(lists)} cannot be read: {wrong}") from None
+    machine = told.number("SLURM_NODEID")
+    job, step = told.number("SLURM_JOB_ID"), told.number("SLURM_STEP_ID")
+    return Launcher(
+        name=told.launcher,
+        rank=rank,
+        world=world,
+        local_rank=told.number("SLURM_LOCALID"),
+        local_world=_tasks_here(told.environ, world, len(machines), machine),
+        machine=machine,
+        address=told.environ.get("MASTER_ADDR") or machines[0],
+        port=(
+            told.number("MASTER_PORT")
+            if told.environ.get("MASTER_PORT")
+            else _PORTS + 2 * ((job * 7 + step) % _PORTS)
+        ),
+        serves=False,
+        alone=len(machines) == 1,
+        start=f"{job}.{step}",
+    )
+
+
+def _tasks_here(environ: Mapping[str, str], world: int, machines: int, machine: int) -> int:
+    """
+    How many processes srun has started on this machine.
+    """
+    told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    counts: list[int] = []
+    for word in told.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word, re.ASCII)
+        if found is None:
+            break
+        counts += [int(found[1])] * int(found[2] or 1)
+    if len(counts) == machines and machine < machines:
+        return counts[machine]
+    each, more = divmod(world, machines)  # as srun deals them out unless it is told otherwise
+    return each + (machine < more)
+
+
+def _check(found: Launcher) -> None:
+    """
+    Raises `UsageError` where what was said cannot be.
+    """
+    srun = found.name == "srun"
+    for name, value, limit, of in (
+        ("SLURM_PROCID" if srun else "RANK", found.rank, found.world, "a job"),
+        (
+            "SLURM_LOCALID" if srun else "LOCAL_RANK",
+            found.local_rank,
+            found.local_world,
+            "a machine",
+        ),
+    ):
+        if value >= limit:
+            raise UsageError(f"{name} is {value} in {of} of {limit} processes: it counts from 0")
+    if found.local_world > found.world:
+        raise UsageError(
+            f"LOCAL_WORLD_SIZE is {found.local_world} in a job whose WORLD_SIZE is {found.world}"
+        )
+    if not 0 < found.port < 65_535:
+        raise UsageError(f"MASTER_PORT is to be a port with another one above it, not {found.port}")
+
+
+def _numbers(part: str) -> Iterator[str]:
+    """
+    What a part of a word stands for: itself, or in brackets numbers and ranges of them.
+    """
+    if not part.startswith("["):
+        yield part
+        return
+    for item in part[1:-1].split(","):
+        first, _, last = item.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield str(number).zfill(len(first))  # a01 stands before a02, and is not a1
