@@ -79,6 +79,7 @@ def prepared(
     )
 
     def step() -> None:
+        adaptor.tft_meet()
         ours.step()
         adaptor.tft_updated()
 
