@@ -103,6 +103,33 @@ def test_two_launchers_make_a_job_of_two_nodes(tmp_path: Path) -> None:
     assert outcomes[0].report["steps"] == 20
 
 
+def test_a_node_that_waits_for_a_job_that_has_not_begun_ends_when_it_is_told(
+    tmp_path: Path,
+) -> None:
+    """
+    When node 1 is told to end before node 0 has come, then there is nothing to save, and it ends.
+    """
+    alone = (
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "1",
+        "--job",
+        "j",
+        "--broker",
+        free_address("127.0.0.1"),
+    )
+    with started(tmp_path, ADDS, *alone) as running:
+        until((running.run_dir / "pids" / "agent-1.pid").exists, "an agent")
+        running.process.send_signal(signal.SIGTERM)
+        outcome = running.end(10.0)
+        left = left_behind(running.run_dir)
+
+    assert outcome.code == 143, outcome.output
+    assert "no controller was heard yet" in outcome.output
+    assert left == []
+
+
 def test_a_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
     """
     When a rank does not leave after the first signal, then the second one kills it, and the exit

@@ -39,7 +39,7 @@ from tft.protocol.topics import ORDERS, REPORTS
 _REPEAT = 0.1  # how often a report is sent until it is acknowledged
 _TOLD_GRACE = 15.0  # an agent that was told to end gives its ranks time to unwind
 _STOP_LIMIT = Policy().stop + Policy().save  # what the judgement allows for a last checkpoint
-_NEWS_LIMIT = 10.0  # for saying that this node's agent is lost, where nothing is left but that
+_NEWS_LIMIT = 10.0  # for being heard by a controller on another node, which may be gone with it
 _ORPHANS_LIMIT = 5.0  # a guard needs a moment to end what a killed agent leaves
 
 
@@ -298,8 +298,17 @@ class Launcher:
         elif self._plan.leads:
             say(f"{number.name}: the job is to end after a last checkpoint")
         why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
-        await self._tell(StopRequested(why=why, signal=number, at=self._clock.now()))
-        await asyncio.wait([self._over], timeout=_STOP_LIMIT)
+        # where this launcher keeps the controller running, it will be heard in the end
+        limit = None if self._plan.leads else _NEWS_LIMIT
+        try:
+            async with asyncio.timeout(limit):
+                await self._tell(StopRequested(why=why, signal=number, at=self._clock.now()))
+        except TimeoutError:
+            say(
+                f"no controller has heard it for {_NEWS_LIMIT:.0f} s: nobody is left to order a save"
+            )
+        else:
+            await asyncio.wait([self._over], timeout=_STOP_LIMIT)
         self._finish(exit_code(FAILED, number))
 
     @property
