@@ -71,7 +71,10 @@ def by_hand(rank: int) -> dict[str, str]:
 
 @contextmanager
 def started(
-    run_dir: Path, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], *options: str
+    run_dir: Path,
+    commands: Sequence[tuple[Sequence[str], Mapping[str, str]]],
+    *options: str,
+    cwd: Path = ROOT,
 ) -> Iterator[list[Job]]:
     """
     Starts each of these with its variables; what is left of them at the end is killed, by pid.
@@ -84,7 +87,7 @@ def started(
             log = run_dir.with_name(f"{run_dir.name}-{len(list(run_dir.parent.glob('*.out')))}.out")
             with log.open("w") as out:
                 process = subprocess.Popen(
-                    command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
+                    command, cwd=cwd, stdout=out, stderr=subprocess.STDOUT, text=True,
                     start_new_session=True,
                     env={**os.environ, **told, **variables, MARK: str(run_dir)},
                 )  # fmt: skip
@@ -186,6 +189,48 @@ def test_a_job_started_by_hand_runs_to_its_end(tmp_path: Path, undisturbed: Outc
 
 
 @pytest.mark.soak
+def test_the_exit_code_goes_through(tmp_path: Path) -> None:
+    """
+    When a job of srun ends with a last checkpoint after a user's own bug, then each of its processes
+    exits with 3, and the checkpoint is there.
+    """
+    port = {"MASTER_PORT": free_address("127.0.0.1").rpartition(":")[2]}
+    command = [*PYTHON, *FAST, "--bug", "1,20"]
+    commands = [(command, of_srun(rank) | port) for rank in range(WORLD)]
+    with started(tmp_path / "run", commands, "--adaptor", "fake") as jobs:
+        outcomes = [ended(job) for job in jobs]
+    assert [outcome.code for outcome in outcomes] == [3, 3], outcomes
+    assert "the same start, with --run-dir" in outcomes[0].output
+    assert any((tmp_path / "run" / "checkpoints").glob("step-00000019"))
+
+
+@pytest.mark.soak
+def test_two_torchruns_of_one_job_meet_in_a_directory_of_their_own(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    """
+    When a torchrun on each of two machines starts a process, with no name for the job, then they meet
+    through the store of the first, and share a run directory that is made up once.
+    """
+    endpoint = free_address("127.0.0.1").rpartition(":")
+    runs = [
+        torchrun(
+            "--nnodes", "2", "--node-rank", str(node),
+            "--master-addr", endpoint[0], "--master-port", endpoint[2], world=1,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    nowhere = {"TFT_RUN_OPTIONS": "--adaptor fake"}
+    commands = [([*run, *FAST], nowhere) for run in runs]
+    with started(tmp_path / "run", commands, cwd=tmp_path) as jobs:
+        outcomes = [job.end(LIMIT) for job in jobs]
+        until(lambda: left_behind(tmp_path / "run") == [], "an empty node", limit=2.0)
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    [run_dir] = (tmp_path / "tft-runs").iterdir()
+    identical(Outcome(code=0, output="", run_dir=run_dir), undisturbed)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_example_under_torchrun_survives_a_killed_rank(victim: int, tmp_path: Path) -> None:
     """
@@ -215,7 +260,9 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint_that_the_next_start_goes_on_fr
     fake = ("--adaptor", "fake")
     with under_torchrun(tmp_path / "run", *FAST, options=fake) as job:
         until(reached(job, 20), "step 20", LIMIT)
-        job.process.send_signal(signal.SIGTERM)
+        os.kill(job.pid("run"), signal.SIGTERM)
+        until(lambda: "SIGTERM: the job is to end" in job.output(), "an answer")
+        job.process.send_signal(signal.SIGTERM)  # and torchrun tells the same process once more
         outcome = ended(job)
     assert outcome.code != 0
     assert outcome.report["result"] == "cancelled"

@@ -26,8 +26,8 @@ def check_free(host: str, port: int) -> None:
                 where = f"the broker cannot listen at {host}:{each}"
                 if refused.errno == errno.EADDRINUSE:
                     raise AddressTaken(
-                        f"{where}: another process does; choose another --broker (the broker "
-                        "takes that port and the next)"
+                        f"{where}: another process does; choose another --broker, or MASTER_PORT "
+                        "under another launcher (the broker takes that port and the next)"
                     ) from None
                 raise UsageError(f"{where}: {refused.strerror}") from None
 

@@ -189,7 +189,12 @@ def _own_address(host: str) -> str:
     The address at which the machine `host` reaches this one.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # nothing is sent; the kernel says which way it would go
+        try:
+            probe.connect((host, 9))  # nothing is sent; the kernel says which way it would go
+        except OSError as error:
+            raise UsageError(
+                f"there is no way from this machine to that of process 0, {host}: {error.strerror}"
+            ) from None
         return str(probe.getsockname()[0])
 
 
