@@ -97,7 +97,7 @@ def tft_shards(rank: int, world: int) -> Sequence[ShardCopies]:
 
 @hookimpl
 def tft_meet() -> None:
-    _groups.meet()
+    _groups.meet(cuda=_state().on_cuda)
 
 
 @hookimpl

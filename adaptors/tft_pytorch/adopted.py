@@ -158,14 +158,18 @@ class Adopted:
 
     # ------------------------------------------------------------ the shards
 
-    def shards(self, _rank: int, world: int) -> list[ShardCopies]:
+    def shards(self, rank: int, world: int) -> list[ShardCopies]:
         """
         Those of this rank, with all who hold them.
         """
         optimizer = self._optimizer
-        if isinstance(optimizer, ReplicaOptimizer) and optimizer.world != world:
+        if isinstance(optimizer, ReplicaOptimizer) and (optimizer.rank, optimizer.world) != (
+            rank,
+            world,
+        ):
             raise UsageError(
-                f"the ReplicaOptimizer was made for {optimizer.world} ranks, and the job has {world}"
+                f"the ReplicaOptimizer was made for rank {optimizer.rank} of {optimizer.world}, and this "
+                f"is rank {rank} of {world}: make it with session.rank and session.world"
             )
         return [
             ShardCopies(shard=shard.name, ranks=shard.holders or tuple(range(world)))
@@ -254,6 +258,11 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
     model, optimizer = parts.get("model"), parts.get("optimizer")
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            "LBFGS computes gradients within its step, where a rank that loses a peer is left with half "
+            "a step: use an optimizer that needs no closure"
+        )
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
             f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}"

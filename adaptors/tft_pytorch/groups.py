@@ -11,7 +11,11 @@ from datetime import timedelta
 import structlog
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore  # as torch.distributed has them
+from torch._C._distributed_c10d import (  # as torch.distributed has them
+    BarrierOptions,
+    PrefixStore,
+    TCPStore,
+)
 from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, TftError
@@ -35,6 +39,9 @@ it is kept short and `quiesce` is asked for in between."""
 _FREEING = 0.05
 """Seconds for the groups to be freed, which takes ten milliseconds."""
 
+_FEW = 32
+"""Ranks that meet in a sum. Measured: of 2 to 16 on two cores a sum takes 0.4 to 1 of a barrier's time."""
+
 _CUT_AGAIN = 0.02
 """Seconds between two cuts while a group is being formed: connections are made all the while."""
 
@@ -53,14 +60,22 @@ class Groups:
         self._left: threading.Event | None = None
         self._abandoned = False
         self._excepthook = sys.excepthook
-        self._token = torch.zeros(1)
+        self._token = torch.zeros(1, device="cpu")  # whatever the default device is
 
-    def meet(self) -> None:
+    def meet(self, *, cuda: bool) -> None:
         """
-        Returns when all ranks have called it. A sum of one number, and not a barrier, which would go
-        to the device where there is one: the ranks have come so far when their threads have.
+        Returns when all ranks have called it, and what their devices were to do before that is done. A
+        sum goes round in a ring, which among a few ranks takes less than the many messages of a
+        barrier, and among many ranks far more than its few rounds.
         """
-        dist.all_reduce(self._token)
+        if cuda:
+            torch.cuda.current_stream().synchronize()  # the sums are not only asked for
+        if dist.get_world_size() <= _FEW:
+            dist.all_reduce(self._token)
+        else:
+            options = BarrierOptions()
+            options.device = self._token.device
+            distributed_c10d._get_default_group().barrier(options).wait()
 
     def form(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
         """

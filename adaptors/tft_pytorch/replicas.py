@@ -64,6 +64,8 @@ class ReplicaOptimizer(Optimizer):
         self.copies = copies
         self.share, self.shares = _cut(self.rank, self.world, copies)
         whole = optimizer(params, **defaults)
+        if isinstance(whole, torch.optim.LBFGS):
+            raise UsageError("LBFGS looks at all parameters at once: it cannot be cut into shares")
         super().__init__(whole.param_groups, whole.defaults)
         every = [p for group in self.param_groups for p in group["params"]]
         self._owners = _dealt(every, self.shares)
@@ -92,25 +94,60 @@ class ReplicaOptimizer(Optimizer):
 
     # ---------------------------------------------------------------- as any optimizer
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch overloads it
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
         """
-        Updates this rank's share. The others get it when the update window closes (`share_out`).
+        Updates this rank's share. The others get it when the update window closes (`share_out`). Raises
+        `UsageError` for a closure: its sums with other ranks have no place in the window.
         """
-        loss = None
         if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+            raise UsageError(
+                "a ReplicaOptimizer takes no closure: compute the loss and its gradients before the update "
+                "window opens"
+            )
         self._fresh = False
-        for place, whole in enumerate(self.param_groups):
-            ours = self.optim.param_groups[place]
-            ours.update({name: value for name, value in whole.items() if name != "params"})
+        _set(self.optim, self)
         for parameter, master in self._masters.items():
             _hand_down(parameter, master)
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
+        _set(self, self.optim)  # some count their steps there
         self.refresh()
-        return loss
+
+    def state_dict(self) -> dict[str, Any]:  # Any: as in torch
+        """
+        Raises `UsageError`: this rank has its share only.
+        """
+        raise UsageError(
+            "a ReplicaOptimizer has this rank's share of the state only: tft saves all shares, as one "
+            "checkpoint that plain torch reads"
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # Any: as in torch
+        """
+        Takes this rank's share out of the state of an optimizer that has all of it, as `state_dict` of
+        that one returns it. Raises `UsageError` where it is of other parameters.
+        """
+        every = [p for group in self.param_groups for p in group["params"]]
+        numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
+        if len(numbers) != len(every) or len(state_dict["param_groups"]) != len(self.param_groups):
+            raise UsageError(
+                f"the state is that of {len(numbers)} parameters in {len(state_dict['param_groups'])} "
+                f"groups, and there are {len(every)} in {len(self.param_groups)}"
+            )
+        number_of = dict(zip(every, numbers, strict=True))
+        groups = [
+            {
+                **told,
+                "params": [number_of[p] for p in group["params"] if self._owners[p] == self.share],
+            }
+            for told, group in zip(state_dict["param_groups"], self.param_groups, strict=True)
+        ]
+        mine = {number for group in groups for number in group["params"]}
+        state = {number: kept for number, kept in state_dict["state"].items() if number in mine}
+        self.optim.load_state_dict({"state": state, "param_groups": groups})
+        self.state = self.optim.state
+        _set(self, self.optim)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # Any: as in torch
         """
@@ -280,7 +317,7 @@ class _Bucket:
         self.flat = torch.zeros(end, dtype=own[0].dtype, device=own[0].device)
         self._copied: list[tuple[Tensor, Tensor]] = []
         for parameter, part, start in zip(alike, own, starts, strict=True):
-            room = self.flat[start : start + part.numel()].view(part.shape)
+            room = _as(part, self.flat[start : start + part.numel()])
             if isinstance(parameter, DTensor):
                 self._copied.append((room, part.detach()))
             else:
@@ -300,6 +337,26 @@ class _Bucket:
         """
         for room, part in self._copied:
             part.copy_(room)
+
+
+def _as(part: Tensor, room: Tensor) -> Tensor:
+    """
+    The room in the form of what goes there, its order in memory too where it has no holes.
+    """
+    dense = any(
+        part.is_contiguous(memory_format=order)
+        for order in (torch.channels_last, torch.channels_last_3d)
+        if part.dim() == (4 if order is torch.channels_last else 5)
+    )
+    return room.as_strided(part.shape, part.stride()) if dense else room.view(part.shape)
+
+
+def _set(optimizer: Optimizer, other: Optimizer) -> None:
+    """
+    What the groups of the other one say goes into those of the first.
+    """
+    for ours, theirs in zip(optimizer.param_groups, other.param_groups, strict=True):
+        ours.update({name: value for name, value in theirs.items() if name != "params"})
 
 
 def _bucketed(

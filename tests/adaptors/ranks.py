@@ -151,7 +151,7 @@ class Actor:
         """
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        self.recipe = recipe
+        self.recipe, self.rank = recipe, rank
         self.net = Net(recipe.norm).to(recipe.dtype)
         if recipe.gradients is not None:
             for parameter in self.net.parameters():
@@ -323,7 +323,7 @@ class Actor:
         """
         Those held here, with all their holders.
         """
-        return {copies.shard: copies.ranks for copies in adaptor.tft_shards(0, world)}
+        return {copies.shard: copies.ranks for copies in adaptor.tft_shards(self.rank, world)}
 
     def give(self, shard: str) -> tuple[str, bytes, list[bytes]]:
         """

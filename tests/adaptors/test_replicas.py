@@ -3,6 +3,7 @@ An optimizer whose state is cut into shards, each of them held by several ranks.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,14 @@ class Fleet:
 # ---------------------------------------------------------------- alone
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor])
+OPTIMIZERS = (
+    torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor, torch.optim.Adadelta,
+    torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.ASGD, torch.optim.NAdam,
+    torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize(("world", "copies"), [(4, 2), (6, 2), (6, 3), (2, 2)])
 def test_the_shares_make_the_steps_of_the_whole(
     optimizer: Callable[..., torch.optim.Optimizer], world: int, copies: int
@@ -194,10 +202,14 @@ def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
     fleet.step(0)
     model, optimizer = fleet.models[0], fleet.optimizers[0]
     before = [p.clone() for p in model.parameters()]
+    state = deepcopy([optimizer.state[optimizer.kept_for(p)] for p in optimizer.owned])
     for parameter in model.parameters():
         parameter.grad = None
     optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    for parameter, kept in zip(optimizer.owned, state, strict=True):
+        now = optimizer.state[optimizer.kept_for(parameter)]
+        assert all(torch.equal(now[name], tensor) for name, tensor in kept.items())
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,18 @@ def test_a_context_that_is_lost_when_all_is_done_is_nobodys_loss() -> None:
     assert job.over is not None
     assert job.over.result == "completed"
     assert job.orders(Kill) == []
+
+
+def test_every_rank_whose_device_a_bug_has_stopped_is_ended() -> None:
+    """
+    When the same bug has taken the contexts of two devices, then that is one fault, and neither of the two
+    is asked for a part of the last checkpoint.
+    """
+    job = trained()
+    for rank in (0, 2):
+        job.fault(rank, "software", "CUDA error: device-side assert triggered", context_lost=True)
+    after(job)
+    assert [kill.rank for kill in job.orders(Kill)] == [0, 2]
+    assert {rank for save in job.orders(Save) for rank in save.to} == {1, 3}
+    (incident,) = job.reports()
+    assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("software", 0), ("process", 2)]

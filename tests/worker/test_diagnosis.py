@@ -78,6 +78,9 @@ diagnose = Diagnostician(broken).diagnose
         ("HCCL OP RETRY FAILED", "network", False),
         ("FORCE STOP", "network", False),
         ("mat1 and mat2 shapes cannot be multiplied (3507053x4)", "software", False),
+        ("shape '[507053, 3]' is invalid for input of size 12", "software", False),
+        ("can't allocate memory: you tried to allocate 507054 bytes", "software", False),
+        ("stream sync failed, error_code=507057", "network", False),
         ("the model speaks of an uncorrectable ECC error", "software", False),
     ],
 )
@@ -156,6 +159,21 @@ def test_the_outermost_that_is_known_counts() -> None:
     """
     error = raised(ConnectionResetError(), RuntimeError("UCE ERROR"), "while")
     assert diagnose(error) == Diagnosis(kind="network")
+
+
+def test_a_context_is_lost_whoever_says_it() -> None:
+    """
+    When a framework wraps the error of a device into one of its own, then the context is lost all the same;
+    and where nobody says of which kind that is, then the process is.
+    """
+    launch = RuntimeError(CUDA.format("unspecified launch failure"))
+    wrapped = raised(ConnectionResetError(), launch, "from")
+    assert diagnose(wrapped) == Diagnosis(kind="network", context_lost=True)
+
+    class Lost(Exception):
+        tft_context_lost = True
+
+    assert diagnose(Lost()) == Diagnosis(kind="process", context_lost=True)
 
 
 def test_a_circle_of_causes_ends() -> None:

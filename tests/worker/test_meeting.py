@@ -37,10 +37,8 @@ session.run(train)
 FIRST = (0,)
 
 
-@pytest.mark.parametrize(("finish", "begun"), [(5, True), (4, False)])
-async def test_who_waits_for_the_others_does_what_they_have_done(
-    stage: Stage, finish: int, *, begun: bool
-) -> None:
+@pytest.mark.parametrize("finish", [5, 4])
+async def test_who_waits_for_the_others_does_what_they_have_done(stage: Stage, finish: int) -> None:
     """
     When a rank has its sums and another one does not come to meet it, then it has begun nothing; and
     when it is stopped, it completes the step if that is what the others have done, and else does not.
@@ -59,4 +57,3 @@ async def test_who_waits_for_the_others_does_what_they_have_done(
     assert (stopped.position, stopped.held) == (Position(step=finish, window=False), finish)
     fault = await stage.report(Faulted, rank=0)
     assert (fault.kind, fault.step, fault.position.window) == ("network", 5, False)
-    assert begun == (stopped.position.step == 5)

@@ -35,9 +35,16 @@ class Faults:
             return
         stopping = job.state in (S.FREEZING, S.CLEARING)
         symptom = message.kind == "network" and stopping and not message.context_lost
-        if symptom or self._known(message):
+        if symptom:
             return
-        job.tell(
+        if not self._known(message):
+            self._learn(seat, message)
+        if message.context_lost:
+            self._rounds.doom(seat, message.summary, message.kind)
+        self._course.replan()
+
+    def _learn(self, seat: Seat, message: Faulted) -> None:
+        self._job.tell(
             "rank_faulted",
             rank=seat.rank,
             kind=message.kind,
@@ -50,9 +57,6 @@ class Faults:
         self._distrust(seat, message.kind, polluted=message.polluted)
         if message.kind == "software":
             self._rounds.force("a user's own bug is not retried")
-        if message.context_lost:
-            self._rounds.doom(seat, message.summary, message.kind)
-        self._course.replan()
 
     def _known(self, message: Faulted) -> bool:
         """

@@ -10,6 +10,8 @@ from tft.hooks import DeviceFault
 
 _CUDA = r"(CUDA error: |Cuda failure (\d+ )?')"
 """What torch, and what NCCL, puts before the words of the CUDA runtime."""
+_CODE = r"[Ee]rror[ _]?[Cc]ode\D{0,8}"
+"""What torch_npu and MindSpore put before the number of an error of CANN."""
 _RUNTIME = "CUDA Runtime API, cudaError_t"
 _CANN = "CANN, return codes of aclrt; torch_npu's words for them"
 
@@ -46,8 +48,12 @@ DEVICE_FAULTS = (
         context_lost=True,
         source=f"{_RUNTIME} 226, an error that the device has contained",
     ),
-    DeviceFault(words=r"UCE ERROR|\b507053\b", kind="memory", source=f"{_CANN}, 507053"),
-    DeviceFault(words=r"HBM MULTI BIT ECC|\b507054\b", kind="memory", source=f"{_CANN}, 507054"),
+    DeviceFault(
+        words=r"UCE ERROR|" + _CODE + r"507053\b", kind="memory", source=f"{_CANN}, 507053"
+    ),
+    DeviceFault(
+        words=r"HBM MULTI BIT ECC|" + _CODE + r"507054\b", kind="memory", source=f"{_CANN}, 507054"
+    ),
     # ------------------------------------------------------------ links and collectives
     DeviceFault(
         words=_CUDA + r"uncorrectable NVLink error",
@@ -56,13 +62,15 @@ DEVICE_FAULTS = (
         source=f"{_RUNTIME} 220",
     ),
     DeviceFault(
-        words=r"SUSPECT MEM ERROR|\b507055\b",
+        words=r"SUSPECT MEM ERROR|" + _CODE + r"507055\b",
         kind="network",
         source=f"{_CANN}, 507055: the memory is that of another device",
     ),
-    DeviceFault(words=r"HCCS LINK ERROR|\b507056\b", kind="network", source=f"{_CANN}, 507056"),
     DeviceFault(
-        words=r"SUSPECT REMOTE ERROR|\b507057\b",
+        words=r"HCCS LINK ERROR|" + _CODE + r"507056\b", kind="network", source=f"{_CANN}, 507056"
+    ),
+    DeviceFault(
+        words=r"SUSPECT REMOTE ERROR|" + _CODE + r"507057\b",
         kind="network",
         source=f"{_CANN}, 507057: the other end has failed",
     ),

@@ -4,7 +4,7 @@ can go on after it.
 
 Asked in this order, of the exception and then of those it was raised from: its own word
 (`tft_fault_kind`), the lines that plugins add, the table of device faults, the adaptor. The first that
-has something to say counts.
+has something to say counts; a context that any of them says is lost is lost.
 """
 
 import re
@@ -50,23 +50,20 @@ class Diagnostician:
         What it stands for.
         """
         links = list(_chain(error))
-        polluted = any(getattr(link, "tft_polluted", False) for link in links)
-        lost = any(getattr(link, "tft_context_lost", False) for link in links)
-        for link in links:
-            kind = getattr(link, "tft_fault_kind", None)
-            if kind in KINDS:
-                return Diagnosis(kind=kind, polluted=polluted, context_lost=lost)
-            line = self._line(link)
-            if line is not None:
-                return Diagnosis(
-                    kind=line.kind or "software",
-                    polluted=polluted,
-                    context_lost=lost or line.context_lost,
-                )
-            kind = self._classify(link)
-            if kind is not None:
-                return Diagnosis(kind=kind, polluted=polluted, context_lost=lost)
-        return Diagnosis(kind="software", polluted=polluted, context_lost=lost)
+        lines = [self._line(link) for link in links]
+        said = any(getattr(link, "tft_context_lost", False) for link in links)
+        kinds = (self._kind(link, line) for link, line in zip(links, lines, strict=True))
+        return Diagnosis(
+            kind=next(filter(None, kinds), "process" if said else "software"),
+            polluted=any(getattr(link, "tft_polluted", False) for link in links),
+            context_lost=said or any(line is not None and line.context_lost for line in lines),
+        )
+
+    def _kind(self, error: BaseException, line: DeviceFault | None) -> FaultKind | None:
+        kind: FaultKind | None = getattr(error, "tft_fault_kind", None)
+        if kind in KINDS:
+            return kind
+        return self._classify(error) if line is None else line.kind or "software"
 
     def _line(self, error: BaseException) -> DeviceFault | None:
         if not isinstance(error, RuntimeError):  # what every framework raises for its devices

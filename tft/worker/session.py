@@ -231,7 +231,8 @@ class Session:
     def update(self) -> UpdateWindow:
         """
         The update window: `with session.update(): optimizer.step()`. Everything that changes
-        the state in place belongs inside; one window is one optimizer step.
+        the state in place belongs inside, and no sum with other ranks does; one window is one
+        optimizer step.
         """
         return self._window
 

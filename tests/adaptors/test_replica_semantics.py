@@ -1,0 +1,173 @@
+"""
+What a `ReplicaOptimizer` is to those who know torch's own optimizers.
+"""
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from tft_pytorch import ReplicaOptimizer
+from tft_pytorch.adopted import adopt
+from tft_pytorch.parts import Share
+from torch import Tensor, nn
+
+from tft.errors import UsageError
+
+
+def net() -> nn.Sequential:
+    """
+    Parameters of several sizes, with gradients.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 2))
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    return model
+
+
+def over(
+    model: nn.Module,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    rank: int = 1,
+) -> ReplicaOptimizer:
+    """
+    Of the second of four ranks, which holds the second of two shares.
+    """
+    return ReplicaOptimizer(grouped(model), optimizer, rank=rank, world=4, lr=0.01)
+
+
+def grouped(model: nn.Module) -> list[dict[str, Any]]:
+    """
+    In two groups, of which one has a rate of its own.
+    """
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    return [{"params": weights}, {"params": biases, "lr": 0.5}]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_state_of_a_whole_optimizer_is_loaded_into_the_share(
+    rank: int, dtype: torch.dtype
+) -> None:
+    """
+    When the state of an optimizer that has all of it is loaded, then the share goes on from there as
+    that one does, and it is what is given to others.
+    """
+    model = net()
+    whole = torch.optim.AdamW(grouped(model), lr=0.01)
+    whole.step()
+    whole.param_groups[0]["lr"] = 0.125
+    ours = net()
+    ours.load_state_dict(model.state_dict())
+    ours.to(dtype)
+    for mine, theirs in zip(ours.parameters(), model.parameters(), strict=True):
+        mine.grad = None
+        mine.grad_dtype = torch.float32
+        assert theirs.grad is not None
+        mine.grad = theirs.grad.clone()
+        if dtype != torch.float32:
+            theirs.data = mine.detach().float()
+    optimizer = over(ours, rank=rank)
+    optimizer.load_state_dict(deepcopy(whole.state_dict()))  # torch takes the very tensors
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.5]
+    whole.step()
+    optimizer.step()
+    names = [name for name, _ in ours.named_parameters()]
+    theirs_by_name = dict(model.named_parameters())
+    given = Share(ours, optimizer).state()["state"]
+    assert 0 < len(given) < len(names)
+    for name, kept in given.items():
+        theirs = whole.state[theirs_by_name[name]]
+        assert all(torch.equal(kept[key], theirs[key]) for key in theirs)
+    for name, parameter in ours.named_parameters():
+        if name in given:
+            assert torch.equal(optimizer.kept_for(parameter), theirs_by_name[name])
+
+
+def test_the_state_of_other_parameters_is_refused() -> None:
+    """
+    When the state is that of a model with other parameters, then it is refused, and nothing has changed.
+    """
+    optimizer = over(net())
+    other = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=9.0)
+    with pytest.raises(UsageError, match="of 2 parameters in 1 groups, and there are 6 in 2"):
+        optimizer.load_state_dict(other.state_dict())
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.5]
+
+
+def test_a_share_is_not_given_out_as_the_whole() -> None:
+    """
+    When somebody asks for the state as of any optimizer, then it is refused: it would be a part of it.
+    """
+    with pytest.raises(UsageError, match="this rank's share of the state only"):
+        over(net()).state_dict()
+
+
+def test_a_closure_is_refused() -> None:
+    """
+    When the optimizer is to compute gradients within the step, then it refuses, and has changed nothing.
+    """
+    model = net()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(UsageError, match="takes no closure"):
+        over(model).step(lambda: 0.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_an_optimizer_that_computes_gradients_in_its_step_is_refused() -> None:
+    """
+    When an optimizer looks at all parameters at once, then no shares of it are made; and as it computes
+    gradients in its step, it is not adopted whole, either.
+    """
+    model = net()
+    with pytest.raises(UsageError, match="LBFGS computes gradients within its step"):
+        adopt({"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}, None)
+    with pytest.raises(UsageError, match="LBFGS looks at all parameters at once"):
+        ReplicaOptimizer(net().parameters(), torch.optim.LBFGS, rank=0, world=2)
+
+
+class Counting(torch.optim.SGD):
+    """
+    It counts its steps in its groups.
+    """
+
+    def __init__(self, params: Iterable[Tensor], **settings: Any) -> None:
+        super().__init__(params, **settings)
+        for group in self.param_groups:
+            group.setdefault("steps", 0)
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """As SGD."""
+        for group in self.param_groups:
+            group["steps"] += 1
+        return super().step(closure)
+
+
+def test_what_an_optimizer_keeps_in_its_groups_stays() -> None:
+    """
+    When an optimizer counts in its groups, then it goes on counting, and who looks at them sees it.
+    """
+    optimizer = over(net(), Counting)
+    for _ in range(3):
+        optimizer.step()
+    assert [group["steps"] for group in optimizer.param_groups] == [3, 3]
+
+
+def test_the_order_in_memory_is_kept() -> None:
+    """
+    When weights lie in memory with their channels last, then they still do.
+    """
+    flat = nn.Conv2d(3, 4, 2)
+    deep = nn.Conv3d(3, 4, 2)
+    flat.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has no types here
+    deep.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # torch has no types here
+    before = [p.detach().clone() for p in (flat.weight, deep.weight)]
+    model = nn.ModuleList([flat, deep])
+    ReplicaOptimizer(model.parameters(), torch.optim.SGD, rank=0, world=2, lr=0.1)
+    assert flat.weight.is_contiguous(memory_format=torch.channels_last)
+    assert deep.weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert torch.equal(flat.weight, before[0])
+    assert torch.equal(deep.weight, before[1])
