@@ -8,16 +8,27 @@ from pathlib import Path
 import pytest
 
 from tft import checkpoint
-from tft.checkpoint import Manifest
-from tft.errors import CheckpointCorrupt
+from tft.checkpoint import Manifest, Shelf
+from tft.errors import CheckpointCorrupt, UsageError
 from tft.protocol.messages import SavedFile
 
+NAMES = ("step-{step:08d}", "{step}", "gpt7-{step}.ckpt", "a+{step:03d}")
 
-def write(run_dir: Path, step: int, content: bytes = b"weights", ranks: int = 2) -> Path:
+
+def shelf(run_dir: Path, name: str = NAMES[0]) -> Shelf:
+    """
+    Where the checkpoints of these tests are.
+    """
+    return Shelf(directory=run_dir / "checkpoints", name=name)
+
+
+def write(
+    run_dir: Path, step: int, content: bytes = b"weights", ranks: int = 2, name: str = NAMES[0]
+) -> Path:
     """
     Everything of a checkpoint but its commit; returns its final place.
     """
-    final = run_dir / "checkpoints" / f"step-{step:08d}"
+    final = shelf(run_dir, name).place(step)
     directory = checkpoint.partial(final)
     (directory / "dense").mkdir(parents=True)
     (directory / "dense" / "weights").write_bytes(content)
@@ -35,11 +46,11 @@ def describe(directory: Path, step: int = 5, ranks: int = 2) -> Manifest:
     return checkpoint.manifest(step=step, world=ranks, adaptor="pytorch", files=files)
 
 
-def committed(run_dir: Path, step: int, content: bytes = b"weights") -> Path:
+def committed(run_dir: Path, step: int, content: bytes = b"weights", name: str = NAMES[0]) -> Path:
     """
     A whole checkpoint.
     """
-    final = write(run_dir, step, content)
+    final = write(run_dir, step, content, name=name)
     directory = checkpoint.partial(final)
     checkpoint.commit(directory, final, describe(directory, step))
     return final
@@ -113,13 +124,13 @@ def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
     When there are several, then steps are compared as numbers; what was never committed and what
     is no checkpoint is passed over.
     """
-    assert checkpoint.newest(tmp_path) is None
+    assert checkpoint.newest(shelf(tmp_path)) is None
     committed(tmp_path, 5)
     highest = committed(tmp_path, 100_000_000)
     write(tmp_path, 200_000_000)
     (tmp_path / "checkpoints" / "step-00000300").mkdir()
 
-    assert checkpoint.newest(tmp_path) == highest
+    assert checkpoint.newest(shelf(tmp_path)) == highest
 
 
 def test_nobody_resumes_from_a_way_that_was_given_up(tmp_path: Path) -> None:
@@ -131,8 +142,8 @@ def test_nobody_resumes_from_a_way_that_was_given_up(tmp_path: Path) -> None:
         for step in (5, 10, 15):
             committed(tmp_path, step, content)
         for _ in range(2):
-            checkpoint.give_up(tmp_path, 7)
-        newest = checkpoint.newest(tmp_path)
+            checkpoint.give_up(shelf(tmp_path), 7)
+        newest = checkpoint.newest(shelf(tmp_path))
         assert newest is not None
         assert newest.name == "step-00000005"
     aside = tmp_path / "checkpoints" / "step-00000015.given-up"
@@ -161,8 +172,8 @@ def test_a_checkpoint_on_its_way_out_counts_while_nothing_has_replaced_it(tmp_pa
     final = committed(tmp_path, 5)
     replaced = final.rename(final.with_name(f"{final.name}.replaced"))
 
-    assert checkpoint.newest(tmp_path) == replaced
-    assert committed(tmp_path, 5) == checkpoint.newest(tmp_path)
+    assert checkpoint.newest(shelf(tmp_path)) == replaced
+    assert committed(tmp_path, 5) == checkpoint.newest(shelf(tmp_path))
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
@@ -222,3 +233,96 @@ def test_private_state_of_a_rank_that_has_none_is_refused(tmp_path: Path) -> Non
     """
     with pytest.raises(CheckpointCorrupt, match="no private state of rank 7"):
         checkpoint.read_private(committed(tmp_path, 5), 7)
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoints_are_found_by_the_name_they_were_given(tmp_path: Path, name: str) -> None:
+    """
+    When a user has named them, then the newest is found, those of a way given up are set aside, and
+    what was never finished is removed, under that name.
+    """
+    own = shelf(tmp_path, name)
+    for step in (9, 10, 100_000_000):
+        committed(tmp_path, step, name=name)
+    assert checkpoint.newest(own) == own.place(100_000_000)
+    checkpoint.give_up(own, 9)
+    assert checkpoint.newest(own) == own.place(9)
+    begun = [checkpoint.open_round(own.place(step), 0, 0) for step in (9, 10)]
+    checkpoint.sweep(own, 9)
+    assert [each.exists() for each in begun] == [False, True]
+    checkpoint.sweep(own)
+    assert {each.name for each in own.directory.iterdir()} == {
+        own.place(9).name,
+        *(f"{own.place(step).name}.given-up" for step in (10, 100_000_000)),
+    }
+
+
+def test_what_has_another_name_is_not_touched(tmp_path: Path) -> None:
+    """
+    When the directory holds other things, other jobs' checkpoints and what only looks like ours, then
+    all of it stays as it is, and none of it is offered.
+    """
+    own = shelf(tmp_path)
+    committed(tmp_path, 9, name="other-{step:08d}")
+    committed(tmp_path, 9, name="{step}")
+    rounds = checkpoint.open_round(shelf(tmp_path, "{step}").place(8), 0, 0)
+    for name in ("step-9", "step-00000009.old", "step-00000009", "step-0000000٩", "notes"):
+        (own.directory / name).mkdir()
+        (own.directory / name / "data").touch()
+    (own.directory / "step-00000008").touch()
+    before = sorted(own.directory.rglob("*"))
+
+    assert checkpoint.newest(own) is None
+    checkpoint.give_up(own, 0)
+    checkpoint.sweep(own)
+    assert sorted(own.directory.rglob("*")) == before
+    assert rounds.exists()
+
+
+def test_nothing_is_put_in_the_place_of_what_is_no_checkpoint(tmp_path: Path) -> None:
+    """
+    When something of a user's own has the very name of a checkpoint, then that one is not committed.
+    """
+    final = write(tmp_path, 5)
+    (final / "mine").mkdir(parents=True)
+    with pytest.raises(CheckpointCorrupt, match="nothing is put in its place"):
+        checkpoint.commit(checkpoint.partial(final), final, describe(checkpoint.partial(final)))
+    assert (final / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("checkpoint", "is to have the step in it once"),
+        ("{step}-{step}", "is to have the step in it once"),
+        ("{step:.2}", "is to have the step in it once"),
+        ("{step:g}", "is to have the step in it once"),
+        ("{step!r}", "is to have the step in it once"),
+        ("{epoch}-{step}", "is to have the step in it once"),
+        ("{{{step}}}", "is to have the step in it once"),
+        ("a/{step}", "not a path"),
+        ("../{step}", "not a path"),
+        (".{step}", "not a path"),
+        ("{step}.partial", "ends as what is being written"),
+        ("{step}-x.given-up", "ends as what is being written"),
+    ],
+)
+def test_a_name_that_does_not_tell_steps_apart_is_refused(
+    tmp_path: Path, name: str, sentence: str
+) -> None:
+    """
+    When a name has no step in it, or not all of it, is a path or looks unfinished, then it is refused.
+    """
+    with pytest.raises(UsageError, match=sentence):
+        shelf(tmp_path, name).check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_tells_steps_apart_is_taken(tmp_path: Path, name: str) -> None:
+    """
+    When a name has the step in it, then it will do.
+    """
+    shelf(tmp_path, name).check()

@@ -2,20 +2,23 @@
 A checkpoint on the disk: its directory, the manifest that makes it one, and the private state
 of each rank. Knows no framework: what an adaptor writes is a list of files to it.
 
-    RUN_DIR/checkpoints/step-00000042/           manifest.json, private-rank0.bin, …, the adaptor's
-    RUN_DIR/checkpoints/step-00000042.partial/   being written, or never finished
-    RUN_DIR/checkpoints/step-00000042.round-3.1.partial/  the same of a periodic one, see `open_round`
-    RUN_DIR/checkpoints/step-00000042.given-up/  of a way that the job has turned back from
-    RUN_DIR/checkpoints/step-00000042.replaced/  an earlier one of the same step, on its way out
+    step-00000042/           manifest.json, private-rank0.bin, …, the adaptor's
+    step-00000042.partial/   being written, or never finished
+    step-00000042.round-3.1.partial/  the same of a periodic one, see `open_round`
+    step-00000042.given-up/  of a way that the job has turned back from
+    step-00000042.replaced/  an earlier one of the same step, on its way out
 
 A directory is a checkpoint when it has its final name, and it gets that name, by one rename, when
 every file in it is synced. Whoever reads it checks the files against the manifest first.
+
+Where they lie and what they are called is the job's to say (`Shelf`). That directory may hold anything
+else, too: what does not have such a name is never touched.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -23,7 +26,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 import xxhash
 
-from tft.errors import CheckpointCorrupt
+from tft.config import CHECKPOINT_NAME, JobSettings, RankSettings
+from tft.errors import CheckpointCorrupt, UsageError
 from tft.protocol.messages import SavedFile
 
 SCHEMA = 1
@@ -34,8 +38,14 @@ MANIFEST = "manifest.json"
 _BLOCK = 4 * 2**20
 """Bytes read at a time to digest a file: few calls, and nothing beside the state they belong to."""
 
-_FINAL = re.compile(r"step-(\d{8,})(\.replaced)?")
-_ROUND = re.compile(r"step-(\d{8,})\.round-\d+\.\d+\.partial")
+_REPLACED = ".replaced"
+_GIVEN_UP = ".given-up"
+_PARTIAL = ".partial"
+_MARKS = (_REPLACED, _GIVEN_UP, _PARTIAL)
+"""What stands behind the name of a checkpoint that is not to be read, or not for long."""
+_ROUND = re.compile(r"\.round-[0-9]+\.[0-9]+\.partial")
+
+_NAME = re.compile(r"(?P<before>[^{}]*)\{step(:0[1-9][0-9]?d)?\}(?P<behind>[^{}]*)")
 _CLAIMED = "claimed.json"
 _PRIVATE = re.compile(r"private-rank(\d+)\.bin")
 
@@ -65,21 +75,79 @@ class Manifest:
         return sorted(set(range(self.world)) - set(self.private))
 
 
-# ---------------------------------------------------------------- writing
+# ---------------------------------------------------------------- names
 
 
-def place(run_dir: Path, step: int) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
     """
-    Of the checkpoint of a step.
+    Where the checkpoints of a job lie, and what they are called.
     """
-    return run_dir / "checkpoints" / f"step-{step:08d}"
+
+    directory: Path
+    name: str = CHECKPOINT_NAME
+    """With `{step}` in it."""
+
+    def check(self) -> None:
+        """
+        Raises `UsageError` for a name by which the checkpoints of two steps could not be told apart, or
+        what is one from what is not.
+        """
+        name = self.name
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise UsageError(
+                f"--checkpoint-name {name!r} is to have the step in it once, as {{step}} or, with zeros "
+                "before it, {step:08d}, and no other braces"
+            )
+        if "/" in name or "\0" in name or name.startswith("."):
+            raise UsageError(
+                f"--checkpoint-name {name!r} is to be a name that can be seen, not a path: "
+                "--checkpoint-dir says where checkpoints are"
+            )
+        if match["behind"].endswith(_MARKS):
+            raise UsageError(
+                f"--checkpoint-name {name!r} ends as what is being written or was given up does: "
+                f"{', '.join(_MARKS)} are not to be used"
+            )
+
+    def place(self, step: int) -> Path:
+        """
+        Of the checkpoint of a step.
+        """
+        return self.directory / self.name.format(step=step)
+
+    def held(self) -> Iterator[tuple[int, str, Path]]:
+        """
+        All that has such a name: the step, what stands behind the name, and the directory.
+        """
+        match = _NAME.fullmatch(self.name)
+        if match is None or not self.directory.is_dir():
+            return
+        before, behind = re.escape(match["before"]), re.escape(match["behind"])
+        named = re.compile(rf"({before}([0-9]+){behind})(.*)")
+        for directory in sorted(self.directory.iterdir()):
+            known = named.fullmatch(directory.name)
+            # who writes 7 as 00000007 has not written what is called 7
+            if known is not None and self.name.format(step=int(known[2])) == known[1]:
+                yield int(known[2]), known[3], directory
+
+
+def shelf_of(settings: JobSettings | RankSettings) -> Shelf:
+    """
+    That of a job, as its parts were told.
+    """
+    return Shelf(directory=settings.checkpoints, name=settings.checkpoint_name)
 
 
 def partial(final: Path) -> Path:
     """
     Where a checkpoint is written until it is complete.
     """
-    return final.with_name(f"{final.name}.partial")
+    return final.with_name(f"{final.name}{_PARTIAL}")
+
+
+# ---------------------------------------------------------------- writing
 
 
 def digest_file(directory: Path, name: str) -> SavedFile:
@@ -142,28 +210,27 @@ def claim_parts(directory: Path, world: int) -> list[SavedFile] | None:
     return [file for part in encoded for file in msgspec.json.decode(part, type=list[SavedFile])]
 
 
-def give_up(run_dir: Path, step: int) -> None:
+def give_up(shelf: Shelf, step: int) -> None:
     """
     The job goes on after `step` and may come another way: checkpoints of later steps are set aside, so
     that nobody resumes from them. Every rank may do it, at once.
     """
-    for place in (run_dir / "checkpoints").glob("step-*"):
-        match = _FINAL.fullmatch(place.name)
-        if match is None or int(match[1]) <= step:
+    for later, mark, directory in shelf.held():
+        if later <= step or mark not in ("", _REPLACED) or not (directory / MANIFEST).is_file():
             continue
-        aside = place.with_name(f"step-{match[1]}.given-up")
+        place = shelf.place(later)
+        aside = place.with_name(f"{place.name}{_GIVEN_UP}")
         with suppress(FileNotFoundError):  # another rank was faster
             shutil.rmtree(aside, ignore_errors=True)
-            place.rename(aside)
+            directory.rename(aside)
 
 
-def sweep(run_dir: Path, step: int | None = None) -> None:
+def sweep(shelf: Shelf, step: int | None = None) -> None:
     """
     Remove what was begun of periodic checkpoints up to `step`, or of all, and never finished.
     """
-    for directory in (run_dir / "checkpoints").glob("step-*"):
-        match = _ROUND.fullmatch(directory.name)
-        if match is not None and (step is None or int(match[1]) <= step):
+    for begun, mark, directory in shelf.held():
+        if _ROUND.fullmatch(mark) and (step is None or begun <= step):
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -191,16 +258,21 @@ def manifest(*, step: int, world: int, adaptor: str, files: Sequence[SavedFile])
 def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     """
     Make what lies in `partial` the checkpoint `final`. Done again after it was done, it changes
-    nothing. An earlier checkpoint of that name, from before the job was resumed, is replaced.
+    nothing. An earlier checkpoint of that name, from before the job was resumed, is replaced; anything
+    else of that name stays, and `CheckpointCorrupt` is raised.
     """
     if not partial.exists():
         if _committed(final) == manifest:
             return
         raise CheckpointCorrupt(f"{partial} is gone, and {final} is not the checkpoint it was for")
+    if final.exists() and _committed(final) is None:
+        raise CheckpointCorrupt(
+            f"{final} is there and is no checkpoint that can be read: nothing is put in its place"
+        )
     _write(partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     for directory in {(partial / file.name).parent for file in manifest.files} | {partial}:
         _sync_directory(directory)
-    replaced = final.with_name(f"{final.name}.replaced")
+    replaced = final.with_name(f"{final.name}{_REPLACED}")
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)  # no rename takes the place of a directory; `newest` knows this one
@@ -234,22 +306,22 @@ def _sync_directory(directory: Path) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def newest(run_dir: Path) -> Path | None:
+def newest(shelf: Shelf) -> Path | None:
     """
-    The committed checkpoint of the highest step in a run directory, unread; None if there is none.
+    The committed checkpoint of the highest step, unread; None if there is none.
     """
-    return next(iter(committed(run_dir)), None)
+    return next(iter(committed(shelf)), None)
 
 
-def committed(run_dir: Path) -> list[Path]:
+def committed(shelf: Shelf) -> list[Path]:
     """
-    The committed checkpoints in a run directory, that of the highest step first, unread.
+    The committed checkpoints, that of the highest step first, unread.
     """
-    found: list[tuple[int, bool, Path]] = []
-    for directory in (run_dir / "checkpoints").glob("step-*"):
-        match = _FINAL.fullmatch(directory.name)
-        if match is not None and (directory / MANIFEST).is_file():
-            found.append((int(match[1]), match[2] is None, directory))
+    found = [
+        (step, not mark, directory)
+        for step, mark, directory in shelf.held()
+        if mark in ("", _REPLACED) and (directory / MANIFEST).is_file()
+    ]
     return [directory for _, _, directory in sorted(found, reverse=True)]
 
 

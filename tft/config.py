@@ -20,6 +20,9 @@ RUN_OPTIONS = "TFT_RUN_OPTIONS"
 BROKER_PORTS = 2
 """The broker listens at PORT for publishers and at PORT + 1 for subscribers."""
 
+CHECKPOINT_NAME = "step-{step:08d}"
+"""With zeros, so that a listing is in the order of the steps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
@@ -55,8 +58,12 @@ class JobSettings:
     """When bad numbers took everyone back, the batches up to that step are left out."""
     checkpoint_every: int = 0
     """Steps between two periodic checkpoints; 0: there are none."""
+    checkpoint_dir: Path | None = None
+    """Where checkpoints are; not given: in `checkpoints` in the run directory."""
+    checkpoint_name: str = CHECKPOINT_NAME
+    """What a checkpoint is called, with the step in it."""
     resume: bool = False
-    """Continue from the newest checkpoint in the run directory."""
+    """Continue from the newest checkpoint."""
 
     @property
     def world(self) -> int:
@@ -64,6 +71,13 @@ class JobSettings:
         How many ranks the job has.
         """
         return self.nnodes * self.nproc_per_node
+
+    @property
+    def checkpoints(self) -> Path:
+        """
+        Where checkpoints are.
+        """
+        return self.checkpoint_dir or self.run_dir / "checkpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +106,17 @@ class RankSettings:
     """TFT_HOST: the address other ranks reach this node at."""
     checkpoint_every: int = 0
     """TFT_CHECKPOINT_EVERY: see `JobSettings.checkpoint_every`."""
+    checkpoint_dir: Path | None = None
+    """TFT_CHECKPOINT_DIR: see `JobSettings.checkpoint_dir`; empty: it is not given."""
+    checkpoint_name: str = CHECKPOINT_NAME
+    """TFT_CHECKPOINT_NAME: see `JobSettings.checkpoint_name`."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """
+        Where checkpoints are.
+        """
+        return self.checkpoint_dir or self.run_dir / "checkpoints"
 
     def environment(self) -> dict[str, str]:
         """
@@ -108,6 +133,8 @@ class RankSettings:
             "TFT_PAGE": str(self.page),
             "TFT_HOST": self.host,
             "TFT_CHECKPOINT_EVERY": str(self.checkpoint_every),
+            "TFT_CHECKPOINT_DIR": str(self.checkpoint_dir or ""),
+            "TFT_CHECKPOINT_NAME": self.checkpoint_name,
         }
 
 
@@ -128,6 +155,8 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             page=int(environ["TFT_PAGE"]),
             host=environ["TFT_HOST"],
             checkpoint_every=int(environ["TFT_CHECKPOINT_EVERY"]),
+            checkpoint_dir=_path(environ["TFT_CHECKPOINT_DIR"]),
+            checkpoint_name=environ["TFT_CHECKPOINT_NAME"],
         )
     except KeyError as missing:
         raise UsageError(
@@ -153,6 +182,10 @@ def run_options(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         return tuple(shlex.split(environ.get(RUN_OPTIONS, "")))
     except ValueError as wrong:
         raise UsageError(f"{RUN_OPTIONS} cannot be cut into words: {wrong}") from None
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def inherited_environment() -> dict[str, str]:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from tft import checkpoint
+from tft.checkpoint import Shelf
 
 KILLS = 100
 """Of the long run, half of them each way."""
@@ -145,14 +146,14 @@ def test_a_save_killed_anywhere_leaves_a_whole_checkpoint(
         shutil.copytree(clean, run_dir)
         code, [place] = saving(run_dir, step, at)
         assert code == -signal.SIGKILL, place
-        newest = checkpoint.newest(run_dir)
+        newest = checkpoint.newest(Shelf(directory=run_dir / "checkpoints"))
         assert newest is not None, place
         assert checkpoint.verify(newest).step in (EARLIER, step), place
         if not again:
             earlier = run_dir / "checkpoints" / f"step-{EARLIER:08}"
             assert checkpoint.verify(earlier).step == EARLIER, place
     assert saving(run_dir, step, None)[0] == 0
-    after = checkpoint.newest(run_dir)
+    after = checkpoint.newest(Shelf(directory=run_dir / "checkpoints"))
     assert after is not None
     assert checkpoint.verify(after).step == step
     assert not list(run_dir.glob("checkpoints/*.partial"))

@@ -52,6 +52,22 @@ def test_of_a_run_directory_the_newest_is_read(
     assert "the end of step 12" in capsys.readouterr().out
 
 
+def test_of_a_directory_of_checkpoints_the_newest_of_that_name_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When a directory for checkpoints is named, and what they are called, then the newest is read.
+    """
+    saved(tmp_path, 7)
+    saved(tmp_path, 12)
+    for name in ("step-{step:08d}", "{step}"):
+        kept = tmp_path / "checkpoints"
+        if name == "{step}":
+            (kept / "step-00000012").rename(kept / "12")
+        assert verify(kept, name) == 0
+        assert "the end of step 12" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("damage", [b"weighty", b"weight", b""])
 def test_what_is_not_as_it_was_written_is_named(tmp_path: Path, damage: bytes) -> None:
     """

@@ -50,6 +50,8 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "spread_savers": False,
         "skip_batch": False,
         "checkpoint_every": 0,
+        "checkpoint_dir": None,
+        "checkpoint_name": "step-{step:08d}",
         "resume": False,
         "resume_if_any": False,
         "module": False,

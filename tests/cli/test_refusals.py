@@ -71,6 +71,8 @@ def folder(tmp_path: Path) -> Path:
         (["--report", "no/where.json", "train.py"], "there is no directory no"),
         (["--chaos", "tickle:rank=0", "train.py"], "tickle"),
         (["--resume", "train.py"], "--resume needs the --run-dir of the run to be continued"),
+        (["--checkpoint-name", "last", "train.py"], "is to have the step in it once, as {step}"),
+        (["--checkpoint-dir", "none", "--resume", "train.py"], "there is no usable checkpoint in"),
         (["--run-dir", "none", "--resume", "train.py"], "there is no usable checkpoint in"),
         (["--run-dir", "train.py", "train.py"], "train.py is not a directory"),
     ],

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from tft import checkpoint
-from tft.cli.rundir import FreshReport, check_run_dir, resumable, run_dir_of, write_job
+from tft.checkpoint import shelf_of
+from tft.cli.rundir import (
+    FreshReport,
+    check_run_dir,
+    resumable,
+    run_dir_of,
+    shelf_there,
+    write_job,
+)
 from tft.config import JobSettings
 from tft.errors import CheckpointCorrupt, UsageError
 
@@ -129,6 +137,47 @@ def test_a_damaged_checkpoint_is_refused(settings: JobSettings) -> None:
         check_run_dir(replace(settings, nproc_per_node=2, resume=True), node=0)
 
 
+def test_a_run_begins_among_no_checkpoints_of_another(settings: JobSettings) -> None:
+    """
+    When there are checkpoints already under the name that a run is to use, then it is refused with a
+    way out: it would set them aside as it goes on from the beginning. Under another name it is not.
+    """
+    own = replace(settings, checkpoint_dir=settings.run_dir.parent / "kept", nproc_per_node=2)
+    saved(own)
+
+    with pytest.raises(UsageError, match="is a checkpoint of an earlier run: add --resume"):
+        check_run_dir(own, node=0)
+    check_run_dir(replace(own, resume=True), node=0)
+    check_run_dir(replace(own, checkpoint_name="second-{step}"), node=0)
+
+
+def test_the_checkpoints_of_a_run_are_found_where_it_was_told_to_put_them(
+    settings: JobSettings,
+) -> None:
+    """
+    When a run was given a directory and a name for its checkpoints, then its run directory says so; one
+    without a run has them where they are by default.
+    """
+    own = replace(
+        settings, checkpoint_dir=settings.run_dir.parent / "kept", checkpoint_name="{step}"
+    )
+    assert shelf_there(settings.run_dir) == shelf_of(settings)
+    settings.run_dir.mkdir()
+    write_job(own, ["train.py"])
+    assert shelf_there(settings.run_dir) == shelf_of(own)
+
+
+def test_a_file_is_no_directory_for_checkpoints(settings: JobSettings) -> None:
+    """
+    When checkpoints are to be kept where a file is, then that is the sentence.
+    """
+    file = settings.run_dir.parent / "kept"
+    file.touch()
+
+    with pytest.raises(UsageError, match=r"--checkpoint-dir .*kept is not a directory"):
+        check_run_dir(replace(settings, checkpoint_dir=file), node=0)
+
+
 def test_a_checkpoint_that_was_not_finished_is_none(settings: JobSettings) -> None:
     """
     When all there is was never committed, then there is nothing to resume from.
@@ -153,10 +202,10 @@ def test_a_checkpoint_that_lacks_a_rank_is_not_what_a_job_goes_on_from_by_itself
         UsageError, match=r"step-00000009 holds no RNG and data position of ranks \[1\]"
     ):
         check_run_dir(settings, node=0, may_begin=True)
-    assert resumable(settings.run_dir) == newest
+    assert resumable(shelf_of(settings)) == newest
     whole = saved(settings)
 
-    assert resumable(settings.run_dir) == whole
+    assert resumable(shelf_of(settings)) == whole
     check_run_dir(settings, node=0, may_begin=True)
     with pytest.raises(UsageError, match="step-00000009 holds no RNG"):
         check_run_dir(settings, node=0)
@@ -166,7 +215,7 @@ def saved(settings: JobSettings, *, step: int = 7, ranks: int = 2) -> Path:
     """
     A checkpoint of two ranks of the adaptor `pytorch`, or with the private state of one alone.
     """
-    final = settings.run_dir / "checkpoints" / f"step-{step:08}"
+    final = shelf_of(settings).place(step)
     partial = checkpoint.partial(final)
     partial.mkdir(parents=True)
     files = [checkpoint.write_private(partial, rank, b"position") for rank in range(ranks)]

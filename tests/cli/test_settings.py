@@ -31,6 +31,8 @@ jobs = st.builds(
     spread_savers=st.booleans(),
     skip_batch=st.booleans(),
     checkpoint_every=st.integers(),
+    checkpoint_dir=st.none() | words.map(Path),
+    checkpoint_name=words,
     resume=st.booleans(),
 )
 

@@ -103,6 +103,18 @@ def test_an_incident_that_is_cut_short_by_the_end_has_not_been_recovered_from() 
     assert (incident["strategy"], incident["pids_kept"]) == ("exit", None)
 
 
+def test_a_last_checkpoint_is_called_as_the_job_was_told() -> None:
+    """
+    When checkpoints have a name of the user's own, then the last one has it, wherever they are.
+    """
+    job = ScriptedJob(2, checkpoint_name="gpt-{step}").start()
+    job.train(3)
+    job.stop()
+    job.settle()
+    assert {save.directory for save in job.orders(Save)} == {"/run/checkpoints/gpt-3"}
+    assert {commit.directory for commit in job.orders(Commit)} == {"/run/checkpoints/gpt-3"}
+
+
 def test_savers_are_spread_over_the_nodes_that_the_ranks_have_moved_to() -> None:
     """
     When another process has taken over from a straggler, on a node of its own, then what is left on

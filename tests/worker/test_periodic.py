@@ -14,6 +14,7 @@ import pluggy
 import pytest
 
 from tft import checkpoint
+from tft.checkpoint import Shelf
 from tft.config import RankSettings
 from tft.errors import UsageError
 from tft.hooks import AdaptorSpecs, hookimpl
@@ -162,7 +163,7 @@ def test_the_last_to_have_written_its_part_makes_the_checkpoint(
         written(ranks[1:])
         assert steps(tmp_path) == []
     written(ranks)
-    place = checkpoint.place(tmp_path, 2)
+    place = Shelf(directory=tmp_path / "checkpoints").place(2)
     assert steps(tmp_path) == [2]
     assert (place / "dense").read_bytes() == b"fresh"
     assert [checkpoint.read_private(place, r) for r in range(WORLD)] == [
@@ -207,7 +208,7 @@ def test_parts_of_two_ways_through_one_incident_are_not_put_together(
         stage(members, 2)
         written(members)
         assert steps(tmp_path) == ([] if number == 1 else [2])
-    assert (checkpoint.place(tmp_path, 2) / "dense").read_bytes() == b"way 2"
+    assert (Shelf(directory=tmp_path / "checkpoints").place(2) / "dense").read_bytes() == b"way 2"
 
 
 def test_nothing_is_committed_while_the_job_decides_where_to_go_on(

@@ -138,6 +138,8 @@ def rank_environment(
         page=page,
         host=settings.host,
         checkpoint_every=job.checkpoint_every,
+        checkpoint_dir=job.checkpoint_dir,
+        checkpoint_name=job.checkpoint_name,
     )
     place = settings.place(rank)
     return {

@@ -7,22 +7,27 @@ from pathlib import Path
 import click
 
 from tft import checkpoint
+from tft.checkpoint import Shelf
+from tft.cli.rundir import shelf_there
+from tft.config import CHECKPOINT_NAME
 from tft.errors import UsageError
 
 
-def verify(path: Path) -> int:
+def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
     """
-    Read every file of a checkpoint and say that it is whole. `path` may be a run directory, which
-    means its newest. Raises `CheckpointCorrupt` naming what is not as it was written, `UsageError`
-    where there is no checkpoint.
+    Read every file of a checkpoint and say that it is whole. `path` may be a run directory, or one of
+    checkpoints that are called `checkpoint_name`, which means its newest. Raises `CheckpointCorrupt`
+    naming what is not as it was written, `UsageError` where there is no checkpoint.
     """
     directory = path
     if not (path / checkpoint.MANIFEST).is_file():
-        newest = checkpoint.newest(path)
+        there = Shelf(directory=path, name=checkpoint_name)
+        there.check()
+        newest = checkpoint.newest(shelf_there(path)) or checkpoint.newest(there)
         if newest is None:
             raise UsageError(
-                f"{path} is no checkpoint, nor a run directory with one: a checkpoint that was "
-                "finished has a " + checkpoint.MANIFEST
+                f"{path} is no checkpoint, nor a directory of a run or of checkpoints with one: a "
+                f"checkpoint that was finished has a {checkpoint.MANIFEST}"
             )
         directory = newest
     known = checkpoint.verify(directory)
@@ -39,12 +44,18 @@ def checkpoint_command() -> click.Command:
     `tft checkpoint`.
     """
     path = click.Argument(["path"], type=click.Path(path_type=Path))
+    name = click.Option(
+        ["--checkpoint-name"],
+        default=CHECKPOINT_NAME,
+        show_default=True,
+        help="What the checkpoints of a --checkpoint-dir are called, as `tft run` was told.",
+    )
     one = click.Command(
         "verify",
         callback=verify,
-        params=[path],
-        help="Read every file of a checkpoint, or of the newest one of a run directory, and compare "
-        "it with what was written.",
+        params=[path, name],
+        help="Read every file of a checkpoint, or of the newest one of a run directory or of a "
+        "--checkpoint-dir, and compare it with what was written.",
     )
     return click.Group(
         "checkpoint", commands=[one], help="Asks something of a checkpoint on a disk."

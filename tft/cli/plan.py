@@ -13,6 +13,7 @@ from tft.agent.settings import Placed
 from tft.bus.broker import is_loopback
 from tft.bus.ports import check_free, free_address
 from tft.bus.zeromq import host_and_port
+from tft.checkpoint import newest, shelf_of
 from tft.cli.rundir import check_run_dir, holds_story, new_run_dir, shared_name
 from tft.cli.settings import LOOPBACK, job_arguments, job_settings
 from tft.config import RUN_OPTIONS, JobSettings
@@ -111,21 +112,28 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     """
     placed = Placed.read(options["placed"]) if options["placed"] else None
     _check_shared(options, placed)
-    if options["resume"] and options["run_dir"] is None:
-        raise UsageError("--resume needs the --run-dir of the run to be continued")
+    checkpoint_dir: Path | None = options["checkpoint_dir"]
+    if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
+        raise UsageError(
+            "--resume needs the --run-dir of the run to be continued, or the --checkpoint-dir in which "
+            "its checkpoints are"
+        )
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
-    # node 0 decides; another may look when the story has begun already
-    may_resume = options["resume_if_any"] and options["node_rank"] == 0
     found = {
         # Also the key of the job's ports, so it is not to be guessed.
         "job": options["job"] or ("" if placed else secrets.token_hex(8)),
         "run": options.get("run") or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),
         "run_dir": run_dir,
-        "resume": options["resume"] or (may_resume and holds_story(run_dir)),
+        "checkpoint_dir": checkpoint_dir and checkpoint_dir.absolute(),
     }
+    settings = job_settings({**options, **found})
+    # node 0 decides; another may look when the story has begun already
+    if options["resume_if_any"] and options["node_rank"] == 0:
+        there = holds_story(run_dir) or newest(shelf_of(settings)) is not None
+        settings = replace(settings, resume=settings.resume or there)
     return Plan(
-        settings=job_settings({**options, **found}),
+        settings=settings,
         node=options["node_rank"],
         host=options["host"],
         insecure=options["insecure"],
@@ -177,6 +185,7 @@ def check_settings(settings: JobSettings) -> None:
     ):
         if value < least:
             raise UsageError(f"{option} is at least {least}, not {value}")
+    shelf_of(settings).check()
     unknown = [name for name in settings.enable if name not in STRATEGIES]
     if unknown:
         raise UsageError(f"--enable knows {', '.join(STRATEGIES)}, and not {', '.join(unknown)}")

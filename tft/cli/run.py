@@ -14,7 +14,7 @@ import click
 
 from tft.bus.base import Bus, Heard
 from tft.bus.zeromq import open_bus
-from tft.checkpoint import give_up, manifest_of, newest
+from tft.checkpoint import Shelf, give_up, manifest_of, newest, shelf_of
 from tft.cli.children import Child, Children
 from tft.cli.plan import Plan, named
 from tft.cli.rundir import (
@@ -55,7 +55,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             write_job(settings, plan.command)
         report = FreshReport(settings.run_dir)
         if plan.leads and plan.may_begin:
-            _turn_back(settings.run_dir)
+            _turn_back(shelf_of(settings))
         if plan.leads or plan.placed is None:  # another launcher's nodes are as many as the ranks
             say(f"the records of this run are in {settings.run_dir}{_beginning(settings)}")
         code = asyncio.run(_run(plan, environment, report))
@@ -71,7 +71,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
         if code not in (COMPLETED, DUMPED):
             why = report.why() or f"nobody wrote a report; {settings.run_dir / 'logs'} says why"
             say(f"the job did not complete: {why}")
-            checkpoint = newest(settings.run_dir)
+            checkpoint = newest(shelf_of(settings))
             if checkpoint is not None:
                 say(f"{checkpoint} is whole: {plan.again} from it")
     if code == DUMPED and (plan.leads or plan.placed is None):
@@ -79,18 +79,18 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
     return code
 
 
-def _turn_back(run_dir: Path) -> None:
+def _turn_back(shelf: Shelf) -> None:
     """
     Have a job that starts by itself go on from a checkpoint that it can go on from.
     """
-    last, directory = newest(run_dir), resumable(run_dir)
+    last, directory = newest(shelf), resumable(shelf)
     if last is None or directory is None or last == directory:
         return
     say(
         f"{last.name} holds no RNG and data position of ranks {manifest_of(last).bereft}, which were "
         "lost with their node: it is set aside, to be loaded by hand"
     )
-    give_up(run_dir, manifest_of(directory).step)
+    give_up(shelf, manifest_of(directory).step)
 
 
 def _beginning(settings: JobSettings) -> str:
@@ -99,7 +99,7 @@ def _beginning(settings: JobSettings) -> str:
     """
     if not settings.resume:
         return ""
-    checkpoint = newest(settings.run_dir)
+    checkpoint = newest(shelf_of(settings))
     if checkpoint is None:
         return "; an earlier one left no checkpoint there, so the job begins once more"
     return f"; it goes on from {checkpoint.name}"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tft import checkpoint
+from tft.checkpoint import Shelf
 from tft.config import JobSettings
 from tft.errors import UsageError
 from tft.files import write_whole
@@ -76,6 +77,8 @@ def check_run_dir(settings: JobSettings, node: int, *, may_begin: bool = False) 
     run_dir = settings.run_dir
     if run_dir.exists() and not run_dir.is_dir():
         raise UsageError(f"--run-dir {run_dir} is not a directory")
+    if settings.checkpoints.exists() and not settings.checkpoints.is_dir():
+        raise UsageError(f"--checkpoint-dir {settings.checkpoints} is not a directory")
     if pid_file(run_dir, launcher_name(node)).exists():
         with _locked(settings, node):
             pass
@@ -84,15 +87,21 @@ def check_run_dir(settings: JobSettings, node: int, *, may_begin: bool = False) 
     if settings.resume:
         if may_begin:
             _check_unfinished(run_dir)
-        directory = resumable(run_dir) if may_begin else checkpoint.newest(run_dir)
+        shelf = checkpoint.shelf_of(settings)
+        directory = resumable(shelf) if may_begin else checkpoint.newest(shelf)
         if directory is not None:
             _check_resumable(settings, directory)
         elif not may_begin:
-            raise UsageError(f"there is no usable checkpoint in {run_dir} to resume from")
+            raise UsageError(f"there is no usable checkpoint in {shelf.directory} to resume from")
     elif holds_story(run_dir):
         raise UsageError(
             f"{run_dir} holds the story of an earlier run: add --resume to continue it, or "
             "choose another --run-dir"
+        )
+    elif (earlier := checkpoint.newest(checkpoint.shelf_of(settings))) is not None:
+        raise UsageError(
+            f"{earlier} is a checkpoint of an earlier run: add --resume to continue from it, or choose "
+            "another --checkpoint-dir or --checkpoint-name"
         )
 
 
@@ -112,18 +121,19 @@ def run_dir_of(settings: JobSettings, node: int) -> Iterator[None]:
         pid = f"{os.getpid()}\n".encode()
         os.pwrite(lock, pid, 0)  # not by renaming: it is this very file that is locked
         os.truncate(lock, len(pid))
+        shelf = checkpoint.shelf_of(settings)
         if node == 0:
-            checkpoint.sweep(settings.run_dir)
+            checkpoint.sweep(shelf)
         yield
         if node == 0:
-            checkpoint.sweep(settings.run_dir)
+            checkpoint.sweep(shelf)
 
 
-def resumable(run_dir: Path) -> Path | None:
+def resumable(shelf: Shelf) -> Path | None:
     """
     The newest checkpoint that holds the private state of all ranks; if none does, the newest of all.
     """
-    found = checkpoint.committed(run_dir)
+    found = checkpoint.committed(shelf)
     for directory in found:
         if not checkpoint.manifest_of(directory).bereft:
             return directory
@@ -150,7 +160,11 @@ def write_job(settings: JobSettings, command: Sequence[str]) -> None:
     """
     Keep what was run: `command` is the script and its arguments.
     """
-    facts = {**asdict(settings), "run_dir": str(settings.run_dir)}
+    facts = {
+        **asdict(settings),
+        "run_dir": str(settings.run_dir),
+        "checkpoint_dir": str(settings.checkpoints),
+    }
     written = {"command": list(command), "directory": str(Path.cwd()), "settings": facts}
     write_whole(settings.run_dir / JOB, json.dumps(written, indent=2) + "\n")
 
@@ -191,6 +205,17 @@ def job_there(run_dir: Path) -> JobThere:
         result = json.loads(report.read_text())["result"]
         raise UsageError(f"the job in {run_dir} is over, with the result {result!r}")
     return there
+
+
+def shelf_there(run_dir: Path) -> Shelf:
+    """
+    Where the checkpoints of a run directory are: where its last run was told to put them.
+    """
+    default = Shelf(directory=run_dir / "checkpoints")
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no run, or one of another tft
+        told = json.loads((run_dir / JOB).read_text())["settings"]
+        return Shelf(directory=Path(told["checkpoint_dir"]), name=str(told["checkpoint_name"]))
+    return default
 
 
 class FreshReport:

@@ -112,6 +112,7 @@ def _option(setting: Setting, *, given: bool) -> click.Option:
         int: click.INT,
         bool: click.BOOL,
         Path: click.Path(path_type=Path),
+        Path | None: click.Path(path_type=Path),
         tuple[str, ...]: Names(),
     }
     kind = kinds[setting.type]
@@ -122,7 +123,7 @@ def _option(setting: Setting, *, given: bool) -> click.Option:
         type=kind,
         is_flag=setting.type is bool,
         default=setting.default,
-        show_default=setting.type is not bool and setting.default != (),
+        show_default=setting.type is not bool and setting.default not in ((), None),
         help=setting.sentence,
     )
 

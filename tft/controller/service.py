@@ -104,7 +104,7 @@ class Controller:
         settings = self._settings
         resume: tuple[str, int] | None = None
         if settings.resume:
-            newest = checkpoint.newest(settings.run_dir)
+            newest = checkpoint.newest(checkpoint.shelf_of(settings))
             if newest is not None:
                 resume = (str(newest), checkpoint.verify(newest).step)
         earlier = [int(str(incident["id"])) for incident in self._earlier()]
@@ -121,7 +121,8 @@ class Controller:
                 skip_batch=settings.skip_batch,
                 advised=self._advisors.present(),
             ),
-            checkpoints=str(settings.run_dir / "checkpoints"),
+            checkpoints=str(settings.checkpoints),
+            checkpoint_name=settings.checkpoint_name,
             resume=resume,
             first_incident=max(earlier, default=0) + 1,
             at=self._clock.now(),

@@ -48,6 +48,8 @@ class Opened:
     policy: Policy
     checkpoints: str
     """The directory for last checkpoints."""
+    checkpoint_name: str = "step-{step:08d}"
+    """What they are called; what it is here is how it was before there was a choice."""
     resume: tuple[str, int] | None
     first_incident: int
     at: float
@@ -61,6 +63,7 @@ class Opened:
             self.policy,
             job=self.job,
             checkpoints=self.checkpoints,
+            checkpoint_name=self.checkpoint_name,
             at=self.at,
             resume=self.resume,
             first_incident=self.first_incident,

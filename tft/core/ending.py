@@ -114,7 +114,7 @@ class Ending:
         ]
 
     def _directory(self, step: int) -> str:
-        return f"{self._job.directory}/step-{step:08d}"
+        return f"{self._job.directory}/{self._job.checkpoint_name.format(step=step)}"
 
     def advance_dump(self) -> None:
         """

@@ -42,6 +42,7 @@ class Job:
         *,
         name: str,
         checkpoints: str,
+        checkpoint_name: str,
         at: float,
         resume: tuple[str, int] | None,
         first_incident: int,
@@ -50,6 +51,8 @@ class Job:
         self.policy = policy
         self.directory = checkpoints
         """Where last checkpoints go."""
+        self.checkpoint_name = checkpoint_name
+        """What they are called."""
         self.checkpoints = {} if resume is None else {resume[1]: resume[0]}
         """Step to directory: the checkpoints of all ranks that are known."""
         self.unread: Counter[int] = Counter()

@@ -49,16 +49,19 @@ class Machine:
         *,
         job: str,
         checkpoints: str,
+        checkpoint_name: str = "step-{step:08d}",
         at: float,
         resume: tuple[str, int] | None,
         first_incident: int,
     ) -> None:
         """
-        `checkpoints` is the directory for last checkpoints; `resume` a checkpoint to start from
-        and the step whose end it holds; `first_incident` the number the next incident gets.
+        `checkpoints` is the directory for last checkpoints, `checkpoint_name` what they are called;
+        `resume` a checkpoint to start from and the step whose end it holds; `first_incident` the
+        number the next incident gets.
         """
         self._job = Job(
-            world, policy, name=job, checkpoints=checkpoints, at=at, resume=resume,
+            world, policy, name=job, checkpoints=checkpoints, checkpoint_name=checkpoint_name, at=at,
+            resume=resume,
             first_incident=first_incident,
         )  # fmt: skip
         self._course = Course(self._job)

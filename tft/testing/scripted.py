@@ -64,6 +64,7 @@ class ScriptedJob:
     world: int
     policy: Policy = field(default_factory=Policy)
     resume: tuple[str, int] | None = None
+    checkpoint_name: str = "step-{step:08d}"
     placement: dict[int, tuple[int, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     spare: Mapping[int, int] = field(default_factory=dict)
@@ -111,8 +112,8 @@ class ScriptedJob:
         homes = {rank: node for node, ranks in self.placement.items() for rank in ranks}
         self.ranks = {rank: ScriptedRank(rank, node=homes[rank]) for rank in range(self.world)}
         self.machine = Machine(
-            self.world, self.policy, job="job", checkpoints="/run/checkpoints", at=self.now,
-            resume=self.resume, first_incident=1,
+            self.world, self.policy, job="job", checkpoints="/run/checkpoints",
+            checkpoint_name=self.checkpoint_name, at=self.now, resume=self.resume, first_incident=1,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- what a test does

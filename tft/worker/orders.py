@@ -12,6 +12,7 @@ from typing import Protocol, assert_never
 import pluggy
 
 from tft import checkpoint
+from tft.checkpoint import Shelf
 from tft.clock import SystemClock
 from tft.errors import OrderRefused
 from tft.hooks import Buffer, CheckResult, Parcel
@@ -75,7 +76,7 @@ class State(Protocol):
         """The job's name, and the key of its transfer ports."""
 
     @property
-    def run_dir(self) -> Path:
+    def shelf(self) -> Shelf:
         """Where checkpoints are."""
 
     @property
@@ -194,7 +195,7 @@ class Hands:
     def _rollback(self, order: Rollback) -> None:
         private = self._private(order)
         self._page.forget_after(order.step)
-        checkpoint.give_up(self._state.run_dir, order.step)
+        checkpoint.give_up(self._state.shelf, order.step)
         self._hook.tft_rollback(private=private)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():

@@ -79,6 +79,7 @@ class Periodic:
                 "--checkpoint-every out"
             )
         self._settings = settings
+        self._shelf = checkpoint.shelf_of(settings)
         self._every = settings.checkpoint_every
         self._hook = hook
         self._report = report
@@ -205,8 +206,8 @@ class Periodic:
     def _write(self, part: _Part) -> None:
         # Who is here has written the one before, and all have who are to write this: of those before
         # that nothing can come any more. On a full disk it may be what is in the way.
-        checkpoint.sweep(self._settings.run_dir, part.step - 2 * self._every)
-        final = checkpoint.place(self._settings.run_dir, part.step)
+        checkpoint.sweep(self._shelf, part.step - 2 * self._every)
+        final = self._shelf.place(part.step)
         directory = checkpoint.open_round(final, *part.round)
         files = [
             checkpoint.digest_file(directory, name)
@@ -245,4 +246,4 @@ class Periodic:
                 )
             )
         log.info("checkpointed", step=part.step, directory=str(final))
-        checkpoint.sweep(told.run_dir, part.step)
+        checkpoint.sweep(self._shelf, part.step)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import structlog
 
+from tft.checkpoint import Shelf, shelf_of
 from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings, started_by_agent
 from tft.core.rank_words import Done, Execute, Left
@@ -133,6 +134,13 @@ class Session:
         Where this run keeps its records.
         """
         return self._settings.run_dir
+
+    @property
+    def shelf(self) -> Shelf:
+        """
+        Where its checkpoints are.
+        """
+        return shelf_of(self._settings)
 
     @property
     def job(self) -> str:
