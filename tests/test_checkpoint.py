@@ -3,6 +3,7 @@ A checkpoint on the disk: committed or not there, and checked before it is trust
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,82 @@ def test_private_state_of_a_rank_that_has_none_is_refused(tmp_path: Path) -> Non
         checkpoint.read_private(committed(tmp_path, 5), 7)
 
 
+# ---------------------------------------------------------------- what is old
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_what_is_older_than_the_newest_whole_ones_goes(tmp_path: Path, name: str) -> None:
+    """
+    When checkpoints are kept to a number, then older ones go, with what was given up of steps before; a
+    copy that somebody has made of one stays, and so does what lies there besides.
+    """
+    own = shelf(tmp_path, name)
+    for step in (1, 2, 3, 4, 5):
+        committed(tmp_path, step, name=name)
+    kept = own.place(1).with_name(f"{own.place(1).name}.mine")
+    shutil.copytree(own.place(1), kept)
+    for step, mark in ((1, ".given-up"), (4, ".given-up")):
+        committed(tmp_path, step, name=name)
+        own.place(step).rename(own.place(step).with_name(own.place(step).name + mark))
+    (own.directory / "notes").touch()
+
+    checkpoint.retire(own, 0, 5)
+    checkpoint.retire(own, 9, 5)
+    assert len(list(own.directory.iterdir())) == 7
+    checkpoint.retire(own, 2, 5)
+    checkpoint.sweep(own)
+    assert {each.name for each in own.directory.iterdir()} == {
+        "notes", kept.name, f"{own.place(4).name}.given-up", own.place(3).name, own.place(5).name,
+    }  # fmt: skip
+
+
+def test_what_is_not_whole_takes_no_place(tmp_path: Path) -> None:
+    """
+    When files of a newer checkpoint are missing or cut off, then it does not count among those that are
+    kept; nor does one that is newer than what all know of.
+    """
+    own = shelf(tmp_path)
+    for step in (1, 2, 3, 4, 5):
+        committed(tmp_path, step)
+    (own.place(4) / "dense" / "weights").write_bytes(b"w")
+    (own.place(3) / "dense" / "weights").unlink()
+
+    checkpoint.retire(own, 1, 4)
+    checkpoint.sweep(own)
+    assert sorted(own.directory.iterdir()) == [own.place(step) for step in (2, 3, 4, 5)]
+
+
+def test_what_is_going_is_out_of_sight_before_it_is_gone(tmp_path: Path) -> None:
+    """
+    When removing is cut off, then nothing that is half there can be taken for a checkpoint, and it is
+    removed later.
+    """
+    own = shelf(tmp_path)
+    for step in (1, 2):
+        committed(tmp_path, step)
+    checkpoint.retire(own, 1, 2)
+    assert {each.name for each in own.directory.iterdir()} == {
+        ".step-00000001.removed",
+        "step-00000002",
+    }
+    assert checkpoint.newest(own) == own.place(2)
+    checkpoint.sweep(own, 1)
+    assert [each.name for each in own.directory.iterdir()] == ["step-00000002"]
+
+
+def test_what_has_the_name_of_a_checkpoint_and_is_none_does_not_go(tmp_path: Path) -> None:
+    """
+    When a directory has the name of an old checkpoint and is not one of that step, then it stays.
+    """
+    own = shelf(tmp_path)
+    for step in (2, 3):
+        committed(tmp_path, step)
+    own.place(2).rename(own.place(1))
+    own.place(0).mkdir()
+    checkpoint.retire(own, 1, 3)
+    assert sorted(own.directory.iterdir()) == [own.place(step) for step in (0, 1, 3)]
+
+
 # ---------------------------------------------------------------- names
 
 
@@ -308,6 +385,7 @@ def test_nothing_is_put_in_the_place_of_what_is_no_checkpoint(tmp_path: Path) ->
         (".{step}", "not a path"),
         ("{step}.partial", "ends as what is being written"),
         ("{step}-x.given-up", "ends as what is being written"),
+        ("{step}.removed", "ends as what is being written"),
     ],
 )
 def test_a_name_that_does_not_tell_steps_apart_is_refused(

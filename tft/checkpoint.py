@@ -7,6 +7,7 @@ of each rank. Knows no framework: what an adaptor writes is a list of files to i
     step-00000042.round-3.1.partial/  the same of a periodic one, see `open_round`
     step-00000042.given-up/  of a way that the job has turned back from
     step-00000042.replaced/  an earlier one of the same step, on its way out
+    .step-00000042.removed/  one that is old enough, on its way out
 
 A directory is a checkpoint when it has its final name, and it gets that name, by one rename, when
 every file in it is synced. Whoever reads it checks the files against the manifest first.
@@ -41,7 +42,8 @@ _BLOCK = 4 * 2**20
 _REPLACED = ".replaced"
 _GIVEN_UP = ".given-up"
 _PARTIAL = ".partial"
-_MARKS = (_REPLACED, _GIVEN_UP, _PARTIAL)
+_REMOVED = ".removed"
+_MARKS = (_REPLACED, _GIVEN_UP, _PARTIAL, _REMOVED)
 """What stands behind the name of a checkpoint that is not to be read, or not for long."""
 _ROUND = re.compile(r"\.round-[0-9]+\.[0-9]+\.partial")
 
@@ -119,17 +121,20 @@ class Shelf:
 
     def held(self) -> Iterator[tuple[int, str, Path]]:
         """
-        All that has such a name: the step, what stands behind the name, and the directory.
+        All that has such a name: the step, what stands behind the name, and the directory. What is
+        hidden is on its way out.
         """
         match = _NAME.fullmatch(self.name)
         if match is None or not self.directory.is_dir():
             return
         before, behind = re.escape(match["before"]), re.escape(match["behind"])
-        named = re.compile(rf"({before}([0-9]+){behind})(.*)")
+        named = re.compile(rf"\.?({before}([0-9]+){behind})(.*)")
         for directory in sorted(self.directory.iterdir()):
             known = named.fullmatch(directory.name)
             # who writes 7 as 00000007 has not written what is called 7
-            if known is not None and self.name.format(step=int(known[2])) == known[1]:
+            if known is None or self.name.format(step=int(known[2])) != known[1]:
+                continue
+            if directory.name.startswith(".") == (known[3] == _REMOVED):
                 yield int(known[2]), known[3], directory
 
 
@@ -227,11 +232,48 @@ def give_up(shelf: Shelf, step: int) -> None:
 
 def sweep(shelf: Shelf, step: int | None = None) -> None:
     """
-    Remove what was begun of periodic checkpoints up to `step`, or of all, and never finished.
+    Remove what was begun of periodic checkpoints up to `step`, or of all, and never finished; and what
+    is left of those that were retired.
     """
     for begun, mark, directory in shelf.held():
-        if _ROUND.fullmatch(mark) and (step is None or begun <= step):
+        if (_ROUND.fullmatch(mark) or mark == _REMOVED) and (step is None or begun <= step):
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def retire(shelf: Shelf, keep: int, step: int) -> None:
+    """
+    Take what is older than the newest `keep` whole checkpoints up to `step` out of sight, one rename
+    each: what is half removed is never taken for a checkpoint. `sweep` removes it.
+    """
+    whole = sorted(
+        there
+        for there, mark, directory in shelf.held()
+        if not mark and there <= step and _seems_whole(directory)
+    )
+    if not keep or len(whole) <= keep:
+        return
+    for older, mark, directory in shelf.held():
+        manifest = _committed(directory)  # what has none of this step is not ours to remove
+        old = mark in ("", _REPLACED, _GIVEN_UP) and older < whole[-keep]
+        if old and manifest is not None and manifest.step == older:
+            place = shelf.place(older)
+            aside = place.with_name(f".{place.name}{_REMOVED}")
+            with suppress(FileNotFoundError):  # another rank was faster
+                shutil.rmtree(aside, ignore_errors=True)
+                directory.rename(aside)
+
+
+def _seems_whole(directory: Path) -> bool:
+    """
+    Every file is there with all its bytes. What is in them is for who reads them to check.
+    """
+    manifest = _committed(directory)
+    try:
+        return manifest is not None and all(
+            (directory / file.name).stat().st_size == file.size for file in manifest.files
+        )
+    except OSError:
+        return False
 
 
 def _part(rank: int) -> str:

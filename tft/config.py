@@ -62,6 +62,8 @@ class JobSettings:
     """Where checkpoints are; not given: in `checkpoints` in the run directory."""
     checkpoint_name: str = CHECKPOINT_NAME
     """What a checkpoint is called, with the step in it."""
+    keep_checkpoints: int = 0
+    """When a periodic checkpoint is complete, so many of the newest are kept; 0: all."""
     resume: bool = False
     """Continue from the newest checkpoint."""
 
@@ -110,6 +112,8 @@ class RankSettings:
     """TFT_CHECKPOINT_DIR: see `JobSettings.checkpoint_dir`; empty: it is not given."""
     checkpoint_name: str = CHECKPOINT_NAME
     """TFT_CHECKPOINT_NAME: see `JobSettings.checkpoint_name`."""
+    keep_checkpoints: int = 0
+    """TFT_KEEP_CHECKPOINTS: see `JobSettings.keep_checkpoints`."""
 
     @property
     def checkpoints(self) -> Path:
@@ -135,6 +139,7 @@ class RankSettings:
             "TFT_CHECKPOINT_EVERY": str(self.checkpoint_every),
             "TFT_CHECKPOINT_DIR": str(self.checkpoint_dir or ""),
             "TFT_CHECKPOINT_NAME": self.checkpoint_name,
+            "TFT_KEEP_CHECKPOINTS": str(self.keep_checkpoints),
         }
 
 
@@ -157,6 +162,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             checkpoint_every=int(environ["TFT_CHECKPOINT_EVERY"]),
             checkpoint_dir=_path(environ["TFT_CHECKPOINT_DIR"]),
             checkpoint_name=environ["TFT_CHECKPOINT_NAME"],
+            keep_checkpoints=int(environ["TFT_KEEP_CHECKPOINTS"]),
         )
     except KeyError as missing:
         raise UsageError(

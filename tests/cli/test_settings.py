@@ -33,6 +33,7 @@ jobs = st.builds(
     checkpoint_every=st.integers(),
     checkpoint_dir=st.none() | words.map(Path),
     checkpoint_name=words,
+    keep_checkpoints=st.integers(),
     resume=st.booleans(),
 )
 

@@ -2,6 +2,8 @@
 Orders that fail: who is to blame, what is tried then, and the sentence that says so.
 """
 
+import pytest
+
 from tests.core.lives import strategies, trained, tried
 from tft.core.policy import Policy
 from tft.protocol.messages import Fetch, Hold, Kill, Load, Regroup, Release, Spawn, StoreOpened
@@ -258,3 +260,26 @@ def test_a_rank_that_went_back_to_a_copy_of_its_own_is_a_source_again() -> None:
     assert job.facts("doubt_dropped") == []
     assert strategies(job) == ["retry", "recover"]
     assert tried(job).keys() <= {"retry"}
+
+
+@pytest.mark.parametrize(
+    ("keep", "steps"), [(0, [3, 3, 2, 2, 1, 1]), (2, [3, 3, 2, 2]), (1, [3, 3])]
+)
+def test_a_checkpoint_that_has_been_removed_is_not_gone_back_to(
+    keep: int, steps: list[int]
+) -> None:
+    """
+    When ranks keep no more than so many checkpoints, then those before, which they have removed, are
+    not tried; without a limit all are, whatever the order in which they are heard of.
+    """
+    groups = {"own": (0,), "rest": (1, 2, 3)}
+    job = trained(groups=groups, keep_checkpoints=keep, attempts=9, enable=frozenset({"recover"}))
+    for step in (1, 3, 2):
+        job.checkpointed(step)
+    job.failures[0, "load"] = ["a digest differs"] * 20
+    job.kill(0)
+    job.settle()
+    while job.over is None:
+        job.wait()
+        job.settle()
+    assert [load.step for load in job.orders(Load)] == steps

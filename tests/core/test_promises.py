@@ -23,7 +23,8 @@ def somewhere(state: State) -> Job:
     A job of three ranks that has come to this state, with nothing wrong about it.
     """
     job = Job(
-        3, Policy(), name="job", checkpoints="/c", at=0.0, resume=None, first_incident=1
+        3, Policy(), name="job", checkpoints="/c", checkpoint_name="{step}", at=0.0, resume=None,
+        first_incident=1,
     )  # fmt: skip
     job.state = state
     if state is State.ENDED:

@@ -67,6 +67,34 @@ class Adaptor:
 
 
 @dataclass
+class Post:
+    """
+    Where the reports of a rank go; while the controller is `away` nobody hears them.
+    """
+
+    reports: list[Checkpointed] = field(default_factory=list)
+    unheard: list[Callable[[], None]] = field(default_factory=list)
+    away: bool = False
+
+    def take(self, report: Checkpointed, heard: Callable[[], None]) -> None:
+        """
+        The rank says something.
+        """
+        self.reports.append(report)
+        self.unheard.append(heard)
+        if not self.away:
+            self.comes_back()
+
+    def comes_back(self) -> None:
+        """
+        The controller hears what there is.
+        """
+        self.away = False
+        while self.unheard:
+            self.unheard.pop(0)()
+
+
+@dataclass
 class Rank:
     """
     What a rank has of it.
@@ -74,7 +102,7 @@ class Rank:
 
     periodic: Periodic
     adaptor: Adaptor
-    reports: list[Checkpointed]
+    post: Post
     expected: list[float]
     abandoned: threading.Event
 
@@ -84,19 +112,38 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
     """
     Three in the loop of round 0, with a checkpoint every second step.
     """
-    made = [make(tmp_path, rank) for rank in range(WORLD)]
+    with job(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def sparing(tmp_path: Path) -> Iterator[list[Rank]]:
+    """
+    The same, with two checkpoints kept.
+    """
+    with job(tmp_path, keep=2) as made:
+        yield made
+
+
+@contextmanager
+def job(run_dir: Path, keep: int = 0) -> Iterator[list[Rank]]:
+    """
+    All ranks, until they have ended.
+    """
+    made = [make(run_dir, rank, keep=keep) for rank in range(WORLD)]
     for rank in made:
         rank.periodic.resumed((0, 0))
     yield made
     for rank in made:
+        rank.post.comes_back()
         rank.adaptor.disk.set()
         rank.periodic.resumed((9, 0))
         rank.periodic.finish()
 
 
-def make(run_dir: Path, number: int, plugin: object | None = None) -> Rank:
+def make(run_dir: Path, number: int, plugin: object | None = None, keep: int = 0) -> Rank:
     """
-    A rank whose disk is quick.
+    A rank whose disk is quick, and whose controller is when it is not `far`.
     """
     adaptor = Adaptor()
     adaptor.disk.set()
@@ -106,13 +153,13 @@ def make(run_dir: Path, number: int, plugin: object | None = None) -> Rank:
     plugins.register(plugin or adaptor)
     settings = RankSettings(
         rank=number, world=WORLD, job="j", run_dir=run_dir, broker="h:1", adaptor="own",
-        incarnation=0, page=0, host="h", checkpoint_every=2,
+        incarnation=0, page=0, host="h", checkpoint_every=2, keep_checkpoints=keep,
     )  # fmt: skip
-    reports: list[Checkpointed] = []
     expected: list[float] = []
     abandoned = threading.Event()
-    periodic = Periodic(settings, plugins.hook, reports.append, expected.append, abandoned)
-    return Rank(periodic, adaptor, reports, expected, abandoned)
+    post = Post()
+    periodic = Periodic(settings, plugins.hook, post.take, expected.append, abandoned)
+    return Rank(periodic, adaptor, post, expected, abandoned)
 
 
 def stage(ranks: Sequence[Rank], step: int) -> None:
@@ -169,7 +216,7 @@ def test_the_last_to_have_written_its_part_makes_the_checkpoint(
     assert [checkpoint.read_private(place, r) for r in range(WORLD)] == [
         b"private %d" % r for r in range(WORLD)
     ]
-    [report] = [report for rank in ranks for report in rank.reports]
+    [report] = [report for rank in ranks for report in rank.post.reports]
     assert (report.step, report.directory) == (2, str(place))
 
 
@@ -327,6 +374,68 @@ def test_a_commit_that_takes_long_holds_nobody_up(tmp_path: Path, ranks: list[Ra
     ranks[0].periodic.resumed((1, 0))
     written(ranks)
     assert steps(tmp_path) == [2]
+
+
+def test_no_more_checkpoints_are_kept_than_were_asked_for(
+    tmp_path: Path, sparing: list[Rank]
+) -> None:
+    """
+    When two are to be kept, then a third takes the place of the oldest, and nothing is left of that.
+    """
+    for step, there in ((2, [2]), (4, [2, 4]), (6, [4, 6]), (8, [6, 8])):
+        stage(sparing, step)
+        written(sparing)
+        assert steps(tmp_path) == there
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_nothing_old_goes_before_the_controller_knows_what_is_new(
+    tmp_path: Path, sparing: list[Rank]
+) -> None:
+    """
+    When the controller has not heard of a checkpoint yet, then the older ones, of which it knows, stay:
+    should this rank be lost now, the job goes back to one of them.
+    """
+    for step in (2, 4):
+        stage(sparing, step)
+        written(sparing)
+    for rank in sparing:
+        rank.post.away = True
+    stage(sparing, 6)
+    while not any(rank.post.unheard for rank in sparing):
+        assert all(rank.post.away for rank in sparing)
+    assert steps(tmp_path) == [2, 4, 6]
+    for rank in sparing:
+        rank.post.comes_back()
+    written(sparing)
+    assert steps(tmp_path) == [4, 6]
+
+
+def test_nothing_old_goes_while_the_job_decides_where_to_go_on(
+    tmp_path: Path, sparing: list[Rank]
+) -> None:
+    """
+    When a rank has left the loop, then what it has made old stays until it is in the loop again; what the
+    job has turned back from by then makes nothing old.
+    """
+    for step in (2, 4):
+        stage(sparing, step)
+        written(sparing)
+    for rank in sparing:
+        rank.post.away = True
+    stage(sparing, 6)
+    while not any(rank.post.unheard for rank in sparing):
+        assert all(rank.post.away for rank in sparing)
+    for rank in sparing:
+        rank.periodic.left()
+        rank.post.comes_back()
+    assert steps(tmp_path) == [2, 4, 6]
+    checkpoint.give_up(Shelf(directory=tmp_path / "checkpoints"), 5)
+    for rank in sparing:
+        rank.periodic.rolled_back(5)
+        rank.periodic.resumed((1, 0))
+    written(sparing)
+    assert steps(tmp_path) == [2, 4]
 
 
 def test_an_adaptor_that_cannot_copy_is_refused(tmp_path: Path) -> None:

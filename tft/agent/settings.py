@@ -140,6 +140,7 @@ def rank_environment(
         checkpoint_every=job.checkpoint_every,
         checkpoint_dir=job.checkpoint_dir,
         checkpoint_name=job.checkpoint_name,
+        keep_checkpoints=job.keep_checkpoints,
     )
     place = settings.place(rank)
     return {

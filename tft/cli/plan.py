@@ -182,6 +182,7 @@ def check_settings(settings: JobSettings) -> None:
         ("--max-incidents", settings.max_incidents, 0),
         ("--max-rank-faults", settings.max_rank_faults, 0),
         ("--checkpoint-every", settings.checkpoint_every, 0),
+        ("--keep-checkpoints", settings.keep_checkpoints, 0),
     ):
         if value < least:
             raise UsageError(f"{option} is at least {least}, not {value}")

@@ -119,6 +119,7 @@ class Controller:
                 replace="node" if settings.replace_nodes else "process",
                 spread_savers=settings.spread_savers,
                 skip_batch=settings.skip_batch,
+                keep_checkpoints=settings.keep_checkpoints,
                 advised=self._advisors.present(),
             ),
             checkpoints=str(settings.checkpoints),

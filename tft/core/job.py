@@ -184,6 +184,15 @@ class Job:
         columns = self.topology().columns
         return frozenset(r for r in ready if ready.issuperset(columns[r]))
 
+    def checkpointed(self, step: int, directory: str) -> None:
+        """
+        There is another checkpoint. Ranks remove older ones when we have heard of it: so these are none
+        to go back to any more.
+        """
+        known = {**self.checkpoints, step: directory}
+        kept = sorted(known)[-self.policy.keep_checkpoints :]  # all, where that is 0
+        self.checkpoints = {each: known[each] for each in kept}
+
     # ---------------------------------------------------------------- where they could be
 
     @property

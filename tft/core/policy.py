@@ -30,6 +30,8 @@ class Policy:
     """A last checkpoint is written by the lowest-placed holders, or spread over the nodes."""
     skip_batch: bool = False
     """After a numeric fault that took everyone back, the batches up to it are left out."""
+    keep_checkpoints: int = 0
+    """How many periodic checkpoints are kept, the newest; 0: all."""
     advised: bool = False
     """Recovery plugins are asked before a strategy is followed."""
     advice: float = 30.0

@@ -117,7 +117,7 @@ class Reports:
                 self._job.last_step = max(self._job.last_step, message.step)
                 self._job.trained.add(seat.rank)
             case Checkpointed():
-                self._job.checkpoints[message.step] = message.directory
+                self._job.checkpointed(message.step, message.directory)
             case _:
                 assert_never(message)
 

@@ -7,6 +7,7 @@ Dull on purpose: it reads the bus, hands what came to the rank machine, and does
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol, assert_never, get_args
 
 import structlog
@@ -81,6 +82,8 @@ class Control:
         self._clock = SystemClock()
         self._machine = RankMachine(rank=settings.rank, incarnation=settings.incarnation)
         self._outbox = Outbox()
+        self._unheard: dict[int, Callable[[], None]] = {}
+        """By number: what is called when that report is acknowledged."""
         self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
         self._thread = threading.Thread(target=self._run, name="tft-control", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -115,11 +118,12 @@ class Control:
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(timeout=2.0)
 
-    def report(self, message: RankReport) -> None:
+    def report(self, message: RankReport, heard: Callable[[], None] | None = None) -> None:
         """
-        Sends a report, and repeats it until it is acknowledged.
+        Sends a report, and repeats it until it is acknowledged; then calls `heard`, on the control
+        thread.
         """
-        self._call(self._post, message)
+        self._call(self._post, message, heard)
 
     def tell(self, event: RankEvent) -> None:
         """
@@ -127,10 +131,10 @@ class Control:
         """
         self._call(self._handle, event)
 
-    def _call(self, function: object, argument: object) -> None:
+    def _call(self, function: object, *arguments: object) -> None:
         if self._loop is None:
             raise InternalError("the control thread was used before it had started")
-        self._loop.call_soon_threadsafe(function, argument)  # type: ignore[arg-type] # bound methods, each with its own argument
+        self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type] # bound methods, each with its own arguments
 
     # ---------------------------------------------------------------- on the control thread
 
@@ -185,8 +189,11 @@ class Control:
     def _hear(self, message: object) -> None:
         rank = self._settings.rank
         if isinstance(message, Lead):
-            self._outbox.acknowledge(message.heard.get(self._sender, 0))
-            if message.heard.get(self._sender, 0):
+            acknowledged = message.heard.get(self._sender, 0)
+            self._outbox.acknowledge(acknowledged)
+            for number in [each for each in self._unheard if each <= acknowledged]:
+                self._unheard.pop(number)()
+            if acknowledged:
                 self._accepted.set()
         elif isinstance(message, Refused):
             joined = self._joined
@@ -198,8 +205,10 @@ class Control:
             name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))
 
-    def _post(self, message: RankReport) -> None:
+    def _post(self, message: RankReport, heard: Callable[[], None] | None = None) -> None:
         number = self._outbox.add(message)
+        if heard is not None:
+            self._unheard[number] = heard
         self._owing.set()
         if self._bus is not None:
             self._bus.publish(REPORTS, message, number=number)

@@ -10,10 +10,12 @@ While the rank is out of the loop nothing is committed. So the controller, which
 checkpoint there is by the time this rank stands still, can decide which of them count.
 """
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pluggy
@@ -60,16 +62,16 @@ class _Part:
 
 class Periodic:
     """
-    Those of one rank. `report` takes the word that one is complete, on any thread; `expect` tells
-    that the training thread will not be heard of for so many seconds; when `abandoned` is set it is
-    wanted elsewhere.
+    Those of one rank. `report` takes the word that one is complete, on any thread, and what to call
+    when it was heard; `expect` tells that the training thread will not be heard of for so many seconds;
+    when `abandoned` is set it is wanted elsewhere.
     """
 
     def __init__(
         self,
         settings: RankSettings,
         hook: pluggy.HookRelay,
-        report: Callable[[Checkpointed], None],
+        report: Callable[[Checkpointed, Callable[[], None]], None],
         expect: Callable[[float], None],
         abandoned: threading.Event,
     ) -> None:
@@ -91,6 +93,10 @@ class Periodic:
         """Incident and round of the order to go on."""
         self._in_loop = False
         self._writer: threading.Thread | None = None
+        self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
+        """The steps of checkpoints that the controller has heard of: older ones may go."""
+        self._owed: int | None = None
+        """The step of the checkpoint for which older ones have still to go."""
 
     # ---------------------------------------------------------------- on the training thread
 
@@ -105,7 +111,7 @@ class Periodic:
         Copy what this rank writes of the checkpoint of `step`, which is whole, and go on. Where the
         one before is still being written that is waited for.
         """
-        if not self._written():
+        if not self._comes(lambda: self._part is None):
             return
         self._expect(_COPYING)
         try:
@@ -119,8 +125,9 @@ class Periodic:
             self._part = _Part(step=step, round=self._round, private=private, writes=writes)
             self._turn.notify_all()
         if self._writer is None:
-            self._writer = threading.Thread(target=self._work, name="tft-checkpoints", daemon=True)
-            self._writer.start()
+            self._writer = _begun(self._work, "tft-checkpoints")
+            if self._settings.keep_checkpoints:
+                _begun(self._retire, "tft-old-checkpoints")
 
     def _copies(self) -> list[Write]:
         rank, world = self._settings.rank, self._settings.world
@@ -154,9 +161,10 @@ class Periodic:
 
     def finish(self) -> None:
         """
-        The last step is done: return when this rank has written what it had to.
+        The last step is done: return when this rank has written what it had to, and has removed what
+        that has made old.
         """
-        self._written()
+        self._comes(lambda: self._part is None and self._owed is None)
 
     def close(self) -> None:
         """
@@ -168,13 +176,13 @@ class Periodic:
                 self._turn.notify_all()
             self._turn.wait_for(lambda: self._part is None, timeout=_CLOSING)
 
-    def _written(self) -> bool:
+    def _comes(self, that: Callable[[], bool]) -> bool:
         """
         Wait for the disk; False when the training thread is wanted elsewhere before.
         """
         began, told = time.monotonic(), False
         with self._turn:
-            while not self._turn.wait_for(lambda: self._part is None, timeout=_SLICE):
+            while not self._turn.wait_for(that, timeout=_SLICE):
                 if self._abandoned.is_set():
                     return False
                 if time.monotonic() - began < _PATIENCE:
@@ -236,14 +244,46 @@ class Periodic:
             if part.void:
                 return
             checkpoint.commit(directory, final, manifest)
-            self._report(
-                Checkpointed(
-                    rank=self._settings.rank,
-                    incarnation=self._settings.incarnation,
-                    directory=str(final),
-                    step=part.step,
-                    at=SystemClock().now(),
-                )
+            self._owed = part.step if told.keep_checkpoints else None
+            word = Checkpointed(
+                rank=told.rank,
+                incarnation=told.incarnation,
+                directory=str(final),
+                step=part.step,
+                at=SystemClock().now(),
             )
+            self._report(word, partial(self._known.put, part.step))
         log.info("checkpointed", step=part.step, directory=str(final))
         checkpoint.sweep(self._shelf, part.step)
+
+    # ---------------------------------------------------------------- on the thread for what is old
+
+    def _retire(self) -> None:
+        while True:
+            step = self._known.get()
+            try:
+                self._make_room(step)
+            except Exception:
+                log.exception("old_checkpoints_not_removed", step=step)
+            with self._turn:
+                self._owed = None if self._owed == step else self._owed
+                self._turn.notify_all()
+
+    def _make_room(self, step: int) -> None:
+        """
+        Remove what the checkpoint of `step`, of which the controller knows, has made old. As nothing is
+        committed out of the loop, nothing is taken away there either: it may be what all go back to.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._in_loop)
+            checkpoint.retire(self._shelf, self._settings.keep_checkpoints, step)
+        checkpoint.sweep(self._shelf, step)
+
+
+def _begun(work: Callable[[], None], name: str) -> threading.Thread:
+    """
+    A thread that does this for as long as the process lives.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
