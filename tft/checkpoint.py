@@ -4,7 +4,7 @@ of each rank. Knows no framework: what an adaptor writes is a list of files to i
 
     step-00000042/           manifest.json, private-rank0.bin, …, the adaptor's
     step-00000042.partial/   being written, or never finished
-    step-00000042.round-3.1.partial/  the same of a periodic one, see `open_round`
+    step-00000042.round-3.1.partial/  the same of a periodic one, see `round_of`
     step-00000042.given-up/  of a way that the job has turned back from
     step-00000042.replaced/  an earlier one of the same step, on its way out
     .step-00000042.removed/  one that is old enough, on its way out
@@ -68,6 +68,8 @@ class Manifest:
     """All but the manifest itself."""
     private: dict[int, str]
     """By rank, the file with its private state."""
+    own: bool = False
+    """Its shards were written by functions of the script's own."""
 
     @property
     def bereft(self) -> list[int]:
@@ -173,16 +175,23 @@ def write_private(directory: Path, rank: int, private: bytes) -> SavedFile:
     Write the private state of a rank, synced.
     """
     name = f"private-rank{rank}.bin"
-    _write(directory / name, private)
+    write_synced(directory / name, private)
     return digest_file(directory, name)
 
 
-def open_round(final: Path, incident: int, number: int) -> Path:
+def round_of(final: Path, incident: int, number: int) -> Path:
     """
     Where the ranks write their parts of a periodic checkpoint, each on its own. Those that were copied
     after the same order to go on, that of a round of an incident, belong together.
     """
-    directory = final.with_name(f"{final.name}.round-{incident}.{number}.partial")
+    return final.with_name(f"{final.name}.round-{incident}.{number}.partial")
+
+
+def open_round(final: Path, incident: int, number: int) -> Path:
+    """
+    The same, made if need be.
+    """
+    directory = round_of(final, incident, number)
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
@@ -192,7 +201,7 @@ def write_part(directory: Path, rank: int, files: Sequence[SavedFile]) -> None:
     Note that a rank has written its part, and which files that is.
     """
     beside = directory / f"{_part(rank)}.partial"
-    _write(beside, msgspec.json.encode(files))
+    write_synced(beside, msgspec.json.encode(files))
     beside.rename(directory / _part(rank))  # so that it is not read by halves
 
 
@@ -280,7 +289,9 @@ def _part(rank: int) -> str:
     return f"part-rank{rank}.json"
 
 
-def manifest(*, step: int, world: int, adaptor: str, files: Sequence[SavedFile]) -> Manifest:
+def manifest(
+    *, step: int, world: int, adaptor: str, files: Sequence[SavedFile], own: bool = False
+) -> Manifest:
     """
     The manifest of a checkpoint of these files. Its content does not depend on their order.
     """
@@ -294,6 +305,7 @@ def manifest(*, step: int, world: int, adaptor: str, files: Sequence[SavedFile])
         private={
             int(match[1]): file.name for file in ordered if (match := _PRIVATE.fullmatch(file.name))
         },
+        own=own,
     )
 
 
@@ -311,7 +323,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         raise CheckpointCorrupt(
             f"{final} is there and is no checkpoint that can be read: nothing is put in its place"
         )
-    _write(partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    write_synced(partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     for directory in {(partial / file.name).parent for file in manifest.files} | {partial}:
         _sync_directory(directory)
     replaced = final.with_name(f"{final.name}{_REPLACED}")
@@ -330,7 +342,10 @@ def _committed(final: Path) -> Manifest | None:
         return None
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_synced(path: Path, content: bytes) -> None:
+    """
+    A file with this content, on the disk.
+    """
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -400,10 +415,10 @@ def _verify_file(directory: Path, file: SavedFile) -> None:
         )
 
 
-def verify_shards(directory: Path, shards: Sequence[str], rank: int) -> None:
+def verify_shards(directory: Path, shards: Sequence[str], rank: int) -> Manifest:
     """
     Check what a rank is about to read: the files of these shards, which begin with the shard's name,
-    and its private state. Raises `CheckpointCorrupt`.
+    and its private state; the manifest they are in. Raises `CheckpointCorrupt`.
     """
     known = _read_manifest(directory)
     starts = tuple(f"{shard}{end}" for shard in shards for end in ("/", "."))
@@ -411,6 +426,7 @@ def verify_shards(directory: Path, shards: Sequence[str], rank: int) -> None:
     for file in known.files:
         if file.name in own or file.name.startswith(starts):
             _verify_file(directory, file)
+    return known
 
 
 def read_private(directory: Path, rank: int) -> bytes:

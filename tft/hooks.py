@@ -475,6 +475,22 @@ class AdaptorSpecs:
         Read a shard that `tft_save` wrote, maybe in another process.
         """
 
+    @hookspec(firstresult=True)
+    def tft_beside(self, shard: str) -> bytes:
+        """
+        A function of the user's own has written a shard in the place of `tft_save` (training thread):
+        what has to be kept beside that is no part of what the user handed over, such as the order of
+        sums. Not needed: without it, and without the next one, there is no such thing.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_replaced(self, shard: str, beside: bytes) -> None:
+        """
+        A function of the user's own has put another content into what the user handed over of a
+        shard; `beside` is what `tft_beside` returned when it was written.
+        """
+
     # ------------------------------------------------------------ faults
 
     @hookspec(firstresult=True)

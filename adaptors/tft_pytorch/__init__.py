@@ -32,6 +32,13 @@ def _state() -> Adopted | Maker:
     return _adopted
 
 
+def _plain_state() -> Adopted:
+    state = _state()
+    if not isinstance(state, Adopted):
+        raise UsageError("what make makes is not written by functions of the script's own")
+    return state
+
+
 # ---------------------------------------------------------------- the process
 
 
@@ -193,6 +200,16 @@ def tft_join(directory: Path) -> Sequence[str]:
 @hookimpl
 def tft_load(directory: Path, shard: str) -> None:
     _state().load(directory, shard)
+
+
+@hookimpl
+def tft_beside(shard: str) -> bytes:
+    return _plain_state().beside(shard)
+
+
+@hookimpl
+def tft_replaced(shard: str, beside: bytes) -> None:
+    _plain_state().replaced(shard, beside)
 
 
 # ---------------------------------------------------------------- faults

@@ -220,6 +220,22 @@ class Adopted:
         load(directory, self._shard(shard))
         self._private.running.forget()
 
+    def beside(self, shard: str) -> bytes:
+        """
+        What belongs to the shard and is not the user's.
+        """
+        return self._shard(shard).beside()
+
+    def replaced(self, shard: str, beside: bytes) -> None:
+        """
+        The script has read the shard into the user's objects.
+        """
+        self._shard(shard).replaced(beside)
+        if isinstance(self._optimizer, ReplicaOptimizer):
+            self._optimizer.reread()
+            self._optimizer.taken()
+        self._private.running.forget()
+
     def digests(self) -> dict[str, str]:
         """
         Of all that makes up this rank's state: `parameters` (with the module buffers), `optimizer`

@@ -146,8 +146,7 @@ class ReplicaOptimizer(Optimizer):
         mine = {number for group in groups for number in group["params"]}
         state = {number: kept for number, kept in state_dict["state"].items() if number in mine}
         self.optim.load_state_dict({"state": state, "param_groups": groups})
-        self.state = self.optim.state
-        _set(self, self.optim)
+        self.reread()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # Any: as in torch
         """
@@ -194,6 +193,13 @@ class ReplicaOptimizer(Optimizer):
         """
         self._fresh = False
         self.refresh()
+
+    def reread(self) -> None:
+        """
+        `optim` was loaded: its state is another object now, and its settings are those of all.
+        """
+        self.state = self.optim.state
+        _set(self, self.optim)
 
     def regroup(self) -> None:
         """

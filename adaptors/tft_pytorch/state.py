@@ -194,6 +194,23 @@ class Shard:
         if self._wrappers is not None:
             self._wrappers.restore(told["layouts"])
 
+    # ------------------------------------------------------------ what others write
+
+    def beside(self) -> bytes:
+        """
+        What belongs to the state and is not in the user's objects: the order of sums.
+        """
+        layouts = None if self._wrappers is None else self._wrappers.layouts()
+        return pack({"form": _FORM, "layouts": layouts})
+
+    def replaced(self, beside: bytes) -> None:
+        """
+        The user's objects have another content, beside which that was kept.
+        """
+        told = read(beside, _FORM)
+        if self._wrappers is not None:
+            self._wrappers.restore(told["layouts"])
+
     def _group_members(self) -> list[list[str]]:
         return [group["params"] for group in self.part.state()["param_groups"]]
 

@@ -347,6 +347,36 @@ class Actor:
         """
         return list(adaptor.tft_save(directory, shard))
 
+    def save_own(self, directory: Path, shard: str = "dense") -> None:
+        """
+        The same by a script's own means, and what the adaptor keeps beside.
+        """
+        whole = self.optimizer
+        own = whole.optim if isinstance(whole, adaptor.ReplicaOptimizer) else whole
+        state = {
+            "model": self.net.state_dict(),
+            "optimizer": own.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+        torch.save(state, directory / shard)
+        (directory / f"{shard}.beside").write_bytes(adaptor.tft_beside(shard))
+
+    def load_own(self, directory: Path, world: int = 1) -> None:
+        """
+        What `save_own` wrote.
+        """
+        for shard in self.shards(world):
+            state = torch.load(directory / shard)
+            if shard == "dense":
+                self.net.load_state_dict(state["model"])
+                self.scheduler.load_state_dict(state["scheduler"])
+            if isinstance(self.optimizer, adaptor.ReplicaOptimizer):
+                if shard != "dense":
+                    self.optimizer.optim.load_state_dict(state["optimizer"])
+            else:
+                self.optimizer.load_state_dict(state["optimizer"])
+            adaptor.tft_replaced(shard, (directory / f"{shard}.beside").read_bytes())
+
     def join(self, directory: Path) -> list[str]:
         """
         The parts of a checkpoint.

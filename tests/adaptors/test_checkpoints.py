@@ -127,6 +127,31 @@ def test_a_resumed_job_changes_no_bit(
     assert (resumed.all("train", 6), resumed.all("digests")) == expected
 
 
+def test_what_a_script_has_written_itself_changes_no_bit(job: NewJob, tmp_path: Path) -> None:
+    """
+    When functions of the script's own save and load, then a resumed job sums in the order it had come to,
+    which is none of the script's business, and every later bit is as if nothing had happened.
+    """
+    saved = job(3, Recipe(norm="batch"))
+    saved.all("train", 3)
+    privates = saved.all("private", 3)
+    saved.all("clear")
+    saved.ranks[1].ask("save_own", tmp_path)
+    saved.form()
+    saved.all("build")
+    saved.all("roll_back", 3, None)
+    expected = saved.all("train", 6), saved.all("digests")
+
+    resumed = job(3, Recipe(norm="batch"))
+    resumed.all("clear")
+    resumed.all("load_own", tmp_path)
+    resumed.form()
+    resumed.all("build")
+    for rank, private in zip(resumed.ranks, privates, strict=True):
+        rank.ask("roll_back", 3, private)
+    assert (resumed.all("train", 6), resumed.all("digests")) == expected
+
+
 def test_saving_again_replaces_what_an_earlier_attempt_left(tmp_path: Path) -> None:
     """
     When a save is repeated, then no file of the earlier attempt is left among its files.

@@ -2,6 +2,7 @@
 The script of the fast jobs: a few numbers instead of a model, the fake adaptor instead of torch.
 
     fake_job.py STEPS [--bug RANK,STEP] [--spread RANK,STEP] [--device RANK,STEP]
+                [--own] [--full STEP]
 """
 
 import argparse
@@ -22,6 +23,8 @@ parser.add_argument("steps", type=int)
 parser.add_argument("--bug", default="")
 parser.add_argument("--spread", default="")
 parser.add_argument("--device", default="")
+parser.add_argument("--own", action="store_true")
+parser.add_argument("--full", type=int, default=0)
 parser.add_argument("--seconds", type=float, default=0.01)
 args = parser.parse_args()
 
@@ -77,8 +80,25 @@ def once(error: Exception) -> None:
         raise error
 
 
+def save(directory: Path, step: int) -> None:
+    """
+    Functions of the script's own for checkpoints; at some step there is no room for one.
+    """
+    if step == args.full:
+        raise OSError("no space left on device")
+    (directory / "numbers").write_bytes(numbers.values.tobytes())
+
+
+def load(directory: Path) -> None:
+    """
+    What `save` has written.
+    """
+    numbers.values[:] = array.array("d", (directory / "numbers").read_bytes())
+
+
 numbers = Numbers()
-session.adopt(model=numbers, data=numbers)
+own = args.own
+session.adopt(model=numbers, data=numbers, save=save if own else None, load=load if own else None)
 pause = time.sleep  # the work of a step
 
 

@@ -20,6 +20,7 @@ from tft.errors import UsageError
 from tft.hooks import AdaptorSpecs, hookimpl
 from tft.protocol.messages import Checkpointed, ShardCopies
 from tft.worker.periodic import Periodic
+from tft.worker.saving import Own, Saving
 
 WORLD = 3
 
@@ -126,11 +127,11 @@ def sparing(tmp_path: Path) -> Iterator[list[Rank]]:
 
 
 @contextmanager
-def job(run_dir: Path, keep: int = 0) -> Iterator[list[Rank]]:
+def job(run_dir: Path, keep: int = 0, own: Own | None = None) -> Iterator[list[Rank]]:
     """
     All ranks, until they have ended.
     """
-    made = [make(run_dir, rank, keep=keep) for rank in range(WORLD)]
+    made = [make(run_dir, rank, keep=keep, own=own) for rank in range(WORLD)]
     for rank in made:
         rank.periodic.resumed((0, 0))
     yield made
@@ -141,9 +142,11 @@ def job(run_dir: Path, keep: int = 0) -> Iterator[list[Rank]]:
         rank.periodic.finish()
 
 
-def make(run_dir: Path, number: int, plugin: object | None = None, keep: int = 0) -> Rank:
+def make(
+    run_dir: Path, number: int, plugin: object | None = None, keep: int = 0, own: Own | None = None
+) -> Rank:
     """
-    A rank whose disk is quick, and whose controller is when it is not `far`.
+    A rank whose disk is quick, and whose controller is.
     """
     adaptor = Adaptor()
     adaptor.disk.set()
@@ -158,7 +161,11 @@ def make(run_dir: Path, number: int, plugin: object | None = None, keep: int = 0
     expected: list[float] = []
     abandoned = threading.Event()
     post = Post()
-    periodic = Periodic(settings, plugins.hook, post.take, expected.append, abandoned)
+    saving = Saving(plugins.hook)
+    if own is not None:
+        saving.give(own)
+    periodic = Periodic(settings, plugins.hook, saving, post.take, expected.append, abandoned)
+    periodic.check()
     return Rank(periodic, adaptor, post, expected, abandoned)
 
 
@@ -436,6 +443,31 @@ def test_nothing_old_goes_while_the_job_decides_where_to_go_on(
         rank.periodic.resumed((1, 0))
     written(sparing)
     assert steps(tmp_path) == [2, 4]
+
+
+def test_a_function_of_the_users_own_writes_while_its_rank_stands_still(tmp_path: Path) -> None:
+    """
+    When the script has functions of its own, then what is written is what there was at the end of the
+    step, by one rank, and the checkpoint says who can read it; one that raises costs that checkpoint.
+    """
+    content = [b"two", b"four"]
+
+    def save(directory: Path, step: int) -> None:
+        if step == 2:
+            raise OSError("no space left on device")
+        (directory / "deep").mkdir()
+        (directory / "deep" / "weights").write_bytes(content.pop())
+
+    with job(tmp_path, own=Own(save=save, load=print)) as ranks:
+        for step in (2, 4):
+            stage(ranks, step)
+            content = [b"later", *content[:-1]] if step == 4 else content
+            written(ranks)
+        place = Shelf(directory=tmp_path / "checkpoints").place(4)
+        assert steps(tmp_path) == [4]
+        assert (place / "dense" / "deep" / "weights").read_bytes() == b"four"
+        assert checkpoint.verify(place).own
+        assert ranks[0].expected == [1800.0, 0.0] * 2
 
 
 def test_an_adaptor_that_cannot_copy_is_refused(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from tft.protocol.messages import (
 )
 from tft.transfer.client import fetch
 from tft.worker.gate import Gate
-from tft.worker.joining import join
+from tft.worker.saving import Saving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +95,14 @@ class Hands:
         gate: Gate,
         hook: pluggy.HookRelay,
         page: Page,
+        saving: Saving,
         check: Callable[[str], CheckResult | None],
     ) -> None:
         self._state = state
         self._gate = gate
         self._hook = hook
         self._page = page
+        self._saving = saving
         self._check = check
         self._interrupted: tuple[int, bytes] = (-1, b"")
         self._stopped_for: int | None = None
@@ -234,10 +236,7 @@ class Hands:
         self._gate.tear()
         directory = Path(order.directory)
         copies = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
-        shards = [each.shard for each in copies]
-        checkpoint.verify_shards(directory, shards, self._state.rank)
-        for shard in shards:
-            self._hook.tft_load(directory=directory, shard=shard)
+        self._saving.load(directory, [each.shard for each in copies], self._state.rank)
         private = checkpoint.read_private(directory, self._state.rank)
         self._page.capture(order.step, private, True)
         self._hold(order.step)
@@ -293,7 +292,7 @@ class Hands:
         files = [
             checkpoint.digest_file(directory, name)
             for shard in order.shards
-            for name in self._hook.tft_save(directory=directory, shard=shard)
+            for name in self._saving.save(directory, shard, order.step)
         ]
         own = self._private(order)
         files.append(checkpoint.write_private(directory, self._state.rank, own))
@@ -305,8 +304,8 @@ class Hands:
         final = Path(order.directory)
         partial = checkpoint.partial(final)
         there = partial if partial.exists() else final  # done before, and asked for again
-        manifest = join(
-            self._hook, there, order.files,
+        manifest = self._saving.join(
+            there, order.files,
             step=order.step, world=self._state.world, adaptor=self._state.adaptor,
         )  # fmt: skip
         checkpoint.commit(partial, final, manifest)

@@ -26,15 +26,15 @@ from tft.clock import SystemClock
 from tft.config import RankSettings
 from tft.errors import UsageError
 from tft.protocol.messages import Checkpointed, SavedFile
-from tft.worker.joining import join
+from tft.worker.saving import Saving, Write
 
 log = structlog.get_logger()
 
-Write = Callable[[Path], Sequence[str]]
-"""Writes a copy of a shard under a directory; the names of its files."""
-
 _COPYING = 600.0
 """Seconds that copying may take before the training thread is taken for one that hangs."""
+
+_WRITING = 1800.0
+"""The same of a function of the user's own, which writes it all."""
 
 _PATIENCE = 1800.0
 """The same of waiting for a disk."""
@@ -71,19 +71,16 @@ class Periodic:
         self,
         settings: RankSettings,
         hook: pluggy.HookRelay,
+        saving: Saving,
         report: Callable[[Checkpointed, Callable[[], None]], None],
         expect: Callable[[float], None],
         abandoned: threading.Event,
     ) -> None:
-        if settings.checkpoint_every and not hook.tft_stage.get_hookimpls():
-            raise UsageError(
-                f"the adaptor {settings.adaptor!r} cannot write periodic checkpoints: leave "
-                "--checkpoint-every out"
-            )
         self._settings = settings
         self._shelf = checkpoint.shelf_of(settings)
         self._every = settings.checkpoint_every
         self._hook = hook
+        self._saving = saving
         self._report = report
         self._expect = expect
         self._abandoned = abandoned
@@ -100,6 +97,16 @@ class Periodic:
 
     # ---------------------------------------------------------------- on the training thread
 
+    def check(self) -> None:
+        """
+        Raises `UsageError` where there is nobody who could write what was asked for.
+        """
+        if self._every and not self._saving.own and not self._hook.tft_stage.get_hookimpls():
+            raise UsageError(
+                f"the adaptor {self._settings.adaptor!r} cannot write periodic checkpoints: leave "
+                "--checkpoint-every out"
+            )
+
     def due(self, step: int) -> bool:
         """
         Whether there is to be a checkpoint of this step.
@@ -113,9 +120,9 @@ class Periodic:
         """
         if not self._comes(lambda: self._part is None):
             return
-        self._expect(_COPYING)
+        self._expect(_WRITING if self._saving.own else _COPYING)
         try:
-            writes = self._copies()
+            writes = self._copies(step)
         except Exception:
             log.exception("checkpoint_not_copied", step=step)  # no room, say: training goes on
             return
@@ -129,11 +136,12 @@ class Periodic:
             if self._settings.keep_checkpoints:
                 _begun(self._retire, "tft-old-checkpoints")
 
-    def _copies(self) -> list[Write]:
+    def _copies(self, step: int) -> list[Write]:
         rank, world = self._settings.rank, self._settings.world
         shards = self._hook.tft_shards(rank=rank, world=world)
         mine = [copies.shard for copies in shards if rank == min(copies.ranks)]
-        return [self._hook.tft_stage(shard=shard) for shard in mine]
+        directory = checkpoint.round_of(self._shelf.place(step), *self._round)
+        return [self._saving.stage(directory, shard, step) for shard in mine]
 
     def left(self) -> None:
         """
@@ -236,8 +244,8 @@ class Periodic:
         self, part: _Part, directory: Path, final: Path, files: Sequence[SavedFile]
     ) -> None:
         told = self._settings
-        manifest = join(
-            self._hook, directory, files, step=part.step, world=told.world, adaptor=told.adaptor
+        manifest = self._saving.join(
+            directory, files, step=part.step, world=told.world, adaptor=told.adaptor
         )
         with self._turn:
             self._turn.wait_for(lambda: self._in_loop or part.void)

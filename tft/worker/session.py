@@ -48,6 +48,7 @@ from tft.worker.observers import Observers
 from tft.worker.orders import Hands, Work
 from tft.worker.periodic import Periodic
 from tft.worker.process import started_ticks
+from tft.worker.saving import Saving, own_functions
 
 log = structlog.get_logger()
 
@@ -90,14 +91,16 @@ class Session:
         self._observers = Observers(load_plugins())
         self._window = UpdateWindow(self)
         check = partial(self._observers.check, self)
-        self._hands = Hands(self, self._gate, self._adaptor.hook, self._page, check)
+        self._saving = Saving(self._adaptor.hook)
+        self._hands = Hands(self, self._gate, self._adaptor.hook, self._page, self._saving, check)
         self._diagnose = Diagnostician(self._classify, self._observers.device_faults()).diagnose
         self._server = ShardServer(settings.host, settings.job, self._give)
         self._capture: Callable[..., bytes] = self._adaptor.hook.tft_capture
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._periodic = Periodic(
-            settings, self._adaptor.hook, self._control.report, self.expect, self._gate.abandoned
-        )
+            settings, self._adaptor.hook, self._saving, self._control.report, self.expect,
+            self._gate.abandoned,
+        )  # fmt: skip
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._meets = False
         """No rank holds everything: they make sure of each other before a step is completed."""
@@ -170,10 +173,18 @@ class Session:
         wrapper round the model (`lambda: DDP(model)`); it is called at the start and after every
         incident, and what it returns is `session.model`.
 
+        `save(directory, step)` and `load(directory)`, if they are given, write and read checkpoints in
+        the place of the adaptor, on the training thread and without process groups.
+
         Raises `UsageError` for what the adaptor cannot handle. `Any`: the framework's own types.
         """
+        own = own_functions(parts)
+        parts = {name: part for name, part in parts.items() if name not in ("save", "load")}
         self._adaptor.hook.tft_watch(contributing=self.contributing)
         self._adaptor.hook.tft_adopt(parts=parts, wrap=wrap)
+        if own is not None:
+            self._saving.give(own)
+        self._periodic.check()
         self._adopted = True
         if "model" in parts:  # else they are told when it is made
             self._observers.adopted(parts)
@@ -199,6 +210,7 @@ class Session:
         self._meets = any(len(each.ranks) < self.world for each in shards) and bool(
             self._adaptor.hook.tft_meet.get_hookimpls()
         )
+        self._saving.check(shards)
         self._control.report(
             Ready(
                 rank=self.rank,

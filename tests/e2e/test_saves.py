@@ -1,0 +1,93 @@
+"""
+Checkpoints as the user wants them: where, under which name, how many, and written by whom.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import FAKE, FAKE_STEPS
+from tests.e2e.jobs import Outcome, run
+from tft import checkpoint
+from tft.checkpoint import Shelf
+from tft.cli.checkpoints import verify
+
+SOME = 60
+NAME = "fake-{step}"
+OWN = ("--own",)
+
+
+def train(run_dir: Path, steps: int, *options: str, more: tuple[str, ...] = ()) -> Outcome:
+    """
+    The fast job with a checkpoint every 20 steps, two of which are kept beside its run directory.
+    """
+    kept = ("--checkpoint-dir", str(run_dir.parent / "kept"), "--checkpoint-name", NAME)
+    every = ("--checkpoint-every", "20", "--keep-checkpoints", "2")
+    return run(
+        run_dir, "--adaptor", "fake", *every, *kept, *options,
+        script=FAKE, arguments=(str(steps), *more),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "more", [pytest.param((), marks=pytest.mark.soak), OWN], ids=["by the adaptor", "by the script"]
+)
+def test_a_run_goes_on_from_checkpoints_that_are_the_users_own(
+    more: tuple[str, ...], tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When checkpoints have a directory and a name of the user's own, and only two are kept, then there are
+    two, what else lies there stays, and another run goes on from the newest, to the same end.
+    """
+    kept = tmp_path / "kept"
+    (kept / "fake-20").mkdir(parents=True)
+    (kept / "fake-20" / "notes").touch()
+    first = train(tmp_path / "first", SOME, more=more)
+    assert first.code == 0, first.output
+    assert {each.name for each in kept.iterdir()} == {"fake-20", "fake-40", "fake-60"}
+    assert [each.name for each in (kept / "fake-20").iterdir()] == ["notes"]
+    assert checkpoint.verify(kept / "fake-60").own == bool(more)
+    assert verify(tmp_path / "first") == 0
+
+    refused = train(tmp_path / "second", FAKE_STEPS, more=more)
+    assert refused.code == 2
+    assert "fake-60 is a checkpoint of an earlier run: add --resume" in refused.output
+    second = train(tmp_path / "second", FAKE_STEPS, "--resume", more=more)
+    assert second.code == 0, second.output
+    rows = {
+        (rank, step): row for (rank, step), row in fake_undisturbed.rows().items() if step > SOME
+    }
+    assert second.rows() == rows
+    assert second.finals() == fake_undisturbed.finals()
+
+
+@pytest.mark.soak
+def test_a_last_checkpoint_of_the_scripts_own_is_read_by_the_script_alone(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When a job has ended with a last checkpoint that functions of the script's wrote, then a run without
+    them does not go on from it and says why, and one with them does.
+    """
+    first = train(tmp_path / "run", FAKE_STEPS, more=(*OWN, "--bug", "1,33"))
+    assert first.code == 3, first.output
+    place = Shelf(directory=tmp_path / "kept", name=NAME).place(32)
+    assert checkpoint.verify(place).own
+
+    without = train(tmp_path / "without", FAKE_STEPS, "--resume")
+    assert without.code == 4
+    assert "was written by functions of the script's own" in without.output
+    second = train(tmp_path / "run", FAKE_STEPS, "--resume", more=OWN)
+    assert second.code == 0, second.output
+    assert second.finals() == fake_undisturbed.finals()
+
+
+@pytest.mark.soak
+def test_a_last_checkpoint_that_the_script_cannot_write_is_said_to_be_none(tmp_path: Path) -> None:
+    """
+    When the script's function raises on every rank, then there is no last checkpoint, and what it raised
+    is the reason.
+    """
+    outcome = train(tmp_path / "run", FAKE_STEPS, more=(*OWN, "--bug", "1,16", "--full", "15"))
+    assert outcome.code == 4, outcome.output
+    assert "rank 0 could not write: OSError: no space left on device" in outcome.output

@@ -1,0 +1,246 @@
+"""
+A user's own functions in the place of the adaptor's: what they are told, and what is made of what they do.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pluggy
+import pytest
+
+from tft import checkpoint
+from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
+from tft.hooks import AdaptorSpecs, hookimpl
+from tft.protocol.messages import ShardCopies
+from tft.worker.saving import Own, Saving, own_functions
+
+
+class Plain:
+    """
+    An adaptor with nothing of its own beside what the user handed over.
+    """
+
+    @hookimpl
+    def tft_save(self, directory: Path, shard: str) -> Sequence[str]:
+        (directory / shard).write_bytes(b"the adaptor's")
+        return (shard,)
+
+    @hookimpl
+    def tft_load(self, directory: Path, shard: str) -> None:
+        assert (directory / shard).read_bytes() == b"the adaptor's"
+
+
+class Careful(Plain):
+    """
+    One that keeps something, and is given it back.
+    """
+
+    def __init__(self) -> None:
+        self.back: list[tuple[str, bytes]] = []
+
+    @hookimpl
+    def tft_beside(self, shard: str) -> bytes:
+        return f"the order of {shard}".encode()
+
+    @hookimpl
+    def tft_replaced(self, shard: str, beside: bytes) -> None:
+        self.back.append((shard, beside))
+
+    @hookimpl
+    def tft_join(self, directory: Path) -> Sequence[str]:
+        raise AssertionError("it has not written these")
+
+
+class Script:
+    """
+    Functions as a user writes them.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def save(self, directory: Path, step: int) -> None:
+        self.calls.append((directory.name, step))
+        assert list(directory.iterdir()) == []
+        (directory / "weights").write_bytes(b"%d" % step)
+
+    def load(self, directory: Path) -> None:
+        self.calls.append((directory.name, (directory / "weights").read_bytes()))
+
+    def save_one(self, directory: Path, step: int, shard: str) -> None:
+        self.calls.append((directory.name, step, shard))
+        (directory / "weights").write_bytes(shard.encode())
+
+    def load_one(self, directory: Path, *, shard: str) -> None:
+        self.calls.append((directory.name, shard, (directory / "weights").read_bytes()))
+
+
+def saving(adaptor: object, own: Own | None = None) -> Saving:
+    """
+    That of a rank with this adaptor.
+    """
+    plugins = pluggy.PluginManager("tft")
+    plugins.add_hookspecs(AdaptorSpecs)
+    plugins.register(adaptor)
+    made = Saving(plugins.hook)
+    if own is not None:
+        made.give(own)
+    return made
+
+
+def committed(run_dir: Path, by: Saving, *shards: str) -> Path:
+    """
+    A checkpoint of step 7 that was saved so.
+    """
+    final = run_dir / "checkpoints" / "step-00000007"
+    partial = checkpoint.partial(final)
+    partial.mkdir(parents=True)
+    names = [name for shard in shards for name in by.save(partial, shard, 7)]
+    files = [checkpoint.digest_file(partial, name) for name in names]
+    files.append(checkpoint.write_private(partial, 0, b"rng"))
+    manifest = by.join(partial, files, step=7, world=1, adaptor="plain")
+    checkpoint.commit(partial, final, manifest)
+    return final
+
+
+def test_what_a_script_writes_it_reads(tmp_path: Path) -> None:
+    """
+    When the script has functions of its own, then they are given a directory to write into and the
+    same to read from, and what was written is committed and checked as ever.
+    """
+    script = Script()
+    by = saving(Plain(), Own(save=script.save, load=script.load))
+    final = committed(tmp_path, by, "dense")
+    by.load(final, ["dense"], 0)
+    assert script.calls == [("dense", 7), ("dense", b"7")]
+    assert {file.name for file in checkpoint.verify(final).files} == {
+        "dense/weights",
+        "private-rank0.bin",
+    }
+    (final / "dense" / "weights").write_bytes(b"8")
+    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+        by.load(final, ["dense"], 0)
+
+
+def test_a_function_that_asks_is_told_the_shard(tmp_path: Path) -> None:
+    """
+    When a rank holds several shards, then the functions are called once for each, and told which; those
+    that do not ask are refused.
+    """
+    script = Script()
+    by = saving(Plain(), Own(save=script.save_one, load=script.load_one))
+    both = [ShardCopies(shard=shard, ranks=(0, 1)) for shard in ("dense", "optimizer.0")]
+    by.check(both)
+    final = committed(tmp_path, by, "dense", "optimizer.0")
+    by.load(final, ["optimizer.0", "dense"], 0)
+    assert script.calls == [
+        ("dense", 7, "dense"),
+        ("optimizer.0", 7, "optimizer.0"),
+        ("optimizer.0", "optimizer.0", b"optimizer.0"),
+        ("dense", "dense", b"dense"),
+    ]
+    blind = saving(Plain(), Own(save=script.save_one, load=script.load))
+    blind.check(both[:1])
+    with pytest.raises(
+        UsageError, match="load is called once for each: give it a parameter `shard`"
+    ):
+        blind.check(both)
+
+
+def test_what_is_not_the_users_is_kept_beside(tmp_path: Path) -> None:
+    """
+    When the adaptor keeps what is no part of the user's objects, then it is written beside what the
+    script writes, checked with it, and given back after the script has read.
+    """
+    script, adaptor = Script(), Careful()
+    by = saving(adaptor, Own(save=script.save, load=script.load))
+    final = committed(tmp_path, by, "dense")
+    by.load(final, ["dense"], 0)
+    assert adaptor.back == [("dense", b"the order of dense")]
+    (final / "dense.beside").write_bytes(b"another")
+    with pytest.raises(CheckpointCorrupt, match=r"dense\.beside is not what was written"):
+        by.load(final, ["dense"], 0)
+
+
+def test_whoever_has_not_written_a_checkpoint_does_not_read_it(tmp_path: Path) -> None:
+    """
+    When a checkpoint was written by the script's functions and is read without them, or the other way
+    round, then that is refused, and it is said what to do.
+    """
+    script = Script()
+    own = saving(Plain(), Own(save=script.save, load=script.load))
+    theirs = committed(tmp_path / "theirs", own, "dense")
+    ours = committed(tmp_path / "ours", saving(Plain()), "dense")
+    saving(Plain()).load(ours, ["dense"], 0)
+    with pytest.raises(
+        OrderRefused, match=r"give session\.adopt the save and load that belong to it"
+    ):
+        saving(Plain()).load(theirs, ["dense"], 0)
+    with pytest.raises(OrderRefused, match=r"leave save and load out of session\.adopt"):
+        own.load(ours, ["dense"], 0)
+    assert script.calls == [("dense", 7)]
+
+
+def nothing(directory: Path, step: int) -> None:
+    """
+    Writes nothing.
+    """
+    (directory / "empty").mkdir()
+
+
+def a_link(directory: Path, step: int) -> None:
+    """
+    Writes elsewhere.
+    """
+    (directory / "weights").symlink_to("/etc/hostname")
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [(nothing, "has written nothing under"), (a_link, "has left a link at")],
+)
+def test_what_is_not_in_its_directory_is_no_save(
+    tmp_path: Path, function: Callable[[Path, int], None], sentence: str
+) -> None:
+    """
+    When a function has left no file of its own in its directory, then the save has failed.
+    """
+    with pytest.raises(UsageError, match=sentence):
+        saving(Plain(), Own(save=function, load=print)).save(tmp_path, "dense", 7)
+
+
+def test_what_an_earlier_attempt_has_left_is_gone(tmp_path: Path) -> None:
+    """
+    When a save is done again, then the function finds its directory empty.
+    """
+    script = Script()
+    by = saving(Plain(), Own(save=script.save, load=script.load))
+    for step in (7, 8):
+        assert by.save(tmp_path, "dense", step) == ["dense/weights"]
+    assert (tmp_path / "dense" / "weights").read_bytes() == b"8"
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"save": print}, "was given save alone"),
+        ({"load": print}, "was given load alone"),
+        ({"save": print, "load": "weights"}, "load must be a function, not a str"),
+        ({"save": print, "load": print, "make": print}, "was given make, and save and load"),
+    ],
+)
+def test_half_of_it_is_refused(parts: dict[str, Any], sentence: str) -> None:
+    """
+    When one of the two is missing, is no function, or could find nothing to write, then it is refused.
+    """
+    with pytest.raises(UsageError, match=sentence):
+        own_functions(parts)
+
+
+def test_where_nothing_is_given_the_adaptor_does_it() -> None:
+    """
+    When a script gives no functions of its own, then there are none.
+    """
+    assert own_functions({"model": object(), "save": None}) is None
+    assert not saving(Plain()).own

@@ -1,0 +1,208 @@
+"""
+How shards become files, and files shards again: the adaptor writes and reads them, or functions of the
+user's own do. Many parts become one checkpoint.
+"""
+
+import inspect
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pluggy
+import structlog
+
+from tft import checkpoint
+from tft.checkpoint import Manifest
+from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
+from tft.protocol.messages import SavedFile, ShardCopies
+
+log = structlog.get_logger()
+
+Write = Callable[[Path], Sequence[str]]
+"""Writes a copy of a shard under a directory; the names of its files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """
+    A user's own functions, each for one shard in a directory of its own.
+    """
+
+    save: Callable[..., None]
+    load: Callable[..., None]
+
+    def told(self, function: Callable[..., None], shard: str) -> dict[str, str]:
+        """
+        What a function is told beside its directory: the shard, if it takes that.
+        """
+        return {"shard": shard} if "shard" in inspect.signature(function).parameters else {}
+
+
+def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: the user's own objects
+    """
+    Those among what was handed over; None where there are none. Raises `UsageError`.
+    """
+    given = {name: parts[name] for name in ("save", "load") if parts.get(name) is not None}
+    if not given:
+        return None
+    if len(given) == 1:
+        raise UsageError(
+            f"session.adopt was given {', '.join(given)} alone: what save writes load reads, so both are "
+            "needed, or neither"
+        )
+    for name, function in given.items():
+        if not callable(function):
+            raise UsageError(f"{name} must be a function, not a {type(function).__name__}")
+    if "make" in parts:
+        raise UsageError(
+            "session.adopt was given make, and save and load: when a last checkpoint is written, what "
+            "make had made is gone with its groups, and there is nothing your functions could write"
+        )
+    return Own(**given)
+
+
+class Saving:
+    """
+    That of one rank: by the adaptor, until functions of the user's own are given.
+    """
+
+    def __init__(self, hook: pluggy.HookRelay) -> None:
+        self._hook = hook
+        self._own: Own | None = None
+
+    def give(self, own: Own) -> None:
+        """
+        Shards are written and read by these from now on.
+        """
+        self._own = own
+
+    @property
+    def own(self) -> bool:
+        """
+        Whether functions of the user's own do it.
+        """
+        return self._own is not None
+
+    def check(self, shards: Sequence[ShardCopies]) -> None:
+        """
+        Raises `UsageError` where functions could not tell the shards of this rank apart.
+        """
+        own = self._own
+        if own is None or len(shards) < 2:
+            return
+        for name, function in (("save", own.save), ("load", own.load)):
+            if not own.told(function, ""):
+                raise UsageError(
+                    f"this rank holds {', '.join(each.shard for each in shards)}, and {name} is called "
+                    "once for each: give it a parameter `shard`"
+                )
+
+    # ---------------------------------------------------------------- writing
+
+    def save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
+        """
+        Write a shard as it is at the end of `step`; the names of its files. Training thread.
+        """
+        if self._own is not None:
+            return self._saved_by(self._own, directory, shard, step)
+        names: Sequence[str] = self._hook.tft_save(directory=directory, shard=shard)
+        return names
+
+    def stage(self, directory: Path, shard: str, step: int) -> Write:
+        """
+        The same, to be written under `directory` while training goes on. What a function of the user's
+        own writes is written when this returns: it reads what the next step changes.
+        """
+        if self._own is not None:
+            names = self._saved_by(self._own, directory, shard, step)
+            return lambda _: names
+        write: Write = self._hook.tft_stage(shard=shard)
+        return write
+
+    def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
+        place, began = directory / shard, time.monotonic()
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        own.save(place, step, **own.told(own.save, shard))
+        files = _synced(place)
+        if self._hook.tft_beside.get_hookimpls():
+            beside = directory / _beside(shard)
+            checkpoint.write_synced(beside, self._hook.tft_beside(shard=shard))
+            files.append(beside)
+        log.info("saved_by_script", step=step, shard=shard, seconds=time.monotonic() - began)
+        return [str(file.relative_to(directory)) for file in files]
+
+    def join(
+        self, directory: Path, files: Sequence[SavedFile], *, step: int, world: int, adaptor: str
+    ) -> Manifest:
+        """
+        The manifest of the parts that lie in `directory`, and of what the adaptor joins them with.
+        """
+        names = () if self.own else self._hook.tft_join(directory=directory) or ()
+        joined = [checkpoint.digest_file(directory, name) for name in names]
+        return checkpoint.manifest(
+            step=step, world=world, adaptor=adaptor, files=(*files, *joined), own=self.own
+        )
+
+    # ---------------------------------------------------------------- reading
+
+    def load(self, directory: Path, shards: Sequence[str], rank: int) -> None:
+        """
+        Read these shards out of a checkpoint, when all that is read has been checked. Raises
+        `CheckpointCorrupt`, and `OrderRefused` for one that somebody else has written.
+        """
+        known = checkpoint.verify_shards(directory, shards, rank)
+        if known.own and not self.own:
+            raise OrderRefused(
+                f"{directory} was written by functions of the script's own: give session.adopt the save "
+                "and load that belong to it"
+            )
+        if self.own and not known.own:
+            raise OrderRefused(
+                f"{directory} was written by the adaptor {known.adaptor!r}, not by the script's own "
+                "functions: leave save and load out of session.adopt to go on from it"
+            )
+        for shard in shards:
+            if self._own is None:
+                self._hook.tft_load(directory=directory, shard=shard)
+            else:
+                self._loaded_by(self._own, directory, shard)
+
+    def _loaded_by(self, own: Own, directory: Path, shard: str) -> None:
+        own.load(directory / shard, **own.told(own.load, shard))
+        if self._hook.tft_replaced.get_hookimpls():
+            beside = directory / _beside(shard)
+            try:
+                kept = beside.read_bytes()
+            except OSError as error:
+                raise CheckpointCorrupt(f"{beside} cannot be read: {error.strerror}") from None
+            self._hook.tft_replaced(shard=shard, beside=kept)
+
+
+def _beside(shard: str) -> str:
+    return f"{shard}.beside"
+
+
+def _synced(place: Path) -> list[Path]:
+    """
+    The files under a directory, on the disk. Raises `UsageError` where there are none, and for links,
+    which may lead to what is not there any more when it is read.
+    """
+    found = sorted(place.rglob("*"))
+    for each in found:
+        if each.is_symlink():
+            raise UsageError(f"save has left a link at {each}: a checkpoint has files of its own")
+    files = [each for each in found if each.is_file()]
+    if not files:
+        raise UsageError(f"save has written nothing under {place}")
+    for each in [*found, place]:
+        fd = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    return files
