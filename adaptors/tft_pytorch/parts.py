@@ -138,7 +138,14 @@ class Share:
 
 
 def _groups(groups: Iterable[State], names: Mapping[object, str]) -> list[State]:
-    return [{**group, "params": [names[p] for p in group["params"]]} for group in groups]
+    """
+    With the parameters first: torch has them last once a state was loaded, and nothing else differs.
+    """
+    return [
+        {"params": [names[p] for p in group["params"]]}
+        | {key: value for key, value in group.items() if key != "params"}
+        for group in groups
+    ]
 
 
 def _ordered(kept: Mapping[Any, Any], groups: Iterable[State]) -> State:
