@@ -137,7 +137,7 @@ def test_the_contract_has_every_part_of_the_report() -> None:
     When a report names a span or a key, then the contract has it too.
     """
     page = section("docs/contracts.md", "Report")
-    written = job_report(JobOver(result="completed", code=0, why=""), 0, [])
+    written = job_report(JobOver(result="completed", code=0, why=""), 0, [], [])
 
     assert all(f'"{name}"' in page for name in (*SECONDS, *written.keys() - {"why"}))
     assert "`why`" in page

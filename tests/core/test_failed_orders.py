@@ -5,8 +5,20 @@ Orders that fail: who is to blame, what is tried then, and the sentence that say
 import pytest
 
 from tests.core.lives import strategies, trained, tried
+from tft.core.commands import JobOver
 from tft.core.policy import Policy
-from tft.protocol.messages import Fetch, Hold, Kill, Load, Regroup, Release, Spawn, StoreOpened
+from tft.core.report import job_report, missed_report
+from tft.protocol.messages import (
+    CheckpointFailed,
+    Fetch,
+    Hold,
+    Kill,
+    Load,
+    Regroup,
+    Release,
+    Spawn,
+    StoreOpened,
+)
 from tft.testing.scripted import ScriptedJob
 
 
@@ -283,3 +295,29 @@ def test_a_checkpoint_that_has_been_removed_is_not_gone_back_to(
         job.wait()
         job.settle()
     assert [load.step for load in job.orders(Load)] == steps
+
+
+def test_checkpoints_that_could_not_be_written_are_told_and_change_nothing() -> None:
+    """
+    When ranks cannot write their parts of periodic checkpoints, then that is told once for each reason,
+    the report has them all, and the job trains on.
+    """
+    job = trained()
+    job.said.clear()
+    for rank, step, why in ((1, 2, "full"), (1, 4, "full"), (2, 4, "full"), (1, 6, "a bug")):
+        job.report(CheckpointFailed(rank=rank, incarnation=0, step=step, why=why, at=job.now))
+    assert job.facts("checkpoint_failed") == [
+        {"rank": 1, "step": 2, "why": "full"},
+        {"rank": 2, "step": 4, "why": "full"},
+        {"rank": 1, "step": 6, "why": "a bug"},
+    ]
+    assert missed_report(job.machine.missed) == [
+        {"rank": 1, "why": "full", "step": 2, "times": 2},
+        {"rank": 2, "why": "full", "step": 4, "times": 1},
+        {"rank": 1, "why": "a bug", "step": 6, "times": 1},
+    ]
+    assert (job.said, job.doing) == ([], "healthy")
+    outcome = JobOver(result="completed", code=0, why="")
+    assert job_report(outcome, 3, [], missed_report(job.machine.missed))["missed"] == (
+        missed_report(job.machine.missed)
+    )

@@ -62,6 +62,23 @@ def test_a_run_goes_on_from_checkpoints_that_are_the_users_own(
 
 
 @pytest.mark.soak
+def test_a_checkpoint_that_cannot_be_written_is_told(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When a function raises for a periodic checkpoint, then training goes on to the same end, and what it
+    raised is in the report and at the end of what the run has said.
+    """
+    outcome = train(tmp_path / "run", FAKE_STEPS, more=(*OWN, "--full", "40"))
+    assert outcome.code == 0, outcome.output
+    assert outcome.finals() == fake_undisturbed.finals()
+    why = "OSError: no space left on device"
+    assert outcome.report["missed"] == [{"rank": 0, "why": why, "step": 40, "times": 1}]
+    assert f"tft: no checkpoint of step 40: rank 0: {why}" in outcome.output
+    assert outcome.output.count("checkpoint_failed") == 1
+
+
+@pytest.mark.soak
 def test_a_last_checkpoint_of_the_scripts_own_is_read_by_the_script_alone(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

@@ -3,6 +3,8 @@ Periodic checkpoints: ranks that write their parts on their own, on a real disk,
 when something comes between.
 """
 
+import errno
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,7 @@ from tft.checkpoint import Shelf
 from tft.config import RankSettings
 from tft.errors import UsageError
 from tft.hooks import AdaptorSpecs, hookimpl
-from tft.protocol.messages import Checkpointed, ShardCopies
+from tft.protocol.messages import Checkpointed, CheckpointFailed, ShardCopies
 from tft.worker.periodic import Periodic
 from tft.worker.saving import Own, Saving
 
@@ -59,7 +61,7 @@ class Adaptor:
         def write(directory: Path) -> Sequence[str]:
             assert self.disk.wait(30.0)
             if self.full:
-                raise OSError("no space left on device")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
             (directory / shard).write_bytes(copy)
             return (shard,)
 
@@ -74,13 +76,20 @@ class Post:
     """
 
     reports: list[Checkpointed] = field(default_factory=list)
+    failures: list[CheckpointFailed] = field(default_factory=list)
     unheard: list[Callable[[], None]] = field(default_factory=list)
     away: bool = False
 
-    def take(self, report: Checkpointed, heard: Callable[[], None]) -> None:
+    def take(
+        self, report: Checkpointed | CheckpointFailed, heard: Callable[[], None] | None
+    ) -> None:
         """
         The rank says something.
         """
+        if isinstance(report, CheckpointFailed):
+            self.failures.append(report)
+            return
+        assert heard is not None
         self.reports.append(report)
         self.unheard.append(heard)
         if not self.away:
@@ -291,16 +300,20 @@ def test_a_failure_costs_a_checkpoint_and_no_more(
     tmp_path: Path, ranks: list[Rank], what: str, *, normally: bool
 ) -> None:
     """
-    When a rank cannot write its part, or has no room for its copy, then there is no such checkpoint, and
-    the next is made.
+    When a rank cannot write its part, or has no room for its copy, then there is no such checkpoint, that
+    is said with the reason, and the next is made.
     """
     setattr(ranks[0].adaptor, what, not normally)
     stage(ranks, 2)
     written(ranks)
+    (told,) = ranks[0].post.failures
+    why = "OSError: No space left on device" if what == "full" else "MemoryError: "
+    assert (told.rank, told.step, told.why) == (0, 2, why)
     setattr(ranks[0].adaptor, what, normally)
     stage(ranks, 4)
     written(ranks)
     assert steps(tmp_path) == [4]
+    assert [failed.step for rank in ranks for failed in rank.post.failures] == [2]
 
 
 def test_what_stays_behind_of_failures_is_removed(tmp_path: Path, ranks: list[Rank]) -> None:

@@ -66,7 +66,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             else:
                 write_whole(plan.report, text)
     if plan.leads:
-        for line in summary(report.incidents()):
+        for line in summary(report.incidents(), report.missed()):
             say(line)
         if code not in (COMPLETED, DUMPED):
             why = report.why() or f"nobody wrote a report; {settings.run_dir / 'logs'} says why"

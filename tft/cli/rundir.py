@@ -226,16 +226,26 @@ class FreshReport:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / REPORT
         self._earlier = self._stamp()
-        self._told = 0 if self._earlier is None else len(self._read()["incidents"])
+        before = {} if self._earlier is None else self._read()
+        self._told = {name: len(before.get(name, ())) for name in ("incidents", "missed")}
 
     def incidents(self) -> list[dict[str, Any]]:  # Any: JSON
         """
         The incidents of this run alone; a resumed job's report begins with the earlier ones.
         """
+        return self._new("incidents")
+
+    def missed(self) -> list[dict[str, Any]]:  # Any: JSON
+        """
+        The same of the periodic checkpoints that could not be written.
+        """
+        return self._new("missed")
+
+    def _new(self, name: str) -> list[dict[str, Any]]:  # Any: JSON
         if self.text() is None:
             return []
-        incidents: list[dict[str, Any]] = self._read()["incidents"]
-        return incidents[self._told :]
+        entries: list[dict[str, Any]] = self._read()[name]
+        return entries[self._told[name] :]
 
     def result(self) -> str:
         """

@@ -1,15 +1,26 @@
 """
-What a run tells at its end: a line for each incident, and the traceback of a user's own bug, once.
+What a run tells at its end: a line for each incident, and the traceback of a user's own bug, once; and
+which checkpoints there are not.
 """
 
 from typing import Any
 
 
-def summary(incidents: list[dict[str, Any]]) -> list[str]:  # Any: JSON, as in `docs/contracts.md`
+def summary(
+    incidents: list[dict[str, Any]],  # Any: JSON, as in `docs/contracts.md`
+    missed: list[dict[str, Any]],
+) -> list[str]:
     """
-    The lines for the incidents of a report.
+    The lines for the incidents of a report, and for what is in its `missed`.
     """
-    return [line for incident in incidents for line in _lines(incident)]
+    lines = [line for incident in incidents for line in _lines(incident)]
+    return [*lines, *(_missing(each) for each in missed)]
+
+
+def _missing(missed: dict[str, Any]) -> str:  # Any: JSON
+    more = missed["times"] - 1
+    others = f" and {more} later {'one' if more == 1 else 'ones'}" if more else ""
+    return f"no checkpoint of step {missed['step']}{others}: {_where(missed)}: {missed['why']}"
 
 
 def _lines(incident: dict[str, Any]) -> list[str]:  # Any: JSON

@@ -25,7 +25,7 @@ from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.incident import Fault
 from tft.core.machine import Machine
 from tft.core.policy import STRATEGIES, Policy
-from tft.core.report import incident_report, job_report
+from tft.core.report import incident_report, job_report, missed_report
 from tft.core.table import State
 from tft.core.watch import Watch
 from tft.files import write_whole
@@ -107,7 +107,7 @@ class Controller:
             newest = checkpoint.newest(checkpoint.shelf_of(settings))
             if newest is not None:
                 resume = (str(newest), checkpoint.verify(newest).step)
-        earlier = [int(str(incident["id"])) for incident in self._earlier()]
+        earlier = [int(str(incident["id"])) for incident in self._earlier("incidents")]
         return Opened(
             job=settings.job,
             run=settings.run,
@@ -129,15 +129,15 @@ class Controller:
             at=self._clock.now(),
         )
 
-    def _earlier(self) -> list[dict[str, object]]:
+    def _earlier(self, what: str) -> list[dict[str, object]]:
         """
-        The incidents of earlier runs in this directory.
+        What the report of earlier runs in this directory has under this name.
         """
         path = self._settings.run_dir / "report.json"
         if not self._settings.resume or not path.exists():
             return []
-        incidents: list[dict[str, object]] = json.loads(path.read_text())["incidents"]
-        return incidents
+        entries: list[dict[str, object]] = json.loads(path.read_text()).get(what, [])
+        return entries
 
     # ---------------------------------------------------------------- the loop
 
@@ -342,7 +342,12 @@ class Controller:
             return min(known, default=None)
 
         incidents = [incident_report(each, moment) for each in self._machine.incidents]
-        report = job_report(outcome, self._machine.last_step, [*self._earlier(), *incidents])
+        report = job_report(
+            outcome,
+            self._machine.last_step,
+            [*self._earlier("incidents"), *incidents],
+            [*self._earlier("missed"), *missed_report(self._machine.missed)],
+        )
         write_whole(run_dir / "report.json", json.dumps(report, indent=1))
 
 

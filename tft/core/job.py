@@ -57,6 +57,8 @@ class Job:
         """Step to directory: the checkpoints of all ranks that are known."""
         self.unread: Counter[int] = Counter()
         """By step, how often some rank could not load its checkpoint."""
+        self.missed: dict[tuple[int, str], list[int]] = {}
+        """By rank and reason: the steps of which there is no checkpoint for it."""
         self.resumed = resume is not None
         self.state = State.AWAITING
         self.epoch = 0
@@ -192,6 +194,15 @@ class Job:
         known = {**self.checkpoints, step: directory}
         kept = sorted(known)[-self.policy.keep_checkpoints :]  # all, where that is 0
         self.checkpoints = {each: known[each] for each in kept}
+
+    def not_checkpointed(self, rank: int, step: int, why: str) -> None:
+        """
+        There is no checkpoint of `step`. For the log the first time is news: a full disk stays full.
+        """
+        steps = self.missed.setdefault((rank, why), [])
+        if not steps:
+            self.tell("checkpoint_failed", rank=rank, step=step, why=why)
+        steps.append(step)
 
     # ---------------------------------------------------------------- where they could be
 

@@ -11,7 +11,7 @@ say, `course.py` leads through an incident, `job.py` holds what is known. `docs/
 the same as a story.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -73,6 +73,13 @@ class Machine:
         What the job as a whole is doing.
         """
         return self._job.state
+
+    @property
+    def missed(self) -> Mapping[tuple[int, str], Sequence[int]]:
+        """
+        By rank and reason: the steps of which there is no periodic checkpoint for it.
+        """
+        return self._job.missed
 
     @property
     def epoch(self) -> int:

@@ -3,7 +3,7 @@ The report of a job (schema 1), made from its incidents. The words are those of
 `docs/contracts.md`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tft.core.commands import JobOver
 from tft.core.incident import Fault, Incident
@@ -51,11 +51,25 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
     }
 
 
+def missed_report(missed: Mapping[tuple[int, str], Sequence[int]]) -> list[dict[str, object]]:
+    """
+    The entries of `missed`: periodic checkpoints that could not be written, by rank and reason.
+    """
+    return [
+        {"rank": rank, "why": why, "step": steps[0], "times": len(steps)}
+        for (rank, why), steps in missed.items()
+    ]
+
+
 def job_report(
-    outcome: JobOver, steps: int, incidents: Sequence[dict[str, object]]
+    outcome: JobOver,
+    steps: int,
+    incidents: Sequence[dict[str, object]],
+    missed: Sequence[dict[str, object]],
 ) -> dict[str, object]:
     """
-    The whole report; `incidents` are those of earlier runs of a resumed job, then this one's.
+    The whole report; `incidents` and `missed` are those of earlier runs of a resumed job, then this
+    one's.
     """
     return {
         "schema": 1,
@@ -64,6 +78,7 @@ def job_report(
         "steps": steps,
         "exit_code": outcome.code,
         "incidents": list(incidents),
+        "missed": list(missed),
     }
 
 

@@ -23,6 +23,7 @@ from tft.protocol.messages import (
     Advised,
     Answered,
     Checkpointed,
+    CheckpointFailed,
     Exited,
     Faulted,
     Finished,
@@ -86,7 +87,10 @@ class Reports:
                 self._course.choice.advised(message)
             case Joined():
                 self._arrivals.joined(message, sender)
-            case Ready() | Faulted() | Answered() | Trained() | Finished() | Checkpointed():
+            case (
+                Ready() | Faulted() | Answered() | Trained() | Finished() | Checkpointed()
+                | CheckpointFailed()
+            ):  # fmt: skip
                 seat = self._job.find(message.rank, message.incarnation)
                 if seat is not None and seat.process is not Process.GONE and seat.sender == sender:
                     self._from_seat(seat, message)
@@ -94,7 +98,11 @@ class Reports:
                 assert_never(message)
 
     def _from_seat(
-        self, seat: Seat, message: Ready | Faulted | Answered | Trained | Finished | Checkpointed
+        self,
+        seat: Seat,
+        message: (
+            Ready | Faulted | Answered | Trained | Finished | Checkpointed | CheckpointFailed
+        ),
     ) -> None:
         match message:
             case Ready():
@@ -118,6 +126,8 @@ class Reports:
                 self._job.trained.add(seat.rank)
             case Checkpointed():
                 self._job.checkpointed(message.step, message.directory)
+            case CheckpointFailed():
+                self._job.not_checkpointed(message.rank, message.step, message.why)
             case _:
                 assert_never(message)
 

@@ -129,6 +129,7 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "Trained": _KEPT,
     "Finished": _KEPT,
     "Checkpointed": _KEPT,
+    "CheckpointFailed": _KEPT,
     "StopRequested": {**dict.fromkeys(State, R.FORCE), S.DUMPING: R.NOTE, **_LATE},
     "PauseRequested": {
         **dict.fromkeys(State, R.LATER),

@@ -201,6 +201,21 @@ class Checkpointed:
     at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """
+    A rank could not do its part for a periodic checkpoint: there is none of that step, and training goes
+    on.
+    """
+
+    rank: int
+    incarnation: int
+    step: int
+    """The step whose end it was to hold."""
+    why: str
+    at: float
+
+
 # ---------------------------------------------------------------- reports of agents and the launcher
 
 
@@ -736,7 +751,9 @@ class Refused:
     why: str
 
 
-RankReport = Joined | Ready | Faulted | Answered | Trained | Finished | Checkpointed
+RankReport = (
+    Joined | Ready | Faulted | Answered | Trained | Finished | Checkpointed | CheckpointFailed
+)
 NodeReport = NodeJoined | Spawned | Exited | StoreOpened
 OutsideReport = NodeLost | StopRequested | PauseRequested | ResumeRequested | Noticed | Advised
 Report = RankReport | NodeReport | OutsideReport
@@ -749,7 +766,7 @@ Order = RankOrder | NodeOrder | Refused
 Message = Report | Order | Beat | Lead
 
 MESSAGES: tuple[type, ...] = (
-    Joined, Ready, Faulted, Answered, Trained, Finished, Checkpointed,
+    Joined, Ready, Faulted, Answered, Trained, Finished, Checkpointed, CheckpointFailed,
     NodeJoined, Spawned, Exited, StoreOpened, NodeLost, StopRequested,
     PauseRequested, ResumeRequested, Noticed, Advised,
     Beat, Lead,

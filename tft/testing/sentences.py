@@ -15,6 +15,7 @@ from tft.protocol.messages import (
     Advised,
     Answered,
     Checkpointed,
+    CheckpointFailed,
     Commit,
     End,
     EndNode,
@@ -45,7 +46,10 @@ from tft.protocol.messages import (
     Trained,
 )
 
-Alike = Answered | Joined | Ready | Spawned | Trained | Finished | Checkpointed | Exited | Faulted
+Alike = (
+    Answered | Joined | Ready | Spawned | Trained | Finished | Checkpointed | CheckpointFailed
+    | Exited | Faulted
+)  # fmt: skip
 """What many ranks say at about the same time."""
 
 DONE: dict[str, str] = {
@@ -93,6 +97,8 @@ def alike(messages: Sequence[Alike]) -> str:
             return f"finished with step {step}"
         case Checkpointed(step=step, directory=directory):
             return f"completed the checkpoint of step {step} in {directory}"
+        case CheckpointFailed(step=step, why=why):
+            return f"could not write the checkpoint of step {step}: {why}"
         case Exited(code=code):
             return f"left with code {code}"
         case Faulted(kind=kind, step=step):

@@ -17,6 +17,7 @@ from tft.protocol.messages import (
     ORDER_NAMES,
     Answered,
     Checkpointed,
+    CheckpointFailed,
     Exited,
     Faulted,
     Finished,
@@ -202,6 +203,8 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
             return (type(message).__name__, stand.incident, stand.round, stand.open)
         case Checkpointed(directory=directory):
             return ("Checkpointed", directory)
+        case CheckpointFailed(step=step, why=why):
+            return ("CheckpointFailed", step, why)
         case Exited(code=code) if stand.state in ("exiting", "ended") and code >= 0:
             return ("Exited", code)
         case Faulted(kind="network", step=step) if stand.open:  # the same from the other side

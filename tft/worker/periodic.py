@@ -25,7 +25,7 @@ from tft import checkpoint
 from tft.clock import SystemClock
 from tft.config import RankSettings
 from tft.errors import UsageError
-from tft.protocol.messages import Checkpointed, SavedFile
+from tft.protocol.messages import Checkpointed, CheckpointFailed, SavedFile
 from tft.worker.saving import Saving, Write
 
 log = structlog.get_logger()
@@ -62,8 +62,8 @@ class _Part:
 
 class Periodic:
     """
-    Those of one rank. `report` takes the word that one is complete, on any thread, and what to call
-    when it was heard; `expect` tells that the training thread will not be heard of for so many seconds;
+    Those of one rank. `report` takes the word that one is complete, or will not be, on any thread, and
+    what to call when it was heard; `expect` tells that the training thread will not be heard of for so many seconds;
     when `abandoned` is set it is wanted elsewhere.
     """
 
@@ -72,7 +72,7 @@ class Periodic:
         settings: RankSettings,
         hook: pluggy.HookRelay,
         saving: Saving,
-        report: Callable[[Checkpointed, Callable[[], None]], None],
+        report: Callable[[Checkpointed | CheckpointFailed, Callable[[], None] | None], None],
         expect: Callable[[float], None],
         abandoned: threading.Event,
     ) -> None:
@@ -90,6 +90,8 @@ class Periodic:
         """Incident and round of the order to go on."""
         self._in_loop = False
         self._writer: threading.Thread | None = None
+        self._reasons: set[str] = set()
+        """Why checkpoints could not be written so far."""
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
         """The steps of checkpoints that the controller has heard of: older ones may go."""
         self._owed: int | None = None
@@ -123,8 +125,8 @@ class Periodic:
         self._expect(_WRITING if self._saving.own else _COPYING)
         try:
             writes = self._copies(step)
-        except Exception:
-            log.exception("checkpoint_not_copied", step=step)  # no room, say: training goes on
+        except Exception as error:  # noqa: BLE001 (no room, say: it is told, and training goes on)
+            self._failed(step, error)
             return
         finally:
             self._expect(0.0)
@@ -200,6 +202,26 @@ class Periodic:
                     told = True
         return True
 
+    def _failed(self, step: int, error: Exception) -> None:
+        """
+        Say that there is no checkpoint of `step`, on any thread; at length where that is news.
+        """
+        # without the place of the file, so that a disk that stays full is one reason and not many
+        words = error.strerror if isinstance(error, OSError) and error.strerror else error
+        why = f"{type(error).__name__}: {words}"
+        if why not in self._reasons:
+            self._reasons.add(why)
+            log.warning("checkpoint_failed", step=step, why=why, exc_info=error)
+        told = self._settings
+        word = CheckpointFailed(
+            rank=told.rank,
+            incarnation=told.incarnation,
+            step=step,
+            why=why,
+            at=SystemClock().now(),
+        )
+        self._report(word, None)
+
     # ---------------------------------------------------------------- on the writing thread
 
     def _work(self) -> None:
@@ -216,8 +238,8 @@ class Periodic:
         assert part is not None
         try:
             self._write(part)
-        except Exception:
-            log.exception("checkpoint_not_written", step=part.step)  # training goes on
+        except Exception as error:  # noqa: BLE001 (it is told, and training goes on)
+            self._failed(part.step, error)
 
     def _write(self, part: _Part) -> None:
         # Who is here has written the one before, and all have who are to write this: of those before
