@@ -236,6 +236,30 @@ def test_private_state_of_a_rank_that_has_none_is_refused(tmp_path: Path) -> Non
         checkpoint.read_private(committed(tmp_path, 5), 7)
 
 
+def test_older_ones_are_those_that_the_same_job_could_go_on_from(tmp_path: Path) -> None:
+    """
+    When a job goes on from a checkpoint, then those of earlier steps are known that are of as many ranks
+    and lack none, and not what was given up or is damaged to look at.
+    """
+    own = shelf(tmp_path)
+    places = {step: committed(tmp_path, step) for step in (1, 2, 3, 4, 5, 6)}
+    (places[2] / checkpoint.MANIFEST).write_text("{")
+    places[3].rename(places[3].with_name(f"{places[3].name}.given-up"))
+    shutil.copytree(places[4], places[4].with_name(f"{places[4].name}.replaced"))
+    alone = write(tmp_path, 7, ranks=1)
+    checkpoint.commit(checkpoint.partial(alone), alone, describe(checkpoint.partial(alone), 7, 1))
+    lacking = write(tmp_path, 8)
+    files = describe(checkpoint.partial(lacking), 8).files[:-1]
+    part = checkpoint.manifest(step=8, world=2, adaptor="pytorch", files=files)
+    checkpoint.commit(checkpoint.partial(lacking), lacking, part)
+
+    newest = checkpoint.manifest(step=9, world=2, adaptor="pytorch", files=())
+    assert checkpoint.older(own, newest) == [(str(places[step]), step) for step in (6, 5, 4, 1)]
+    assert checkpoint.older(own, checkpoint.verify(places[5])) == [
+        (str(places[step]), step) for step in (4, 1)
+    ]
+
+
 # ---------------------------------------------------------------- what is old
 
 

@@ -382,6 +382,21 @@ def committed(shelf: Shelf) -> list[Path]:
     return [directory for _, _, directory in sorted(found, reverse=True)]
 
 
+def older(shelf: Shelf, than: Manifest) -> list[tuple[str, int]]:
+    """
+    The committed checkpoints of earlier steps that the same job could go on from, unread, each with its
+    step: whoever reads one finds out whether it is whole.
+    """
+    found: dict[int, Path] = {}
+    for directory in committed(shelf):
+        known = _committed(directory)
+        if known is None or known.step >= than.step or known.bereft:
+            continue
+        if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
+            found.setdefault(known.step, directory)  # before one of that step on its way out
+    return [(str(directory), step) for step, directory in found.items()]
+
+
 def manifest_of(directory: Path) -> Manifest:
     """
     The manifest of a checkpoint, whose files are not looked at. Raises `CheckpointCorrupt` where it

@@ -211,6 +211,21 @@ def test_a_checkpoint_that_lacks_a_rank_is_not_what_a_job_goes_on_from_by_itself
         check_run_dir(settings, node=0)
 
 
+def test_what_a_job_goes_on_from_by_itself_is_whole(settings: JobSettings) -> None:
+    """
+    When the newest checkpoint is damaged, then a run that may begin takes an older one that is whole.
+    """
+    settings = replace(settings, nproc_per_node=2, resume=True)
+    older, newest = saved(settings), saved(settings, step=9)
+    assert resumable(shelf_of(settings)) == newest
+    (newest / "private-rank0.bin").write_bytes(b"positiom")
+
+    assert resumable(shelf_of(settings)) == older
+    check_run_dir(settings, node=0, may_begin=True)
+    with pytest.raises(CheckpointCorrupt, match=r"private-rank0\.bin is not what was written"):
+        check_run_dir(settings, node=0)
+
+
 def saved(settings: JobSettings, *, step: int = 7, ranks: int = 2) -> Path:
     """
     A checkpoint of two ranks of the adaptor `pytorch`, or with the private state of one alone.

@@ -19,7 +19,8 @@ from tft.protocol.messages import Exited, Position, Spawn
 
 OPENED = Opened(
     job="j", run="r", world=2, policy=Policy(enable=frozenset({"dump"}), max_incidents=3),
-    checkpoints="/c", resume=("/c/step-00000007", 7), first_incident=2, at=1.0,
+    checkpoints="/c", resume=("/c/step-00000007", 7),
+    older=(("/c/step-00000005", 5),), first_incident=2, at=1.0,
 )  # fmt: skip
 EVENTS: list[Event] = [
     Led(at=1.5, epoch=1),

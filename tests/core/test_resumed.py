@@ -68,3 +68,43 @@ def test_what_was_loaded_need_not_be_made_anew() -> None:
     assert strategies(job) == ["recover"]
     assert [(load.step, load.to) for load in job.orders(Load)] == [(2, (0, 1))]
     assert job.orders(Rollback)[-1].derive == ()
+
+
+@pytest.mark.parametrize(
+    "older", [(), (("/run/checkpoints/step-00000005", 5), ("/elsewhere/3", 3))]
+)
+def test_a_resumed_job_knows_what_lies_before_its_checkpoint(
+    older: tuple[tuple[str, int], ...],
+) -> None:
+    """
+    When the checkpoint that a job begins from cannot be read, then all load the one before it, if there
+    is one, and train on from there; else the job fails.
+    """
+    job = ScriptedJob(2, resume=SEVEN, older=older, strategies=STRATEGIES)
+    job.failures = {(rank, "load"): ["a digest differs"] * (2 if older else 9) for rank in range(2)}
+    job.start()
+    while older and job.doing != "healthy" and job.machine.next_deadline() is not None:
+        job.wait()
+        job.settle()
+        job.train()
+    if older:
+        assert [load.directory for load in job.orders(Load)] == [SEVEN[0], SEVEN[0], older[0][0]]
+        assert {rank.step for rank in job.ranks.values()} == {6}
+        return
+    while job.over is None:
+        job.wait()
+        job.settle()
+    assert {load.directory for load in job.orders(Load)} == {SEVEN[0]}
+    assert job.over.result == "failed"
+
+
+def test_a_resumed_job_can_go_back_before_its_checkpoint() -> None:
+    """
+    When what was loaded may have spread what is wrong, then a resumed job goes back to the checkpoint
+    before the one it began from.
+    """
+    job = ScriptedJob(2, resume=SEVEN, older=(("/elsewhere/3", 3),), strategies=STRATEGIES).start()
+    job.checkpointed(8)
+    job.notice(0, "numeric", polluted=True)
+    job.settle()
+    assert [load.step for load in job.orders(Load)] == [7, 3]

@@ -62,6 +62,26 @@ def test_a_run_goes_on_from_checkpoints_that_are_the_users_own(
 
 
 @pytest.mark.soak
+def test_a_run_that_nobody_watches_goes_on_from_what_is_whole(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When the newest checkpoint is damaged, then --resume is refused, and --resume-if-any says so, sets it
+    aside and goes on from the one before, to the same end.
+    """
+    assert train(tmp_path / "run", SOME).code == 0
+    (tmp_path / "kept" / "fake-60" / "dense.bin").write_bytes(b"")
+    refused = train(tmp_path / "again", FAKE_STEPS, "--resume")
+    assert refused.code == 2
+    assert "dense.bin is not what was written" in refused.output
+    outcome = train(tmp_path / "again", FAKE_STEPS, "--resume-if-any")
+    assert outcome.code == 0, outcome.output
+    assert "dense.bin is not what was written" in outcome.output
+    assert min(step for _, step in outcome.rows()) == 41
+    assert outcome.finals() == fake_undisturbed.finals()
+
+
+@pytest.mark.soak
 def test_a_checkpoint_that_cannot_be_written_is_told(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

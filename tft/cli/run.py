@@ -24,6 +24,7 @@ from tft.cli.rundir import (
     pid_file,
     resumable,
     run_dir_of,
+    unfit,
     write_job,
 )
 from tft.cli.summary import summary
@@ -86,10 +87,7 @@ def _turn_back(shelf: Shelf) -> None:
     last, directory = newest(shelf), resumable(shelf)
     if last is None or directory is None or last == directory:
         return
-    say(
-        f"{last.name} holds no RNG and data position of ranks {manifest_of(last).bereft}, which were "
-        "lost with their node: it is set aside, to be loaded by hand"
-    )
+    say(f"{unfit(last)}; it is set aside")
     give_up(shelf, manifest_of(directory).step)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from tft import checkpoint
 from tft.checkpoint import Shelf
 from tft.config import JobSettings
-from tft.errors import UsageError
+from tft.errors import CheckpointCorrupt, UsageError
 from tft.files import write_whole
 
 JOB = "job.json"
@@ -131,13 +131,30 @@ def run_dir_of(settings: JobSettings, node: int) -> Iterator[None]:
 
 def resumable(shelf: Shelf) -> Path | None:
     """
-    The newest checkpoint that holds the private state of all ranks; if none does, the newest of all.
+    The newest checkpoint that is whole and holds the private state of all ranks; if none does, the newest
+    of all.
     """
     found = checkpoint.committed(shelf)
     for directory in found:
-        if not checkpoint.manifest_of(directory).bereft:
+        if not unfit(directory):
             return directory
     return found[0] if found else None
+
+
+def unfit(directory: Path) -> str:
+    """
+    Why a job cannot go on from a checkpoint; empty: it can. Every file is read.
+    """
+    try:
+        manifest = checkpoint.verify(directory)
+    except CheckpointCorrupt as damaged:
+        return str(damaged)
+    if manifest.bereft:
+        return (
+            f"{directory} holds no RNG and data position of ranks {manifest.bereft}, which were lost with "
+            "their node: it can be loaded by hand, but not resumed"
+        )
+    return ""
 
 
 def shared_name(run_dir: Path) -> str:
@@ -324,10 +341,7 @@ def _check_unfinished(run_dir: Path) -> None:
 def _check_resumable(settings: JobSettings, directory: Path) -> None:
     manifest = checkpoint.verify(directory)
     if manifest.bereft:
-        raise UsageError(
-            f"{directory} holds no RNG and data position of ranks {manifest.bereft}, which were lost with "
-            "their node: it can be loaded by hand, but not resumed"
-        )
+        raise UsageError(unfit(directory))
     if manifest.world != settings.world:
         raise UsageError(
             f"{directory} is of a job of {manifest.world} ranks and cannot be resumed with "

@@ -103,10 +103,12 @@ class Controller:
     def _open(self) -> Opened:
         settings = self._settings
         resume: tuple[str, int] | None = None
-        if settings.resume:
-            newest = checkpoint.newest(checkpoint.shelf_of(settings))
-            if newest is not None:
-                resume = (str(newest), checkpoint.verify(newest).step)
+        older: list[tuple[str, int]] = []
+        shelf = checkpoint.shelf_of(settings)
+        newest = checkpoint.newest(shelf) if settings.resume else None
+        if newest is not None:
+            manifest = checkpoint.verify(newest)
+            resume, older = (str(newest), manifest.step), checkpoint.older(shelf, manifest)
         earlier = [int(str(incident["id"])) for incident in self._earlier("incidents")]
         return Opened(
             job=settings.job,
@@ -125,6 +127,7 @@ class Controller:
             checkpoints=str(settings.checkpoints),
             checkpoint_name=settings.checkpoint_name,
             resume=resume,
+            older=tuple(older),
             first_incident=max(earlier, default=0) + 1,
             at=self._clock.now(),
         )

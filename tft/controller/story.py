@@ -51,6 +51,8 @@ class Opened:
     checkpoint_name: str = "step-{step:08d}"
     """What they are called; what it is here is how it was before there was a choice."""
     resume: tuple[str, int] | None
+    older: tuple[tuple[str, int], ...] = ()
+    """Checkpoints of earlier steps, which the run began with knowing."""
     first_incident: int
     at: float
 
@@ -66,6 +68,7 @@ class Opened:
             checkpoint_name=self.checkpoint_name,
             at=self.at,
             resume=self.resume,
+            older=self.older,
             first_incident=self.first_incident,
         )
 

@@ -3,7 +3,7 @@ What is known of a job, and the small parts every decision is made with. Decides
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from tft.core import planner
@@ -45,6 +45,7 @@ class Job:
         checkpoint_name: str,
         at: float,
         resume: tuple[str, int] | None,
+        older: Sequence[tuple[str, int]] = (),
         first_incident: int,
     ) -> None:
         self.name = name
@@ -53,7 +54,8 @@ class Job:
         """Where last checkpoints go."""
         self.checkpoint_name = checkpoint_name
         """What they are called."""
-        self.checkpoints = {} if resume is None else {resume[1]: resume[0]}
+        known = older if resume is None else (*older, resume)
+        self.checkpoints = {step: directory for directory, step in known}
         """Step to directory: the checkpoints of all ranks that are known."""
         self.unread: Counter[int] = Counter()
         """By step, how often some rank could not load its checkpoint."""

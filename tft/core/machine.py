@@ -52,16 +52,17 @@ class Machine:
         checkpoint_name: str = "step-{step:08d}",
         at: float,
         resume: tuple[str, int] | None,
+        older: Sequence[tuple[str, int]] = (),
         first_incident: int,
     ) -> None:
         """
         `checkpoints` is the directory for last checkpoints, `checkpoint_name` what they are called;
-        `resume` a checkpoint to start from and the step whose end it holds; `first_incident` the
-        number the next incident gets.
+        `resume` a checkpoint to start from and the step whose end it holds, `older` those of earlier
+        steps, to go back to; `first_incident` the number the next incident gets.
         """
         self._job = Job(
             world, policy, name=job, checkpoints=checkpoints, checkpoint_name=checkpoint_name, at=at,
-            resume=resume,
+            resume=resume, older=older,
             first_incident=first_incident,
         )  # fmt: skip
         self._course = Course(self._job)

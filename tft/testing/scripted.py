@@ -64,6 +64,8 @@ class ScriptedJob:
     world: int
     policy: Policy = field(default_factory=Policy)
     resume: tuple[str, int] | None = None
+    older: tuple[tuple[str, int], ...] = ()
+    """Further checkpoints that there are, of earlier steps."""
     checkpoint_name: str = "step-{step:08d}"
     placement: dict[int, tuple[int, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -113,7 +115,7 @@ class ScriptedJob:
         self.ranks = {rank: ScriptedRank(rank, node=homes[rank]) for rank in range(self.world)}
         self.machine = Machine(
             self.world, self.policy, job="job", checkpoints="/run/checkpoints",
-            checkpoint_name=self.checkpoint_name, at=self.now, resume=self.resume, first_incident=1,
+            checkpoint_name=self.checkpoint_name, at=self.now, resume=self.resume, older=self.older, first_incident=1,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- what a test does

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tft.core.rank_words import Execute
 from tft.protocol.messages import (
     Checkpointed,
+    CheckpointFailed,
     Faulted,
     FaultKind,
     Finished,
@@ -111,14 +112,24 @@ def _update(process: "Process", step: int) -> None:
 
 def _checkpoint(process: "Process", step: int) -> None:
     """
-    Each rank writes its part of a periodic checkpoint; the last one says that it is complete.
+    Each rank writes its part of a periodic checkpoint; the last one says that it is complete. Of every
+    third one there is a rank with no room for it.
     """
     stage = process.stage
+    members = process.group.members if process.group is not None else {}
+    number = step // stage.schedule.checkpoints
+    if number % 3 == 2 and process.rank == number % max(1, len(members)):
+        process.mail.post(
+            CheckpointFailed(
+                rank=process.rank, incarnation=process.incarnation, step=step, why="no room",
+                at=process.node.now,
+            )
+        )  # fmt: skip
+        return
     directory = f"/run/checkpoints/periodic-{step}"
     parts = stage.disk.parts.setdefault(directory, {})
     parts.update(process.content)
     parts[f"private-{process.rank}"] = process.data
-    members = process.group.members if process.group is not None else {}
     if all(f"private-{rank}" in parts for rank in members):
         stage.disk.whole[directory] = stage.disk.parts.pop(directory)
         process.mail.post(

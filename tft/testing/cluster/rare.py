@@ -83,7 +83,8 @@ def _old_news() -> Iterator[Schedule]:
             what="partition", target=1, when="state", name="resuming", lasting=12.0, until=state
         )
         kill = Mishap(what="kill", target=0, when="phase", name="sums", number=2)
-        yield replace(base, steps=30 if pauses else 8, checkpoints=1, mishaps=(cut, *pauses))
+        for steps in (30,) if pauses else (8, 9):  # that rank 1 writes, and that it cannot write
+            yield replace(base, steps=steps, checkpoints=1, mishaps=(cut, *pauses))
         yield replace(base, steps=30, mishaps=(cut, kill, *pauses))
 
 
