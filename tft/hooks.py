@@ -11,7 +11,7 @@ logged, and the job goes on.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, get_args
@@ -47,6 +47,8 @@ class Made:
     model: Any  # Any: the framework's own types
     optimizer: Any
     scheduler: Any = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else has a state that is to be kept, by name, such as a moving average."""
     more: Any = None
     """What else training needs of these groups, such as the schedule of a pipeline. Nothing of it is
     kept."""

@@ -19,16 +19,13 @@ from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.others import check_others
 from tft_pytorch.private import Private
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shards import shards_of
 from tft_pytorch.state import Shard, digest, named_tensors
 
 _PARTS = frozenset({"model", "optimizer", "scheduler", "others", "data", "rng"})
-_TAKEN = frozenset(
-    {"model", "optim", "master", "tft", "parameters", "optimizer", "scheduler", "rng", "data"}
-)
-"""Names in checkpoints and digests."""
 
 
 def adopt(
@@ -310,24 +307,8 @@ def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own object
     """
     What holds however the model comes. Raises `UsageError`.
     """
-    others = parts.get("others", {})
-    if not isinstance(others, Mapping):
-        raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
-    for name in others:
-        if not str(name).isidentifier() or name in _TAKEN:
-            raise UsageError(f"others has {name!r}: choose a name that is a word of its own")
-    for part, stranger in {
-        "scheduler": parts.get("scheduler"),
-        "data": parts.get("data"),
-        **others,
-    }.items():
-        if stranger is not None and not (
-            hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
-        ):
-            raise UsageError(
-                f"{part} must have state_dict() and load_state_dict(); "
-                f"a {type(stranger).__name__} has not"
-            )
+    beside = {"scheduler": parts.get("scheduler"), "data": parts.get("data")}
+    check_others(parts.get("others", {}), beside)
     if dist.is_initialized():
         raise UsageError(
             "tft forms the process groups itself, again after every incident: remove "

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tft.errors import CheckpointCorrupt
 from tft_pytorch.held import Held, room, spans_of
+from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.state import Shard
 from tft_pytorch.trees import copied
 
@@ -63,14 +64,14 @@ def save_held(directory: Path, shard: str, held: Held) -> list[str]:
     Write a rank's part of a sharded state, as `save` does. Each tensor is written as what this rank has
     of it; where that lies in the whole stands in the description, and in what `join` writes.
     """
-    return _write(directory, shard, held.meta(), {**held.tensors, **held.settings()})
+    return _write(directory, shard, held.meta(), held.content())
 
 
 def stage_held(shard: str, held: Held) -> Callable[[Path], list[str]]:
     """
     A copy of a rank's part in host memory, which can be written once, as `save_held` does.
     """
-    meta, copy = held.meta(), copied({**held.tensors, **held.settings()})
+    meta, copy = held.meta(), copied(held.content())
     return lambda directory: _write(directory, shard, meta, copy)
 
 
@@ -182,10 +183,11 @@ def _model(shard: Shard) -> dict[str, Tensor]:
     persistent; the adaptor for those, and for a tied parameter under one name.
     """
     own = {name.removeprefix("model."): tensor for name, tensor in shard.named().items()}
-    parts = (shard.model.named_parameters(), shard.model.named_buffers())
-    known = {id(tensor) for named in parts for name, tensor in named if name in own}
+    parts = (named_parameters(shard.model), named_buffers(shard.model))
+    known = {id(tensor) for named in parts for name, tensor in named.items() if name in own}
+    called = own_names(shard.model)
     asked = shard.model.state_dict(keep_vars=True)
-    return own | {name: t.detach() for name, t in asked.items() if id(t) in known}
+    return own | {called(name): t.detach() for name, t in asked.items() if id(t) in known}
 
 
 def _read_meta(place: Path) -> bytes:

@@ -6,25 +6,30 @@ and is put into a model that was made anew.
 Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 from tft.errors import OrderRefused, UsageError
 from tft.hooks import Made
 from tft.protocol.codec import pack, unpack
 from tft_pytorch.described import described, listed, read
+from tft_pytorch.kinds import Holders, Kinds, summed
+from tft_pytorch.names import named_buffers, named_parameters, own_names
+from tft_pytorch.others import check_others, divided, joined, mapped
 from tft_pytorch.replicas import LOW, ReplicaOptimizer
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
-_FORM = 1
+_FORM = 2
 """Of the meta; another one is refused."""
 
 Span = tuple[list[int], list[int]]
@@ -34,7 +39,7 @@ Span = tuple[list[int], list[int]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """
-    All a rank has, at one moment.
+    All a rank has of one shard, at one moment.
     """
 
     tensors: dict[str, Tensor]
@@ -42,8 +47,10 @@ class Held:
     spans: dict[str, Span]
     """Of those that are parts of a larger tensor."""
     optimizer: Plain
-    scheduler: Plain
-    layouts: Any = None  # Any: plain values, as `Wrappers.layouts` has them
+    others: dict[str, Plain]
+    """What the shard has of the scheduler and the like, by name."""
+    layouts: dict[str, Any] = field(default_factory=dict)  # Any: as `Wrappers.layouts` has them
+    """Of the DDPs whose parameters are in it, by name."""
 
     def bare(self) -> "Held":
         """
@@ -51,25 +58,26 @@ class Held:
         """
         return replace(self, tensors={name: t.to("meta") for name, t in self.tensors.items()})
 
-    def with_own_spans(self) -> "Held":
+    def content(self) -> dict[str, Any]:  # Any: plain values and tensors
         """
-        The same without the spans of what others hold.
-        """
-        return replace(self, spans={n: span for n, span in self.spans.items() if n in self.tensors})
-
-    def settings(self) -> dict[str, Any]:  # Any: plain values
-        """
-        What is no tensor, as plain torch asks for it.
+        All of it, as plain torch asks for it.
         """
         optimizer = expect(
             put_together(self.optimizer, self.tensors), dict, "the optimizer's state"
         )
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if optimizer["param_groups"]:
-            found["optim"] = {"param_groups": optimizer["param_groups"]}
-        if self.scheduler is not None:
-            found["scheduler"] = put_together(self.scheduler, self.tensors)
-        return found
+            # where a group has nothing here, another shard says what it has
+            settings["optim"] = {
+                "param_groups": [
+                    {key: value for key, value in group.items() if key != "params" or value}
+                    for group in optimizer["param_groups"]
+                ]
+            }
+        settings |= {name: put_together(tree, self.tensors) for name, tree in self.others.items()}
+        # what is under the settings is not named once more
+        known, _ = flatten_state_dict(settings)
+        return {name: t for name, t in self.tensors.items() if name not in known} | settings
 
     def meta(self) -> bytes:
         """
@@ -81,7 +89,7 @@ class Held:
                 "tensors": listed(self.tensors),
                 "spans": {name: list(span) for name, span in self.spans.items()},
                 "optimizer": self.optimizer,
-                "scheduler": self.scheduler,
+                "others": dict(self.others),
                 "layouts": self.layouts,
             }
         )
@@ -109,7 +117,7 @@ def room(meta: bytes, here: Held) -> Held:
         tensors=tensors,
         spans=spans_of(meta),
         optimizer=told["optimizer"],
-        scheduler=told["scheduler"],
+        others=told["others"],
         layouts=told["layouts"],
     )
     theirs, ours = _shape(found), _shape(here)
@@ -130,6 +138,31 @@ def _shape(held: Held) -> dict[str, str]:
     }
 
 
+class _Draft:
+    """
+    What belongs to one shard, as it is gathered.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self.spans: dict[str, Span] = {}
+        self.state: dict[str, Any] = {}  # Any: what optimizers keep
+        self.groups: list[dict[str, Any]] = []
+        self.others: dict[str, Any] = {}  # Any: each has its own type
+        self.layouts: dict[str, Any] = {}
+
+    def finished(self) -> Held:
+        kept = Disassembly()
+        optimizer = {"state": self.state, "param_groups": self.groups}
+        return Held(
+            optimizer=kept.take_apart(optimizer, "optim"),
+            others={name: kept.take_apart(state, name) for name, state in self.others.items()},
+            tensors=self.weights | kept.tensors,
+            spans=self.spans,
+            layouts=self.layouts,
+        )
+
+
 class Parts:
     """
     A model that was made, by names: what is taken out of it, and put into it.
@@ -139,15 +172,23 @@ class Parts:
     """
 
     def __init__(self, made: Made) -> None:
+        """
+        Raises `UsageError` for what cannot be kept, or where nobody can say who holds what.
+        """
         self.made = made
         _check(made)
         model: nn.Module = made.model
-        own = _own_names(model)
-        self.parameters: dict[str, nn.Parameter] = {
-            own(name): parameter for name, parameter in model.named_parameters()
-        }
-        self._buffers = {own(name): tensor for name, tensor in model.named_buffers()}
+        own = own_names(model)
+        self.parameters = named_parameters(model)
+        self._buffers = named_buffers(model)
         self._names: dict[object, str] = {p: name for name, p in self.parameters.items()}
+        self._kinds = Kinds(model, self.parameters, self._buffers)
+        self._wrappers: dict[str, Holders] = {
+            own(name): self._kinds[self._names[next(summed(module))]]
+            for name, module in model.named_modules()
+            if isinstance(module, DDP)
+        }
+        """The DDPs, in the order of `Wrappers`, by name."""
         self._replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
         self._dealt: frozenset[str] = frozenset()
         """Names of what a `ReplicaOptimizer` deals out, and of the share that it has here."""
@@ -156,58 +197,59 @@ class Parts:
             groups = self._replicas.param_groups
             self._dealt = frozenset(self._names[p] for group in groups for p in group["params"])
             self._owned = frozenset(self._names[p] for p in self._replicas.owned)
+            self._check_replicas(self._replicas)
 
-    def shards(self, rank: int, world: int) -> dict[str, tuple[int, ...]]:
+    def shards(self) -> dict[str, Holders]:
         """
-        The shards of this rank with all who hold them, each named for the first: its part of the model
-        and of the optimizer; and where the optimizer is cut into shares, its share, with what that
-        updates, apart from the rest. Raises `UsageError` where nobody can say who holds what.
+        The shards of this rank with all who hold them: one for each kind of tensors, the most held first;
+        and where the optimizer is cut into shares, its share, with what that updates, apart from the rest.
         """
-        copies = self.copies(rank, world)
-        found = {f"part.{copies[0]}": copies}
+        found = {self._kinds.name(holders): holders for holders in self._kinds.all}
         if self._replicas is not None:
-            if self._replicas.ranks != copies:
-                raise UsageError(
-                    f"the ReplicaOptimizer is over the ranks {list(self._replicas.ranks)}, and the same "
-                    f"part of the model is on {list(copies)}: give it the group of these"
-                )
             holders = self._replicas.holders()
             found[f"optimizer.{holders[0]}"] = holders
         return found
 
-    def held(self, layouts: Any = None) -> list[Held]:  # Any: as in `Held`
+    def held(self, layouts: Sequence[Any] | None = None) -> list[Held]:  # Any: as in `Held`
         """
-        What this rank has, in the order of `shards`. The tensors are those in use, not copies.
+        What this rank has, in the order of `shards`. The tensors are those in use, not copies. What no
+        parameter owns, such as the scheduler, is in the first.
         """
-        spans: dict[str, Span] = {}
-        rest, share = {}, {}
+        kinds = {holders: _Draft() for holders in self._kinds.all}
+        share = _Draft()
+        first = kinds[self._kinds.all[0]]
         for name, tensor in self._weights():
             own = name.removeprefix("model.")
-            if own not in self._dealt:
-                rest[name] = _part(name, tensor, spans)
-            elif own in self._owned:
-                share[name] = _part(name, tensor, spans)
-        kept, kept_by_share = Disassembly(), Disassembly()
-        optimizer = self._optimizer_state(spans)
-        state = {"state": optimizer["state"], "param_groups": []}
-        if self._replicas is not None:
-            optimizer["state"] = {}
-        scheduler = self.made.scheduler
-        settings = None if scheduler is None else scheduler.state_dict()
-        found = [
-            Held(
-                optimizer=kept.take_apart(optimizer, "optim"),
-                scheduler=kept.take_apart(settings, "scheduler"),
-                tensors=rest | kept.tensors,
-                spans=spans,
-                layouts=layouts,
-            )
-        ]
-        if self._replicas is not None:
-            tree = kept_by_share.take_apart(state, "optim")
-            tensors = share | kept_by_share.tensors
-            found.append(Held(optimizer=tree, scheduler=None, tensors=tensors, spans=spans))
-        return [each.with_own_spans() for each in found]
+            if own not in self._dealt or own in self._owned:
+                draft = share if own in self._owned else kinds[self._kinds[own]]
+                draft.weights[name] = _part(name, tensor, draft.spans)
+        optimizer: Optimizer = self.made.optimizer
+        for group in optimizer.param_groups:
+            names = [self._names[p] for p in group["params"]]
+            for kind, draft in kinds.items():
+                # those of its own: what others have in a group is not the same on all who hold the shard
+                own_names = [name for name in names if self._kinds[name] == kind]
+                draft.groups.append({**(group if draft is first else {}), "params": own_names})
+            for name in names:
+                if self.parameters[name] in optimizer.state:
+                    draft = share if self._replicas is not None else kinds[self._kinds[name]]
+                    draft.state[name] = self._state_of(name, draft.spans)
+        for name, other in self._others().items():
+            for kind, state in divided(other.state_dict(), name, self._kinds).items():
+                kinds[kind].others[name] = _local(state, name, kinds[kind].spans)
+        for (name, holders), layout in zip(
+            self._wrappers.items(), layouts or [None] * len(self._wrappers), strict=True
+        ):
+            kinds[holders].layouts[name] = layout
+        drafts = [*kinds.values(), *([share] if self._replicas is not None else [])]
+        return [draft.finished() for draft in drafts]
+
+    def layouts(self, held: Sequence[Held]) -> list[Any]:  # Any: as in `Held`
+        """
+        The layouts that were held, as `Wrappers` has them.
+        """
+        known = {name: layout for part in held for name, layout in part.layouts.items()}
+        return [known.get(name) for name in self._wrappers]
 
     def share_out(self) -> None:
         """
@@ -216,13 +258,38 @@ class Parts:
         if self._replicas is not None:
             self._replicas.share_out()
 
-    def fill(self, parts: Sequence[Held]) -> None:
+    def fill(self, held: Sequence[Held]) -> None:
         """
         Put back what was held. Raises `OrderRefused` for a model that is another one.
         """
-        held = parts[0]
-        known = {name: tensor for part in parts for name, tensor in part.tensors.items()}
-        spans = {name: span for part in parts for name, span in part.spans.items()}
+        known = {name: tensor for part in held for name, tensor in part.tensors.items()}
+        spans = {name: span for part in held for name, span in part.spans.items()}
+        self._fill_weights(known, spans)
+        optimizer: Optimizer = self.made.optimizer
+        optimizer.state.clear()
+        trees = [
+            expect(put_together(part.optimizer, known), dict, "the optimizer's state")
+            for part in held
+        ]
+        groups = trees[0]["param_groups"]
+        for tree in trees:
+            for name, values in tree["state"].items():
+                parameter = self.parameters[name]
+                optimizer.state[parameter] = {
+                    key: _whole(value, parameter) if f"optim.state.{name}.{key}" in spans else value
+                    for key, value in values.items()
+                }
+        if len(groups) != len(optimizer.param_groups):
+            raise OrderRefused(
+                f"what was made has {len(optimizer.param_groups)} groups of parameters, and there were "
+                f"{len(groups)} before, or are on the rank that gave them"
+            )
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update({key: value for key, value in values.items() if key != "params"})
+        for name, other in self._others().items():
+            self._fill_other(name, other, held, known, spans)
+
+    def _fill_weights(self, known: Mapping[str, Tensor], spans: Mapping[str, Span]) -> None:
         own: dict[str, Span] = {}
         with torch.no_grad():
             for name, tensor in self._weights():
@@ -238,63 +305,67 @@ class Parts:
                         f"what was made has another {name} than what was made before"
                     )
                 part.copy_(known[name])
-        optimizer: Optimizer = self.made.optimizer
-        state = expect(put_together(held.optimizer, known), dict, "the optimizer's state")
-        kept = expect(put_together(parts[-1].optimizer, known), dict, "the optimizer's state")
-        optimizer.state.clear()
-        for name, values in kept["state"].items():
-            parameter = self.parameters[name]
-            optimizer.state[parameter] = {
-                key: _whole(value, parameter) if f"optim.state.{name}.{key}" in spans else value
-                for key, value in values.items()
-            }
-        for group, values in zip(optimizer.param_groups, state["param_groups"], strict=True):
-            group.update({key: value for key, value in values.items() if key != "params"})
-        if self.made.scheduler is not None:
-            self.made.scheduler.load_state_dict(put_together(held.scheduler, known))
 
-    def copies(self, rank: int, world: int) -> tuple[int, ...]:
-        """
-        The ranks that have the same part of everything. Read from the mesh and the placements of each
-        parameter that is distributed, and the group of each DDP.
-        """
-        shared = set(range(world))
-        replicated = dict(_replicated(self.made.model))
-        for name, parameter in self.parameters.items():
-            if isinstance(parameter, DTensor):
-                shared &= _same_part(parameter)
-            elif parameter in replicated:
-                shared &= replicated[parameter]
-            else:
-                raise UsageError(
-                    f"{name} is neither distributed over a mesh nor in a DDP: who has a copy of it "
-                    "cannot be known"
+    def _fill_other(
+        self,
+        name: str,
+        other: Any,  # Any: the user's own object
+        held: Sequence[Held],
+        known: Mapping[str, Tensor],
+        spans: Mapping[str, Span],
+    ) -> None:
+        fresh = other.state_dict()
+        placed: dict[str, DTensor] = {}
+
+        def note(key: str, tensor: Tensor) -> Tensor:
+            if isinstance(tensor, DTensor):
+                placed[key] = tensor
+            return tensor
+
+        def whole(key: str, tensor: Tensor) -> Tensor:
+            if key not in spans:
+                return tensor
+            if key not in placed:
+                raise OrderRefused(
+                    f"what was made has no {key} that is distributed as it was before"
                 )
-        return tuple(sorted(shared | {rank}))
+            return _whole(tensor, placed[key])
+
+        mapped(fresh, name, note)
+        parts = [put_together(part.others[name], known) for part in held if name in part.others]
+        other.load_state_dict(mapped(joined(parts, fresh), name, whole))
+
+    def _others(self) -> dict[str, Any]:  # Any: each has its own type
+        scheduler = self.made.scheduler
+        return {**({} if scheduler is None else {"scheduler": scheduler}), **self.made.others}
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         for named in (self.parameters, self._buffers):
             for name, tensor in named.items():
                 yield f"model.{name}", tensor
 
-    def _optimizer_state(self, spans: dict[str, Span]) -> dict[str, Any]:  # Any: what they keep
-        optimizer: Optimizer = self.made.optimizer
-        groups = [
-            {**group, "params": [self._names[p] for p in group["params"]]}
-            for group in optimizer.param_groups
-        ]
-        state = {
-            name: {
-                key: _part(f"optim.state.{name}.{key}", value, spans)
-                if isinstance(value, Tensor)
-                else value
-                for key, value in optimizer.state[self.parameters[name]].items()
-            }
-            for group in groups
-            for name in group["params"]
-            if self.parameters[name] in optimizer.state
+    def _state_of(self, name: str, spans: dict[str, Span]) -> dict[str, Any]:  # Any: what they keep
+        return {
+            key: _part(f"optim.state.{name}.{key}", value, spans)
+            if isinstance(value, Tensor)
+            else value
+            for key, value in self.made.optimizer.state[self.parameters[name]].items()
         }
-        return {"state": state, "param_groups": groups}
+
+    def _check_replicas(self, replicas: ReplicaOptimizer) -> None:
+        common = set.intersection(*(set(self._kinds[name]) for name in self._dealt))
+        if set(replicas.ranks) != common:
+            raise UsageError(
+                f"the ReplicaOptimizer is over the ranks {list(replicas.ranks)}, and the same "
+                f"part of the model is on {sorted(common)}: give it the group of these"
+            )
+
+
+def _local(state: Any, name: str, spans: dict[str, Span]) -> Any:  # Any: as in `others.py`
+    """
+    The same with this rank's part of each distributed tensor.
+    """
+    return mapped(state, name, lambda key, t: _part(key, t, spans) if isinstance(t, DTensor) else t)
 
 
 def _check(made: Made) -> None:
@@ -321,29 +392,10 @@ def _check(made: Made) -> None:
             "a ReplicaOptimizer whose parameters of 16 bits have masters cannot be kept by make=; have "
             "parameters of 32 bits, and FSDP2's MixedPrecisionPolicy compute in 16"
         )
+    check_others(made.others, {"scheduler": made.scheduler})
     known = set(made.model.parameters())
     if any(p not in known for group in made.optimizer.param_groups for p in group["params"]):
         raise UsageError("the optimizer has parameters that are not the model's")
-
-
-def _own_names(model: nn.Module) -> Callable[[str], str]:
-    """
-    Names without the `module.` that each DDP adds to what is in it, as torch's own
-    `get_state_dict` has them: a checkpoint is read into models that have no such wrapper.
-    """
-    added = [
-        f"{name}.module." if name else "module."
-        for name, module in model.named_modules()
-        if isinstance(module, nn.parallel.DistributedDataParallel)
-    ]
-
-    def own(name: str) -> str:
-        for prefix in reversed(added):  # the innermost first: the others stand before it
-            if name.startswith(prefix):
-                name = prefix.removesuffix("module.") + name.removeprefix(prefix)
-        return name
-
-    return own
 
 
 def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
@@ -359,38 +411,12 @@ def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
     return tensor.to_local().detach()
 
 
-def _whole(part: Tensor, like: nn.Parameter) -> Tensor:
+def _whole(part: Tensor, like: Tensor) -> Tensor:
     """
-    The distributed tensor of which this rank has that part, placed as its parameter is.
+    The distributed tensor of which this rank has that part, placed as this one is.
     """
     assert isinstance(like, DTensor)
     return DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape,
         stride=like.stride(),
     )  # fmt: skip
-
-
-def _same_part(tensor: DTensor) -> set[int]:
-    """
-    The ranks at the same place of the mesh, but for dimensions along which it is replicated.
-    """
-    mesh, placements = tensor.device_mesh, tensor.placements
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return set()
-    place = tuple(
-        slice(None) if placement.is_replicate() else at
-        for placement, at in zip(placements, coordinate, strict=True)
-    )
-    return {int(rank) for rank in mesh.mesh[place].reshape(-1).tolist()}
-
-
-def _replicated(model: nn.Module) -> Iterator[tuple[Tensor, set[int]]]:
-    """
-    The parameters of each DDP, with the ranks of its group.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            ranks = set(torch.distributed.get_process_group_ranks(module.process_group))
-            for parameter in module.parameters():
-                yield parameter, ranks

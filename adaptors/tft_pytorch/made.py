@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from tft.errors import OrderRefused, UsageError
@@ -51,7 +51,7 @@ def _check_make(
     if unknown or wrap is not None:
         raise UsageError(
             f"session.adopt was given make and {', '.join([*unknown, *(['wrap'] if wrap else [])])}: "
-            "what make returns has the model, the optimizer and the scheduler, wrapped already"
+            "what make returns has the model, wrapped already, the optimizer, the scheduler and the others"
         )
     if not callable(parts["make"]):
         raise UsageError(f"make must be a function, not a {type(parts['make']).__name__}")
@@ -148,7 +148,7 @@ class Maker:
         parts = Parts(made)
         if held:
             parts.fill(held)
-            self._wrappers.restore(held[0].layouts)
+            self._wrappers.restore(parts.layouts(held))
         parts.share_out()
         self._wrappers.settle(made.model)
         if self._contributing is not None:
@@ -223,19 +223,25 @@ class Maker:
 
     def digests(self) -> dict[str, str]:
         """
-        Of this rank's part of the state: `parameters`, `optimizer`, `scheduler`, and what is private.
+        Of this rank's part of the state: `parameters`, `optimizer`, `scheduler` and the others, and what
+        is private.
         """
         held = [self._state(shard) for shard in self._shards]
-        named = {
-            prefix: {
+
+        def named(prefix: str) -> dict[str, Tensor]:
+            return {
                 n: t for each in held for n, t in each.tensors.items() if n.startswith(f"{prefix}.")
             }
-            for prefix in ("model", "optim", "scheduler")
-        }
+
+        others = {name: None for each in held for name in each.others}
         return {
-            "parameters": digest(None, named["model"]),
-            "optimizer": digest([each.optimizer for each in held], named["optim"]),
-            "scheduler": digest(held[0].scheduler, named["scheduler"]),
+            "parameters": digest(None, named("model")),
+            "optimizer": digest([each.optimizer for each in held], named("optim")),
+            "scheduler": digest(None, {}),
+            **{
+                name: digest([each.others.get(name) for each in held], named(name))
+                for name in others
+            },
             **self._private.digests(),
         }
 
@@ -271,7 +277,7 @@ class Maker:
         """
         with _pretended(rank, world), _undisturbed():
             parts = Parts(self._make())
-            shards = parts.shards(rank, world)
+            shards = parts.shards()
             held = dict(zip(shards, parts.held(), strict=True))
             self._cuda = any(t.is_cuda for each in held.values() for t in each.tensors.values())
             self._tried = {shard: each.bare() for shard, each in held.items()}

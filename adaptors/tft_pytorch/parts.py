@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tft.errors import UsageError
+from tft_pytorch.names import named_parameters
 from tft_pytorch.replicas import ReplicaOptimizer
 
 State = dict[str, Any]
@@ -37,7 +38,7 @@ class Whole:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._parameters = dict(model.named_parameters())
+        self._parameters = named_parameters(model)
         self._names: dict[object, str] = {p: name for name, p in self._parameters.items()}
         self._optimizer = optimizer
 
@@ -76,7 +77,7 @@ class Settings:
     """
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
-        self._names: dict[object, str] = {p: name for name, p in model.named_parameters()}
+        self._names: dict[object, str] = {p: name for name, p in named_parameters(model).items()}
         self._optimizer = optimizer
 
     def state(self) -> State:
@@ -104,7 +105,7 @@ class Share:
     """
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
-        names = {p: name for name, p in model.named_parameters()}
+        names = {p: name for name, p in named_parameters(model).items()}
         self._optimizer = optimizer
         self._owned = {names[p]: p for p in optimizer.owned}
 

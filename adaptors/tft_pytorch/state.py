@@ -21,6 +21,7 @@ from tft.protocol.codec import pack
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.described import described, dtype_name, listed, read
 from tft_pytorch.memory import Room, readable, writable
+from tft_pytorch.names import named_buffers, named_parameters
 from tft_pytorch.parts import Part
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
@@ -174,7 +175,7 @@ class Shard:
         told = read(meta, _FORM)
         here = self.inventory()
         self._refuse_another_model(told, here.model)
-        named = dict(self.model.named_parameters())
+        named = named_parameters(self.model)
         room: dict[str, Tensor] = {}
         for name, dtype, shape, device in described(told):
             known = here.tensors.get(name)
@@ -250,8 +251,8 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """
     return {
         f"model.{name}": tensor.detach()
-        for named in (model.named_parameters(), model.named_buffers())
-        for name, tensor in named
+        for named in (named_parameters(model), named_buffers(model))
+        for name, tensor in named.items()
     }
 
 

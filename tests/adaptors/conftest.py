@@ -97,6 +97,21 @@ class Job:
                 holder = next(other for other in ranks if other not in lost)
                 self.ranks[rank].ask("take", *self.ranks[holder].ask("give", shard))
 
+    def lose(self, victims: tuple[int, ...], completed: int) -> None:
+        """
+        The victims are killed in the middle of the step after `completed` steps, and replaced.
+        """
+        private = {victim: self.ranks[victim].ask("private", completed) for victim in victims}
+        self.all("interrupt")
+        for victim in victims:
+            self.replace(victim)
+        self.all("clear")
+        self.repair(*victims)
+        self.form()
+        self.all("build")
+        for number, rank in enumerate(self.ranks):
+            rank.ask("roll_back", completed, private.get(number))
+
     def adopted(self) -> "Job":
         """
         All have adopted.

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -24,9 +24,9 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import swa_utils
-from torch.optim.lr_scheduler import LRScheduler
 
 PATIENCE = 30.0
 """Seconds a test waits for an answer before it fails."""
@@ -59,6 +59,11 @@ class Recipe:
     gradients: torch.dtype | None = None
     """Where they have another type than the parameters. DDP refuses that, so there is none, and the
     sums are formed after the backward."""
+    own_steps: bool = False
+    """In each step some parameters have no gradient, other ones each time: an optimizer that counts the steps
+    of each has another count of each."""
+    make: Callable[[], adaptor.Made] | None = None
+    """What is made over the groups, in the place of all of the above."""
 
 
 class Net(nn.Module):
@@ -152,20 +157,27 @@ class Actor:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.recipe, self.rank = recipe, rank
-        self.net = Net(recipe.norm).to(recipe.dtype)
-        if recipe.gradients is not None:
-            for parameter in self.net.parameters():
-                parameter.grad_dtype = recipe.gradients
-        self.optimizer = make_optimizer(recipe, self.net, rank, world)
-        self.scheduler: LRScheduler = torch.optim.lr_scheduler.MultiStepLR(
-            self.optimizer, [2, 4], gamma=0.5
-        )
         self.data = Batches(rank)
         self.step = 0
         self.privates: dict[int, bytes] = {}
         self.contributed: list[int] = []
         self.kept: list[Any] = []  # Any: whatever a test's function leaves
         self.schedule: Any = None  # Any: torch's schedules are not exported by name
+        self.others: Mapping[str, Any] = {}  # Any: each has its own type
+        adaptor.tft_watch(self.contributing)
+        if recipe.make is not None:
+            torch.manual_seed(100 + rank)
+            adaptor.tft_adopt({"make": recipe.make, "data": self.data}, None)
+            adaptor.tft_shards(rank, world)  # as a session does, before there is any group
+            return
+        self.net: Any = Net(recipe.norm).to(recipe.dtype)
+        if recipe.gradients is not None:
+            for parameter in self.net.parameters():
+                parameter.grad_dtype = recipe.gradients
+        self.optimizer: Any = make_optimizer(recipe, self.net, rank, world)
+        self.scheduler: Any = torch.optim.lr_scheduler.MultiStepLR(
+            self.optimizer, [2, 4], gamma=0.5
+        )
         torch.manual_seed(100 + rank)
         parts = {
             "model": self.net,
@@ -174,13 +186,13 @@ class Actor:
             "data": self.data,
         }
         if recipe.scaled:
-            self.average = swa_utils.AveragedModel(
+            average = swa_utils.AveragedModel(
                 self.net,
                 multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]  # torch
             )
-            self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
-            parts["others"] = {"average": self.average, "scaler": self.scaler}
-        adaptor.tft_watch(self.contributing)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+            self.others = {"average": average, "scaler": scaler}
+            parts["others"] = self.others
         wrapped = recipe.wrapped and recipe.gradients is None
         wrap = (lambda: DDP(self.net, **recipe.wrapper)) if wrapped else None
         adaptor.tft_adopt(parts, wrap)
@@ -203,6 +215,15 @@ class Actor:
         The wrapper.
         """
         self.model = adaptor.tft_rebuild()
+        if self.recipe.make is not None:
+            self.made: Any = self.model
+            made: adaptor.Made = self.model
+            self.model = self.net = made.model
+            self.optimizer, self.scheduler, self.others = (
+                made.optimizer,
+                made.scheduler,
+                made.others,
+            )
         if self.recipe.staged:
             alone = next(
                 group
@@ -255,12 +276,14 @@ class Actor:
         """
         The optimizer's step; of numbers that were scaled, not all are taken.
         """
-        if not self.recipe.scaled:
+        scaler, average = self.others.get("scaler"), self.others.get("average")
+        if scaler is None:
             self.optimizer.step()
-            return
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.average.update_parameters(self.net)
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+        if average is not None:
+            average.update_parameters(self.net)
 
     def half_step(self) -> tuple[str, str]:
         """
@@ -274,10 +297,16 @@ class Actor:
             for parameter in self.net.parameters():
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad)
+        if self.recipe.make is not None:
+            self.meet()
+        if self.recipe.own_steps:
+            for number, parameter in enumerate(self.net.parameters()):
+                if (number + self.step) % 3 == 0:
+                    parameter.grad = None
         digest = xxhash.xxh3_128()
         for parameter in self.net.parameters():
             if parameter.grad is not None:
-                digest.update(parameter.grad.view(torch.uint8).numpy().data)
+                digest.update(local(parameter.grad).view(torch.uint8).numpy().data)
         return float(loss).hex(), digest.hexdigest()
 
     def whole(self, batch: Tensor) -> Tensor:
@@ -285,11 +314,24 @@ class Actor:
         Forward and backward.
         """
         loss: Tensor = self.model(batch).square().mean()
-        scaled = self.scaler.scale(loss) if self.recipe.scaled else loss
-        if self.recipe.scaled and self.step == INFINITE:
-            scaled = scaled * float("inf")
+        scaled = loss
+        if "scaler" in self.others:
+            scaled = self.others["scaler"].scale(loss)
+            if self.step == INFINITE:
+                scaled = scaled * float("inf")
         scaled.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         return loss
+
+    def meet(self) -> None:
+        """
+        All ranks, before any is updated, as those do who clip by the norm of the whole model. Groups that
+        sum for themselves could be a step apart otherwise.
+        """
+        grads = [local(p.grad) for p in self.net.parameters() if p.grad is not None]
+        norm = torch.stack([grad.square().sum() for grad in grads]).sum()
+        dist.all_reduce(norm)
+        for grad in grads:
+            grad.mul_(1.0 / (1.0 + norm.sqrt().nan_to_num(1.0)))
 
     def pipeline(self, batch: Tensor) -> Tensor:
         """
@@ -317,6 +359,9 @@ class Actor:
         As after an exception has left the loop.
         """
         self.model = self.schedule = None
+        if self.recipe.make is not None:
+            self.made = self.net = self.optimizer = self.scheduler = None
+            self.others = {}
         adaptor.tft_clear()
 
     def shards(self, world: int) -> dict[str, tuple[int, ...]]:
@@ -415,7 +460,7 @@ class Actor:
         """
         with torch.no_grad():
             for parameter in self.net.parameters():
-                parameter.fill_(float("nan"))
+                local(parameter).fill_(float("nan"))
         for kept in self.optimizer.state.values():
             kept.clear()
         self.scheduler.step()
@@ -454,6 +499,13 @@ class Actor:
         while frame is not None and frame.f_code.co_name != "tft_regroup":
             frame = frame.f_back
         return frame is not None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """
+    What this rank has of it.
+    """
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _main_thread() -> int:

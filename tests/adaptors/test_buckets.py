@@ -114,7 +114,7 @@ def rebuild_watched(actor: Actor) -> tuple[list[str], bool]:
     called: list[str] = []
     for parameter in actor.net.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(lambda _: called.append("hook"))  # type: ignore[no-untyped-call]  # torch has no types here
+            parameter.register_hook(lambda _: called.append("hook"))
     actor.build()
     return called, all(parameter.grad is None for parameter in actor.net.parameters())
 

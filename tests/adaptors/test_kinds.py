@@ -1,0 +1,303 @@
+"""
+Models of which a rank has several kinds of parts, each held by other ranks: experts, small parameters
+beside what is cut up. Whole jobs are in `tests/e2e/test_experts.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tft_pytorch as adaptor
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from tft_pytorch import Made, ReplicaOptimizer
+from tft_pytorch.held import Parts
+from tft_pytorch.made import adopt_make
+from tft_pytorch.others import joined
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.adaptors.conftest import NewJob
+from tests.adaptors.makes import (
+    averaged_experts,
+    experts,
+    shared_experts,
+    small_beside_shards,
+)
+from tests.adaptors.ranks import Actor, Recipe, local
+from tft.errors import UsageError
+
+WORLD = 4
+LAST = 6
+ALL = (0, 1, 2, 3)
+RECIPES = {
+    "experts": Recipe(make=experts),
+    "averaged experts": Recipe(make=averaged_experts),
+    "experts with shares": Recipe(make=shared_experts),
+    "small beside shards": Recipe(make=small_beside_shards),
+    "steps of their own": Recipe(make=small_beside_shards, own_steps=True),
+}
+
+Undisturbed = Callable[[str], tuple[list[object], list[object]]]
+
+
+@pytest.mark.parametrize(
+    ("make", "rank", "shards"),
+    [
+        (experts, 0, {"dense": ALL, "part.0+2": (0, 2)}),
+        (experts, 3, {"dense": ALL, "part.1+3": (1, 3)}),
+        (small_beside_shards, 1, {"dense": ALL, "part.1+3": (1, 3)}),
+        (shared_experts, 2, {"dense": ALL, "part.0+2": (0, 2), "optimizer.0": (0, 2)}),
+    ],
+)
+def test_what_the_same_ranks_have_is_a_shard(
+    make: Callable[[], Made], rank: int, shards: dict[str, tuple[int, ...]]
+) -> None:
+    """
+    When the parameters of a model are held by different ranks, then there is a shard for each set of
+    these, and the most held is the first.
+    """
+    found = adopt_make({"make": make}, None).shards(rank, WORLD)
+    assert [(copies.shard, copies.ranks) for copies in found] == list(shards.items())
+
+
+def in_two_ways() -> Made:
+    """
+    A part on the ranks of a row, another on those of a column; and numbers that belong to neither.
+    """
+    mesh = init_device_mesh("cpu", (2, 32), mesh_dim_names=("column", "row"))
+    model = nn.ModuleDict(
+        {
+            way: DDP(nn.Linear(4, 4), process_group=mesh[way].get_group())
+            for way in ("row", "column")
+        }
+    )
+    other = nn.ParameterDict({"strange": torch.zeros(3)})
+    return Made(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), others={"other": other}
+    )
+
+
+def in_two_ways_alone() -> Made:
+    """
+    Without these numbers.
+    """
+    return replace(in_two_ways(), others={})
+
+
+def test_shards_that_begin_with_the_same_rank_have_names_of_their_own() -> None:
+    """
+    When a rank has two shards of which it is the first holder, then they have different names, and each
+    holder calls a shard as the others do, however many there are.
+    """
+    names: dict[tuple[int, ...], set[str]] = {}
+    for rank in (0, 1, 31, 32):
+        for copies in adopt_make({"make": in_two_ways_alone}, None).shards(rank, 64):
+            names.setdefault(copies.ranks, set()).add(copies.shard)
+    assert all(len(each) == 1 for each in names.values())
+    assert len({name for each in names.values() for name in each}) == len(names)
+    assert names[0, 32] == {"part.0+32"}
+
+
+def test_what_belongs_to_no_shard_is_refused() -> None:
+    """
+    When something is to be kept beside the model that is no parameter's, and no shard is held by those
+    alone who have the same of everything, then that is said at the start.
+    """
+    with pytest.raises(UsageError, match=r"other\.strange belongs to no parameter"):
+        adopt_make({"make": in_two_ways}, None).shards(0, 64)
+
+
+def test_a_share_of_what_others_have_not_is_refused() -> None:
+    """
+    When a ReplicaOptimizer is told of more ranks than have the same experts, then it is refused.
+    """
+
+    def make() -> Made:
+        made = experts()
+        optimizer = ReplicaOptimizer(
+            made.model.parameters(), torch.optim.AdamW, group=dist.group.WORLD, copies=2, lr=0.1
+        )
+        return replace(made, optimizer=optimizer)
+
+    with pytest.raises(UsageError, match=r"the same part of the model is on \[0, 2\]"):
+        adopt_make({"make": make}, None).shards(0, WORLD)
+
+
+def test_what_was_divided_is_joined_in_its_order() -> None:
+    """
+    When a state is divided among shards and joined again, then keys are where they were: some who keep
+    a moving average go through it beside the parameters.
+    """
+    whole = {"trunk": 1, "experts": {"a": 2, "b": 3}, "scale": 4}
+    parts = [{"trunk": 1, "scale": 4, "experts": {"b": 3}}, {"experts": {"a": 2}}]
+    found = joined(parts, whole)
+    assert found == whole
+    assert list(found) == list(whole)
+    assert list(found["experts"]) == ["a", "b"]
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, tuple[list[object], list[object]]]:
+    """
+    Records of undisturbed jobs, by recipe.
+    """
+    return {}
+
+
+@pytest.fixture
+def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]) -> Undisturbed:
+    """
+    What every step's losses and gradients, and the digests at the end, are to be.
+    """
+
+    def undisturbed(recipe: str) -> tuple[list[object], list[object]]:
+        if recipe not in known:
+            running = job(WORLD, RECIPES[recipe])
+            known[recipe] = running.all("train", LAST), running.all("digests")
+        return known[recipe]
+
+    return undisturbed
+
+
+@pytest.mark.parametrize(
+    ("recipe", "completed", "victims"),
+    [
+        ("experts", 0, (1,)),
+        ("experts", 2, (0, 3)),
+        ("averaged experts", 4, (1, 2)),
+        ("experts with shares", 3, (2,)),
+        ("small beside shards", 1, (3,)),
+        ("small beside shards", 4, (0, 1)),
+        ("steps of their own", 1, (2,)),
+        ("steps of their own", 4, (0, 3)),
+    ],
+)
+def test_the_loss_of_ranks_changes_no_bit(
+    job: NewJob,
+    undisturbed: Undisturbed,
+    recipe: str,
+    completed: int,
+    victims: tuple[int, ...],
+) -> None:
+    """
+    When ranks are killed that leave each shard a holder, then every later loss, sum of gradients and
+    final digest is that of the undisturbed run.
+    """
+    disturbed = job(WORLD, RECIPES[recipe])
+    before = disturbed.all("train", completed)
+    disturbed.lose(victims, completed)
+    after = disturbed.all("train", LAST)
+    steps, final = undisturbed(recipe)
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert disturbed.all("digests") == final
+
+
+@pytest.mark.parametrize("recipe", ["averaged experts", "small beside shards"])
+def test_all_who_hold_a_shard_have_the_same_bits_of_it(job: NewJob, recipe: str) -> None:
+    """
+    When steps are over, then a shard is the same with each of its holders, to the description of it.
+    """
+    running = job(WORLD, RECIPES[recipe])
+    for step in (1, 3):
+        running.all("train", step)
+        seen: dict[str, str] = {}
+        for told in running.all("share", WORLD):
+            assert isinstance(told, dict)
+            for shard, digest in told.items():
+                assert seen.setdefault(shard, digest) == digest, (step, shard)
+        assert sorted(seen) == ["dense", "part.0+2", "part.1+3"]
+
+
+def counts(actor: Actor) -> set[float]:
+    """
+    The steps that the optimizer has counted for its parameters.
+    """
+    return {float(local(state["step"])) for state in actor.optimizer.state.values()}
+
+
+def test_parameters_count_their_own_steps(job: NewJob) -> None:
+    """
+    When parameters have no gradient in some steps, then the optimizer has counted other steps of each: what
+    the repairs above keep.
+    """
+    running = job(WORLD, RECIPES["steps of their own"])
+    running.all("train", LAST - 1)
+    assert running.ranks[0].ask("call", counts) == {3.0, 4.0}
+
+
+def whole(actor: Actor) -> dict[str, Tensor]:
+    """
+    The model and what is averaged of it, put together; all ranks at once.
+    """
+    model = {f"model.{name}": tensor for name, tensor in Parts(actor.made).parameters.items()}
+    average = actor.others["average"].state_dict()
+    named = model | {f"average.{name}": tensor for name, tensor in average.items()}
+    return {
+        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+        for name, tensor in named.items()
+    }
+
+
+@pytest.mark.parametrize("recipe", ["averaged experts", "small beside shards"])
+def test_a_checkpoint_has_each_shard_once_and_plain_torch_reads_all_of_it(
+    job: NewJob, undisturbed: Undisturbed, tmp_path: Path, recipe: str
+) -> None:
+    """
+    When one holder of each shard writes it, then plain torch reads the whole model and its average, of
+    every rank, and a job that loads it goes on bit for bit.
+    """
+    saved = job(WORLD, RECIPES[recipe])
+    before = saved.all("train", 3)
+    for rank, shard in ((2, "dense"), (0, "part.0+2"), (3, "part.1+3")):
+        saved.ranks[rank].ask("save", tmp_path, shard)
+    assert saved.ranks[3].ask("join", tmp_path) == [".metadata"]
+    expected: dict[str, Tensor] = {}
+    for told in saved.all("call", whole):
+        assert isinstance(told, dict)
+        expected |= told
+    read = {name: torch.full_like(tensor, -1) for name, tensor in expected.items()}
+    dcp.load(read, checkpoint_id=tmp_path, no_dist=True)  # type: ignore[attr-defined]  # as documented
+    for name, tensor in expected.items():
+        assert torch.equal(read[name], tensor), name
+    private = [rank.ask("private", 3) for rank in saved.ranks]
+
+    resumed = job(WORLD, RECIPES[recipe])
+    resumed.all("load", tmp_path, WORLD)
+    resumed.all("clear")
+    resumed.form()
+    resumed.all("build")
+    for each, state in zip(resumed.ranks, private, strict=True):
+        each.ask("roll_back", 3, state)
+    after = resumed.all("train", LAST)
+    steps, final = undisturbed(recipe)
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert resumed.all("digests") == final
+
+
+def test_what_a_moving_average_has_is_where_its_parameters_are(job: NewJob) -> None:
+    """
+    When the moving average of a model is kept, then what it has of experts is in their shard alone, and
+    what is no tensor is in the shard that all have.
+    """
+    [rank, *_] = job(WORLD, RECIPES["averaged experts"]).ranks
+    found = {shard: rank.ask("call", names_in, shard) for shard in ("dense", "part.0+2")}
+    own = {f"{n}.{kind}" for n in (0, 1) for kind in ("weight", "bias")}
+    trunk = {f"{m}.{kind}" for m in ("first", "router") for kind in ("weight", "bias")}
+    assert {n for n in found["dense"] if n.startswith("average.")} == {
+        "average.n_averaged", *(f"average.module.trunk.{name}" for name in trunk),
+    }  # fmt: skip
+    assert {n for n in found["part.0+2"] if n.startswith("average.")} == {
+        f"average.module.experts.{name}" for name in own
+    }
+
+
+def names_in(actor: Actor, shard: str) -> list[str]:
+    """
+    Of the tensors that are given away.
+    """
+    return [buffer.name for buffer in adaptor.tft_give(shard).buffers]
