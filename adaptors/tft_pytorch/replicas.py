@@ -204,8 +204,10 @@ class ReplicaOptimizer(Optimizer):
     def regroup(self) -> None:
         """
         Form the replica groups within the default group, which every rank does at once, and give
-        everyone what the owners have.
+        everyone what the owners have: of 16 bits, what their masters come to.
         """
+        if not self._fresh:
+            self.refresh()
         self._group = None
         for first in range(0, self.world, self.shares) if self.shares > 1 else ():
             members = list(range(first, first + self.shares))

@@ -80,6 +80,7 @@ def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) 
     + [("two sums a step", 0, 0), ("two sums a step", 1, 2)]
     + [("scaled and averaged", completed, completed % WORLD) for completed in (0, 2, 4, 5)]
     + [("scaled, with batch norm", 4, 1)]
+    + [("steps of their own", completed, completed % WORLD) for completed in (1, 4)]
     + [("a stage", completed, completed % WORLD) for completed in (0, 1, 2, 5)],
 )
 def test_the_loss_of_a_rank_changes_no_bit(

@@ -13,7 +13,7 @@ import torch
 from tft_pytorch import ReplicaOptimizer
 from torch import Tensor, nn
 
-from tests.adaptors.conftest import Job, NewJob
+from tests.adaptors.conftest import NewJob
 from tests.adaptors.living import live_bytes
 from tests.adaptors.ranks import Actor, Recipe
 from tft.core.memory import Gradients, cost
@@ -25,6 +25,7 @@ RECIPES = {
     "two copies": Recipe(copies=2),
     "a copy on every rank": Recipe(copies=4),
     "bfloat16": Recipe(copies=2, dtype=torch.bfloat16),
+    "steps of their own": Recipe(copies=2, own_steps=True),
     "gradients of 32 bits": Recipe(copies=2, dtype=torch.bfloat16, gradients=torch.float32),
 }
 
@@ -327,28 +328,12 @@ def test_a_rank_keeps_alive_what_tft_replicas_says(
         assert told == pytest.approx(expected, rel=0.02)
 
 
-def lose(job: Job, victims: tuple[int, ...], completed: int) -> None:
-    """
-    The victims are killed in the middle of the step after `completed` steps, and replaced.
-    """
-    private = {victim: job.ranks[victim].ask("private", completed) for victim in victims}
-    job.all("interrupt")
-    for victim in victims:
-        job.replace(victim)
-    job.all("clear")
-    job.repair(*victims)
-    job.form()
-    job.all("build")
-    for number, rank in enumerate(job.ranks):
-        rank.ask("roll_back", completed, private.get(number))
-
-
 @pytest.mark.parametrize(
     ("recipe", "completed", "victims"),
     [("two copies", completed, (completed % WORLD,)) for completed in (0, 1, 2, 3)]
     + [("two copies", 3, (0, 1)), ("two copies", 2, (1, 2)), ("a copy on every rank", 2, (3,))]
     + [("bfloat16", 0, (1,)), ("bfloat16", 3, (2,)), ("bfloat16", 2, (0, 3))]
-    + [("gradients of 32 bits", 3, (1,))],
+    + [("gradients of 32 bits", 3, (1,)), ("steps of their own", 4, (1, 2))],
 )
 def test_the_loss_of_ranks_changes_no_bit(
     job: NewJob,
@@ -363,7 +348,45 @@ def test_the_loss_of_ranks_changes_no_bit(
     """
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", completed)
-    lose(disturbed, victims, completed)
+    disturbed.lose(victims, completed)
+    after = disturbed.all("train", LAST)
+    steps, final = undisturbed(recipe)
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert disturbed.all("digests") == final
+
+
+def spoil(actor: Actor) -> None:
+    """
+    All parameters become zero but those that are in the share of this rank; with masters, these too.
+    """
+    optimizer: ReplicaOptimizer = actor.optimizer
+    with torch.no_grad():
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if (
+                not any(parameter is own for own in optimizer.owned)
+                or optimizer.master(parameter) is not None
+            ):
+                parameter.zero_()
+
+
+@pytest.mark.parametrize("recipe", ["two copies", "bfloat16"])
+def test_parameters_come_back_from_the_shares_they_belong_to(
+    job: NewJob, undisturbed: Undisturbed, recipe: str
+) -> None:
+    """
+    When nobody's parameters are sound but those of each share with its holders, and of 16-bit ones only
+    their masters, then a repair leaves all ranks with the parameters they had, bit for bit.
+    """
+    disturbed = job(WORLD, RECIPES[recipe])
+    before = disturbed.all("train", 3)
+    digests = disturbed.all("digests")
+    disturbed.all("interrupt")
+    disturbed.all("call", spoil)
+    disturbed.all("clear")
+    disturbed.form()
+    disturbed.all("build")
+    disturbed.all("roll_back", 3, None)
+    assert disturbed.all("digests") == digests
     after = disturbed.all("train", LAST)
     steps, final = undisturbed(recipe)
     assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
