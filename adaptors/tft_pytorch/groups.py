@@ -167,10 +167,22 @@ class Groups:
             return
         cut(spared, port)
         if dist.is_initialized():
+            _drop_unfinished_backward()
             groups = list(distributed_c10d._world.pg_map)
             dist.destroy_process_group()
             _free(groups)
         sys.excepthook = self._excepthook  # torch wraps it once more for each default group
+
+
+def _drop_unfinished_backward() -> None:
+    """
+    A backward that ends with an exception leaves what it had yet to do in the queue of its thread, and with
+    it all that the functions there refer to: a user's own may have kept their group. It is dropped when the
+    next backward begins, and the group would be freed there and then, on the training thread, whatever its
+    destructor waits for. Now torch has it, too.
+    """
+    with torch.enable_grad():
+        torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def _free(groups: list[dist.ProcessGroup]) -> None:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -206,6 +207,18 @@ def test_clear_frees_groups_and_wrappers(job: NewJob) -> None:
     assert two.all("call", wrappers_are_gone) == [True, True]
 
 
+def test_what_a_backward_has_left_undone_keeps_no_group(job: NewJob) -> None:
+    """
+    When a backward ended with an exception, and a function that it had not come to keeps its group, then the
+    group is freed with the others: not by the next backward, which would wait for what the destructor waits
+    for.
+    """
+    [rank, _] = job(2).ranks
+    rank.ask("call", leave_a_backward_undone)
+    rank.ask("clear")
+    assert rank.ask("call", wrappers_are_gone)
+
+
 def test_a_wrapper_that_the_user_keeps_does_no_harm(job: NewJob) -> None:
     """
     When something still refers to the old wrapper and its group, then its connections are shut,
@@ -316,6 +329,61 @@ def watch_wrapper(actor: Actor) -> None:
     Without holding it.
     """
     actor.kept.append(weakref.ref(actor.model))
+
+
+class Keeps(torch.autograd.Function):
+    """
+    What is done over a group, as its author has it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # Any: torch's own
+        """
+        Nothing.
+        """
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # Any: torch's own
+        """
+        Nothing.
+        """
+        return grads[0], None
+
+
+class Fails(torch.autograd.Function):
+    """
+    What is cut off in the backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # Any: torch's own
+        """
+        Nothing.
+        """
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # Any: torch's own
+        """
+        Raises.
+        """
+        raise ConnectionError("called off")
+
+
+def leave_a_backward_undone(actor: Actor) -> None:
+    """
+    With the group of now in what is left.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    actor.kept.append(weakref.ref(group))
+    x = torch.ones(1, requires_grad=True)
+    kept = Keeps.apply(x, group)  # type: ignore[no-untyped-call]  # torch has no types here
+    failing = Fails.apply(x)  # type: ignore[no-untyped-call]  # as above
+    with suppress(ConnectionError):
+        (kept + failing).backward()
 
 
 def wrappers_are_gone(actor: Actor) -> bool:
