@@ -4,9 +4,11 @@
 """
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from corpus import Batches, load_corpus
 from gpt import GPT, SIZES, make_optimizer, make_scheduler
 from record import Record
@@ -23,6 +25,9 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--size", choices=SIZES, default="tiny")
 parser.add_argument("--copies", type=int, default=2, help="how many ranks keep each shard")
 parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+parser.add_argument(
+    "--whole-gradients", action="store_true", help="of 32 bits, whatever --dtype is"
+)
 args = parser.parse_args()
 size = SIZES[args.size]
 text = load_corpus()
@@ -38,9 +43,12 @@ scheduler = make_scheduler(optimizer, args.steps)
 data = Batches(text, batch=size.batch, context=size.context, seed=args.seed, rank=rank)
 record = Record(session.run_dir, rank)
 torch.manual_seed(1000 * args.seed + rank)  # but its own dropout on each
-session.adopt(
-    model=model, optimizer=optimizer, scheduler=scheduler, data=data, wrap=lambda: DDP(model)
-)
+wrap: Callable[[], DDP] | None = partial(DDP, model)
+if args.whole_gradients:  # which DDP does not take: they are summed below
+    wrap = None
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+session.adopt(model=model, optimizer=optimizer, scheduler=scheduler, data=data, wrap=wrap)
 print(session.topology())
 
 
@@ -49,6 +57,10 @@ def train(session: tft.Session) -> None:
         loss = session.model(*data.next())
         record.write(step, loss.item())
         loss.backward()
+        if args.whole_gradients:
+            session.contributing()
+            for gradient in (p.grad for p in model.parameters() if p.grad is not None):
+                dist.all_reduce(gradient)
         clip_grad_norm_(model.parameters(), 1.0)
         with session.update():
             optimizer.step()

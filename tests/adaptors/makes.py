@@ -141,6 +141,16 @@ def small_beside_shards() -> Made:
     return _trained(Scaled(DDP(small), trunk), {"average": average}, None)
 
 
+def compiled_shards() -> Made:
+    """
+    FSDP2 over two ranks, twice, and the whole compiled, with the backend that makes nothing of it.
+    """
+    torch.manual_seed(0)
+    trunk = _trunk()
+    _cut_up(trunk)
+    return _trained(torch.compile(trunk, backend="eager"), {}, None)  # type: ignore[arg-type]  # a Module
+
+
 def _trained(
     model: nn.Module, others: dict[str, Any], copies: dist.ProcessGroup | None
 ) -> Made:  # Any: each has its own type

@@ -59,6 +59,9 @@ class Recipe:
     gradients: torch.dtype | None = None
     """Where they have another type than the parameters. DDP refuses that, so there is none, and the
     sums are formed after the backward."""
+    compiled: bool = False
+    """The model that is handed over is compiled; with the backend that makes nothing of it, which needs no
+    compiler."""
     own_steps: bool = False
     """In each step some parameters have no gradient, other ones each time: an optimizer that counts the steps
     of each has another count of each."""
@@ -179,8 +182,9 @@ class Actor:
             self.optimizer, [2, 4], gamma=0.5
         )
         torch.manual_seed(100 + rank)
+        model = torch.compile(self.net, backend="eager") if recipe.compiled else self.net
         parts = {
-            "model": self.net,
+            "model": model,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "data": self.data,
@@ -194,7 +198,7 @@ class Actor:
             self.others = {"average": average, "scaler": scaler}
             parts["others"] = self.others
         wrapped = recipe.wrapped and recipe.gradients is None
-        wrap = (lambda: DDP(self.net, **recipe.wrapper)) if wrapped else None
+        wrap = (lambda: DDP(model, **recipe.wrapper)) if wrapped else None
         adaptor.tft_adopt(parts, wrap)
 
     def contributing(self) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from tft_pytorch.adopted import adopt
+from torch import nn
 
 from tests.adaptors.conftest import NewJob
 from tests.adaptors.ranks import Recipe
@@ -84,6 +86,28 @@ def test_plain_torch_loads_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
 
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.split() == expected
+
+
+def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(tmp_path: Path) -> None:
+    """
+    When the model that was handed over is compiled, or a module in it, then plain torch reads the
+    checkpoint into one that is not.
+    """
+
+    def net() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+
+    plain = net()
+    inner = net()
+    inner[1] = torch.compile(inner[1], backend="eager")  # type: ignore[assignment]  # it is a module
+    for kind, model in {"whole": torch.compile(net(), backend="eager"), "inner": inner}.items():
+        assert isinstance(model, nn.Module)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        adopt({"model": model, "optimizer": optimizer}, None).save(tmp_path / kind, "dense")
+        read = {name: torch.full_like(t, -1) for name, t in plain.state_dict().items()}
+        dcp.load({"model": read}, checkpoint_id=tmp_path / kind / "dense", no_dist=True)  # type: ignore[attr-defined]  # as documented
+        for tensor, own in zip(read.values(), model.state_dict().values(), strict=True):
+            assert torch.equal(tensor, own)
 
 
 @pytest.mark.parametrize(

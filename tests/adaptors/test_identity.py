@@ -21,6 +21,8 @@ RECIPES = {
     "batch norm": Recipe(norm="batch"),
     "unused parameters looked for": Recipe(wrapper={"find_unused_parameters": True}),
     "two sums a step": Recipe(backwards=2),
+    "compiled": Recipe(compiled=True),
+    "steps of their own": Recipe(own_steps=True),
     "a stage": Recipe(staged=True),
     "scaled and averaged": Recipe(scaled=True),
     "scaled, with batch norm": Recipe(scaled=True, norm="batch"),
@@ -80,6 +82,7 @@ def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) 
     + [("two sums a step", 0, 0), ("two sums a step", 1, 2)]
     + [("scaled and averaged", completed, completed % WORLD) for completed in (0, 2, 4, 5)]
     + [("scaled, with batch norm", 4, 1)]
+    + [("compiled", 3, 0)]
     + [("steps of their own", completed, completed % WORLD) for completed in (1, 4)]
     + [("a stage", completed, completed % WORLD) for completed in (0, 1, 2, 5)],
 )

@@ -146,6 +146,26 @@ def wholes(tmp_path_factory: pytest.TempPathFactory, undisturbed: Outcome) -> di
 
 
 @pytest.mark.soak
+def test_gradients_of_32_bits_of_parameters_of_16_change_nothing(tmp_path: Path) -> None:
+    """
+    When parameters of 16 bits have gradients of 32, which the script sums itself, and ranks are killed and
+    broken, then nothing changes.
+    """
+    arguments = (*STEPS, "--dtype", "bfloat16", "--whole-gradients")
+    whole = train(tmp_path / "whole", arguments=arguments)
+    assert whole.code == 0, whole.output
+    specs = (
+        "kill:rank=1,step=10,phase=backward", "kill:rank=2,step=20,phase=update",
+        "raise:rank=0,step=30,phase=update,kind=memory",
+    )  # fmt: skip
+    outcome = train(tmp_path / "run", *specs, arguments=arguments)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, whole)
+    assert [i["strategy"] for i in outcome.incidents] == ["recover", "recover", "retry"]
+    assert [i["steps_lost"] for i in outcome.incidents] == [0, 0, 0]
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
