@@ -63,7 +63,7 @@ def perceptron() -> nn.Module:
 
 def clip(model: nn.Module, most: float, over: dist.ProcessGroup) -> None:
     """
-    By the norm of the whole model. Here those who share the experts meet before any of them is updated.
+    By the norm of the whole model: that of the experts is summed over those who share them.
     """
     named = list(model.named_parameters())
     own = [p.grad for name, p in named if ".experts." in name and p.grad is not None]
