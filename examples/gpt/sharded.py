@@ -39,6 +39,7 @@ parser.add_argument("--size", choices=SIZES, default="tiny")
 parser.add_argument("--cut", type=int, default=2, help="how many ranks share one model")
 parser.add_argument("--layout", choices=("fsdp", "tensor"), default="fsdp")
 parser.add_argument("--copies", type=int, help="how many ranks keep each share of the optimizer")
+parser.add_argument("--compile", metavar="BACKEND", help="have torch.compile make the model faster")
 args = parser.parse_args()
 size = SIZES[args.size]
 text = load_corpus()
@@ -71,7 +72,8 @@ def make() -> Made:
         group = mesh["replicate"].get_group()
         kind = partial(ReplicaOptimizer, optimizer=AdamW, group=group, copies=args.copies)
     optimizer = make_optimizer(model, kind)
-    return Made(model=model, optimizer=optimizer, scheduler=make_scheduler(optimizer, args.steps))
+    trained = torch.compile(model, backend=args.compile) if args.compile else model
+    return Made(model=trained, optimizer=optimizer, scheduler=make_scheduler(optimizer, args.steps))
 
 
 def clip(parameters: list[Any], most: float) -> None:  # Any: distributed tensors

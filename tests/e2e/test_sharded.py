@@ -279,6 +279,23 @@ def test_shares_of_a_part_make_no_difference_to_the_losses(
 
 
 @pytest.mark.soak
+def test_a_compiled_model_is_repaired_as_any_other(tmp_path: Path) -> None:
+    """
+    When the model is compiled, with the backend that traces the backward, too, and needs no compiler, and
+    ranks are killed and broken, then nothing changes.
+    """
+    compiled = (*LAYOUTS["fsdp"][1:], "--compile", "aot_eager", "--steps", "16")
+    whole = run(tmp_path / "whole", script=SHARDED, arguments=compiled)
+    assert whole.code == 0, whole.output
+    specs = ("kill:rank=1,step=5,phase=backward", "raise:rank=2,step=10,phase=update,kind=memory")
+    options = [word for spec in specs for word in ("--chaos", spec)]
+    outcome = run(tmp_path / "run", *options, script=SHARDED, arguments=compiled)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, whole)
+    assert [i["steps_lost"] for i in outcome.incidents] == [0, 0]
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("rank", range(8))
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_rank_with_a_share_in_every_phase(
