@@ -260,6 +260,63 @@ def test_older_ones_are_those_that_the_same_job_could_go_on_from(tmp_path: Path)
     ]
 
 
+def copied(run_dir: Path) -> Path:
+    """
+    A checkpoint with a further copy of its shard.
+    """
+    final = write(run_dir, 5)
+    directory = checkpoint.partial(final)
+    further = checkpoint.copy_of(directory, 1) / "dense"
+    further.mkdir(parents=True)
+    (further / "weights").write_bytes(b"weights")
+    files = [
+        *describe(directory).files,
+        checkpoint.digest_file(directory, "copy-rank1/dense/weights"),
+    ]
+    manifest = checkpoint.manifest(step=5, world=2, adaptor="pytorch", files=files)
+    checkpoint.commit(directory, final, manifest)
+    return final
+
+
+def test_another_copy_is_read_where_one_is_damaged(tmp_path: Path) -> None:
+    """
+    When a shard was written twice and one of the two is damaged, then the other is read, the checkpoint
+    can be gone on from, and what is damaged can be told; when both are, it is lost.
+    """
+    final = copied(tmp_path)
+    known, places = checkpoint.verify_shards(final, ["dense"], 0)
+    assert places == {"dense": final}
+    assert [file.name for file in known.copies] == ["copy-rank1/dense/weights"]
+    assert checkpoint.damaged(final) == []
+
+    (final / "dense" / "weights").write_bytes(b"weightz")
+    assert checkpoint.verify_shards(final, ["dense"], 0)[1] == {"dense": final / "copy-rank1"}
+    assert checkpoint.verify(final) == known
+    (why,) = checkpoint.damaged(final)
+    assert "dense/weights is not what was written" in why
+
+    (final / "copy-rank1" / "dense" / "weights").unlink()
+    assert len(checkpoint.damaged(final)) == 2
+    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+        checkpoint.verify_shards(final, ["dense"], 0)
+    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+        checkpoint.verify(final)
+
+
+def test_a_damaged_copy_takes_nothing_from_a_whole_one(tmp_path: Path) -> None:
+    """
+    When only the further copy is damaged, then that is told, and the checkpoint is whole.
+    """
+    final = copied(tmp_path)
+    (final / "copy-rank1" / "dense" / "weights").write_bytes(b"")
+    assert checkpoint.verify_shards(final, ["dense"], 0)[1] == {"dense": final}
+    checkpoint.verify(final)
+    assert len(checkpoint.damaged(final)) == 1
+    (final / "private-rank0.bin").write_bytes(b"x")
+    with pytest.raises(CheckpointCorrupt, match=r"private-rank0\.bin is not what was written"):
+        checkpoint.verify(final)
+
+
 # ---------------------------------------------------------------- what is old
 
 

@@ -50,6 +50,7 @@ _ROUND = re.compile(r"\.round-[0-9]+\.[0-9]+\.partial")
 _NAME = re.compile(r"(?P<before>[^{}]*)\{step(:0[1-9][0-9]?d)?\}(?P<behind>[^{}]*)")
 _CLAIMED = "claimed.json"
 _PRIVATE = re.compile(r"private-rank(\d+)\.bin")
+_COPY = re.compile(r"(copy-rank\d+)/(.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,8 @@ class Manifest:
     """By rank, the file with its private state."""
     own: bool = False
     """Its shards were written by functions of the script's own."""
+    copies: tuple[SavedFile, ...] = ()
+    """Further copies of shards: each in the directory of the rank that wrote it, see `copy_of`."""
 
     @property
     def bereft(self) -> list[int]:
@@ -196,6 +199,13 @@ def open_round(final: Path, incident: int, number: int) -> Path:
     return directory
 
 
+def copy_of(directory: Path, rank: int) -> Path:
+    """
+    Where a rank writes further copies of what others write.
+    """
+    return directory / f"copy-rank{rank}"
+
+
 def write_part(directory: Path, rank: int, files: Sequence[SavedFile]) -> None:
     """
     Note that a rank has written its part, and which files that is.
@@ -295,7 +305,8 @@ def manifest(
     """
     The manifest of a checkpoint of these files. Its content does not depend on their order.
     """
-    ordered = tuple(sorted(files, key=lambda file: file.name))
+    every = sorted(files, key=lambda file: file.name)
+    ordered = tuple(file for file in every if not _COPY.fullmatch(file.name))
     return Manifest(
         schema=SCHEMA,
         step=step,
@@ -306,6 +317,7 @@ def manifest(
             int(match[1]): file.name for file in ordered if (match := _PRIVATE.fullmatch(file.name))
         },
         own=own,
+        copies=tuple(file for file in every if _COPY.fullmatch(file.name)),
     )
 
 
@@ -324,7 +336,8 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
             f"{final} is there and is no checkpoint that can be read: nothing is put in its place"
         )
     write_synced(partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-    for directory in {(partial / file.name).parent for file in manifest.files} | {partial}:
+    written = (*manifest.files, *manifest.copies)
+    for directory in {(partial / file.name).parent for file in written} | {partial}:
         _sync_directory(directory)
     replaced = final.with_name(f"{final.name}{_REPLACED}")
     if final.exists():
@@ -407,13 +420,49 @@ def manifest_of(directory: Path) -> Manifest:
 
 def verify(directory: Path) -> Manifest:
     """
-    The manifest of a checkpoint, every file of which is as it was written. Raises
-    `CheckpointCorrupt` naming the first that is not.
+    The manifest of a checkpoint that can be read: every file is as it was written, or there is another
+    copy of the shard it belongs to. Raises `CheckpointCorrupt` naming the first that is lost.
     """
     known = _read_manifest(directory)
     for file in known.files:
-        _verify_file(directory, file)
+        why = _damage(directory, file)
+        shard = file.name.partition("/")[0]
+        others = _copies(known, (f"{shard}/",) if shard != file.name else (shard,))
+        if why and not any(_is_whole(directory, copy) for copy in others.values()):
+            raise CheckpointCorrupt(why)
     return known
+
+
+def damaged(directory: Path) -> list[str]:
+    """
+    What is not as it was written of a checkpoint, a sentence for each file; copies too.
+    """
+    known = _read_manifest(directory)
+    return [each for file in (*known.files, *known.copies) if (each := _damage(directory, file))]
+
+
+def _copies(known: Manifest, starts: tuple[str, ...]) -> dict[str, list[SavedFile]]:
+    """
+    By directory: the files in further copies whose names begin so.
+    """
+    found: dict[str, list[SavedFile]] = {}
+    for file in known.copies:
+        match = _COPY.fullmatch(file.name)
+        if match is not None and match[2].startswith(starts):
+            found.setdefault(match[1], []).append(file)
+    return found
+
+
+def _is_whole(directory: Path, files: Sequence[SavedFile]) -> bool:
+    return not any(_damage(directory, file) for file in files)
+
+
+def _damage(directory: Path, file: SavedFile) -> str:
+    try:
+        _verify_file(directory, file)
+    except CheckpointCorrupt as why:
+        return str(why)
+    return ""
 
 
 def _verify_file(directory: Path, file: SavedFile) -> None:
@@ -430,18 +479,31 @@ def _verify_file(directory: Path, file: SavedFile) -> None:
         )
 
 
-def verify_shards(directory: Path, shards: Sequence[str], rank: int) -> Manifest:
+def verify_shards(
+    directory: Path, shards: Sequence[str], rank: int
+) -> tuple[Manifest, dict[str, Path]]:
     """
     Check what a rank is about to read: the files of these shards, which begin with the shard's name,
-    and its private state; the manifest they are in. Raises `CheckpointCorrupt`.
+    and its private state. The manifest they are in, and under which directory each shard is whole.
+    Raises `CheckpointCorrupt`.
     """
     known = _read_manifest(directory)
-    starts = tuple(f"{shard}{end}" for shard in shards for end in ("/", "."))
-    own = {known.private.get(rank)}
     for file in known.files:
-        if file.name in own or file.name.startswith(starts):
+        if file.name == known.private.get(rank):
             _verify_file(directory, file)
-    return known
+    return known, {shard: _whole_at(directory, known, shard) for shard in shards}
+
+
+def _whole_at(directory: Path, known: Manifest, shard: str) -> Path:
+    starts = (f"{shard}/", f"{shard}.")
+    found = (_damage(directory, file) for file in known.files if file.name.startswith(starts))
+    why = next(filter(None, found), "")
+    if not why:
+        return directory
+    for copy, files in _copies(known, starts).items():
+        if _is_whole(directory, files):
+            return directory / copy
+    raise CheckpointCorrupt(why)
 
 
 def read_private(directory: Path, rank: int) -> bytes:

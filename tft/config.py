@@ -54,6 +54,8 @@ class JobSettings:
     """When a rank loses its process, all processes of its node are replaced, not that one alone."""
     spread_savers: bool = False
     """A last checkpoint is written by as many nodes as can, not by the lowest-placed holders."""
+    save_copies: str = "one"
+    """How often a shard is in a checkpoint: once (`one`), or by each rank that holds it (`all`)."""
     skip_batch: bool = False
     """When bad numbers took everyone back, the batches up to that step are left out."""
     checkpoint_every: int = 0
@@ -114,6 +116,8 @@ class RankSettings:
     """TFT_CHECKPOINT_NAME: see `JobSettings.checkpoint_name`."""
     keep_checkpoints: int = 0
     """TFT_KEEP_CHECKPOINTS: see `JobSettings.keep_checkpoints`."""
+    save_copies: str = "one"
+    """TFT_SAVE_COPIES: see `JobSettings.save_copies`."""
 
     @property
     def checkpoints(self) -> Path:
@@ -140,6 +144,7 @@ class RankSettings:
             "TFT_CHECKPOINT_DIR": str(self.checkpoint_dir or ""),
             "TFT_CHECKPOINT_NAME": self.checkpoint_name,
             "TFT_KEEP_CHECKPOINTS": str(self.keep_checkpoints),
+            "TFT_SAVE_COPIES": self.save_copies,
         }
 
 
@@ -163,6 +168,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             checkpoint_dir=_path(environ["TFT_CHECKPOINT_DIR"]),
             checkpoint_name=environ["TFT_CHECKPOINT_NAME"],
             keep_checkpoints=int(environ["TFT_KEEP_CHECKPOINTS"]),
+            save_copies=environ["TFT_SAVE_COPIES"],
         )
     except KeyError as missing:
         raise UsageError(

@@ -53,6 +53,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "checkpoint_dir": None,
         "checkpoint_name": "step-{step:08d}",
         "keep_checkpoints": 0,
+        "save_copies": "one",
         "resume": False,
         "resume_if_any": False,
         "module": False,
@@ -177,6 +178,7 @@ def test_nodes_must_be_told_what_they_share() -> None:
         ({"nnodes": 0}, "--nnodes is at least 1, not 0"),
         ({"nproc_per_node": -1}, "--nproc-per-node is at least 1, not -1"),
         ({"max_incidents": -1}, "--max-incidents is at least 0, not -1"),
+        ({"save_copies": "two"}, "--save-copies is one or all, not two"),
         ({"keep_checkpoints": -1}, "--keep-checkpoints is at least 0, not -1"),
         ({"max_rank_faults": -1}, "--max-rank-faults is at least 0, not -1"),
         (

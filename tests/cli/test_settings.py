@@ -34,6 +34,7 @@ jobs = st.builds(
     checkpoint_dir=st.none() | words.map(Path),
     checkpoint_name=words,
     keep_checkpoints=st.integers(),
+    save_copies=words,
     resume=st.booleans(),
 )
 

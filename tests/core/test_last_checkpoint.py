@@ -265,3 +265,24 @@ def test_where_nobody_can_take_a_copy_back_that_is_the_reason() -> None:
         "no sound copy of shard 'dense', of step 2 or earlier, is left on ranks [0, 1]; "
         "rank 0 could not write: bit 0 is another; rank 1 could not write: bit 1 is another"
     )
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_whoever_has_a_sound_shard_writes_it_once_more(*, all_of_them: bool) -> None:
+    """
+    When all copies are to be saved, then each rank writes what it holds, once it has to and once it may;
+    what a rank has whose memory failed is not written, and without that wish each shard is written once.
+    """
+    job = trained(
+        groups={"a": (0, 1, 2), "b": (2, 3), "c": (3,)},
+        save_copies=all_of_them,
+        enable=CAN_ONLY_DUMP,
+    )
+    job.fault(1, "memory")
+    job.settle()
+    told = {save.to[0]: (save.shards, save.copies) for save in job.orders(Save)}
+    once = {0: (("a",), ()), 1: ((), ()), 2: (("b",), ()), 3: (("c",), ())}
+    more = {2: (("b",), ("a",)), 3: (("c",), ("b",))}
+    assert told == (once | more if all_of_them else once)
+    assert job.over is not None
+    assert job.over.result == "dumped"

@@ -82,6 +82,26 @@ def test_a_run_that_nobody_watches_goes_on_from_what_is_whole(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("last", [False, True], ids=["periodic", "last"])
+def test_a_checkpoint_with_all_copies_outlives_damage(
+    tmp_path: Path, fake_undisturbed: Outcome, *, last: bool
+) -> None:
+    """
+    When every copy is saved and the first is damaged, then a run goes on from another, to the same end.
+    """
+    more = ("--bug", "1,59") if last else ()
+    first = train(tmp_path / "run", SOME, "--save-copies", "all", more=more)
+    assert first.code == (3 if last else 0)
+    place = tmp_path / "kept" / ("fake-58" if last else "fake-60")
+    assert len(checkpoint.verify(place).copies) == 3
+    (place / "dense.bin").write_bytes(b"")
+    second = train(tmp_path / "again", FAKE_STEPS, "--resume")
+    assert second.code == 0, second.output
+    assert "another_copy_read" in second.output
+    assert second.finals() == fake_undisturbed.finals()
+
+
+@pytest.mark.soak
 def test_a_checkpoint_that_cannot_be_written_is_told(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

@@ -136,11 +136,13 @@ def sparing(tmp_path: Path) -> Iterator[list[Rank]]:
 
 
 @contextmanager
-def job(run_dir: Path, keep: int = 0, own: Own | None = None) -> Iterator[list[Rank]]:
+def job(
+    run_dir: Path, keep: int = 0, own: Own | None = None, copies: str = "one"
+) -> Iterator[list[Rank]]:
     """
     All ranks, until they have ended.
     """
-    made = [make(run_dir, rank, keep=keep, own=own) for rank in range(WORLD)]
+    made = [make(run_dir, rank, keep=keep, own=own, copies=copies) for rank in range(WORLD)]
     for rank in made:
         rank.periodic.resumed((0, 0))
     yield made
@@ -152,7 +154,12 @@ def job(run_dir: Path, keep: int = 0, own: Own | None = None) -> Iterator[list[R
 
 
 def make(
-    run_dir: Path, number: int, plugin: object | None = None, keep: int = 0, own: Own | None = None
+    run_dir: Path,
+    number: int,
+    plugin: object | None = None,
+    keep: int = 0,
+    own: Own | None = None,
+    copies: str = "one",
 ) -> Rank:
     """
     A rank whose disk is quick, and whose controller is.
@@ -166,6 +173,7 @@ def make(
     settings = RankSettings(
         rank=number, world=WORLD, job="j", run_dir=run_dir, broker="h:1", adaptor="own",
         incarnation=0, page=0, host="h", checkpoint_every=2, keep_checkpoints=keep,
+        save_copies=copies,
     )  # fmt: skip
     expected: list[float] = []
     abandoned = threading.Event()
@@ -481,6 +489,29 @@ def test_a_function_of_the_users_own_writes_while_its_rank_stands_still(tmp_path
         assert (place / "dense" / "deep" / "weights").read_bytes() == b"four"
         assert checkpoint.verify(place).own
         assert ranks[0].expected == [1800.0, 0.0] * 2
+
+
+def test_every_holder_writes_its_copy_where_that_is_asked_for(tmp_path: Path) -> None:
+    """
+    When all copies are to be saved, then each rank that holds a shard writes it; one that has no room for
+    a copy, or cannot write it, is no reason not to have the checkpoint, but the first one is.
+    """
+    with job(tmp_path, copies="all") as ranks:
+        ranks[1].adaptor.room = False
+        stage(ranks, 2)
+        written(ranks)
+        ranks[1].adaptor.room, ranks[2].adaptor.full = True, True
+        stage(ranks, 4)
+        written(ranks)
+        ranks[2].adaptor.full, ranks[0].adaptor.full = False, True
+        stage(ranks, 6)
+        written(ranks)
+        shelf = Shelf(directory=tmp_path / "checkpoints")
+        found = {step: checkpoint.verify(shelf.place(step)).copies for step in steps(tmp_path)}
+        assert {step: [file.name for file in files] for step, files in found.items()} == {
+            2: ["copy-rank2/dense"],
+            4: ["copy-rank1/dense"],
+        }
 
 
 def test_an_adaptor_that_cannot_copy_is_refused(tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def rank_environment(
         checkpoint_dir=job.checkpoint_dir,
         checkpoint_name=job.checkpoint_name,
         keep_checkpoints=job.keep_checkpoints,
+        save_copies=job.save_copies,
     )
     place = settings.place(rank)
     return {

@@ -32,6 +32,8 @@ def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
         directory = newest
     known = checkpoint.verify(directory)
     size = sum(file.size for file in known.files)
+    for why in checkpoint.damaged(directory) if known.copies else ():
+        click.echo(f"{why}; another copy is whole")
     click.echo(
         f"{directory}: whole; the end of step {known.step} of {known.world} ranks, "
         f"{len(known.files)} files with {size} bytes, written with the adaptor {known.adaptor}"

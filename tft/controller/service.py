@@ -120,6 +120,7 @@ class Controller:
                 flaps=settings.max_rank_faults,
                 replace="node" if settings.replace_nodes else "process",
                 spread_savers=settings.spread_savers,
+                save_copies=settings.save_copies == "all",
                 skip_batch=settings.skip_batch,
                 keep_checkpoints=settings.keep_checkpoints,
                 advised=self._advisors.present(),

@@ -101,6 +101,7 @@ class Ending:
             if s.rank not in writers and step in s.private
         }
         key = job.key()
+        copies = self._copies(step, shards) if job.policy.save_copies else {}
         return [
             Save(
                 **key,
@@ -108,10 +109,17 @@ class Ending:
                 directory=self._directory(step),
                 step=step,
                 shards=shards.get(rank, ()),
+                copies=copies.get(rank, ()),
                 private=orphans if rank == writers[0] else {},
             )
             for rank in writers
         ]
+
+    def _copies(self, step: int, savers: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+        job = self._job
+        return planner.copiers(
+            job.topology(), self._standings(), step, job.incident.ceiling, savers
+        )
 
     def _directory(self, step: int) -> str:
         return f"{self._job.directory}/{self._job.checkpoint_name.format(step=step)}"

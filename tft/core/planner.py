@@ -327,6 +327,24 @@ def savers(
     return {rank: tuple(shards) for rank, shards in plan.items()}
 
 
+def copiers(
+    topology: Topology, standings: Standings, step: int, ceiling: int | None,
+    savers: Mapping[int, Sequence[str]],
+) -> dict[int, tuple[str, ...]]:  # fmt: skip
+    """
+    Who can write which shards once more, beside the one that has to: all who have them in use.
+    """
+    return {
+        rank: tuple(
+            shard
+            for shard, ranks in topology.groups.items()
+            if rank in ranks and shard not in savers.get(rank, ())
+        )
+        for rank, standing in standings.items()
+        if standing.uses(step, ceiling)
+    }
+
+
 def _node(topology: Topology, rank: int) -> int:
     return topology.nodes.get(rank, 0)
 

@@ -28,6 +28,8 @@ class Policy:
     """What is replaced when a process is lost: that one, or all of its node."""
     spread_savers: bool = False
     """A last checkpoint is written by the lowest-placed holders, or spread over the nodes."""
+    save_copies: bool = False
+    """Whoever holds a shard writes it into a last checkpoint, not one rank alone."""
     skip_batch: bool = False
     """After a numeric fault that took everyone back, the batches up to it are left out."""
     keep_checkpoints: int = 0

@@ -648,6 +648,8 @@ class Save:
     directory: str
     step: int
     shards: tuple[str, ...]
+    copies: tuple[str, ...] = ()
+    """Shards that another rank writes, and this one once more: it does not matter if it cannot."""
     private: dict[int, str]
     """Private state of ranks that cannot write their own (hexadecimal), by rank."""
 

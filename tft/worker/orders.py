@@ -294,6 +294,12 @@ class Hands:
             for shard in order.shards
             for name in self._saving.save(directory, shard, order.step)
         ]
+        copies = [
+            checkpoint.digest_file(directory, name)
+            for shard in order.copies
+            for name in self._saving.copy(directory, shard, order.step, self._state.rank)
+        ]
+        files += copies
         own = self._private(order)
         files.append(checkpoint.write_private(directory, self._state.rank, own))
         for rank, private in order.private.items():

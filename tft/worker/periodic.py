@@ -141,9 +141,25 @@ class Periodic:
     def _copies(self, step: int) -> list[Write]:
         rank, world = self._settings.rank, self._settings.world
         shards = self._hook.tft_shards(rank=rank, world=world)
-        mine = [copies.shard for copies in shards if rank == min(copies.ranks)]
         directory = checkpoint.round_of(self._shelf.place(step), *self._round)
-        return [self._saving.stage(directory, shard, step) for shard in mine]
+        mine = [copies.shard for copies in shards if rank == min(copies.ranks)]
+        writes = [self._saving.stage(directory, shard, step) for shard in mine]
+        if self._settings.save_copies == "all":
+            place = checkpoint.copy_of(directory, rank)
+            others = [copies.shard for copies in shards if rank != min(copies.ranks)]
+            writes += [self._further(place, shard, step) for shard in others]
+        return writes
+
+    def _further(self, place: Path, shard: str, step: int) -> Write:
+        """
+        One that another rank writes, too.
+        """
+        try:
+            write = self._saving.stage(place, shard, step)
+        except Exception as error:
+            log.warning("copy_not_written", shard=shard, why=str(error), exc_info=error)
+            return lambda _: ()
+        return lambda directory: self._saving.copied(directory / place.name, shard, write)
 
     def left(self) -> None:
         """

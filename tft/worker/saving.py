@@ -123,6 +123,25 @@ class Saving:
         write: Write = self._hook.tft_stage(shard=shard)
         return write
 
+    def copy(self, directory: Path, shard: str, step: int, rank: int) -> Sequence[str]:
+        """
+        Write a shard once more, where another rank writes it for the first time. A copy that cannot be
+        written is told, and is none.
+        """
+        place = checkpoint.copy_of(directory, rank)
+        return self.copied(place, shard, lambda place: self.save(place, shard, step))
+
+    def copied(self, place: Path, shard: str, write: Write) -> Sequence[str]:
+        """
+        The same of what was staged.
+        """
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            return [f"{place.name}/{name}" for name in write(place)]
+        except Exception as error:
+            log.warning("copy_not_written", shard=shard, why=str(error), exc_info=error)
+            return ()
+
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
         place, began = directory / shard, time.monotonic()
         shutil.rmtree(place, ignore_errors=True)
@@ -155,7 +174,7 @@ class Saving:
         Read these shards out of a checkpoint, when all that is read has been checked. Raises
         `CheckpointCorrupt`, and `OrderRefused` for one that somebody else has written.
         """
-        known = checkpoint.verify_shards(directory, shards, rank)
+        known, places = checkpoint.verify_shards(directory, shards, rank)
         if known.own and not self.own:
             raise OrderRefused(
                 f"{directory} was written by functions of the script's own: give session.adopt the save "
@@ -166,11 +185,13 @@ class Saving:
                 f"{directory} was written by the adaptor {known.adaptor!r}, not by the script's own "
                 "functions: leave save and load out of session.adopt to go on from it"
             )
-        for shard in shards:
+        for shard, place in places.items():
+            if place != directory:
+                log.warning("another_copy_read", shard=shard, directory=str(place))
             if self._own is None:
-                self._hook.tft_load(directory=directory, shard=shard)
+                self._hook.tft_load(directory=place, shard=shard)
             else:
-                self._loaded_by(self._own, directory, shard)
+                self._loaded_by(self._own, place, shard)
 
     def _loaded_by(self, own: Own, directory: Path, shard: str) -> None:
         own.load(directory / shard, **own.told(own.load, shard))
