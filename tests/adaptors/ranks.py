@@ -281,12 +281,14 @@ class Actor:
         The optimizer's step; of numbers that were scaled, not all are taken.
         """
         scaler, average = self.others.get("scaler"), self.others.get("average")
+        if average is not None and self.recipe.copies:  # behind the step those of others are older
+            average.update_parameters(self.net)
         if scaler is None:
             self.optimizer.step()
         else:
             scaler.step(self.optimizer)
             scaler.update()
-        if average is not None:
+        if average is not None and not self.recipe.copies:
             average.update_parameters(self.net)
 
     def half_step(self) -> tuple[str, str]:

@@ -25,6 +25,7 @@ RECIPES = {
     "two copies": Recipe(copies=2),
     "a copy on every rank": Recipe(copies=4),
     "bfloat16": Recipe(copies=2, dtype=torch.bfloat16),
+    "scaled and averaged": Recipe(copies=2, scaled=True),
     "steps of their own": Recipe(copies=2, own_steps=True),
     "gradients of 32 bits": Recipe(copies=2, dtype=torch.bfloat16, gradients=torch.float32),
 }
@@ -277,7 +278,7 @@ def test_a_job_with_shares_trains_as_one_without(job: NewJob) -> None:
     assert job(WORLD, Recipe(copies=2)).all("train", LAST) == ordinary.all("train", LAST)
 
 
-@pytest.mark.parametrize("recipe", ["two copies", "bfloat16"])
+@pytest.mark.parametrize("recipe", ["two copies", "bfloat16", "scaled and averaged"])
 def test_the_copies_of_a_share_are_equal_after_every_step(job: NewJob, recipe: str) -> None:
     """
     When a step is over, then all who hold a shard have the same bits of it.
@@ -333,7 +334,8 @@ def test_a_rank_keeps_alive_what_tft_replicas_says(
     [("two copies", completed, (completed % WORLD,)) for completed in (0, 1, 2, 3)]
     + [("two copies", 3, (0, 1)), ("two copies", 2, (1, 2)), ("a copy on every rank", 2, (3,))]
     + [("bfloat16", 0, (1,)), ("bfloat16", 3, (2,)), ("bfloat16", 2, (0, 3))]
-    + [("gradients of 32 bits", 3, (1,)), ("steps of their own", 4, (1, 2))],
+    + [("gradients of 32 bits", 3, (1,)), ("steps of their own", 4, (1, 2))]
+    + [("scaled and averaged", 3, (2,))],
 )
 def test_the_loss_of_ranks_changes_no_bit(
     job: NewJob,
