@@ -94,8 +94,6 @@ class Kinds:
         """
         if len(holders) == self._world:
             return DENSE
-        if len(self.all) == 1:
-            return f"part.{holders[0]}"
         if len(holders) <= _SPELT_OUT:
             return f"part.{'+'.join(map(str, holders))}"
         return f"part.{holders[0]}+{xxhash.xxh32_hexdigest(pack(list(holders)))}"

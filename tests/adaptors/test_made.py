@@ -114,21 +114,21 @@ def test_who_has_the_same_part_is_read_from_what_was_made(
 ) -> None:
     """
     When a model is distributed over meshes or groups, then the holders of a rank's part are those that
-    differ from it only where it is replicated, and the shard is named for the first of them.
+    differ from it only where it is replicated, and the shard is named for them.
     """
     for rank, ranks in holders.items():
         [copies] = adopted(make).shards(rank, 4)
-        assert (copies.shard, copies.ranks) == (f"part.{ranks[0]}", ranks)
+        assert (copies.shard, copies.ranks) == (f"part.{'+'.join(map(str, ranks))}", ranks)
     assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize(
     ("rank", "shards"),
     [
-        (0, {"part.0": (0, 2, 4, 6), "optimizer.0": (0, 4)}),
-        (5, {"part.1": (1, 3, 5, 7), "optimizer.1": (1, 5)}),
-        (6, {"part.0": (0, 2, 4, 6), "optimizer.2": (2, 6)}),
-        (7, {"part.1": (1, 3, 5, 7), "optimizer.3": (3, 7)}),
+        (0, {"part.0+2+4+6": (0, 2, 4, 6), "optimizer.0": (0, 4)}),
+        (5, {"part.1+3+5+7": (1, 3, 5, 7), "optimizer.1": (1, 5)}),
+        (6, {"part.0+2+4+6": (0, 2, 4, 6), "optimizer.2": (2, 6)}),
+        (7, {"part.1+3+5+7": (1, 3, 5, 7), "optimizer.3": (3, 7)}),
     ],
 )
 def test_a_share_of_the_optimizer_is_a_shard_beside_the_part(
@@ -216,7 +216,7 @@ def test_nothing_is_given_away_before_anything_is_made() -> None:
     maker = adopted(sharded)
     maker.shards(0, 4)
     with pytest.raises(OrderRefused, match="nothing has been made yet"):
-        maker.give("part.0")
+        maker.give("part.0+2")
 
 
 def plain() -> Made:
