@@ -286,3 +286,19 @@ def test_whoever_has_a_sound_shard_writes_it_once_more(*, all_of_them: bool) -> 
     assert told == (once | more if all_of_them else once)
     assert job.over is not None
     assert job.over.result == "dumped"
+
+
+def test_what_is_planned_anew_is_written_without_further_copies() -> None:
+    """
+    When a rank cannot write its part of a last checkpoint, which may be because the copies of others have
+    taken the room, then it is written anew without any.
+    """
+    job = trained(save_copies=True, enable=CAN_ONLY_DUMP)
+    job.failures[0, "save"] = ["OSError: no space left on device"]
+    job.kill(3)
+    job.settle()
+    first, second = job.orders(Save)[:3], job.orders(Save)[3:]
+    assert [save.copies for save in first] == [(), ("dense",), ("dense",)]
+    assert {save.copies for save in second} == {()}
+    assert job.over is not None
+    assert job.over.result == "dumped"

@@ -44,6 +44,7 @@ class Ending:
             return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
         if job.state is S.DUMPING:
             incident.round += 1
+            incident.spare = True
         job.move(S.DUMPING)
         job.saved = {}
         incident.writers = {s.rank for s in job.seats.values() if s.able}
@@ -101,7 +102,7 @@ class Ending:
             if s.rank not in writers and step in s.private
         }
         key = job.key()
-        copies = self._copies(step, shards) if job.policy.save_copies else {}
+        copies = self._copies(step, shards)
         return [
             Save(
                 **key,
@@ -117,6 +118,8 @@ class Ending:
 
     def _copies(self, step: int, savers: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
         job = self._job
+        if job.incident.spare or not job.policy.save_copies:
+            return {}
         return planner.copiers(
             job.topology(), self._standings(), step, job.incident.ceiling, savers
         )

@@ -113,6 +113,8 @@ class Incident:
     step: int | None = None
     """The first step to be computed after the incident."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
+    spare: bool = False
+    """The last checkpoint had to be planned anew: no more is written than it takes."""
     writers: set[int] = field(default_factory=set)
     """Who has a part in the last checkpoint as it was planned."""
     phases: list[Phase] = field(default_factory=list)

@@ -3,6 +3,7 @@ The hands of a worker: how each order of an incident is carried out with the ada
 the training thread.
 """
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -289,6 +290,8 @@ class Hands:
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
         directory = checkpoint.partial(Path(order.directory))
         directory.mkdir(parents=True, exist_ok=True)
+        if not order.copies:  # those it has written may be what there was no room for
+            shutil.rmtree(checkpoint.copy_of(directory, self._state.rank), ignore_errors=True)
         files = [
             checkpoint.digest_file(directory, name)
             for shard in order.shards

@@ -140,6 +140,7 @@ class Saving:
             return [f"{place.name}/{name}" for name in write(place)]
         except Exception as error:
             log.warning("copy_not_written", shard=shard, why=str(error), exc_info=error)
+            shutil.rmtree(place, ignore_errors=True)  # the room is needed
             return ()
 
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
