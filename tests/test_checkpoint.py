@@ -151,6 +151,49 @@ def test_nobody_resumes_from_a_way_that_was_given_up(tmp_path: Path) -> None:
     assert (aside / "dense" / "weights").read_bytes() == b"another"
 
 
+@pytest.mark.parametrize("moment", ["before it looks", "while it looks"])
+def test_what_another_rank_has_set_aside_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """
+    When an older one that was given up is in the way, and another rank takes it away and sets the
+    checkpoint aside between two calls of this one, then that stays.
+    """
+    own = shelf(tmp_path)
+    place = committed(tmp_path, 8, b"one way")
+    aside = place.with_name(f"{place.name}.given-up")
+    place.rename(aside)
+    committed(tmp_path, 8, b"another")
+    at = place if moment == "before it looks" else aside
+    rename, come = Path.rename, [True]
+
+    def meanwhile(path: Path, target: Path) -> Path:
+        if path == at and come:
+            come.clear()
+            checkpoint.give_up(own, 7)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", meanwhile)
+    checkpoint.give_up(own, 7)
+    assert not come
+    assert [each.name for each in own.directory.iterdir()] == [aside.name]
+    assert (aside / "dense" / "weights").read_bytes() == b"another"
+
+
+def test_what_is_no_checkpoint_of_its_step_is_not_given_up(tmp_path: Path) -> None:
+    """
+    When a directory has the name of a checkpoint and a manifest that is none, or of another step, then
+    it is somebody else's and stays.
+    """
+    own = shelf(tmp_path)
+    committed(tmp_path, 9).rename(own.place(10))
+    foreign = own.place(55)
+    foreign.mkdir()
+    (foreign / checkpoint.MANIFEST).write_text("{}")
+    checkpoint.give_up(own, 7)
+    assert sorted(own.directory.iterdir()) == [own.place(10), foreign]
+
+
 def test_a_rank_checks_what_it_reads(tmp_path: Path) -> None:
     """
     When a file is damaged, then who is to read it is told so, and nobody else.
@@ -210,6 +253,11 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
         (
             '{"schema":1,"step":1,"world":1,"adaptor":"a",'
             '"files":[{"name":"../x","size":1,"digest":""}],"private":{}}',
+            "outside",
+        ),
+        (
+            '{"schema":1,"step":1,"world":1,"adaptor":"a","files":[],"private":{},'
+            '"copies":[{"name":"copy-rank1/../../x","size":1,"digest":""}]}',
             "outside",
         ),
         ('{"schema":1,"step":1,"world":1,"adaptor":"a","files":[],"private":{"0":"x"}}', "among"),
@@ -303,6 +351,35 @@ def test_another_copy_is_read_where_one_is_damaged(tmp_path: Path) -> None:
         checkpoint.verify(final)
 
 
+def test_who_verifies_and_who_reads_judge_alike(tmp_path: Path) -> None:
+    """
+    When of a shard one file is damaged in the first copy and another in the further one, then neither
+    copy can be read, and both say so.
+    """
+    final = write(tmp_path, 5)
+    directory = checkpoint.partial(final)
+    for place in (directory, checkpoint.copy_of(directory, 1)):
+        (place / "dense").mkdir(parents=True, exist_ok=True)
+        (place / "dense" / "weights").write_bytes(b"weights")
+        (place / "dense.beside").write_bytes(b"order")
+    names = ["dense.beside", "copy-rank1/dense/weights", "copy-rank1/dense.beside"]
+    files = [
+        *describe(directory).files,
+        *(checkpoint.digest_file(directory, name) for name in names),
+    ]
+    manifest = checkpoint.manifest(step=5, world=2, adaptor="pytorch", files=files)
+    checkpoint.commit(directory, final, manifest)
+
+    (final / "dense" / "weights").write_bytes(b"weightz")
+    assert checkpoint.verify(final) == manifest
+    checkpoint.verify_shards(final, ["dense"], 0)
+    (final / "copy-rank1" / "dense.beside").write_bytes(b"odder")
+    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+        checkpoint.verify_shards(final, ["dense"], 0)
+    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+        checkpoint.verify(final)
+
+
 def test_a_damaged_copy_takes_nothing_from_a_whole_one(tmp_path: Path) -> None:
     """
     When only the further copy is damaged, then that is told, and the checkpoint is whole.
@@ -371,13 +448,36 @@ def test_what_is_going_is_out_of_sight_before_it_is_gone(tmp_path: Path) -> None
     for step in (1, 2):
         committed(tmp_path, step)
     checkpoint.retire(own, 1, 2)
+    (hidden,) = own.directory.glob(".step-00000001.*.removed")
     assert {each.name for each in own.directory.iterdir()} == {
-        ".step-00000001.removed",
+        hidden.name,
         "step-00000002",
     }
     assert checkpoint.newest(own) == own.place(2)
     checkpoint.sweep(own, 1)
     assert [each.name for each in own.directory.iterdir()] == ["step-00000002"]
+
+
+def test_all_that_is_old_goes_out_of_sight_by_renames_alone(tmp_path: Path) -> None:
+    """
+    When there are several old ones of a step, and an earlier removal of it was cut off, then each has a
+    hidden name of its own, nothing has been removed yet, and `sweep` removes it all.
+    """
+    own = shelf(tmp_path)
+    for mark in (".given-up", ".replaced", ""):
+        committed(tmp_path, 1, mark.encode()).rename(tmp_path / f"one{mark}")
+    for mark in (".given-up", ".replaced", ""):
+        (tmp_path / f"one{mark}").rename(f"{own.place(1)}{mark}")
+    committed(tmp_path, 2)
+    checkpoint.retire(own, 1, 2)
+    committed(tmp_path, 1, b"anew")
+    checkpoint.retire(own, 1, 2)
+
+    hidden = [each for each in own.directory.iterdir() if each.name.startswith(".")]
+    contents = sorted((each / "dense" / "weights").read_bytes() for each in hidden)
+    assert contents == [b"", b".given-up", b".replaced", b"anew"]
+    checkpoint.sweep(own)
+    assert list(own.directory.iterdir()) == [own.place(2)]
 
 
 def test_what_has_the_name_of_a_checkpoint_and_is_none_does_not_go(tmp_path: Path) -> None:
@@ -442,13 +542,20 @@ def test_what_has_another_name_is_not_touched(tmp_path: Path) -> None:
 
 def test_nothing_is_put_in_the_place_of_what_is_no_checkpoint(tmp_path: Path) -> None:
     """
-    When something of a user's own has the very name of a checkpoint, then that one is not committed.
+    When something of a user's own has the very name of a checkpoint, then that one is not committed: it
+    is said where it is whole, and it is one when it has its name.
     """
     final = write(tmp_path, 5)
     (final / "mine").mkdir(parents=True)
-    with pytest.raises(CheckpointCorrupt, match="nothing is put in its place"):
-        checkpoint.commit(checkpoint.partial(final), final, describe(checkpoint.partial(final)))
+    partial = checkpoint.partial(final)
+    manifest = describe(partial)
+    with pytest.raises(CheckpointCorrupt, match="nothing is put in its place") as refused:
+        checkpoint.commit(partial, final, manifest)
+    assert f"whole in {partial}: move the other away and rename" in str(refused.value)
     assert (final / "mine").exists()
+    final.rename(tmp_path / "mine")
+    partial.rename(final)
+    assert checkpoint.verify(final) == manifest
 
 
 @pytest.mark.parametrize(

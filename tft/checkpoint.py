@@ -7,7 +7,7 @@ of each rank. Knows no framework: what an adaptor writes is a list of files to i
     step-00000042.round-3.1.partial/  the same of a periodic one, see `round_of`
     step-00000042.given-up/  of a way that the job has turned back from
     step-00000042.replaced/  an earlier one of the same step, on its way out
-    .step-00000042.removed/  one that is old enough, on its way out
+    .step-00000042.0a1b2c3d.removed/  one that is old enough, on its way out, whatever mark it had
 
 A directory is a checkpoint when it has its final name, and it gets that name, by one rename, when
 every file in it is synced. Whoever reads it checks the files against the manifest first.
@@ -16,8 +16,10 @@ Where they lie and what they are called is the job's to say (`Shelf`). That dire
 else, too: what does not have such a name is never touched.
 """
 
+import errno
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -46,9 +48,12 @@ _REMOVED = ".removed"
 _MARKS = (_REPLACED, _GIVEN_UP, _PARTIAL, _REMOVED)
 """What stands behind the name of a checkpoint that is not to be read, or not for long."""
 _ROUND = re.compile(r"\.round-[0-9]+\.[0-9]+\.partial")
+_GOING = re.compile(rf"({re.escape(_REPLACED)}|{re.escape(_GIVEN_UP)})?\.[0-9a-f]{{8}}\.removed")
 
 _NAME = re.compile(r"(?P<before>[^{}]*)\{step(:0[1-9][0-9]?d)?\}(?P<behind>[^{}]*)")
 _CLAIMED = "claimed.json"
+BESIDE = ".beside"
+"""What stands behind the name of a shard for the file that is kept beside what the user's own wrote."""
 _PRIVATE = re.compile(r"private-rank(\d+)\.bin")
 _COPY = re.compile(r"(copy-rank\d+)/(.+)")
 
@@ -139,7 +144,7 @@ class Shelf:
             # who writes 7 as 00000007 has not written what is called 7
             if known is None or self.name.format(step=int(known[2])) != known[1]:
                 continue
-            if directory.name.startswith(".") == (known[3] == _REMOVED):
+            if directory.name.startswith(".") == bool(_GOING.fullmatch(known[3])):
                 yield int(known[2]), known[3], directory
 
 
@@ -240,13 +245,41 @@ def give_up(shelf: Shelf, step: int) -> None:
     that nobody resumes from them. Every rank may do it, at once.
     """
     for later, mark, directory in shelf.held():
-        if later <= step or mark not in ("", _REPLACED) or not (directory / MANIFEST).is_file():
+        if later <= step or mark not in ("", _REPLACED) or not _is_of(directory, later):
             continue
         place = shelf.place(later)
-        aside = place.with_name(f"{place.name}{_GIVEN_UP}")
         with suppress(FileNotFoundError):  # another rank was faster
-            shutil.rmtree(aside, ignore_errors=True)
+            _set_aside(directory, place.with_name(f"{place.name}{_GIVEN_UP}"))
+
+
+def _set_aside(directory: Path, aside: Path) -> None:
+    """
+    An older one that was set aside goes. What is in the way is hidden before it is looked at: another
+    rank may have put there, just now, what this one is about to.
+    """
+    own = directory.stat().st_ino
+    while True:
+        try:
             directory.rename(aside)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return
+        hidden = _going(aside)
+        with suppress(FileNotFoundError):  # another rank has hidden it: the way is free
+            aside.rename(hidden)
+            if hidden.stat().st_ino == own:
+                hidden.rename(aside)
+                return
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _going(directory: Path) -> Path:
+    """
+    A name for it on its way out, which nothing else has: what is begun in its place may go, too.
+    """
+    return directory.with_name(f".{directory.name}.{secrets.token_hex(4)}{_REMOVED}")
 
 
 def sweep(shelf: Shelf, step: int | None = None) -> None:
@@ -255,7 +288,8 @@ def sweep(shelf: Shelf, step: int | None = None) -> None:
     is left of those that were retired.
     """
     for begun, mark, directory in shelf.held():
-        if (_ROUND.fullmatch(mark) or mark == _REMOVED) and (step is None or begun <= step):
+        ends = _ROUND.fullmatch(mark) or _GOING.fullmatch(mark)
+        if ends and (step is None or begun <= step):
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -272,14 +306,18 @@ def retire(shelf: Shelf, keep: int, step: int) -> None:
     if not keep or len(whole) <= keep:
         return
     for older, mark, directory in shelf.held():
-        manifest = _committed(directory)  # what has none of this step is not ours to remove
         old = mark in ("", _REPLACED, _GIVEN_UP) and older < whole[-keep]
-        if old and manifest is not None and manifest.step == older:
-            place = shelf.place(older)
-            aside = place.with_name(f".{place.name}{_REMOVED}")
+        if old and _is_of(directory, older):
             with suppress(FileNotFoundError):  # another rank was faster
-                shutil.rmtree(aside, ignore_errors=True)
-                directory.rename(aside)
+                directory.rename(_going(directory))
+
+
+def _is_of(directory: Path, step: int) -> bool:
+    """
+    It is a checkpoint of that step. What has only its name is not ours to move.
+    """
+    manifest = _committed(directory)
+    return manifest is not None and manifest.step == step
 
 
 def _seems_whole(directory: Path) -> bool:
@@ -325,20 +363,23 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     """
     Make what lies in `partial` the checkpoint `final`. Done again after it was done, it changes
     nothing. An earlier checkpoint of that name, from before the job was resumed, is replaced; anything
-    else of that name stays, and `CheckpointCorrupt` is raised.
+    else of that name stays, and `CheckpointCorrupt` is raised: `partial` lacks nothing then but its name.
     """
     if not partial.exists():
-        if _committed(final) == manifest:
+        if is_there(final, manifest):
             return
         raise CheckpointCorrupt(f"{partial} is gone, and {final} is not the checkpoint it was for")
-    if final.exists() and _committed(final) is None:
-        raise CheckpointCorrupt(
-            f"{final} is there and is no checkpoint that can be read: nothing is put in its place"
-        )
     write_synced(partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     written = (*manifest.files, *manifest.copies)
     for directory in {(partial / file.name).parent for file in written} | {partial}:
         _sync_directory(directory)
+    if final.exists() and _committed(final) is None:
+        why = f"{final} is there and is no checkpoint that can be read: nothing is put in its place"
+        if not partial.name.startswith(f"{final.name}.round-"):  # `sweep` takes those
+            why += (
+                f"; the checkpoint is whole in {partial}: move the other away and rename this one"
+            )
+        raise CheckpointCorrupt(why)
     replaced = final.with_name(f"{final.name}{_REPLACED}")
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -346,6 +387,13 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     partial.rename(final)
     _sync_directory(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def is_there(final: Path, manifest: Manifest) -> bool:
+    """
+    Whether `final` is the checkpoint of this manifest, whose files are not looked at.
+    """
+    return _committed(final) == manifest
 
 
 def _committed(final: Path) -> Manifest | None:
@@ -424,12 +472,10 @@ def verify(directory: Path) -> Manifest:
     copy of the shard it belongs to. Raises `CheckpointCorrupt` naming the first that is lost.
     """
     known = _read_manifest(directory)
-    for file in known.files:
-        why = _damage(directory, file)
-        shard = file.name.partition("/")[0]
-        others = _copies(known, (f"{shard}/",) if shard != file.name else (shard,))
-        if why and not any(_is_whole(directory, copy) for copy in others.values()):
-            raise CheckpointCorrupt(why)
+    firsts = (file.name.partition("/")[0] for file in known.files)
+    # what is beside a shard is read with it; a file of no shard is judged as a shard of that name
+    for shard in dict.fromkeys(first.removesuffix(BESIDE) for first in firsts):
+        _whole_at(directory, known, shard)
     return known
 
 
@@ -441,14 +487,18 @@ def damaged(directory: Path) -> list[str]:
     return [each for file in (*known.files, *known.copies) if (each := _damage(directory, file))]
 
 
-def _copies(known: Manifest, starts: tuple[str, ...]) -> dict[str, list[SavedFile]]:
+def _belongs(name: str, shard: str) -> bool:
+    return name == shard or name.startswith((f"{shard}/", f"{shard}."))
+
+
+def _copies(known: Manifest, shard: str) -> dict[str, list[SavedFile]]:
     """
-    By directory: the files in further copies whose names begin so.
+    By directory: the files of further copies of a shard.
     """
     found: dict[str, list[SavedFile]] = {}
     for file in known.copies:
         match = _COPY.fullmatch(file.name)
-        if match is not None and match[2].startswith(starts):
+        if match is not None and _belongs(match[2], shard):
             found.setdefault(match[1], []).append(file)
     return found
 
@@ -495,12 +545,14 @@ def verify_shards(
 
 
 def _whole_at(directory: Path, known: Manifest, shard: str) -> Path:
-    starts = (f"{shard}/", f"{shard}.")
-    found = (_damage(directory, file) for file in known.files if file.name.startswith(starts))
+    """
+    Where every file of a shard is as it was written: in the checkpoint, or in a further copy.
+    """
+    found = (_damage(directory, file) for file in known.files if _belongs(file.name, shard))
     why = next(filter(None, found), "")
     if not why:
         return directory
-    for copy, files in _copies(known, starts).items():
+    for copy, files in _copies(known, shard).items():
         if _is_whole(directory, files):
             return directory / copy
     raise CheckpointCorrupt(why)
@@ -532,7 +584,7 @@ def _read_manifest(directory: Path) -> Manifest:
     if known.schema != SCHEMA:
         raise CheckpointCorrupt(f"{path} has schema {known.schema}; schema {SCHEMA} is known here")
     names = [file.name for file in known.files]
-    for name in [*names, *known.private.values()]:
+    for name in [*names, *known.private.values(), *(file.name for file in known.copies)]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointCorrupt(f"{path} names {name!r}, which is outside the checkpoint")
     if not set(known.private.values()) <= set(names):
