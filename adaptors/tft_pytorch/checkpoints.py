@@ -93,7 +93,8 @@ def _write(
     shutil.rmtree(place, ignore_errors=True)
     described = torch.frombuffer(bytearray(meta), dtype=torch.uint8)
     whole = {**content, "tft": {"meta": described}}
-    dcp_save(whole, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
+    with _writing(shard):
+        dcp_save(whole, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
     _sync_directory(place)
     _sync_directory(directory)
     return [f"{shard}/{file.name}" for file in sorted(place.iterdir())]
@@ -133,7 +134,8 @@ def join(directory: Path) -> list[str]:
                 whole.planner_data[index.fqn] = found.planner_data[index.fqn]
                 path = f"{place.name}/{info.relative_path}"
                 stored[at] = WriteResult(at, info.length, replace(info, relative_path=path))
-    FileSystemWriter(directory, sync_files=True).finish(whole, [list(stored.values())])
+    with _writing(_METADATA):
+        FileSystemWriter(directory, sync_files=True).finish(whole, [list(stored.values())])
     return [_METADATA]
 
 
@@ -206,8 +208,57 @@ def _reading(place: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, EOFError, CheckpointException) as error:
+    except CheckpointException as error:
+        why = _words(_underlying(error))
+        raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {why}") from error
+    except (OSError, EOFError) as error:
         raise CheckpointCorrupt(f"{place} cannot be read as a checkpoint: {error}") from error
+
+
+@contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """
+    What torch says when it cannot write becomes an exception like others: its own is no `Exception`,
+    and would end the thread it comes up in. It says the same each time for the same reason: a traceback
+    and the position in a file are for the log.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        found = _underlying(error)
+        disk = _disk(found)
+        if disk is not None:
+            raise OSError(disk.errno, disk.strerror) from error
+        raise RuntimeError(f"torch cannot write {what}: {_words(found)}") from error
+
+
+def _underlying(error: CheckpointException) -> Exception:
+    """
+    The first failure that torch has wrapped; one that is meant for nobody here goes on as it is.
+    """
+    for _, (found, _) in sorted(error.failures.items()):
+        if isinstance(found, Exception):
+            return found
+        raise found
+    return RuntimeError("torch gives no reason")
+
+
+def _disk(error: BaseException) -> OSError | None:
+    """
+    What the system has said, if anything: torch's own writer then complains of a position.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError) and link.strerror:
+            return link
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def _words(error: Exception) -> str:
+    kind, line = type(error).__name__, str(error).partition("\n")[0]
+    # torch's own assertions: the place in its code, and the position in a file
+    return kind if not line or line.startswith("[enforce fail") else f"{kind}: {line}"
 
 
 def _sync_directory(directory: Path) -> None:

@@ -37,6 +37,7 @@ class Adaptor:
     disk: threading.Event = field(default_factory=threading.Event)
     full: bool = False
     room: bool = True
+    fault: BaseException | None = None
     joining: threading.Event = field(default_factory=threading.Event)
     copies: "weakref.WeakSet[Callable[[Path], Sequence[str]]]" = field(
         default_factory=weakref.WeakSet
@@ -62,6 +63,8 @@ class Adaptor:
             assert self.disk.wait(30.0)
             if self.full:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+            if self.fault is not None:
+                raise self.fault
             (directory / shard).write_bytes(copy)
             return (shard,)
 
@@ -79,6 +82,9 @@ class Post:
     failures: list[CheckpointFailed] = field(default_factory=list)
     unheard: list[Callable[[], None]] = field(default_factory=list)
     away: bool = False
+    failing: bool = False
+    tried: list[CheckpointFailed] = field(default_factory=list)
+    """Failures that were to be told, whether that could be done or not."""
 
     def take(
         self, report: Checkpointed | CheckpointFailed, heard: Callable[[], None] | None
@@ -86,6 +92,10 @@ class Post:
         """
         The rank says something.
         """
+        if isinstance(report, CheckpointFailed):
+            self.tried.append(report)
+        if self.failing:
+            raise OSError("nothing can be sent")
         if isinstance(report, CheckpointFailed):
             self.failures.append(report)
             return
@@ -322,6 +332,46 @@ def test_a_failure_costs_a_checkpoint_and_no_more(
     written(ranks)
     assert steps(tmp_path) == [4]
     assert [failed.step for rank in ranks for failed in rank.post.failures] == [2]
+
+
+class Unusual(BaseException):
+    """
+    What is no `Exception`, as some libraries have it.
+    """
+
+
+def test_whatever_is_raised_the_next_one_is_written(tmp_path: Path, ranks: list[Rank]) -> None:
+    """
+    When what is raised in writing is no ordinary exception, or cannot even be told, then the thread that
+    writes is there for the next one.
+    """
+    for step, error, failing in ((2, Unusual("odd"), False), (4, OSError("odd"), True)):
+        ranks[0].adaptor.fault, ranks[0].post.failing = error, failing
+        stage(ranks, step)
+        written(ranks)
+    ranks[0].adaptor.fault, ranks[0].post.failing = None, False
+    stage(ranks, 6)
+    written(ranks)
+    assert steps(tmp_path) == [6]
+    assert [(told.step, told.why) for told in ranks[0].post.failures] == [(2, "Unusual: odd")]
+
+
+def test_what_fails_after_the_commit_takes_no_checkpoint_back(tmp_path: Path) -> None:
+    """
+    When a checkpoint is there and something after that fails, then nobody says that it is not there.
+    """
+    with job(tmp_path) as ranks:
+        for rank in ranks:
+            rank.post.failing = True
+        stage(ranks, 2)
+        written(ranks)
+        assert steps(tmp_path) == [2]
+        for rank in ranks:
+            rank.post.failing = False
+        stage(ranks, 4)
+        written(ranks)
+        assert steps(tmp_path) == [2, 4]
+        assert [failed for rank in ranks for failed in rank.post.tried] == []
 
 
 def test_what_stays_behind_of_failures_is_removed(tmp_path: Path, ranks: list[Rank]) -> None:

@@ -123,6 +123,31 @@ def test_what_a_script_writes_it_reads(tmp_path: Path) -> None:
         by.load(final, ["dense"], 0)
 
 
+class Unusual(BaseException):
+    """
+    What is no `Exception`, as torch's word for a full disk.
+    """
+
+
+def test_what_a_script_raises_fails_its_save_and_no_more(tmp_path: Path) -> None:
+    """
+    When a function of the script's own raises what is no ordinary exception, then it is one that says what
+    it was; what is to end the process is not held up.
+    """
+
+    def full(directory: Path, step: int) -> None:
+        raise Unusual("no space\nin line 7")
+
+    def leave(directory: Path, step: int) -> None:
+        raise SystemExit(3)
+
+    by = saving(Plain(), Own(save=full, load=print))
+    with pytest.raises(RuntimeError, match=r"^full has raised Unusual: no space$"):
+        by.save(tmp_path, "dense", 7)
+    with pytest.raises(SystemExit):
+        saving(Plain(), Own(save=leave, load=print)).save(tmp_path, "dense", 7)
+
+
 def test_a_function_that_asks_is_told_the_shard(tmp_path: Path) -> None:
     """
     When a rank holds several shards, then the functions are called once for each, and told which; those

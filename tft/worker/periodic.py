@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,8 @@ class _Part:
     writes: Sequence[Write]
     void: bool = False
     """The job went back to an earlier step, and may come another way."""
+    committed: bool = False
+    """There is a checkpoint of this step, whatever fails afterwards."""
 
 
 class Periodic:
@@ -218,16 +221,13 @@ class Periodic:
                     told = True
         return True
 
-    def _failed(self, step: int, error: Exception) -> None:
+    def _failed(self, step: int, error: BaseException) -> None:
         """
         Say that there is no checkpoint of `step`, on any thread; at length where that is news.
         """
         # without the place of the file, so that a disk that stays full is one reason and not many
         words = error.strerror if isinstance(error, OSError) and error.strerror else error
         why = f"{type(error).__name__}: {words}"
-        if why not in self._reasons:
-            self._reasons.add(why)
-            log.warning("checkpoint_failed", step=step, why=why, exc_info=error)
         told = self._settings
         word = CheckpointFailed(
             rank=told.rank,
@@ -237,6 +237,10 @@ class Periodic:
             at=SystemClock().now(),
         )
         self._report(word, None)
+        if why not in self._reasons:
+            self._reasons.add(why)
+            with suppress(OSError):  # the log may be on the disk that is full
+                log.warning("checkpoint_failed", step=step, why=why, exc_info=error)
 
     # ---------------------------------------------------------------- on the writing thread
 
@@ -244,7 +248,11 @@ class Periodic:
         while True:
             with self._turn:
                 self._turn.wait_for(lambda: self._part is not None)
-            self._write_it()
+            try:
+                self._write_it()
+            except BaseException:  # the next one is to find a thread that writes
+                with suppress(OSError):
+                    log.exception("checkpoint_not_told")
             with self._turn:
                 self._part = None  # nobody else may hold it: the copy is as large as the state
                 self._turn.notify_all()
@@ -254,8 +262,11 @@ class Periodic:
         assert part is not None
         try:
             self._write(part)
-        except Exception as error:  # noqa: BLE001 (it is told, and training goes on)
-            self._failed(part.step, error)
+        except BaseException as error:  # not all that fails is an Exception; training goes on
+            if part.committed:
+                log.warning("checkpoint_aftermath_failed", step=part.step, exc_info=error)
+            else:
+                self._failed(part.step, error)
 
     def _write(self, part: _Part) -> None:
         # Who is here has written the one before, and all have who are to write this: of those before
@@ -289,8 +300,13 @@ class Periodic:
             self._turn.wait_for(lambda: self._in_loop or part.void)
             if part.void:
                 return
-            checkpoint.commit(directory, final, manifest)
-            self._owed = part.step if told.keep_checkpoints else None
+            try:
+                checkpoint.commit(directory, final, manifest)
+            except OSError as error:
+                if not checkpoint.is_there(final, manifest):
+                    raise
+                log.warning("checkpoint_aftermath_failed", step=part.step, exc_info=error)
+            part.committed = True
             word = Checkpointed(
                 rank=told.rank,
                 incarnation=told.incarnation,
@@ -299,6 +315,7 @@ class Periodic:
                 at=SystemClock().now(),
             )
             self._report(word, partial(self._known.put, part.step))
+            self._owed = part.step if told.keep_checkpoints else None
         log.info("checkpointed", step=part.step, directory=str(final))
         checkpoint.sweep(self._shelf, part.step)
 

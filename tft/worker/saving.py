@@ -17,7 +17,7 @@ import structlog
 
 from tft import checkpoint
 from tft.checkpoint import Manifest
-from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
+from tft.errors import CheckpointCorrupt, Interrupted, OrderRefused, UsageError
 from tft.protocol.messages import SavedFile, ShardCopies
 
 log = structlog.get_logger()
@@ -147,7 +147,7 @@ class Saving:
         place, began = directory / shard, time.monotonic()
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        own.save(place, step, **own.told(own.save, shard))
+        _called(own.save, place, step, **own.told(own.save, shard))
         files = _synced(place)
         if self._hook.tft_beside.get_hookimpls():
             beside = directory / _beside(shard)
@@ -195,7 +195,7 @@ class Saving:
                 self._loaded_by(self._own, place, shard)
 
     def _loaded_by(self, own: Own, directory: Path, shard: str) -> None:
-        own.load(directory / shard, **own.told(own.load, shard))
+        _called(own.load, directory / shard, **own.told(own.load, shard))
         if self._hook.tft_replaced.get_hookimpls():
             beside = directory / _beside(shard)
             try:
@@ -205,8 +205,23 @@ class Saving:
             self._hook.tft_replaced(shard=shard, beside=kept)
 
 
+def _called(function: Callable[..., None], *args: Any, **told: str) -> None:  # Any: passed on
+    """
+    Calls a function of the user's own. What is to end the process, or the loop, does; what else is no
+    `Exception`, as torch's word for a full disk, is one here.
+    """
+    try:
+        function(*args, **told)
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit, Interrupted):
+        raise
+    except BaseException as error:
+        name = getattr(function, "__name__", "a function")
+        line = str(error).partition("\n")[0]
+        raise RuntimeError(f"{name} has raised {type(error).__name__}: {line}") from error
+
+
 def _beside(shard: str) -> str:
-    return f"{shard}.beside"
+    return f"{shard}{checkpoint.BESIDE}"
 
 
 def _synced(place: Path) -> list[Path]:

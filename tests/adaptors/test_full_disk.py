@@ -1,0 +1,147 @@
+"""
+A disk that is full, while torch writes.
+"""
+
+import errno
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import pluggy
+import tft_pytorch as adaptor
+import torch
+from torch import nn
+
+from tft import checkpoint
+from tft.checkpoint import Shelf
+from tft.config import RankSettings
+from tft.hooks import AdaptorSpecs
+from tft.protocol.messages import Checkpointed, CheckpointFailed
+from tft.worker.periodic import Periodic
+from tft.worker.saving import Saving
+
+ROOM = (0, 100, 20_000)
+"""Bytes that a file may have: none, less than torch writes at once, less than it writes of the tensors."""
+FULL = f"OSError: {os.strerror(errno.EFBIG)}"
+
+
+@contextmanager
+def full(room: int) -> Iterator[None]:
+    """
+    No file of this process gets any longer meanwhile.
+    """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def adopted() -> None:
+    """
+    This process has a state of some size.
+    """
+    torch.set_num_threads(1)
+    model = nn.Linear(64, 640)
+    optimizer = torch.optim.SGD(model.parameters())
+    adaptor.tft_adopt({"model": model, "optimizer": optimizer}, None)
+
+
+def said(does: Callable[[], object], room: int) -> str:
+    """
+    What comes of it; only what is an ordinary exception is caught.
+    """
+    try:
+        with full(room):
+            does()
+    except Exception as error:  # noqa: BLE001 (whether it is one is what is asked)
+        return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return ""
+
+
+def hooks(directory: Path, answers: Connection) -> None:
+    """
+    What each hook that writes says.
+    """
+    adopted()
+    write = adaptor.tft_stage("dense")
+    found = [said(lambda: write(directory), room) for room in ROOM]
+    found += [said(lambda: adaptor.tft_save(directory, "dense"), room) for room in ROOM]
+    adaptor.tft_save(directory, "dense")
+    found += [said(lambda: adaptor.tft_join(directory), room) for room in ROOM[:2]]
+    answers.send(found)
+
+
+def periodic(run_dir: Path, answers: Connection) -> None:
+    """
+    Three checkpoints of one rank, the disk full for the first two.
+    """
+    adopted()
+    plugins = pluggy.PluginManager("tft")
+    plugins.add_hookspecs(AdaptorSpecs)
+    plugins.register(adaptor)
+    settings = RankSettings(
+        rank=0, world=1, job="j", run_dir=run_dir, broker="h:1", adaptor="pytorch", incarnation=0,
+        page=0, host="h", checkpoint_every=2,
+    )  # fmt: skip
+    told: list[Checkpointed | CheckpointFailed] = []
+    by = Periodic(
+        settings,
+        plugins.hook,
+        Saving(plugins.hook),
+        lambda word, _: told.append(word),
+        lambda _: None,
+        threading.Event(),
+    )
+    by.resumed((0, 0))
+    for step, room in ((2, ROOM[2]), (4, ROOM[0]), (6, resource.RLIM_INFINITY)):
+        with full(room):
+            by.stage(step, b"private")
+            by.finish()
+    answers.send([(each.step, getattr(each, "why", "")) for each in told])
+
+
+def asked(
+    context: ForkServerContext, work: Callable[[Path, Connection], None], directory: Path
+) -> object:
+    """
+    What a process of its own says.
+    """
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(directory, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        assert here.poll(60.0)
+        return here.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_full_disk_is_an_ordinary_failure_with_one_sentence(
+    context: ForkServerContext, tmp_path: Path
+) -> None:
+    """
+    When the disk is full, at whatever place in a file, then each hook that writes raises what can be
+    caught, and says the same each time.
+    """
+    assert asked(context, hooks, tmp_path) == [FULL] * 8
+
+
+def test_a_disk_that_was_full_costs_the_checkpoints_of_that_time(
+    context: ForkServerContext, tmp_path: Path
+) -> None:
+    """
+    When a periodic checkpoint finds the disk full, then that is told, and the next one is written when
+    there is room.
+    """
+    assert asked(context, periodic, tmp_path) == [(2, FULL), (4, FULL), (6, "")]
+    newest = checkpoint.newest(Shelf(directory=tmp_path / "checkpoints"))
+    assert newest is not None
+    assert checkpoint.verify(newest).step == 6
