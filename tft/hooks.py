@@ -480,9 +480,10 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_beside(self, shard: str) -> bytes:
         """
-        A function of the user's own has written a shard in the place of `tft_save` (training thread):
-        what has to be kept beside that is no part of what the user handed over, such as the order of
-        sums. Not needed: without it, and without the next one, there is no such thing.
+        A function of the user's own is about to write a shard in the place of `tft_save` (training
+        thread): what has to be kept beside that is no part of what the user handed over, such as the
+        order of sums. Raise `OrderRefused` where that has not all of the shard now. Not needed: without
+        it, and without the next one, there is no such thing.
         """
         raise NotImplementedError
 

@@ -19,6 +19,7 @@ from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.kinds import DENSE
 from tft_pytorch.others import check_others
 from tft_pytorch.private import Private
 from tft_pytorch.replicas import ReplicaOptimizer
@@ -219,8 +220,15 @@ class Adopted:
 
     def beside(self, shard: str) -> bytes:
         """
-        What belongs to the shard and is not the user's.
+        What belongs to the shard and is not the user's. Raises `OrderRefused` where the user's objects do
+        not have all of it.
         """
+        optimizer = self._optimizer
+        if shard == DENSE and isinstance(optimizer, ReplicaOptimizer) and not optimizer.whole:
+            raise OrderRefused(
+                "the parameters that other ranks own are not here as they are at the end of the step: the "
+                "exchange of the replica group was broken, or has yet to come"
+            )
         return self._shard(shard).beside()
 
     def replaced(self, shard: str, beside: bytes) -> None:

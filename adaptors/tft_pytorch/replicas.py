@@ -90,6 +90,8 @@ class ReplicaOptimizer(Optimizer):
         if group is not None and self.shares > 1:  # else it is formed by `regroup`
             self._group = dist.new_group(self._members(), use_local_synchronization=True)
         self._fresh = True
+        self.whole = self.shares == 1
+        """Whether what others own is here of the same step as what this rank owns."""
         self._ready = True
 
     # ---------------------------------------------------------------- as any optimizer
@@ -105,6 +107,7 @@ class ReplicaOptimizer(Optimizer):
                 "window opens"
             )
         self._fresh = False
+        self.whole = self.shares == 1
         _set(self.optim, self)
         for parameter, master in self._masters.items():
             _hand_down(parameter, master)
@@ -192,6 +195,7 @@ class ReplicaOptimizer(Optimizer):
         The share has come from elsewhere, with masters that are not to be made anew.
         """
         self._fresh = False
+        self.whole = self.shares == 1
         self.refresh()
 
     def reread(self) -> None:
@@ -246,6 +250,7 @@ class ReplicaOptimizer(Optimizer):
         for bucket, each in sent:
             each.wait()
             bucket.empty()
+        self.whole = True
 
     def _members(self) -> tuple[int, ...]:
         """

@@ -7,6 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import pluggy
 import pytest
 import tft_pytorch as adaptor
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 
 from tests.adaptors.conftest import NewJob
 from tests.adaptors.living import live_bytes
-from tests.adaptors.ranks import Actor, Recipe
+from tests.adaptors.ranks import Actor, Failure, Recipe, sound
 from tft.core.memory import Gradients, cost
-from tft.errors import UsageError
+from tft.errors import OrderRefused, UsageError
+from tft.hooks import AdaptorSpecs
+from tft.worker.saving import Own, Saving
 
 WORLD = 4
 LAST = 6
@@ -421,6 +424,64 @@ def test_what_was_not_shared_out_is_when_the_groups_are_formed_anew(
         for b, t, a in zip(before, told, after, strict=True)
     ]
     assert disturbed.all("digests") == final
+
+
+def save_by_script(actor: Actor, directory: Path) -> list[Tensor] | str:
+    """
+    What a function of the script's own finds when it is to write `dense`; or why it is not asked to.
+    """
+    plugins = pluggy.PluginManager("tft")
+    plugins.add_hookspecs(AdaptorSpecs)
+    plugins.register(adaptor)
+    found: list[Tensor] = []
+
+    def save(place: Path, step: int, shard: str) -> None:
+        found.extend(p.detach().clone() for p in actor.net.parameters())
+        (place / "written").touch()
+
+    saving = Saving(plugins.hook)
+    saving.give(Own(save=save, load=print))
+    try:
+        saving.save(directory, "dense", actor.step)
+    except OrderRefused as error:
+        assert not found
+        return str(error)
+    return found
+
+
+def exchange(actor: Actor) -> None:
+    """
+    What a replica group does when its window closes.
+    """
+    adaptor.tft_updated()
+
+
+def test_who_has_not_got_what_others_own_does_not_save_it(job: NewJob, tmp_path: Path) -> None:
+    """
+    When a rank is killed in its window, then a function of the script's own is not called to write the
+    parameters where those of that rank are of the step before; it is where the exchange was complete. A
+    replacement that has its share alone does not write them either, until the groups are formed anew.
+    """
+    running = job(WORLD, RECIPES["two copies"])
+    running.all("train_without_sharing", 3)
+    for number in (0, 2, 3):
+        running.ranks[number].tell("call", exchange)
+    running.ranks[1].kill()
+    assert isinstance(running.ranks[0].hear(), Failure)
+    for number in (2, 3):
+        sound(running.ranks[number].hear())
+    running.replace(1)
+    running.all("clear")
+    running.repair(1)
+    told = [rank.ask("call", save_by_script, tmp_path) for rank in running.ranks]
+    for broken in (0, 1):
+        assert "the exchange of the replica group was broken" in told[broken]
+    assert all(torch.equal(a, b) for a, b in zip(told[2], told[3], strict=True))
+    running.form()
+    running.all("build")
+    for rank in running.ranks:
+        found = rank.ask("call", save_by_script, tmp_path)
+        assert all(torch.equal(a, b) for a, b in zip(found, told[2], strict=True))
 
 
 @pytest.mark.parametrize(

@@ -145,13 +145,15 @@ class Saving:
 
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
         place, began = directory / shard, time.monotonic()
+        # asked before: the adaptor may refuse what the script has no way to see
+        kept = self._hook.tft_beside(shard=shard) if self._hook.tft_beside.get_hookimpls() else None
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         _called(own.save, place, step, **own.told(own.save, shard))
         files = _synced(place)
-        if self._hook.tft_beside.get_hookimpls():
+        if kept is not None:
             beside = directory / _beside(shard)
-            checkpoint.write_synced(beside, self._hook.tft_beside(shard=shard))
+            checkpoint.write_synced(beside, kept)
             files.append(beside)
         log.info("saved_by_script", step=step, shard=shard, seconds=time.monotonic() - began)
         return [str(file.relative_to(directory)) for file in files]
