@@ -20,6 +20,7 @@ from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.kinds import DENSE
+from tft_pytorch.names import named_parameters
 from tft_pytorch.others import check_others
 from tft_pytorch.private import Private
 from tft_pytorch.replicas import ReplicaOptimizer
@@ -80,6 +81,8 @@ class Adopted:
             shard.name: shard for shard in shards_of(model, optimizer, others, self._wrappers)
         }
         self._private = Private(model, data, rngs)
+        self._replaced: set[str] = set()
+        """The shards that the script has read, until it has read all."""
 
     def begin(self) -> None:
         """
@@ -233,13 +236,27 @@ class Adopted:
 
     def replaced(self, shard: str, beside: bytes) -> None:
         """
-        The script has read the shard into the user's objects.
+        The script has read the shard into the user's objects. Raises `OrderRefused` with the last of them
+        where it has left masters as they were.
         """
         self._shard(shard).replaced(beside)
-        if isinstance(self._optimizer, ReplicaOptimizer):
-            self._optimizer.reread()
-            self._optimizer.taken()
         self._private.running.forget()
+        self._replaced.add(shard)
+        if isinstance(self._optimizer, ReplicaOptimizer):
+            self._optimizer.replaced(everything=shard == DENSE)
+            if self._replaced == self._shards.keys():
+                self._refuse_forgotten_masters(self._optimizer)
+
+    def _refuse_forgotten_masters(self, optimizer: ReplicaOptimizer) -> None:
+        self._replaced.clear()
+        names: dict[object, str] = {p: name for name, p in named_parameters(self._model).items()}
+        strayed = [names[parameter] for parameter in optimizer.strayed()]
+        if strayed:
+            raise OrderRefused(
+                f"{', '.join(strayed)}: what `load` has read is not what the masters of 32 bits come to when "
+                "they are rounded. Save and load these, too: optimizer.master(p) of each p of "
+                "optimizer.owned, with the shard that has optimizer.optim.state_dict()"
+            )
 
     def digests(self) -> dict[str, str]:
         """

@@ -205,6 +205,21 @@ class ReplicaOptimizer(Optimizer):
         self.state = self.optim.state
         _set(self, self.optim)
 
+    def replaced(self, *, everything: bool) -> None:
+        """
+        The script has read into `optim` and the masters, or, if `everything`, into the parameters of all
+        ranks. None of these is made from another.
+        """
+        self._fresh = False
+        self.whole = self.whole or everything
+        self.reread()
+
+    def strayed(self) -> list[Tensor]:
+        """
+        The owned parameters that are not their masters, rounded.
+        """
+        return [p for p, master in self._masters.items() if not _same_bits(p, master.to(p.dtype))]
+
     def regroup(self) -> None:
         """
         Form the replica groups within the default group, which every rank does at once, and give
@@ -362,6 +377,13 @@ def _as(part: Tensor, room: Tensor) -> Tensor:
         if part.dim() == (4 if order is torch.channels_last else 5)
     )
     return room.as_strided(part.shape, part.stride()) if dense else room.view(part.shape)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """
+    Of 16-bit tensors; what is no number is the same as itself, too.
+    """
+    return torch.equal(one.detach().view(torch.int16), other.detach().view(torch.int16))
 
 
 def _set(optimizer: Optimizer, other: Optimizer) -> None:

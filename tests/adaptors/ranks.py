@@ -408,6 +408,7 @@ class Actor:
             "model": self.net.state_dict(),
             "optimizer": own.state_dict(),
             "scheduler": self.scheduler.state_dict(),
+            "masters": self.masters(),
         }
         torch.save(state, directory / shard)
         (directory / f"{shard}.beside").write_bytes(adaptor.tft_beside(shard))
@@ -424,9 +425,20 @@ class Actor:
             if isinstance(self.optimizer, adaptor.ReplicaOptimizer):
                 if shard != "dense":
                     self.optimizer.optim.load_state_dict(state["optimizer"])
+                    for master, read in zip(self.masters(), state["masters"], strict=True):
+                        master.copy_(read)
             else:
                 self.optimizer.load_state_dict(state["optimizer"])
             adaptor.tft_replaced(shard, (directory / f"{shard}.beside").read_bytes())
+
+    def masters(self) -> list[Tensor]:
+        """
+        What the optimizer has of 32 bits for parameters of 16.
+        """
+        if not isinstance(self.optimizer, adaptor.ReplicaOptimizer):
+            return []
+        found = (self.optimizer.master(p) for p in self.optimizer.owned)
+        return [master for master in found if master is not None]
 
     def join(self, directory: Path) -> list[str]:
         """

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from tft_pytorch import ReplicaOptimizer
-from tft_pytorch.adopted import adopt
+from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.parts import Share
 from torch import Tensor, nn
 
-from tft.errors import UsageError
+from tft.errors import OrderRefused, UsageError
 
 
 def net() -> nn.Sequential:
@@ -96,6 +96,49 @@ def test_the_state_of_other_parameters_is_refused() -> None:
     with pytest.raises(UsageError, match="of 2 parameters in 1 groups, and there are 6 in 2"):
         optimizer.load_state_dict(other.state_dict())
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.5]
+
+
+def test_masters_that_a_script_forgets_are_missed() -> None:
+    """
+    When functions of the script's own bring back parameters of 16 bits and not their masters, then that is
+    refused, with what to save besides, and the parameters are as they were read; with the masters it goes
+    on bit for bit.
+    """
+
+    def adopted() -> tuple[nn.Module, ReplicaOptimizer, Adopted]:
+        model = net().bfloat16()
+        optimizer = ReplicaOptimizer(
+            model.parameters(), torch.optim.AdamW, rank=0, world=2, lr=0.01
+        )
+        return model, optimizer, adopt({"model": model, "optimizer": optimizer}, None)
+
+    def masters(optimizer: ReplicaOptimizer) -> list[Tensor]:
+        found = [optimizer.master(p) for p in optimizer.owned]
+        return [master for master in found if master is not None]
+
+    def same(one: nn.Module, other: nn.Module) -> bool:
+        pairs = zip(one.parameters(), other.parameters(), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
+
+    model, optimizer, before = adopted()
+    optimizer.step()
+    kept = deepcopy((model.state_dict(), optimizer.optim.state_dict(), masters(optimizer)))
+    beside = {shard: before.beside(shard) for shard in ("dense", "optimizer.0")}
+
+    read, again, after = adopted()
+    read.load_state_dict(kept[0])
+    after.replaced("dense", beside["dense"])
+    again.optim.load_state_dict(kept[1])
+    with pytest.raises(OrderRefused, match=r"0\.weight, .*: optimizer\.master\(p\) of each p"):
+        after.replaced("optimizer.0", beside["optimizer.0"])
+    assert same(read, model)
+    for master, own in zip(masters(again), kept[2], strict=True):
+        master.copy_(own)
+    for shard in ("optimizer.0", "dense"):
+        after.replaced(shard, beside[shard])
+    optimizer.step()
+    again.step()
+    assert same(read, model)
 
 
 def test_a_share_is_not_given_out_as_the_whole() -> None:

@@ -485,7 +485,8 @@ def test_who_has_not_got_what_others_own_does_not_save_it(job: NewJob, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "own"), [("two copies", ""), ("bfloat16", ""), ("two copies", "_own")]
+    ("recipe", "own"),
+    [("two copies", ""), ("bfloat16", ""), ("two copies", "_own"), ("bfloat16", "_own")],
 )
 def test_a_checkpoint_of_shares_is_taken_back_exactly(
     job: NewJob, undisturbed: Undisturbed, tmp_path: Path, recipe: str, own: str
