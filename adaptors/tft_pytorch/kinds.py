@@ -8,6 +8,7 @@ on more, small parameters that nobody cuts up on all.
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tft.errors import UsageError
 from tft.protocol.codec import pack
+from tft_pytorch.names import ADDED
 
 Holders = tuple[int, ...]
 """Ranks that have the same of something, in their order."""
@@ -64,6 +66,11 @@ class Kinds:
                 if isinstance(buffer, DTensor)
                 else self._common(_beside(name, parameters))
             )
+        self._shapes = {name: _shapes(t) for name, t in (dict(parameters) | dict(buffers)).items()}
+        self._called: dict[str, list[str]] = {}
+        """The names by what they are without the words of wrappers; of those alike the longest first."""
+        for name in sorted(self._of, key=lambda name: -name.count(".")):
+            self._called.setdefault(".".join(_bare(name.split("."))), []).append(name)
         found_first = list(dict.fromkeys(self._of.values())) or [self.everything]
         # in this order on all ranks: those of one shard have the same in it, in the same order
         self.all: list[Holders] = sorted(found_first, key=lambda holders: -len(holders))
@@ -75,11 +82,18 @@ class Kinds:
         """
         return self._of[name]
 
-    def __contains__(self, name: str) -> bool:
+    def ending(self, name: str, shapes: set[torch.Size]) -> Holders | None:
         """
-        Whether there is a parameter or buffer of this name.
+        Those of the parameter or buffer by whose name this one ends, whatever wrappers have added; of
+        several the longest. None: there is none that has these shapes.
         """
-        return name in self._of
+        words = name.split(".")
+        bare = _bare(words)
+        for begin in range(len(bare)):
+            for known in self._called.get(".".join(bare[begin:]), ()):
+                if shapes <= self._shapes[known] and _ends(words, known.split(".")):
+                    return self._of[known]
+        return None
 
     def within(self, holders: Iterable[int]) -> Holders | None:
         """
@@ -103,6 +117,30 @@ class Kinds:
         for name in names:
             common &= set(self._of[name])
         return tuple(sorted(common))
+
+
+def _shapes(tensor: Tensor) -> set[torch.Size]:
+    """
+    Of the whole, and of what this rank has of it.
+    """
+    return {tensor.shape, *([tensor.to_local().shape] if isinstance(tensor, DTensor) else [])}
+
+
+def _bare(words: list[str]) -> list[str]:
+    return [word for word in words if word not in ADDED]
+
+
+def _ends(words: list[str], known: list[str]) -> bool:
+    """
+    Whether the words end with the known ones, with words of wrappers in between.
+    """
+    left = list(words)
+    for wanted in reversed(known):
+        while left and left[-1] != wanted and left[-1] in ADDED:
+            left.pop()
+        if not left or left.pop() != wanted:
+            return False
+    return True
 
 
 def same_part(tensor: DTensor) -> set[int]:

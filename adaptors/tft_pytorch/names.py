@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 _COMPILED = "_orig_mod"
 """Where `torch.compile` keeps the module that it was given."""
+ADDED = frozenset({"module", _COMPILED})
+"""Words that wrappers add to names. A module of the user's may be called `module`, too."""
 
 
 def own_names(model: nn.Module) -> Callable[[str], str]:

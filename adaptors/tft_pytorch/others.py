@@ -49,7 +49,7 @@ def divided(state: State, name: str, kinds: Kinds) -> dict[Holders, State]:
     tensor is with those who have the same of it; other tensors with those who have the same of everything.
     What is no tensor, and single numbers, are in the shard that most have.
     """
-    own = _own_kind(name, kinds)
+    own = _own_kind(state, name, kinds)
     if own is not None:
         return {own: state}
     if not isinstance(state, dict):
@@ -61,15 +61,13 @@ def divided(state: State, name: str, kinds: Kinds) -> dict[Holders, State]:
     return found
 
 
-def _own_kind(name: str, kinds: Kinds) -> Holders | None:
+def _own_kind(state: State, name: str, kinds: Kinds) -> Holders | None:
     """
-    That of the parameter or buffer by which a part of the state is called.
+    That of the parameter or buffer by which a part of the state is called. What is called so and has another
+    shape, single numbers apart, is something else.
     """
-    words = name.split(".")
-    for begin in range(1, len(words)):  # the first word says whose state it is
-        if ".".join(words[begin:]) in kinds:
-            return kinds[".".join(words[begin:])]
-    return None
+    _, _, called = name.partition(".")  # the first word says whose state it is
+    return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
 
 
 def _kind_of(leaf: object, name: str, kinds: Kinds) -> Holders:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import swa_utils
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.adaptors.conftest import NewJob
 from tests.adaptors.makes import (
@@ -65,6 +67,82 @@ def test_what_the_same_ranks_have_is_a_shard(
     """
     found = adopt_make({"make": make}, None).shards(rank, WORLD)
     assert [(copies.shard, copies.ranks) for copies in found] == list(shards.items())
+
+
+class Kept:
+    """
+    Tensors by name.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """
+        All of them.
+        """
+        return dict(self._tensors)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """
+        In their place.
+        """
+        self._tensors = dict(state)
+
+
+def compiled_experts() -> Made:
+    """
+    Experts that are compiled, inside a model of which another parameter is called as theirs are there.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "expert"))
+    whole, experts = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    plain = nn.Sequential(whole, torch.compile(experts, backend="eager"))  # type: ignore[call-overload]  # a Module
+    copies = mesh["replicate"].get_group()
+    compiled = torch.compile(DDP(experts, process_group=copies), backend="eager")
+    model = nn.Sequential(DDP(whole), compiled)  # type: ignore[call-overload]  # a Module
+    shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return Made(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        others={
+            "average": swa_utils.AveragedModel(plain),
+            "shadow": Kept(shadow),
+            "other": Kept({"0.bias": torch.zeros(3)}),
+        },
+    )
+
+
+def test_what_a_compiled_module_has_beside_it_is_where_it_is() -> None:
+    """
+    When experts are compiled and a moving average has the words of wrappers in its names, then what it has
+    of them is in their shard, though the end of their names is another parameter's; and what only has the
+    name of a parameter, not its shape, is not taken for its.
+    """
+    maker = adopt_make({"make": compiled_experts}, None)
+    maker.shards(0, WORLD)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+    try:
+        maker.rebuild()
+        given = {
+            shard: {buffer.name for buffer in maker.give(shard).buffers}
+            for shard in ("dense", "part.0+2")
+        }
+        maker.clear()
+    finally:
+        dist.destroy_process_group()
+    experts = {f"1.{n}.{kind}" for n in (0, 1) for kind in ("weight", "bias")}
+    assert given["part.0+2"] == {
+        *(f"model.{name}" for name in experts),
+        *(f"average.module.{name.replace('1.', '1._orig_mod.', 1)}" for name in experts),
+        *(f"shadow.{name.replace('1.', '1._orig_mod.module.', 1)}" for name in experts),
+        "other.0.bias",
+    }
+    assert given["dense"] == {
+        *(f"model.0.{kind}" for kind in ("weight", "bias")),
+        *(f"average.module.0.{kind}" for kind in ("weight", "bias")),
+        *(f"shadow.0.module.{kind}" for kind in ("weight", "bias")),
+        "average.n_averaged",
+    }
 
 
 def in_two_ways() -> Made:
