@@ -127,6 +127,7 @@ def room(meta: bytes, here: Held) -> Held:
                 f"the shard is of another model, or another part of it: {name} is "
                 f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
             )
+    _refuse_other_settings(found, here)
     return found
 
 
@@ -136,6 +137,34 @@ def _shape(held: Held) -> dict[str, str]:
         for name, tensor in held.tensors.items()
         if name.startswith("model.")
     }
+
+
+def _refuse_other_settings(found: Held, here: Held) -> None:
+    """
+    What the shard has of the groups' settings and of the others is not left as it was made.
+    """
+    theirs, ours = _settled(found), _settled(here)
+    if theirs != ours:
+        raise OrderRefused(
+            f"the settings of the groups of parameters differ: there the groups {theirs} have some in this "
+            f"shard, here {ours}"
+        )
+    differing = here.others.keys() - found.others.keys()
+    if ours:  # in another shard there may come more in time, of an average that begins empty
+        differing |= found.others.keys() - here.others.keys()
+    if differing:
+        raise OrderRefused(
+            f"the shard has there the others {sorted(found.others)}, and here {sorted(here.others)}"
+        )
+
+
+def _settled(held: Held) -> list[int]:
+    """
+    The groups of parameters, by number, of which the shard has the settings.
+    """
+    tree = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
+    groups = tree["param_groups"]
+    return [number for number, group in enumerate(groups) if group.keys() - {"params"}]
 
 
 class _Draft:

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from tft_pytorch import Made, ReplicaOptimizer
 from tft_pytorch.adopted import adopt
-from tft_pytorch.held import Parts
+from tft_pytorch.held import Held, Parts, room
 from tft_pytorch.made import Maker, adopt_make
+from tft_pytorch.trees import Disassembly
 from torch import nn
 from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -217,6 +218,62 @@ def test_nothing_is_given_away_before_anything_is_made() -> None:
     maker.shards(0, 4)
     with pytest.raises(OrderRefused, match="nothing has been made yet"):
         maker.give("part.0+2")
+
+
+def described(groups: list[dict[str, Any]], others: list[str]) -> Held:
+    """
+    A shard of a model without tensors.
+    """
+    kept = Disassembly()
+    return Held(
+        tensors={},
+        spans={},
+        optimizer=kept.take_apart({"state": {}, "param_groups": groups}, "optim"),
+        others={name: kept.take_apart({}, name) for name in others},
+    )
+
+
+SETTLED = [{"params": [], "lr": 0.1}]
+UNSETTLED: list[dict[str, Any]] = [{"params": []}]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "sentence"),
+    [
+        (described(UNSETTLED, []), described(SETTLED, []), r"the groups \[\] .* here \[0\]"),
+        (described(SETTLED, []), described(UNSETTLED, []), r"the groups \[0\] .* here \[\]"),
+        (
+            described(SETTLED, []), described(SETTLED, ["scheduler"]),
+            r"there the others \[\], and here \['scheduler'\]",
+        ),
+        (
+            described(SETTLED, ["scheduler"]), described(SETTLED, []),
+            r"there the others \['scheduler'\], and here \[\]",
+        ),
+        (
+            described(UNSETTLED, []), described(UNSETTLED, ["average"]),
+            r"there the others \[\], and here \['average'\]",
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_a_shard_lacks_are_not_left_as_they_were_made(
+    there: Held, here: Held, sentence: str
+) -> None:
+    """
+    When a shard comes without the settings or the scheduler that this rank has in it, or with some that it
+    has not, then it is refused when it comes, and not trained on with fresh ones.
+    """
+    room(here.meta(), here)
+    with pytest.raises(OrderRefused, match=sentence):
+        room(there.meta(), here)
+
+
+def test_an_average_that_begins_empty_may_come_full() -> None:
+    """
+    When what a moving average has in a shard came in time, then a rank that has just been made takes it.
+    """
+    taken = room(described(UNSETTLED, ["average"]).meta(), described(UNSETTLED, []))
+    assert list(taken.others) == ["average"]
 
 
 def plain() -> Made:
