@@ -182,7 +182,8 @@ def _drop_unfinished_backward() -> None:
     destructor waits for. Now torch has it, too.
     """
     with torch.enable_grad():
-        torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        # on the CPU, whatever the default device is
+        torch.zeros((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def _free(groups: list[dist.ProcessGroup]) -> None:

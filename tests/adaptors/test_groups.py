@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tft_pytorch as adaptor
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -217,6 +218,23 @@ def test_what_a_backward_has_left_undone_keeps_no_group(job: NewJob) -> None:
     rank.ask("call", leave_a_backward_undone)
     rank.ask("clear")
     assert rank.ask("call", wrappers_are_gone)
+
+
+def cleared_beside_a_device(_: Actor) -> bool:
+    """
+    Whether a script whose tensors are made on a device, where it has one, leaves its groups without it.
+    """
+    with torch.device("cuda"):
+        adaptor.tft_clear()
+    return not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+def test_the_default_device_takes_no_part_in_the_end_of_groups(job: NewJob) -> None:
+    """
+    When tensors are made on a device unless it is said otherwise, then dropping the groups does not touch it.
+    """
+    [rank, _] = job(2).ranks
+    assert rank.ask("call", cleared_beside_a_device)
 
 
 def test_a_wrapper_that_the_user_keeps_does_no_harm(job: NewJob) -> None:
