@@ -463,11 +463,12 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_join(self, directory: Path) -> Sequence[str]:
+    def tft_join(self, directory: Path, files: Sequence[str]) -> Sequence[str]:
         """
         Every shard has been written under `directory`, by whoever: write what makes them one
-        checkpoint, synced; the names of the files written, relative to it. May be asked for again,
-        of another rank too. Not needed: without it the shards stand beside each other.
+        checkpoint, synced; the names of the files written, relative to it. `files` are those that
+        belong to it, relative too: there may be others, of an attempt that was killed. May be asked
+        for again, of another rank too. Not needed: without it the shards stand beside each other.
         """
         raise NotImplementedError
 

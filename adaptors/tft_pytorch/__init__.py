@@ -191,10 +191,10 @@ def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
 
 
 @hookimpl
-def tft_join(directory: Path) -> Sequence[str]:
+def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
     from tft_pytorch.checkpoints import join  # late: a second of imports, see preload.py
 
-    return join(directory)
+    return join(directory, files)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ loads the whole of it, without tft.
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -111,14 +111,14 @@ def load_held(directory: Path, shard: str, here: Held) -> Held:
     return held
 
 
-def join(directory: Path) -> list[str]:
+def join(directory: Path, files: Iterable[str]) -> list[str]:
     """
-    Write the metadata of all shards under `directory` as that of one checkpoint; only small files
-    are read. Raises `CheckpointCorrupt` for one that cannot be.
+    Write the metadata of the shards among these files under `directory` as that of one checkpoint; only
+    small files are read, and none that is not named. Raises `CheckpointCorrupt` for one that cannot be.
     """
     whole = Metadata(state_dict_metadata={}, planner_data={})
     stored: dict[MetadataIndex, WriteResult] = {}
-    for place in sorted(path.parent for path in directory.glob(f"*/{_METADATA}")):
+    for place in [directory / shard for shard in _shards_among(files)]:
         with _reading(place):
             found = FileSystemReader(place).read_metadata()
             spans = spans_of(_read_meta(place))
@@ -137,6 +137,16 @@ def join(directory: Path) -> list[str]:
     with _writing(_METADATA):
         FileSystemWriter(directory, sync_files=True).finish(whole, [list(stored.values())])
     return [_METADATA]
+
+
+def _shards_among(files: Iterable[str]) -> list[str]:
+    """
+    Those that were written first; further copies of them lie deeper.
+    """
+    paths = [Path(file) for file in files]
+    return sorted(
+        str(path.parent) for path in paths if path.name == _METADATA and len(path.parts) == 2
+    )
 
 
 def _placed(

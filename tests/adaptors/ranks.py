@@ -444,7 +444,8 @@ class Actor:
         """
         The parts of a checkpoint.
         """
-        return list(adaptor.tft_join(directory))
+        files = [str(file.relative_to(directory)) for file in directory.glob("*/*")]
+        return list(adaptor.tft_join(directory, files))
 
     def load(self, directory: Path, world: int = 1) -> None:
         """

@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from tft_pytorch.adopted import adopt
+from tft_pytorch.checkpoints import join
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from tests.adaptors.conftest import NewJob
 from tests.adaptors.ranks import Recipe
@@ -189,6 +191,35 @@ def test_saving_again_replaces_what_an_earlier_attempt_left(tmp_path: Path) -> N
 
     assert sorted(f"dense/{file.name}" for file in (tmp_path / "dense").iterdir()) == names
     assert [checkpoint.digest_file(tmp_path, name).size > 0 for name in names] == [True, True]
+
+
+def test_what_a_killed_attempt_left_is_not_joined(tmp_path: Path) -> None:
+    """
+    When shards of other names lie in the directory, which an attempt that was killed has left there, then
+    plain torch finds nothing of them in the checkpoint.
+    """
+
+    def saved(place: Path, model: nn.Module) -> list[str]:
+        optimizer = torch.optim.SGD(model.parameters())
+        return adopt({"model": model, "optimizer": optimizer}, None).save(place, "dense")
+
+    saved(tmp_path, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
+    (tmp_path / "dense").rename(tmp_path / "a-part")
+    own = nn.Sequential(nn.Linear(2, 2))
+    names = saved(tmp_path, own)
+    copies = [f"copy-rank1/{name}" for name in names]
+
+    assert join(tmp_path, [*names, *copies, "private-rank0.bin"]) == [".metadata"]
+
+    known = FileSystemReader(tmp_path).read_metadata().state_dict_metadata
+    assert {name for name in known if name.startswith("model.")} == {
+        "model.0.weight",
+        "model.0.bias",
+    }
+    read = {name: torch.full_like(t, -1) for name, t in own.state_dict().items()}
+    dcp.load({"model": read}, checkpoint_id=tmp_path, no_dist=True)  # type: ignore[attr-defined]  # as documented
+    for name, tensor in own.state_dict().items():
+        assert torch.equal(read[name], tensor)
 
 
 def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:

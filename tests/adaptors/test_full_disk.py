@@ -72,8 +72,8 @@ def hooks(directory: Path, answers: Connection) -> None:
     write = adaptor.tft_stage("dense")
     found = [said(lambda: write(directory), room) for room in ROOM]
     found += [said(lambda: adaptor.tft_save(directory, "dense"), room) for room in ROOM]
-    adaptor.tft_save(directory, "dense")
-    found += [said(lambda: adaptor.tft_join(directory), room) for room in ROOM[:2]]
+    names = adaptor.tft_save(directory, "dense")
+    found += [said(lambda: adaptor.tft_join(directory, names), room) for room in ROOM[:2]]
     answers.send(found)
 
 

@@ -188,6 +188,38 @@ def test_what_is_not_the_users_is_kept_beside(tmp_path: Path) -> None:
         by.load(final, ["dense"], 0)
 
 
+class Joining(Plain):
+    """
+    One that makes one thing of the files.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[Sequence[str]] = []
+
+    @hookimpl
+    def tft_join(self, directory: Path, files: Sequence[str]) -> Sequence[str]:
+        self.asked.append(files)
+        (directory / "all").touch()
+        return ("all",)
+
+
+def test_what_is_joined_is_what_was_written_now(tmp_path: Path) -> None:
+    """
+    When an attempt that was killed has left files in the directory, then the adaptor is told those of this
+    one alone.
+    """
+    final = tmp_path / "checkpoints" / "step-00000007"
+    checkpoint.partial(final).mkdir(parents=True)
+    (checkpoint.partial(final) / "optimizer.1").touch()
+    adaptor = Joining()
+    partial = checkpoint.partial(final)
+    by = saving(adaptor)
+    files = [checkpoint.digest_file(partial, name) for name in by.save(partial, "dense", 7)]
+    manifest = by.join(partial, files, step=7, world=1, adaptor="plain")
+    assert adaptor.asked == [["dense"]]
+    assert [file.name for file in manifest.files] == ["all", "dense"]
+
+
 def test_whoever_has_not_written_a_checkpoint_does_not_read_it(tmp_path: Path) -> None:
     """
     When a checkpoint was written by the script's functions and is read without them, or the other way

@@ -164,7 +164,8 @@ class Saving:
         """
         The manifest of the parts that lie in `directory`, and of what the adaptor joins them with.
         """
-        names = () if self.own else self._hook.tft_join(directory=directory) or ()
+        written = [file.name for file in files]
+        names = () if self.own else self._hook.tft_join(directory=directory, files=written) or ()
         joined = [checkpoint.digest_file(directory, name) for name in names]
         return checkpoint.manifest(
             step=step, world=world, adaptor=adaptor, files=(*files, *joined), own=self.own
