@@ -291,7 +291,10 @@ def test_a_process_of_torchrun_that_is_killed_ends_the_job_with_a_last_checkpoin
         outcome = ended(job)
     assert outcome.code == 0, outcome.output
     assert outcome.output.count("the records of this run") == 2
-    assert "of ranks [1], which were lost with their node: it is set aside" in outcome.output
+    assert (
+        "of ranks [1], which were lost with their node: it can be loaded by hand" in outcome.output
+    )
+    assert "not resumed; it is set aside" in outcome.output
     assert "it goes on from step-" in outcome.output
     assert any((tmp_path / "run" / "checkpoints").glob("step-*.given-up"))
     identical(outcome, undisturbed)
