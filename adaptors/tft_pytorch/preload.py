@@ -9,6 +9,7 @@ Found by looking at `sys.modules` over a first step, a first move of the shard, 
 import os
 
 import numpy.random
+import torch
 
 
 def preload() -> None:
@@ -20,22 +21,24 @@ def preload() -> None:
 
     import tft_pytorch.checkpoints  # noqa: F401 (for its imports, 0.1 s once dynamo is there)
 
-    _keep_numpy_apart()
+    _keep_generators_apart()
 
 
-def _keep_numpy_apart() -> None:
+def _keep_generators_apart() -> None:
     """
-    A process that is forked after this draws its own numbers from numpy's global generator, as
-    one that had imported numpy itself: all ranks would draw the same otherwise. torch's generator
-    starts the same everywhere anyway, and Python seeds its own anew.
+    A process that is forked after this draws its own numbers from numpy's and torch's global
+    generators, as one that had imported them itself: all ranks would draw the same otherwise, and
+    drop the same out. Python seeds its own anew.
 
-    Not where the generator has been seeded or used meanwhile: then the script wants it inherited.
+    Not where a generator has been seeded or used meanwhile: then the script wants it inherited.
     """
-    imported = _numpy_state()
+    imported, started = _numpy_state(), torch.get_rng_state()
 
     def seed() -> None:
         if _numpy_state() == imported:
             numpy.random.seed()
+        if torch.equal(torch.get_rng_state(), started):
+            torch.seed()
 
     os.register_at_fork(after_in_child=seed)
 

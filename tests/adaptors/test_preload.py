@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
@@ -58,12 +60,12 @@ print(json.dumps({
 """
 
 
-def run(script: str) -> str:
+def run(script: str, *arguments: str) -> str:
     """
     What a script prints in a fresh process, with one thread as ranks have it.
     """
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
+        [sys.executable, "-W", "ignore", "-c", script, *arguments],
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'adaptors'}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -88,30 +90,34 @@ def test_nothing_large_is_imported_after_the_preload() -> None:
 
 FORKS = """
 import os, sys
-import numpy
+import numpy, torch
 import tft_pytorch
 tft_pytorch.tft_preload()
+DRAW = {"numpy": numpy.random.rand, "torch": lambda: torch.rand(1).item()}
+draw = DRAW[sys.argv[1]]
+seed = {"numpy": numpy.random.seed, "torch": torch.manual_seed}[sys.argv[1]]
 
 def drawn_in_a_fork():
     here, there = os.pipe()
     if os.fork() == 0:
-        os.write(there, str(numpy.random.rand()).encode())
+        os.write(there, str(draw()).encode())
         os._exit(0)
     os.wait()
     return os.read(here, 100).decode()
 
 print(len(os.listdir("/proc/self/task")), drawn_in_a_fork(), drawn_in_a_fork())
-numpy.random.seed(3)
-print(numpy.random.rand(), drawn_in_a_fork(), drawn_in_a_fork(), numpy.random.rand())
+seed(3)
+print(draw(), drawn_in_a_fork(), drawn_in_a_fork(), draw())
 """
 
 
-def test_ranks_forked_after_the_preload_draw_their_own_numbers() -> None:
+@pytest.mark.parametrize("generator", ["numpy", "torch"])
+def test_ranks_forked_after_the_preload_draw_their_own_numbers(generator: str) -> None:
     """
-    When ranks are forked from one process that has preloaded, then it had one thread, and numpy
-    draws other numbers in each; a generator that the script has seeded is inherited as ever.
+    When ranks are forked from one process that has preloaded, then it had one thread, and numpy and
+    torch draw other numbers in each; a generator that the script has seeded is inherited as ever.
     """
-    ran = run(FORKS)
+    ran = run(FORKS, generator)
     unseeded, seeded = (line.split() for line in ran.splitlines())
 
     assert unseeded[0] == "1"
