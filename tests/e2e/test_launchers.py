@@ -304,7 +304,7 @@ def test_a_process_of_torchrun_that_is_killed_ends_the_job_with_a_last_checkpoin
 def test_without_a_restart_nothing_is_left_running(tmp_path: Path) -> None:
     """
     When a process of torchrun is killed and no restart allowed, then torchrun ends as failed, beside a
-    last checkpoint.
+    last checkpoint, of which nobody says that the job could go on from it.
     """
     with under_torchrun(tmp_path / "run", *FAST, options=("--adaptor", "fake")) as job:
         until(reached(job, 20), "step 20", LIMIT)
@@ -312,6 +312,8 @@ def test_without_a_restart_nothing_is_left_running(tmp_path: Path) -> None:
         outcome = ended(job)
     assert outcome.code != 0
     assert any((tmp_path / "run" / "checkpoints").glob("step-????????"))
+    assert "it can be loaded by hand, but not resumed" in outcome.output
+    assert "continues from it" not in outcome.output
 
 
 @pytest.mark.soak

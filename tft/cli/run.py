@@ -19,6 +19,7 @@ from tft.cli.children import Child, Children
 from tft.cli.plan import Plan, named
 from tft.cli.rundir import (
     FreshReport,
+    known_unfit,
     last_line,
     log_file,
     pid_file,
@@ -74,7 +75,8 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             say(f"the job did not complete: {why}")
             checkpoint = newest(shelf_of(settings))
             if checkpoint is not None:
-                say(f"{checkpoint} is whole: {plan.again} from it")
+                promise = f"{checkpoint} is the newest checkpoint: {plan.again} from it"
+                say(known_unfit(checkpoint) or promise)
     if code == DUMPED and (plan.leads or plan.placed is None):
         say(f"the job ended with a last checkpoint: {plan.again} it")
     return code

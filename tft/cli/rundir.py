@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tft import checkpoint
-from tft.checkpoint import Shelf
+from tft.checkpoint import Manifest, Shelf
 from tft.config import JobSettings
 from tft.errors import CheckpointCorrupt, UsageError
 from tft.files import write_whole
@@ -145,16 +145,27 @@ def unfit(directory: Path) -> str:
     """
     Why a job cannot go on from a checkpoint; empty: it can. Every file is read.
     """
+    return _unfit(directory, checkpoint.verify)
+
+
+def known_unfit(directory: Path) -> str:
+    """
+    The same by its manifest alone: empty means that nothing is known against it.
+    """
+    return _unfit(directory, checkpoint.manifest_of)
+
+
+def _unfit(directory: Path, look: Callable[[Path], Manifest]) -> str:
     try:
-        manifest = checkpoint.verify(directory)
+        manifest = look(directory)
     except CheckpointCorrupt as damaged:
         return str(damaged)
-    if manifest.bereft:
-        return (
-            f"{directory} holds no RNG and data position of ranks {manifest.bereft}, which were lost with "
-            "their node: it can be loaded by hand, but not resumed"
-        )
-    return ""
+    if not manifest.bereft:
+        return ""
+    return (
+        f"{directory} holds no RNG and data position of ranks {manifest.bereft}, which were lost with "
+        "their node: it can be loaded by hand, but not resumed"
+    )
 
 
 def shared_name(run_dir: Path) -> str:
