@@ -31,6 +31,7 @@ import xxhash
 
 from tft.config import CHECKPOINT_NAME, JobSettings, RankSettings
 from tft.errors import CheckpointCorrupt, UsageError
+from tft.files import sync
 from tft.protocol.messages import SavedFile
 
 SCHEMA = 1
@@ -372,7 +373,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     write_synced(partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     written = (*manifest.files, *manifest.copies)
     for directory in {(partial / file.name).parent for file in written} | {partial}:
-        _sync_directory(directory)
+        sync(directory)
     if final.exists() and _committed(final) is None:
         why = f"{final} is there and is no checkpoint that can be read: nothing is put in its place"
         if not partial.name.startswith(f"{final.name}.round-"):  # `sweep` takes those
@@ -385,7 +386,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)  # no rename takes the place of a directory; `newest` knows this one
     partial.rename(final)
-    _sync_directory(final.parent)
+    sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -398,7 +399,7 @@ def is_there(final: Path, manifest: Manifest) -> bool:
 
 def _committed(final: Path) -> Manifest | None:
     try:
-        return _read_manifest(final)
+        return manifest_of(final)
     except CheckpointCorrupt:
         return None
 
@@ -411,14 +412,6 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # ---------------------------------------------------------------- reading
@@ -458,20 +451,12 @@ def older(shelf: Shelf, than: Manifest) -> list[tuple[str, int]]:
     return [(str(directory), step) for step, directory in found.items()]
 
 
-def manifest_of(directory: Path) -> Manifest:
-    """
-    The manifest of a checkpoint, whose files are not looked at. Raises `CheckpointCorrupt` where it
-    cannot be read.
-    """
-    return _read_manifest(directory)
-
-
 def verify(directory: Path) -> Manifest:
     """
     The manifest of a checkpoint that can be read: every file is as it was written, or there is another
     copy of the shard it belongs to. Raises `CheckpointCorrupt` naming the first that is lost.
     """
-    known = _read_manifest(directory)
+    known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
     # what is beside a shard is read with it; a file of no shard is judged as a shard of that name
     for shard in dict.fromkeys(first.removesuffix(BESIDE) for first in firsts):
@@ -483,7 +468,7 @@ def damaged(directory: Path) -> list[str]:
     """
     What is not as it was written of a checkpoint, a sentence for each file; copies too.
     """
-    known = _read_manifest(directory)
+    known = manifest_of(directory)
     return [each for file in (*known.files, *known.copies) if (each := _damage(directory, file))]
 
 
@@ -503,8 +488,8 @@ def _copies(known: Manifest, shard: str) -> dict[str, list[SavedFile]]:
     return found
 
 
-def _is_whole(directory: Path, files: Sequence[SavedFile]) -> bool:
-    return not any(_damage(directory, file) for file in files)
+def _first_damage(directory: Path, files: Sequence[SavedFile]) -> str:
+    return next(filter(None, (_damage(directory, file) for file in files)), "")
 
 
 def _damage(directory: Path, file: SavedFile) -> str:
@@ -537,7 +522,7 @@ def verify_shards(
     and its private state. The manifest they are in, and under which directory each shard is whole.
     Raises `CheckpointCorrupt`.
     """
-    known = _read_manifest(directory)
+    known = manifest_of(directory)
     for file in known.files:
         if file.name == known.private.get(rank):
             _verify_file(directory, file)
@@ -548,12 +533,11 @@ def _whole_at(directory: Path, known: Manifest, shard: str) -> Path:
     """
     Where every file of a shard is as it was written: in the checkpoint, or in a further copy.
     """
-    found = (_damage(directory, file) for file in known.files if _belongs(file.name, shard))
-    why = next(filter(None, found), "")
+    why = _first_damage(directory, [file for file in known.files if _belongs(file.name, shard)])
     if not why:
         return directory
     for copy, files in _copies(known, shard).items():
-        if _is_whole(directory, files):
+        if not _first_damage(directory, files):
             return directory / copy
     raise CheckpointCorrupt(why)
 
@@ -562,7 +546,7 @@ def read_private(directory: Path, rank: int) -> bytes:
     """
     The private state of a rank.
     """
-    name = _read_manifest(directory).private.get(rank)
+    name = manifest_of(directory).private.get(rank)
     if name is None:
         raise CheckpointCorrupt(f"{directory} holds no private state of rank {rank}")
     try:
@@ -571,7 +555,11 @@ def read_private(directory: Path, rank: int) -> bytes:
         raise CheckpointCorrupt(f"{directory}: {name} cannot be read: {error.strerror}") from None
 
 
-def _read_manifest(directory: Path) -> Manifest:
+def manifest_of(directory: Path) -> Manifest:
+    """
+    The manifest of a checkpoint, whose files are not looked at. Raises `CheckpointCorrupt` where it
+    cannot be read.
+    """
     path = directory / MANIFEST
     try:
         known = msgspec.json.decode(path.read_bytes(), type=Manifest)

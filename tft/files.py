@@ -1,5 +1,5 @@
 """
-Files that others read while we write: whole, or as they were before.
+Files that others read while we write, whole or as they were before; and what is to be on the disk.
 """
 
 import os
@@ -13,3 +13,14 @@ def write_whole(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)
+
+
+def sync(path: Path) -> None:
+    """
+    Return when a file, or what a directory lists, is on the disk. Raises `OSError`.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

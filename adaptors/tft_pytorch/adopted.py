@@ -20,7 +20,7 @@ from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.kinds import DENSE
-from tft_pytorch.names import named_parameters
+from tft_pytorch.names import parameter_names
 from tft_pytorch.others import check_others
 from tft_pytorch.private import Private
 from tft_pytorch.replicas import ReplicaOptimizer
@@ -249,7 +249,7 @@ class Adopted:
 
     def _refuse_forgotten_masters(self, optimizer: ReplicaOptimizer) -> None:
         self._replaced.clear()
-        names: dict[object, str] = {p: name for name, p in named_parameters(self._model).items()}
+        names = parameter_names(self._model)
         strayed = [names[parameter] for parameter in optimizer.strayed()]
         if strayed:
             raise OrderRefused(

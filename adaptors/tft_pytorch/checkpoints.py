@@ -5,7 +5,6 @@ back exactly. Whoever commits the checkpoint joins the metadata of all shards, s
 loads the whole of it, without tft.
 """
 
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tft.errors import CheckpointCorrupt
+from tft.files import sync
 from tft_pytorch.held import Held, room, spans_of
 from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.state import Shard
@@ -95,8 +95,8 @@ def _write(
     whole = {**content, "tft": {"meta": described}}
     with _writing(shard):
         dcp_save(whole, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
-    _sync_directory(place)
-    _sync_directory(directory)
+    sync(place)
+    sync(directory)
     return [f"{shard}/{file.name}" for file in sorted(place.iterdir())]
 
 
@@ -269,11 +269,3 @@ def _words(error: Exception) -> str:
     kind, line = type(error).__name__, str(error).partition("\n")[0]
     # torch's own assertions: the place in its code, and the position in a file
     return kind if not line or line.startswith("[enforce fail") else f"{kind}: {line}"
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

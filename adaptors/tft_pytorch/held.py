@@ -26,7 +26,7 @@ from tft_pytorch.described import described, listed, read
 from tft_pytorch.kinds import Holders, Kinds, summed
 from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.others import check_others, divided, joined, mapped
-from tft_pytorch.replicas import LOW, ReplicaOptimizer
+from tft_pytorch.replicas import LOW, ReplicaOptimizer, set_groups
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
 _FORM = 2
@@ -313,8 +313,7 @@ class Parts:
                 f"what was made has {len(optimizer.param_groups)} groups of parameters, and there were "
                 f"{len(groups)} before, or are on the rank that gave them"
             )
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update({key: value for key, value in values.items() if key != "params"})
+        set_groups(optimizer.param_groups, groups)
         for name, other in self._others().items():
             self._fill_other(name, other, held, known, spans)
 

@@ -51,6 +51,13 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {own(name): parameter for name, parameter in model.named_parameters()}
 
 
+def parameter_names(model: nn.Module) -> dict[object, str]:
+    """
+    The names by parameter.
+    """
+    return {parameter: name for name, parameter in named_parameters(model).items()}
+
+
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """
     As the model's own, also those that `state_dict` leaves out.

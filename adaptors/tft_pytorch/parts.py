@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tft.errors import UsageError
-from tft_pytorch.names import named_parameters
-from tft_pytorch.replicas import ReplicaOptimizer
+from tft_pytorch.names import named_parameters, parameter_names
+from tft_pytorch.replicas import ReplicaOptimizer, set_groups
 
 State = dict[str, Any]
 """`state` by parameter, and `param_groups`. Any: optimizers keep what they like."""
@@ -68,7 +68,7 @@ class Whole:
         self._optimizer.state.clear()
         for name, kept in state["state"].items():
             self._optimizer.state[self._parameters[name]] = kept
-        _set(self._optimizer.param_groups, state["param_groups"])
+        set_groups(self._optimizer.param_groups, state["param_groups"])
 
 
 class Settings:
@@ -77,7 +77,7 @@ class Settings:
     """
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
-        self._names: dict[object, str] = {p: name for name, p in named_parameters(model).items()}
+        self._names = parameter_names(model)
         self._optimizer = optimizer
 
     def state(self) -> State:
@@ -96,7 +96,7 @@ class Settings:
         """
         Into the optimizer's groups.
         """
-        _set(self._optimizer.param_groups, state["param_groups"])
+        set_groups(self._optimizer.param_groups, state["param_groups"])
 
 
 class Share:
@@ -105,7 +105,7 @@ class Share:
     """
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
-        names = {p: name for name, p in named_parameters(model).items()}
+        names = parameter_names(model)
         self._optimizer = optimizer
         self._owned = {names[p]: p for p in optimizer.owned}
 
@@ -154,8 +154,3 @@ def _ordered(kept: Mapping[Any, Any], groups: Iterable[State]) -> State:
     In the order of the groups, so that it is the same on all ranks.
     """
     return {name: dict(kept[name]) for group in groups for name in group["params"] if name in kept}
-
-
-def _set(groups: Iterable[State], values: Iterable[State]) -> None:
-    for group, told in zip(groups, values, strict=True):
-        group.update({key: value for key, value in told.items() if key != "params"})

@@ -108,13 +108,13 @@ class ReplicaOptimizer(Optimizer):
             )
         self._fresh = False
         self.whole = self.shares == 1
-        _set(self.optim, self)
+        set_groups(self.optim.param_groups, self.param_groups)
         for parameter, master in self._masters.items():
             _hand_down(parameter, master)
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
-        _set(self, self.optim)  # some count their steps there
+        set_groups(self.param_groups, self.optim.param_groups)  # some count their steps there
         self.refresh()
 
     def state_dict(self) -> dict[str, Any]:  # Any: as in torch
@@ -203,7 +203,7 @@ class ReplicaOptimizer(Optimizer):
         `optim` was loaded: its state is another object now, and its settings are those of all.
         """
         self.state = self.optim.state
-        _set(self, self.optim)
+        set_groups(self.param_groups, self.optim.param_groups)
 
     def replaced(self, *, everything: bool) -> None:
         """
@@ -386,12 +386,12 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.detach().view(torch.int16), other.detach().view(torch.int16))
 
 
-def _set(optimizer: Optimizer, other: Optimizer) -> None:
+def set_groups(groups: Iterable[dict[str, Any]], told: Iterable[dict[str, Any]]) -> None:
     """
-    What the groups of the other one say goes into those of the first.
+    What is told of each group of parameters goes into it, but for which they are.
     """
-    for ours, theirs in zip(optimizer.param_groups, other.param_groups, strict=True):
-        ours.update({name: value for name, value in theirs.items() if name != "params"})
+    for group, values in zip(groups, told, strict=True):
+        group.update({key: value for key, value in values.items() if key != "params"})
 
 
 def _bucketed(

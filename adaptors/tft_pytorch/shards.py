@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.kinds import DENSE
-from tft_pytorch.names import named_parameters
+from tft_pytorch.names import parameter_names
 from tft_pytorch.parts import Settings, Share, Whole
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.state import Shard
@@ -29,7 +29,7 @@ def shards_of(
     if not isinstance(optimizer, ReplicaOptimizer):
         whole = Whole(model, optimizer)
         return [Shard(DENSE, model, whole, others=others, wrappers=wrappers)]
-    names = {p: f"model.{name}" for name, p in named_parameters(model).items()}
+    names = {p: f"model.{name}" for p, name in parameter_names(model).items()}
     dealt = frozenset(names[p] for group in optimizer.param_groups for p in group["params"])
     owned = frozenset(names[p] for p in optimizer.owned)
     return [

@@ -160,6 +160,10 @@ def _unfit(directory: Path, look: Callable[[Path], Manifest]) -> str:
         manifest = look(directory)
     except CheckpointCorrupt as damaged:
         return str(damaged)
+    return _lacking(directory, manifest)
+
+
+def _lacking(directory: Path, manifest: Manifest) -> str:
     if not manifest.bereft:
         return ""
     return (
@@ -351,8 +355,8 @@ def _check_unfinished(run_dir: Path) -> None:
 
 def _check_resumable(settings: JobSettings, directory: Path) -> None:
     manifest = checkpoint.verify(directory)
-    if manifest.bereft:
-        raise UsageError(unfit(directory))
+    if lacking := _lacking(directory, manifest):
+        raise UsageError(lacking)
     if manifest.world != settings.world:
         raise UsageError(
             f"{directory} is of a job of {manifest.world} ranks and cannot be resumed with "

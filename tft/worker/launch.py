@@ -1,6 +1,7 @@
 """
 How the process of a rank begins: `python -m tft.worker.launch SCRIPT ARGS...`, or with `-m MODULE` in
-the place of SCRIPT, run by an agent; or in a process that `tft.worker.nursery` has forked, which comes here with the imports done.
+the place of SCRIPT, run by an agent; or in a process that `tft.worker.nursery` has forked, which comes
+here with the imports done.
 
 Before the script starts, the process ties its life to the agent's, gets ready to say its last
 words, and imports what the framework will need. Then it is an ordinary Python that runs the

@@ -66,8 +66,8 @@ class _Part:
 class Periodic:
     """
     Those of one rank. `report` takes the word that one is complete, or will not be, on any thread, and
-    what to call when it was heard; `expect` tells that the training thread will not be heard of for so many seconds;
-    when `abandoned` is set it is wanted elsewhere.
+    what to call when it was heard; `expect` tells that the training thread will not be heard of for so
+    many seconds; when `abandoned` is set it is wanted elsewhere.
     """
 
     def __init__(

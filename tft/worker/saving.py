@@ -4,7 +4,6 @@ user's own do. Many parts become one checkpoint.
 """
 
 import inspect
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import structlog
 from tft import checkpoint
 from tft.checkpoint import Manifest
 from tft.errors import CheckpointCorrupt, Interrupted, OrderRefused, UsageError
+from tft.files import sync
 from tft.protocol.messages import SavedFile, ShardCopies
 
 log = structlog.get_logger()
@@ -240,9 +240,5 @@ def _synced(place: Path) -> list[Path]:
     if not files:
         raise UsageError(f"save has written nothing under {place}")
     for each in [*found, place]:
-        fd = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(each)
     return files

@@ -318,8 +318,6 @@ class Session:
         """
         try:
             self._adaptor.hook.tft_meet()
-        except Interrupted:
-            raise
         except Exception as error:  # noqa: BLE001 (whatever it is, the sums are there)
             self._control.report(self._fault(error))
             self._gate.stand()
