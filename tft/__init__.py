@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from tft.errors import JobEnded, TftError
 
 if TYPE_CHECKING:
+    from tft.worker.launchers import Launcher
     from tft.worker.session import Session, init
 
-__all__ = ["JobEnded", "Session", "TftError", "init"]
+__all__ = ["JobEnded", "Launcher", "Session", "TftError", "init"]
 
 
 def __getattr__(name: str) -> Any:  # Any: what a module attribute is typed as
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:  # Any: what a module attribute is typed as
         from tft.worker import session
 
         return getattr(session, name)
+    if name == "Launcher":
+        from tft.worker.launchers import Launcher
+
+        return Launcher
     raise AttributeError(f"module 'tft' has no attribute {name!r}")

@@ -446,26 +446,26 @@ class AdaptorSpecs:
     # ------------------------------------------------------------ checkpoints
 
     @hookspec(firstresult=True)
-    def tft_save(self, directory: Path, shard: str) -> Sequence[str]:
+    def tft_save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
         """
-        Write one copy of a shard under `directory`, synced; the names of the files written,
-        relative to it.
+        Write one copy of a shard as it is at the end of `step` under `directory`, synced; the names of
+        the files written, relative to it.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_stage(self, shard: str) -> Callable[[Path], Sequence[str]]:
+    def tft_stage(self, shard: str, step: int) -> Callable[[Path], Sequence[str]]:
         """
-        Copy a shard as it is at the end of a step, on the training thread, quickly. What is returned
+        Copy a shard as it is at the end of `step`, on the training thread, quickly. What is returned
         writes the copy as `tft_save` would, once, on another thread, while training goes on. Needed
         for periodic checkpoints.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_join(self, directory: Path, files: Sequence[str]) -> Sequence[str]:
+    def tft_join(self, directory: Path, files: Sequence[str], step: int) -> Sequence[str]:
         """
-        Every shard has been written under `directory`, by whoever: write what makes them one
+        Every shard has been written under `directory` as it was at the end of `step`, by whoever: write what makes them one
         checkpoint, synced; the names of the files written, relative to it. `files` are those that
         belong to it, relative too: there may be others, of an attempt that was killed. May be asked
         for again, of another rank too. Not needed: without it the shards stand beside each other.

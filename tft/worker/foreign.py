@@ -46,16 +46,17 @@ class Meeting:
     """Empty: it must be in the options."""
 
 
-def become_launcher() -> None:
+def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = ()) -> None:
     """
-    Become the `tft run` of a node, if a launcher has started this process; else return. Raises
+    Become the `tft run` of a node, if a launcher has started this process; else return. What is not said
+    of the launcher is read from the environment; `options` come before those of the user. Raises
     `UsageError` where this process cannot be begun again, or cannot find the others.
     """
     environment = inherited_environment()
-    launcher = launcher_of(environment)
+    launcher = launcher or launcher_of(environment)
     if launcher is None:
         return
-    options = run_options()
+    options = (*options, *run_options())
     check_options(options)
     command = started_as(sys.orig_argv, getattr(sys.modules["__main__"], "__file__", None))
     _check_nothing_begun(options)

@@ -109,7 +109,7 @@ class Saving:
         """
         if self._own is not None:
             return self._saved_by(self._own, directory, shard, step)
-        names: Sequence[str] = self._hook.tft_save(directory=directory, shard=shard)
+        names: Sequence[str] = self._hook.tft_save(directory=directory, shard=shard, step=step)
         return names
 
     def stage(self, directory: Path, shard: str, step: int) -> Write:
@@ -120,7 +120,7 @@ class Saving:
         if self._own is not None:
             names = self._saved_by(self._own, directory, shard, step)
             return lambda _: names
-        write: Write = self._hook.tft_stage(shard=shard)
+        write: Write = self._hook.tft_stage(shard=shard, step=step)
         return write
 
     def copy(self, directory: Path, shard: str, step: int, rank: int) -> Sequence[str]:
@@ -165,7 +165,8 @@ class Saving:
         The manifest of the parts that lie in `directory`, and of what the adaptor joins them with.
         """
         written = [file.name for file in files]
-        names = () if self.own else self._hook.tft_join(directory=directory, files=written) or ()
+        join = self._hook.tft_join
+        names = () if self.own else join(directory=directory, files=written, step=step) or ()
         joined = [checkpoint.digest_file(directory, name) for name in names]
         return checkpoint.manifest(
             step=step, world=world, adaptor=adaptor, files=(*files, *joined), own=self.own

@@ -7,7 +7,7 @@ an incident, one after another, in the order in which the control thread hands t
 
 import atexit
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,7 @@ from tft.protocol.messages import (
     FaultKind,
     Finished,
     Joined,
+    OrderName,
     Ready,
     Rebuild,
     Regroup,
@@ -44,6 +45,7 @@ from tft.worker.diagnosis import Diagnostician
 from tft.worker.foreign import become_launcher
 from tft.worker.gate import Gate
 from tft.worker.holdings import Holdings
+from tft.worker.launchers import Launcher
 from tft.worker.observers import Observers
 from tft.worker.orders import Hands, Work
 from tft.worker.periodic import Periodic
@@ -204,36 +206,10 @@ class Session:
 
         Raises `JobEnded` when the job ends before that.
         """
-        if not self._adopted:
-            raise UsageError("session.run needs something to keep: call session.adopt first")
-        shards = self._adaptor.hook.tft_shards(rank=self.rank, world=self.world)
-        self._meets = any(len(each.ranks) < self.world for each in shards) and bool(
-            self._adaptor.hook.tft_meet.get_hookimpls()
-        )
-        self._saving.check(shards)
-        self._control.report(
-            Ready(
-                rank=self.rank,
-                incarnation=self.incarnation,
-                shards=tuple(shards),
-                at=self._clock.now(),
-            )
-        )
-        while True:
-            execute = self._gate.order()
-            match execute.order:
-                case Resume():
-                    self._control.tell(self._done(execute, self._clock.now()))
-                    self._periodic.resumed((execute.order.incident, execute.order.round))
-                    self._enter(train)
-                case Complete():
-                    self._control.tell(self._done(execute, self._clock.now()))
-                    return
-                case End(code=code):
-                    self._control.tell(self._done(execute, self._clock.now()))
-                    raise JobEnded(code)
-                case _:
-                    self._carry_out(execute)
+        self.begin()
+        while (order := self.obey()) != "complete":
+            if order == "resume":
+                self._train(train)
 
     def steps(self, last: int) -> Iterator[int]:
         """
@@ -269,6 +245,67 @@ class Session:
         """
         digests: Mapping[str, str] = self._adaptor.hook.tft_digests()
         return digests
+
+    # ---------------------------------------------------------------- a loop of the caller's own
+
+    def begin(self) -> None:
+        """
+        What `run` begins with, for a program that keeps its own loop: this rank is ready, and takes
+        orders. Then `obey`.
+        """
+        if not self._adopted:
+            raise UsageError("session.run needs something to keep: call session.adopt first")
+        shards = self._adaptor.hook.tft_shards(rank=self.rank, world=self.world)
+        self._meets = any(len(each.ranks) < self.world for each in shards) and bool(
+            self._adaptor.hook.tft_meet.get_hookimpls()
+        )
+        self._saving.check(shards)
+        self._control.report(
+            Ready(
+                rank=self.rank,
+                incarnation=self.incarnation,
+                shards=tuple(shards),
+                at=self._clock.now(),
+            )
+        )
+
+    def obey(self) -> OrderName:
+        """
+        Waits for the next order, carries it out, and says which it was. After `resume` this thread is
+        in the loop: the steps from `session.step` on are to be trained, until `leave` or `finish`. After
+        `complete` all is done.
+
+        Raises `JobEnded` when the job ends before that.
+        """
+        execute = self._gate.order()
+        match execute.order:
+            case Resume():
+                self._control.tell(self._done(execute, self._clock.now()))
+                self._periodic.resumed((execute.order.incident, execute.order.round))
+                self._page.train(True, self._clock.now())
+                self._gate.enter()
+            case Complete():
+                self._control.tell(self._done(execute, self._clock.now()))
+            case End(code=code):
+                self._control.tell(self._done(execute, self._clock.now()))
+                raise JobEnded(code)
+            case _:
+                self._carry_out(execute)
+        return execute.name
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """
+        The loop has been left, by an exception that is no `Interrupted`: by a fault; None: because an
+        incident has cut it off. Nothing may hold the frames of the loop any more.
+        """
+        self._cut_off(None if error is None else self._fault(error))
+
+    def finish(self) -> None:
+        """
+        All steps have been trained.
+        """
+        self._periodic.finish()
+        self._left(self._finished())
 
     # ---------------------------------------------------------------- the update window
 
@@ -342,25 +379,34 @@ class Session:
 
     # ---------------------------------------------------------------- on the training thread
 
-    def _enter(self, train: Callable[["Session"], None]) -> None:
-        self._page.train(True, self._clock.now())
-        self._gate.enter()
-        message: Faulted | Finished | None = None
+    def _train(self, train: Callable[["Session"], None]) -> None:
+        message: Faulted | None = None
         try:
             train(self)
             self._periodic.finish()
-            message = Finished(
-                rank=self.rank,
-                incarnation=self.incarnation,
-                step=self._gate.completed,
-                at=self._clock.now(),
-            )
         except Interrupted:
-            self._hands.interrupted(self.step, self._capture(closing=False))
+            pass
         except BaseException as error:  # noqa: BLE001 (whatever leaves the user's loop is a fault)
             message = self._fault(error)
-            self._hands.interrupted(self.step, self._capture(closing=False))
+        else:
+            self._left(self._finished())
+            return
         # Here no traceback holds the frames of the loop any more, nor the groups they used.
+        self._cut_off(message)
+
+    def _finished(self) -> Finished:
+        return Finished(
+            rank=self.rank,
+            incarnation=self.incarnation,
+            step=self._gate.completed,
+            at=self._clock.now(),
+        )
+
+    def _cut_off(self, message: Faulted | None) -> None:
+        self._hands.interrupted(self.step, self._capture(closing=False))
+        self._left(message)
+
+    def _left(self, message: Faulted | Finished | None) -> None:
         self._gate.leave()
         self._periodic.left()
         self._page.train(False, self._clock.now())
@@ -489,19 +535,20 @@ class Session:
 _session: Session | None = None
 
 
-def init() -> Session:
+def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Session:
     """
     Joins the job this process was started for and returns its session; the same one when called
     again.
 
     In a process that torchrun, srun or the like has started it does not return: the process becomes a
-    `tft run`, whose rank runs the script from its beginning. Raises `UsageError` where that cannot be,
-    and where nobody has started this process as one of several.
+    `tft run`, whose rank runs the script from its beginning. `launcher` says who this process is where
+    its environment does not, `options` are further ones of that `tft run`. Raises `UsageError` where that
+    cannot be, and where nobody has started this process as one of several.
     """
     global _session
     if _session is None:
         at = SystemClock().now()
         if not started_by_agent():
-            become_launcher()
+            become_launcher(launcher, options)
         _session = Session(rank_settings()).open(at)
     return _session
