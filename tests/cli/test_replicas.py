@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tft.cli import mindspore_yaml
-from tft.cli.mindspore_yaml import read_layout
-from tft.cli.replicas import replicas_command
+from tft.cli.replicas import read_layout, replicas_command
 from tft.core.layout import Layout, Scheme
 from tft.errors import UsageError
 
@@ -355,14 +353,19 @@ def test_the_older_key_counts_too(recipe: Path) -> None:
         (
             "optimizer_weight_shard_size: 4",
             "optimizer_weight_shard_size: 8",
-            "no replica: a dense data-parallel group has 8 ranks (dp 8 * cp 1), and of 8 optimizer "
-            "shards each is held once; possible: 2, 4",
+            "no replica: 8 different parts of the state (optimizer_weight_shard_size 8 * "
+            "expert_parallel 1) are held once each by the 8 ranks of a data-parallel group "
+            "(data_parallel 8 * context_parallel 1); set parallel_config.data_parallel to 16, "
+            "parallel.parallel_optimizer_config.optimizer_weight_shard_size to 2 or 4 or "
+            "parallel.enable_parallel_optimizer to False",
         ),
         (
             "data_parallel: &dp 8",
             "data_parallel: &dp 2",
-            "a dense data-parallel group has 2 ranks (dp 2 * cp 1), which cannot be divided into 4 "
-            "optimizer shards; without optimizer shards each rank holds all of it",
+            "no replica: 4 different parts of the state (optimizer_weight_shard_size 4 * "
+            "expert_parallel 1) cannot be given evenly to the 2 ranks of a data-parallel group "
+            "(data_parallel 2 * context_parallel 1); set parallel_config.data_parallel to 8 or "
+            "parallel.enable_parallel_optimizer to False",
         ),
     ],
 )
@@ -411,7 +414,7 @@ def test_without_the_reader_it_is_said_what_to_install(
     """
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UsageError, match=r"PyYAML is needed: pip install 'tft-bus\[yaml\]'"):
-        mindspore_yaml.read_layout(recipe)
+        read_layout(recipe)
 
 
 @pytest.mark.parametrize(

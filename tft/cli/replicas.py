@@ -11,8 +11,9 @@ import click
 from click.core import ParameterSource
 
 from tft.cli.placement import SIZES, Question, as_json, in_words
-from tft.core.layout import DIMENSIONS, Layout
+from tft.core.layout import DIMENSIONS, Layout, Scheme
 from tft.errors import UsageError
+from tft.mindformers import read_recipe
 
 
 class _Amount(click.ParamType[float]):
@@ -141,14 +142,26 @@ def _layout(options: dict[str, Any], context: click.Context) -> Layout:  # Any: 
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 option = "--" + name.replace("_", "-")
                 raise UsageError(f"{option} is what the file of --yaml says: give one of the two")
-        from tft.cli.mindspore_yaml import read_layout
-
         return read_layout(options["yaml"])
     return Layout(
         **{name: options[name] for name in SIZES},
         shards=options["optimizer_shards"],
         order=tuple(options["order"].split("-")),
     )
+
+
+def read_layout(file: Path) -> Layout:
+    """
+    The layout of the job that a MindSpore Transformers YAML file describes. Raises `UsageError`.
+    """
+    sizes = read_recipe(file).sizes
+    try:
+        return Layout(
+            dp=sizes.dp, tp=sizes.tp, pp=sizes.pp, cp=sizes.cp, ep=sizes.ep,
+            shards=sizes.shards, threshold_kb=sizes.threshold_kb, scheme=Scheme.MINDSPORE,
+        )  # fmt: skip
+    except UsageError as refused:
+        raise UsageError(f"{file}: {refused}") from None
 
 
 def _ranks_per_node(options: dict[str, Any], world: int) -> int | None:  # Any: as `command`

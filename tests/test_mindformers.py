@@ -1,0 +1,246 @@
+"""
+What is read of the files of MindSpore Transformers, with the examples of their documentation.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tft.core.layout import Layout, Scheme, topology
+from tft.errors import UsageError
+from tft.mindformers import Recipe, Sizes, read_recipe
+
+FIRST = """\
+output_dir: './output'
+load_checkpoint: ''
+src_strategy_path_or_dir: '/output/strategy/'
+only_save_strategy: False
+resume_training: False
+run_mode: 'train'
+runner_config:
+  epochs: 2
+  sink_mode: True
+  sink_size: 1
+callbacks:
+  - type: MFLossMonitor
+  - type: CheckpointMonitor
+    prefix: "llama2_13b"
+    save_checkpoint_steps: 100
+    integrated_save: False
+    async_save: False
+parallel:
+  parallel_mode: 1
+  enable_parallel_optimizer: False
+  strategy_ckpt_save_file: "./ckpt_strategy.ckpt"
+parallel_config:
+  data_parallel: 2
+  model_parallel: 4
+  pipeline_stage: 1
+"""
+
+PAIRS = ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def recipe(directory: Path, **changes: str) -> Recipe:
+    """
+    What is read of the file with other lines in it: `changes` by what each line begins with.
+    """
+    lines = []
+    for line in FIRST.splitlines():
+        bare = line.lstrip(" -")
+        key = bare.partition(":")[0]
+        if key in changes:
+            line = line[: len(line) - len(bare)] + changes.pop(key)
+        lines.append(line)
+    assert not changes
+    file = directory / "pretrain.yaml"
+    file.write_text("\n".join(lines) + "\n")
+    return read_recipe(file)
+
+
+def cut(shards: int) -> str:
+    """
+    The lines of a parallel optimizer.
+    """
+    return (
+        "enable_parallel_optimizer: True\n  parallel_optimizer_config:\n"
+        f"    optimizer_weight_shard_size: {shards}"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "enable_parallel_optimizer": cut(2),
+            "data_parallel": "data_parallel: 4",
+            "model_parallel": "model_parallel: 2",
+        },
+        {
+            "enable_parallel_optimizer": cut(4),
+            "data_parallel": "data_parallel: 8",
+            "model_parallel": "model_parallel: 1",
+        },
+    ],
+    ids=["without the optimizer parallelism", "with the optimizer parallelism", "llama2 13B"],
+)
+def test_the_documented_files_have_the_documented_replicas(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
+    """
+    When a file is one of the documentation of MindSpore Transformers, then rank R and rank R + 4 of
+    its 8 hold the same.
+    """
+    sizes = recipe(tmp_path, **changes).sizes
+    assert sizes.world == 8
+    assert sizes.replicas() == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"enable_parallel_optimizer": cut(2)},
+            "no replica: 2 different parts of the state (optimizer_weight_shard_size 2 * "
+            "expert_parallel 1) are held once each by the 2 ranks of a data-parallel group "
+            "(data_parallel 2 * context_parallel 1); set parallel_config.data_parallel to 4 or "
+            "parallel.enable_parallel_optimizer to False",
+        ),
+        (
+            {"data_parallel": "data_parallel: 1"},
+            "no replica: a data-parallel group has 1 rank (data_parallel 1 * context_parallel 1), "
+            "and nobody else holds what that one holds; set parallel_config.data_parallel to 2",
+        ),
+        (
+            {"pipeline_stage": "expert_parallel: 2"},
+            "no replica: 2 different parts of the state (optimizer_weight_shard_size 1 * "
+            "expert_parallel 2) are held once each by the 2 ranks of a data-parallel group "
+            "(data_parallel 2 * context_parallel 1); set parallel_config.data_parallel to 4",
+        ),
+        (
+            {"sink_size": "sink_size: 2"},
+            "runner_config.sink_size is 2; expected is 1: several steps in one go end as one, so "
+            "nobody knows of the step at which a fault came, and what is to be repaired would be at "
+            "another step on each rank",
+        ),
+        (
+            {"sink_size": "sink_size: -1"},
+            "runner_config.sink_size is -1; expected is 1: several steps in one go end as one, so "
+            "nobody knows of the step at which a fault came, and what is to be repaired would be at "
+            "another step on each rank",
+        ),
+        (
+            {"only_save_strategy": "only_save_strategy: True"},
+            "only_save_strategy is True; expected is False: the run would end before it trains a "
+            "step",
+        ),
+        (
+            {"resume_training": "resume_training: True"},
+            "resume_training is True; expected is a load_checkpoint beside it, to go on from",
+        ),
+        (
+            {"integrated_save": "integrated_save: True"},
+            "callbacks[1].integrated_save is True; expected is False: parameters cannot be gathered "
+            "for a last checkpoint from ranks that are gone",
+        ),
+        (
+            {"prefix": "prefix: 7"},
+            "callbacks[1].prefix is 7; expected is a text",
+        ),
+        (
+            {"output_dir": "output_dir: [a]"},
+            "output_dir is ['a']; expected is a text",
+        ),
+        (
+            {"strategy_ckpt_save_file": "strategy_ckpt_save_file: True"},
+            "parallel.strategy_ckpt_save_file is True; expected is a text",
+        ),
+        (
+            {"resume_training": "resume_training: 1"},
+            "resume_training is 1; expected is True or False",
+        ),
+    ],
+)
+def test_what_could_not_be_recovered_is_refused_with_what_to_set(
+    tmp_path: Path, changes: dict[str, str], sentence: str
+) -> None:
+    """
+    When a job of that file could not be recovered, then it is said why, and what to set.
+    """
+    with pytest.raises(UsageError) as refused:
+        recipe(tmp_path, **changes)
+    assert str(refused.value) == f"{tmp_path / 'pretrain.yaml'}: {sentence}"
+
+
+def test_callbacks_that_are_no_list_are_refused(tmp_path: Path) -> None:
+    """
+    When the callbacks are something else, then it is said what is expected.
+    """
+    file = tmp_path / "x.yaml"
+    file.write_text("parallel_config: {data_parallel: 2}\ncallbacks: CheckpointMonitor\n")
+    with pytest.raises(UsageError, match="'CheckpointMonitor'; expected is a list of mappings"):
+        read_recipe(file)
+
+
+def test_without_sinking_its_size_does_not_matter(tmp_path: Path) -> None:
+    """
+    When data is not sunk, then the steps end one by one, whatever the size is.
+    """
+    recipe(tmp_path, sink_mode="sink_mode: False", sink_size="sink_size: 4")
+
+
+def test_where_checkpoints_are_is_read(tmp_path: Path) -> None:
+    """
+    When a file says where checkpoints and strategies are, then that is read; and what it does not say
+    is as MindSpore Transformers has it.
+    """
+    first = recipe(tmp_path)
+    assert first.checkpoints == Path("output/checkpoint")
+    assert (first.prefix, first.load, first.resume) == ("llama2_13b", None, False)
+    assert first.strategy == Path("/output/strategy")
+    assert first.strategy_file == Path("ckpt_strategy.ckpt")
+    again = recipe(
+        tmp_path,
+        load_checkpoint="load_checkpoint: './output/checkpoint/'",
+        resume_training="resume_training: True",
+    )
+    assert (again.load, again.resume, again.resume_file) == (Path("output/checkpoint"), True, None)
+    named = recipe(
+        tmp_path,
+        load_checkpoint="load_checkpoint: './output/checkpoint/'",
+        resume_training="resume_training: llama2_13b_rank_0-5_1.ckpt",
+    )
+    assert (named.resume, named.resume_file) == (True, "llama2_13b_rank_0-5_1.ckpt")
+
+    file = tmp_path / "short.yaml"
+    file.write_text("parallel_config: {data_parallel: 2}\ncallbacks: [{type: CheckpointMonitor}]\n")
+    assert read_recipe(file) == Recipe(sizes=Sizes(dp=2), prefix="CKP")
+    file.write_text("parallel_config: {data_parallel: 2}\n")
+    assert read_recipe(file) == Recipe(sizes=Sizes(dp=2))
+
+
+few = st.integers(1, 3)
+
+
+@given(copies=st.integers(2, 3), shards=few, ep=few, cp=few, tp=few, pp=few)
+def test_replicas_are_those_that_hold_the_same_shards(
+    copies: int, shards: int, ep: int, cp: int, tp: int, pp: int
+) -> None:
+    """
+    When two ranks are replicas of each other, then they hold the same shards, all of them, as the
+    judgement has them; and when they hold the same, they are replicas.
+    """
+    sizes = Sizes(dp=copies * shards * ep, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards)
+    layout = Layout(dp=sizes.dp, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards, scheme=Scheme.MINDSPORE)
+    held: dict[int, set[str]] = {rank: set() for rank in range(sizes.world)}
+    for shard, ranks in topology(layout).groups.items():
+        for rank in ranks:
+            held[rank].add(shard)
+    same: dict[frozenset[str], list[int]] = {}
+    for rank, shards_of in held.items():
+        same.setdefault(frozenset(shards_of), []).append(rank)
+
+    assert sizes.replicas() == tuple(sorted(tuple(ranks) for ranks in same.values()))

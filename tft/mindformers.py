@@ -1,0 +1,384 @@
+"""
+What a MindSpore Transformers YAML file says of a job: who will hold what, and where its checkpoints
+are. Of the file, only that is read; what tft cannot help with is refused, with the key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tft.errors import UsageError
+
+_SIZES = ("model_parallel", "pipeline_stage", "context_parallel", "expert_parallel")
+"""What may be left out of `parallel_config`, where it is 1."""
+_WHOLE_GROUP = -1
+"""What `optimizer_weight_shard_size` is unless it is given: cut over the whole group."""
+_THRESHOLD_KB = 64
+"""What `parallel_optimizer_threshold` is unless it is given."""
+_SHARD_SIZE = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
+_WHOLE_EPOCH = -1
+"""What `sink_size` is for a whole epoch in one go."""
+_MONITOR = "CheckpointMonitor"
+"""The callback of MindSpore Transformers that writes checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """
+    The sizes of the parallelism, of which every part has a replica.
+    """
+
+    dp: int
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    shards: int = 1
+    """Into so many are the parameters of a data-parallel group cut, with their optimizer state."""
+    threshold_kb: int = 0
+    """Smaller parameters are not cut. 0 where nothing is."""
+
+    @property
+    def world(self) -> int:
+        """
+        How many ranks the job has.
+        """
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def group(self) -> int:
+        """
+        How many ranks a data-parallel group has.
+        """
+        return self.dp * self.cp
+
+    @property
+    def parts(self) -> int:
+        """
+        How many different things its ranks hold.
+        """
+        return self.shards * self.ep
+
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """
+        The ranks that hold the same, all of it: the file of one is as good as that of another.
+
+        Neighbours differ in the tensors they hold, then in their place in the data-parallel group; the
+        stages are outermost. The ranks with the same experts are every `ep`-th of a group, and those
+        of them with the same shard every `shards`-th, which are those with the same dense shard, too.
+        """
+        return tuple(
+            tuple(
+                (stage * self.group + place) * self.tp + tensor
+                for place in range(part, self.group, self.parts)
+            )
+            for stage in range(self.pp)
+            for part in range(self.parts)
+            for tensor in range(self.tp)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """
+    What is read of such a file. Paths are as they are there.
+    """
+
+    sizes: Sizes
+    output: Path = Path("output")
+    """Where checkpoints and strategies are."""
+    prefix: str | None = None
+    """What the names of checkpoints begin with; None: there is no callback that writes any."""
+    load: Path | None = None
+    """The checkpoint to begin with, or the directory with one directory for each rank."""
+    resume: bool = False
+    """Training goes on at the step of that checkpoint."""
+    resume_file: str | None = None
+    """The name of a file to do that from, where it is not to be the newest."""
+    strategy: Path | None = None
+    """How the parameters are cut in the checkpoint to begin with: a file, or a directory of files."""
+    strategy_file: Path | None = None
+    """Where this job writes how it cuts them."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """
+        Where this job writes a directory for each rank.
+        """
+        return self.output / "checkpoint"
+
+
+def read_recipe(file: Path) -> Recipe:
+    """
+    What such a file says. Raises `UsageError`, with the file, the key and what is expected there.
+    """
+    document = _Section(file, "", _parsed(file))
+    _check_run(document)
+    parallel = document.section("parallel")
+    sizes = _sizes(file, document, parallel)
+    _check_replicas(file, sizes)
+    load = document.path("load_checkpoint")
+    resume, resume_file = _resumption(document, load)
+    return Recipe(
+        sizes=sizes,
+        output=document.path("output_dir") or Path("output"),
+        prefix=_prefix(document),
+        load=load,
+        resume=resume,
+        resume_file=resume_file,
+        strategy=document.path("src_strategy_path_or_dir"),
+        strategy_file=None if parallel is None else parallel.path("strategy_ckpt_save_file"),
+    )
+
+
+class _Section:
+    """
+    A mapping in the file, and where it is.
+    """
+
+    def __init__(self, file: Path, name: str, content: Mapping[Any, Any]) -> None:  # Any: as found
+        self._file = file
+        self._name = name
+        self._content = content
+
+    def section(self, key: str) -> "_Section | None":
+        """
+        The mapping under a key, None where there is no such key.
+        """
+        if key not in self._content:
+            return None
+        found = self._content[key]
+        if not isinstance(found, dict):
+            raise self._wrong(key, "a mapping")
+        return _Section(self._file, self._path(key), found)
+
+    def number(self, key: str, least: int = 1, besides: int | None = None) -> int | None:
+        """
+        The whole number under a key, None where there is no such key.
+        """
+        if key not in self._content:
+            return None
+        found = self._content[key]
+        whole = isinstance(found, int) and not isinstance(found, bool)
+        if not whole or (found < least and found != besides):
+            other = "" if besides is None else f", or {besides}"
+            raise self._wrong(key, f"a whole number of {least} or more{other}")
+        return int(found)
+
+    def flag(self, key: str, *, absent: bool = False) -> bool:
+        """
+        Whether a key is true.
+        """
+        found = self._content.get(key, absent)
+        if not isinstance(found, bool):
+            raise self._wrong(key, "True or False")
+        return found
+
+    def text(self, key: str) -> str | None:
+        """
+        The text under a key, None where there is none.
+        """
+        found = self._content.get(key)
+        if found is None or found == "":
+            return None
+        if not isinstance(found, str):
+            raise self._wrong(key, "a text")
+        return found
+
+    def name_or_flag(self, key: str) -> str | bool:
+        """
+        The text under a key, or whether it is true.
+        """
+        return self.text(key) or False if self._is_text(key) else self.flag(key)
+
+    def path(self, key: str) -> Path | None:
+        """
+        The path under a key, None where there is none.
+        """
+        found = self.text(key)
+        return None if found is None else Path(found)
+
+    def sections(self, key: str) -> "list[_Section]":
+        """
+        The mappings of the list under a key, none where there is no such key.
+        """
+        found = self._content.get(key)
+        if found is None:
+            return []
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            raise self._wrong(key, "a list of mappings")
+        path = self._path(key)
+        return [_Section(self._file, f"{path}[{at}]", each) for at, each in enumerate(found)]
+
+    def _is_text(self, key: str) -> bool:
+        return isinstance(self._content.get(key), str)
+
+    def refused(self, key: str, why: str) -> UsageError:
+        """
+        What to raise where a key has a value that tft cannot help with.
+        """
+        return UsageError(f"{self._file}: {self._path(key)} is {self._content[key]!r}; {why}")
+
+    def missing(self, key: str, expected: str) -> UsageError:
+        """
+        What to raise where a key has to be there.
+        """
+        return UsageError(f"{self._file}: {self._path(key)} is missing; expected is {expected}")
+
+    def _wrong(self, key: str, expected: str) -> UsageError:
+        found = self._content[key]
+        return UsageError(
+            f"{self._file}: {self._path(key)} is {_short(found)}; expected is {expected}"
+        )
+
+    def _path(self, key: str) -> str:
+        return f"{self._name}.{key}" if self._name else key
+
+
+def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
+    """
+    Whether the optimizer is parallel. Older files say so beside the sizes; where the two differ, the
+    one that leaves fewer copies is believed.
+    """
+    older = sizes.flag("optimizer_shard")
+    return (parallel is not None and parallel.flag("enable_parallel_optimizer")) or older
+
+
+def _sizes(file: Path, document: _Section, parallel: _Section | None) -> Sizes:
+    config = document.section("parallel_config")
+    if config is None:
+        raise document.missing("parallel_config", "the sizes of the parallelism")
+    dp = config.number("data_parallel")
+    if dp is None:
+        raise config.missing("data_parallel", "a whole number of 1 or more")
+    tp, pp, cp, ep = (config.number(key) or 1 for key in _SIZES)
+    shards, threshold = _cut(file, parallel, dp * cp) if _is_cut(config, parallel) else (1, 0)
+    return Sizes(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards, threshold_kb=threshold)
+
+
+def _cut(file: Path, parallel: _Section | None, group: int) -> tuple[int, int]:
+    """
+    Into how many shards it is cut, and from how many KB on.
+    """
+    config = None if parallel is None else parallel.section("parallel_optimizer_config")
+    shards, threshold = None, None
+    if config is not None:
+        shards = config.number("optimizer_weight_shard_size", besides=_WHOLE_GROUP)
+        threshold = config.number("parallel_optimizer_threshold", least=0)
+    if shards is None or shards == _WHOLE_GROUP:
+        given = "not given" if shards is None else str(shards)
+        raise UsageError(
+            f"{file}: no replica: {_SHARD_SIZE} is {given}, so each parameter is cut over the "
+            f"whole of its data-parallel group of {group} ranks; expected is a number that "
+            "divides it, and is at most half of it"
+        )
+    return shards, _THRESHOLD_KB if threshold is None else threshold
+
+
+def _check_replicas(file: Path, sizes: Sizes) -> None:
+    """
+    Raises `UsageError`, with what to set, where somebody would be alone with what it holds.
+    """
+    group, parts = sizes.group, sizes.parts
+    if group % parts == 0 and group > parts:
+        return
+    enough = next(dp for dp in range(1, 2 * parts + 1) if _held_twice(dp * sizes.cp, parts))
+    ways = [f"parallel_config.data_parallel to {enough}"]
+    fewer = [
+        str(shards) for shards in range(2, sizes.shards) if _held_twice(group, shards * sizes.ep)
+    ]
+    if fewer:
+        ways.append(f"{_SHARD_SIZE} to {_either(fewer)}")
+    if sizes.shards > 1 and _held_twice(group, sizes.ep):
+        ways.append("parallel.enable_parallel_optimizer to False")
+    raise UsageError(f"{file}: no replica: {_alone(sizes)}; set {_either(ways)}")
+
+
+def _alone(sizes: Sizes) -> str:
+    group, of = sizes.group, f"(data_parallel {sizes.dp} * context_parallel {sizes.cp})"
+    if group == 1:
+        return f"a data-parallel group has 1 rank {of}, and nobody else holds what that one holds"
+    held = "cannot be given evenly to" if group % sizes.parts else "are held once each by"
+    return (
+        f"{sizes.parts} different parts of the state (optimizer_weight_shard_size {sizes.shards} * "
+        f"expert_parallel {sizes.ep}) {held} the {group} ranks of a data-parallel group {of}"
+    )
+
+
+def _held_twice(group: int, parts: int) -> bool:
+    return group % parts == 0 and group > parts
+
+
+def _either(ways: list[str]) -> str:
+    *others, last = ways
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _check_run(document: _Section) -> None:
+    """
+    Raises `UsageError` where the run could not be recovered at a step, or trains nothing.
+    """
+    runner = document.section("runner_config")
+    if runner is not None and runner.flag("sink_mode", absent=True):
+        size = runner.number("sink_size", besides=_WHOLE_EPOCH)
+        if size not in (None, 1):
+            raise runner.refused(
+                "sink_size",
+                "expected is 1: several steps in one go end as one, so nobody knows of the step at "
+                "which a fault came, and what is to be repaired would be at another step on each rank",
+            )
+    if document.flag("only_save_strategy"):
+        raise document.refused(
+            "only_save_strategy", "expected is False: the run would end before it trains a step"
+        )
+
+
+def _resumption(document: _Section, load: Path | None) -> tuple[bool, str | None]:
+    """
+    Whether training goes on at the step of the checkpoint that it begins with, and from which file.
+    """
+    named = document.name_or_flag("resume_training")
+    if named and load is None:
+        raise document.refused(
+            "resume_training", "expected is a load_checkpoint beside it, to go on from"
+        )
+    return bool(named), named if isinstance(named, str) else None
+
+
+def _prefix(document: _Section) -> str | None:
+    """
+    That of the checkpoints that the run writes.
+    """
+    for callback in document.sections("callbacks"):
+        if callback.text("type") != _MONITOR:
+            continue
+        if callback.flag("integrated_save"):
+            raise callback.refused(
+                "integrated_save",
+                "expected is False: parameters cannot be gathered for a last checkpoint from ranks "
+                "that are gone",
+            )
+        return callback.text("prefix") or "CKP"
+    return None
+
+
+def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: whatever the file holds
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError(f"to read {file}, PyYAML is needed: pip install 'tft-bus[yaml]'") from None
+    try:
+        content = yaml.safe_load(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 2026-13-32
+        raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{file} is {_short(content)}; expected is a mapping with parallel_config")
+    return content
+
+
+def _short(found: object) -> str:
+    text = "empty" if found is None else repr(found)
+    return text if len(text) <= 60 else f"{text[:60]}…"
