@@ -30,8 +30,8 @@ clean:
 	rm -rf .venv
 
 # The group is read out of pyproject.toml: a Python 3.11 brings a pip that cannot do that yet.
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml adaptors/mindio_ttp/pyproject.toml
 	$(PYTHON) -m venv .venv
 	.venv/bin/python scripts/group dev > .venv/dev.txt
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement .venv/dev.txt --editable .
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement .venv/dev.txt --editable . --editable adaptors/mindio_ttp
 	touch $@

@@ -446,10 +446,12 @@ class AdaptorSpecs:
     # ------------------------------------------------------------ checkpoints
 
     @hookspec(firstresult=True)
-    def tft_save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
+    def tft_save(
+        self, directory: Path, shard: str, step: int, shards: Sequence[str]
+    ) -> Sequence[str]:
         """
         Write one copy of a shard as it is at the end of `step` under `directory`, synced; the names of
-        the files written, relative to it.
+        the files written, relative to it. `shards` are all that this rank is to write with it.
         """
         raise NotImplementedError
 

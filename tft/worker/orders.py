@@ -295,7 +295,7 @@ class Hands:
         files = [
             checkpoint.digest_file(directory, name)
             for shard in order.shards
-            for name in self._saving.save(directory, shard, order.step)
+            for name in self._saving.save(directory, shard, order.step, order.shards)
         ]
         copies = [
             checkpoint.digest_file(directory, name)

@@ -103,13 +103,18 @@ class Saving:
 
     # ---------------------------------------------------------------- writing
 
-    def save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
+    def save(
+        self, directory: Path, shard: str, step: int, shards: Sequence[str] = ()
+    ) -> Sequence[str]:
         """
-        Write a shard as it is at the end of `step`; the names of its files. Training thread.
+        Write a shard as it is at the end of `step`, one of those that this rank writes; the names of its
+        files. Training thread.
         """
         if self._own is not None:
             return self._saved_by(self._own, directory, shard, step)
-        names: Sequence[str] = self._hook.tft_save(directory=directory, shard=shard, step=step)
+        names: Sequence[str] = self._hook.tft_save(
+            directory=directory, shard=shard, step=step, shards=shards or (shard,)
+        )
         return names
 
     def stage(self, directory: Path, shard: str, step: int) -> Write:

@@ -1,0 +1,143 @@
+"""
+The adaptor for programs of MindIO: tft's hooks, answered by what the program has registered.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from mindio_ttp.exchange import serve
+from mindio_ttp.program import Program
+from tft.errors import UsageError
+from tft.hooks import Buffer, Parcel, hookimpl
+from tft.protocol.messages import FaultKind, ShardCopies
+
+_programs: list[Program] = []
+"""One in a process, from `announce` on."""
+
+
+def announce(program: Program) -> None:
+    """
+    This is the program whose functions answer.
+    """
+    _programs[:] = [program]
+
+
+def _program() -> Program:
+    if not _programs:
+        raise UsageError(
+            "the adaptor `mindio` is for programs that call mindio_ttp: tft_init_processor and "
+            "tft_start_processor come before anything else"
+        )
+    return _programs[0]
+
+
+@hookimpl
+def tft_strategies() -> Sequence[str]:
+    return _program().strategies
+
+
+@hookimpl
+def tft_preload() -> None:
+    return None
+
+
+@hookimpl
+def tft_store(host: str, port: int, opened: Callable[[int], None]) -> None:
+    serve(host, port, opened)
+
+
+@hookimpl
+def tft_watch() -> None:
+    return None
+
+
+@hookimpl
+def tft_adopt(parts: Mapping[str, Any]) -> None:  # Any: see the specification
+    if parts.get("program") is not _program():
+        raise UsageError(
+            "the adaptor `mindio` keeps what a program's own functions keep: there is nothing to adopt"
+        )
+
+
+@hookimpl
+def tft_shards() -> Sequence[ShardCopies]:
+    return _program().shards()
+
+
+@hookimpl
+def tft_capture() -> bytes:
+    return _program().private()
+
+
+@hookimpl
+def tft_rollback(private: bytes) -> None:
+    _program().rollback(private)
+
+
+@hookimpl
+def tft_give(shard: str, step: int) -> Parcel:
+    return Parcel(meta=_program().lend(shard, step), buffers=())
+
+
+@hookimpl
+def tft_take() -> Sequence[Buffer]:
+    return ()
+
+
+@hookimpl
+def tft_taken(shard: str, meta: bytes) -> None:
+    _program().borrow(shard, meta)
+
+
+@hookimpl
+def tft_digests() -> Mapping[str, str]:
+    return {}
+
+
+@hookimpl
+def tft_quiesce() -> None:
+    _program().interrupt()
+
+
+@hookimpl
+def tft_waiting(frame: FrameType) -> bool:
+    return True  # what a program waits in is its own
+
+
+@hookimpl
+def tft_clear() -> None:
+    _program().left()
+
+
+@hookimpl
+def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
+    _program().regroup(name, host, port, rank, world)
+
+
+@hookimpl
+def tft_rebuild() -> Any:  # Any: see the specification
+    _program().rebuild()
+    return _program()
+
+
+@hookimpl
+def tft_save(directory: Path, shard: str, step: int, shards: Sequence[str]) -> Sequence[str]:
+    return _program().save(directory, shard, shards, step)
+
+
+@hookimpl
+def tft_join(directory: Path, step: int) -> Sequence[str]:
+    _program().rename(directory, step)
+    return ()
+
+
+@hookimpl
+def tft_load() -> None:
+    return None  # the program reads its checkpoint itself, before it trains
+
+
+@hookimpl
+def tft_classify(error: BaseException) -> FaultKind | None:
+    return None  # the program says what its errors are

@@ -1,0 +1,101 @@
+"""
+What an exception's text says of the fault: MindIO looks for substrings, in this order.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mindio_ttp.words import ReportState
+
+POLLUTED = re.compile(r"time us=\s*(\d+)")
+ERROR_CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
+RESUMABLE = frozenset({"ARF FINISH", "STEP FINISH"})
+"""Names with one wait only: what is to be cleaned is clean already."""
+OTHER = "OTHER"
+
+Handle = Callable[[str], str]
+"""From the text of an error to the name of what it is."""
+
+HBM = "HBM MULTI BIT ECC"
+REPAIRABLE, UNREPAIRABLE = f"{HBM} can repair", f"{HBM} can't repair"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """
+    What an error is.
+    """
+
+    name: str
+    state: ReportState
+    code: str
+    """Of the device; empty: it has said none."""
+
+
+@dataclass(slots=True)
+class Patterns:
+    """
+    What is looked for, and what it stands for. `can_repair` says whether memory that was lost at a time
+    (microseconds of the device) can still be had from the copies of others.
+    """
+
+    can_repair: Callable[[int], bool]
+    handles: dict[str, Handle] = field(default_factory=dict)
+    states: dict[str, ReportState] = field(default_factory=dict)
+    guarded: frozenset[str] = frozenset()
+    """Names that are `OTHER` where devices are not to be repaired."""
+
+    def __post_init__(self) -> None:
+        for text, state in (
+            ("UCE ERROR", ReportState.RS_UCE),
+            (HBM, ReportState.RS_UCE),
+            ("FORCE STOP", ReportState.RS_NORMAL),
+            ("ARF FINISH", ReportState.RS_PREREPAIR_FINISH),
+            ("STEP FINISH", ReportState.RS_STEP_FINISH),
+            ("HCCL OP RETRY FAILED", ReportState.RS_HCCL_FAILED),
+            ("SUSPECT REMOTE ERROR", ReportState.RS_HCCL_FAILED),
+            ("UB LINK ERROR", ReportState.RS_HCCL_FAILED),
+            ("HCCS LINK ERROR", ReportState.RS_HCCL_FAILED),
+        ):
+            self.handles[text] = self._hbm if text == HBM else _named(text)
+            self.states[text] = state
+        self.states[REPAIRABLE] = ReportState.RS_UCE
+        self.states[UNREPAIRABLE] = ReportState.RS_UCE_CORRUPTED
+        devices = {ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED, ReportState.RS_HCCL_FAILED}
+        self.guarded = frozenset(name for name, state in self.states.items() if state in devices)
+
+    def add(self, pattern: str, state: ReportState, handle: Handle) -> None:
+        """
+        One of the user's own, looked for after those that are there.
+        """
+        self.handles[pattern] = handle
+        self.states[pattern] = state
+
+    def classify(self, error: RuntimeError, *, repairs: bool) -> Found:
+        """
+        The first that fits; `repairs`: devices that have lost memory or links are to be repaired.
+        """
+        text = str(error)
+        code = match[1][:15] if (match := ERROR_CODE.search(text)) else ""
+        for pattern, handle in self.handles.items():
+            if pattern not in text:
+                continue
+            name = handle(text)
+            if name not in self.states:
+                raise KeyError(
+                    f"the handler of {pattern!r} says {name!r}; it must say one of "
+                    f"{', '.join(sorted(self.states))}"
+                )
+            if name in self.guarded and not repairs:
+                break
+            return Found(name=name, state=self.states[name], code=code)
+        return Found(name=OTHER, state=ReportState.RS_UNKNOWN, code=code)
+
+    def _hbm(self, text: str) -> str:
+        match = POLLUTED.search(text)
+        return REPAIRABLE if match and self.can_repair(int(match[1])) else UNREPAIRABLE
+
+
+def _named(name: str) -> Handle:
+    return lambda _: name

@@ -1,0 +1,132 @@
+"""
+The variables that programs for MindIO are told things in, each with its range (MindIO TFT 7.3.0). What
+is out of its range counts as not said, which is what MindIO makes of it, but is told.
+"""
+
+import json
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+import structlog
+
+log = structlog.get_logger()
+
+_CARRIED = "TFT_MINDIO_LAUNCHED"
+"""What the launcher of the job had set, for the process that a tft agent starts in its place."""
+_OVERWRITTEN = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RUN_ID",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variables:
+    """
+    What the environment says.
+    """
+
+    mindspore: bool
+    """MINDIO_FOR_MINDSPORE: the program is one for MindSpore (true or 1)."""
+    task: str
+    """MINDX_TASK_ID: the orchestrator's name of the job; empty: there is none."""
+    wait_orchestrator: int
+    """MINDIO_WAIT_MINDX_TIME: seconds that an orchestrator may take to answer (1 to 3600, 30)."""
+    action_limit: int
+    """TTP_NORMAL_ACTION_TIME_LIMIT: seconds that a function may take (30 to 1800, 180)."""
+    retries: int
+    """TTP_RETRY_TIMES: how often a connection is tried (1 to 300, 10)."""
+    clean_before_dump: bool
+    """TTP_STOP_CLEAN_BEFORE_DUMP: stop and clean before a last checkpoint (0 or 1, 0)."""
+    framework: int
+    """TTP_FRAMEWORK_TYPE: 0, or 1 for X1 (0)."""
+    certificate_period: int
+    """TTP_ACCLINK_CHECK_PERIOD_HOURS: hours between two looks at certificates (24 to 720, 168)."""
+    certificate_ahead: int
+    """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: how long before their end they are told of (7 to 180, 30)."""
+
+
+def variables(environ: Mapping[str, str] = os.environ) -> Variables:
+    """
+    Read them.
+    """
+    return Variables(
+        mindspore=environ.get("MINDIO_FOR_MINDSPORE", "").lower() in ("true", "1"),
+        task=environ.get("MINDX_TASK_ID", ""),
+        wait_orchestrator=_within(environ, "MINDIO_WAIT_MINDX_TIME", 1, 3600, 30),
+        action_limit=_within(environ, "TTP_NORMAL_ACTION_TIME_LIMIT", 30, 1800, 180),
+        retries=_within(environ, "TTP_RETRY_TIMES", 1, 300, 10),
+        clean_before_dump=_within(environ, "TTP_STOP_CLEAN_BEFORE_DUMP", 0, 1, 0) == 1,
+        framework=_within(environ, "TTP_FRAMEWORK_TYPE", 0, 1, 0),
+        certificate_period=_within(environ, "TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
+        certificate_ahead=_within(environ, "TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
+    )
+
+
+def _within(environ: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
+    text = environ.get(name)
+    if text is None:
+        return default
+    if text.isascii() and text.isdigit() and least <= int(text) <= most:
+        return int(text)
+    log.warning("variable_out_of_range", name=name, value=text, range=[least, most], used=default)
+    return default
+
+
+def clean_before_dump(environ: MutableMapping[str, str] = os.environ) -> None:
+    """
+    From now on it is as if TTP_STOP_CLEAN_BEFORE_DUMP were 1, here and in what this process starts.
+    """
+    environ["TTP_STOP_CLEAN_BEFORE_DUMP"] = "1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """
+    Where the launcher of the job has put this process.
+    """
+
+    local_rank: int
+    local_world: int
+    machine: int
+
+
+def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os.environ) -> Place:
+    """
+    As the variables of launchers say it. Where they do not: `alone` on one machine, or each on its own.
+    """
+    local_rank, local_world = (rank, world) if alone else (0, 1)
+    local_rank = int(environ.get("LOCAL_RANK", local_rank))
+    local_world = int(environ.get("LOCAL_WORLD_SIZE", local_world))
+    machine = environ.get("GROUP_RANK", environ.get("NODE_RANK", ""))
+    return Place(
+        local_rank=local_rank,
+        local_world=local_world,
+        machine=int(machine) if machine.isdigit() else rank // max(1, local_world),
+    )
+
+
+def carry(environ: MutableMapping[str, str] = os.environ) -> None:
+    """
+    Keep what the launcher has set, where an agent sets its own.
+    """
+    kept = {name: environ[name] for name in _OVERWRITTEN if name in environ}
+    environ[_CARRIED] = json.dumps(kept)
+
+
+def restore(environ: MutableMapping[str, str] = os.environ) -> None:
+    """
+    What the launcher has set is there again: the program meets the others where it always did.
+    """
+    if _CARRIED not in environ:
+        return
+    kept = json.loads(environ.pop(_CARRIED))
+    for name in _OVERWRITTEN:
+        environ.pop(name, None)
+    environ.update(kept)

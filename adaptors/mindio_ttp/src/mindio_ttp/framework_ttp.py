@@ -1,0 +1,369 @@
+"""
+What a training process calls. The names, arguments, ranges and results are those of MindIO TFT 7.3.0
+(`mindio_ttp.framework_ttp`); every function that says nothing else returns None and raises an `Exception`
+for what it cannot follow, with the reason.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from mindio_ttp import checks
+from mindio_ttp.checks import Refused
+from mindio_ttp.controller_ttp import (
+    tft_destroy_controller,
+    tft_init_controller,
+    tft_start_controller,
+)
+from mindio_ttp.handler import tft_exception_handler, tft_register_exception_handler
+from mindio_ttp.processor import Told, curve, processor, register
+from mindio_ttp.utils import (
+    tft_can_do_uce_repair,
+    tft_set_update_end_time,
+    tft_set_update_start_time,
+)
+from mindio_ttp.words import Action, OptimizerType, RepairType, ReportState
+
+__all__ = [
+    "Action",
+    "OptimizerType",
+    "RepairType",
+    "ReportState",
+    "set_mindio_export_version",
+    "tft_can_do_uce_repair",
+    "tft_destroy_controller",
+    "tft_destroy_processor",
+    "tft_end_updating_os",
+    "tft_exception_handler",
+    "tft_get_reboot_type",
+    "tft_get_repair_step",
+    "tft_get_repair_type",
+    "tft_init_controller",
+    "tft_init_processor",
+    "tft_is_reboot_node",
+    "tft_pause_train",
+    "tft_register_clean_handler",
+    "tft_register_decrypt_handler",
+    "tft_register_exception_handler",
+    "tft_register_exit_handler",
+    "tft_register_rebuild_group_handler",
+    "tft_register_rename_handler",
+    "tft_register_repair_handler",
+    "tft_register_rollback_handler",
+    "tft_register_save_ckpt_handler",
+    "tft_register_stop_handler",
+    "tft_register_stream_sync_handler",
+    "tft_register_zit_downgrade_rebuild_handler",
+    "tft_register_zit_upgrade_rebuild_handler",
+    "tft_register_zit_upgrade_repair_handler",
+    "tft_register_zit_upgrade_rollback_handler",
+    "tft_report_error",
+    "tft_report_load_ckpt_step",
+    "tft_reset_limit_step",
+    "tft_set_dp_group_info",
+    "tft_set_optimizer_replica",
+    "tft_set_step_args",
+    "tft_set_update_end_time",
+    "tft_set_update_start_time",
+    "tft_start_controller",
+    "tft_start_copy_os",
+    "tft_start_processor",
+    "tft_start_updating_os",
+    "tft_wait_next_action",
+]
+
+EXPORTS = ("MindSpeed", "MindSpeed-LLM")
+
+
+# ---------------------------------------------------------------- the beginning and the end
+
+
+def tft_init_processor(
+    rank: int,
+    world_size: int,
+    enable_local_copy: bool,
+    enable_tls: bool = True,
+    tls_info: str = "",
+    enable_uce: bool = True,
+    enable_arf: bool = False,
+    enable_zit: bool = False,
+) -> None:
+    """
+    Who this process is, and what is to be done about faults: `enable_uce` has ranks brought to one step
+    in place, `enable_arf` has lost ones replaced.
+    """
+    call = "tft_init_processor"
+    checks.rank_and_world(call, rank, world_size)
+    local_copy = checks.flag(call, "enable_local_copy", enable_local_copy)
+    elastic = checks.flag(call, "enable_zit", enable_zit)
+    _refuse_what_is_not_there(call, local_copy=local_copy, elastic=elastic)
+    processor.init(
+        Told(
+            rank=rank,
+            world=world_size,
+            uce=checks.flag(call, "enable_uce", enable_uce),
+            arf=checks.flag(call, "enable_arf", enable_arf),
+            curve=curve(checks.flag(call, "enable_tls", enable_tls), tls_info),
+        )
+    )
+
+
+def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
+    """
+    Join the job at the controller's address. A process that no tft agent has started becomes the `tft
+    run` of a node with one rank here, and that rank runs the script from its beginning: call it before
+    process groups are formed.
+    """
+    processor.start(master_ip, port, local_ip, "mindio")
+
+
+def tft_destroy_processor() -> None:
+    """
+    This rank has trained all it was to; returns when all have.
+    """
+    processor.finish()
+
+
+def _refuse_what_is_not_there(call: str, *, local_copy: bool, elastic: bool) -> None:
+    if processor.variables.mindspore:
+        if local_copy or elastic:
+            name = "enable_local_copy" if local_copy else "enable_zit"
+            raise Refused(f"{call}: {name} is to be False with MindSpore")
+    elif elastic:
+        raise Refused(
+            f"{call}: enable_zit is True, and this version cannot go on with fewer ranks for programs "
+            "written for MindIO: set it to False"
+        )
+
+
+# ---------------------------------------------------------------- what the loop says
+
+
+def tft_set_optimizer_replica(rank: int, replica_info: list[dict[str, Any]]) -> None:
+    """
+    Who holds copies of what: a dict with `rank_list`, `replica_cnt`, `replica_shift` for each kind of
+    groups, dense first, then experts.
+    """
+    processor.replicas(rank, replica_info)
+
+
+def tft_set_dp_group_info(rank: int, dp_rank_list: list[int]) -> None:
+    """
+    The data-parallel group of this rank. Of use where ranks may leave, which is checked and no more here.
+    """
+    call = "tft_set_dp_group_info"
+    world = processor.program.world
+    checks.number(call, "rank", rank, 0, world - 1)
+    if rank not in checks.ranks(call, "dp_rank_list", dp_rank_list, world):
+        raise Refused(f"{call}: rank {rank} is not in dp_rank_list {dp_rank_list}")
+
+
+def tft_start_updating_os(backup_step: int = -1) -> None:
+    """
+    The optimizer's state is about to be changed in place: all sums are complete. May wait; raises a
+    `RuntimeError` with FORCE STOP when the loop is to be left.
+    """
+    processor.open(backup_step)
+
+
+def tft_end_updating_os(step: int) -> None:
+    """
+    The state of `step` is whole.
+    """
+    processor.close(step)
+
+
+def tft_start_copy_os() -> None:
+    """
+    A copy of the state is about to be made on this node. tft makes none of a program's own state.
+    """
+    if processor.dumped:
+        raise Refused("tft_start_copy_os: the last checkpoint is written, nothing is trained")
+
+
+def tft_set_step_args(args: Any) -> None:
+    """
+    What is handed to every function that is registered. None is ignored.
+    """
+    processor.set_args(args)
+
+
+def tft_pause_train(cur_step: int) -> None:
+    """
+    The end of an iteration. Raises a `RuntimeError` with STEP FINISH when the loop is to be left.
+    """
+    if cur_step >= 0:
+        processor.pause()
+
+
+def tft_reset_limit_step() -> None:
+    """
+    Lift the limit on steps. tft lifts it when the loop is entered again.
+    """
+
+
+def tft_report_load_ckpt_step(step: int) -> None:
+    """
+    Which step a periodic checkpoint that was loaded is of.
+    """
+    checks.step("tft_report_load_ckpt_step", step, least=1)
+
+
+# ---------------------------------------------------------------- faults
+
+
+def tft_report_error(error_type: int, error_code: str = "") -> None:
+    """
+    The loop was left, for the reason that the value of a `ReportState` says. Of what is unknown it returns
+    when the job has ended for this rank.
+    """
+    processor.report(checks.error(error_type, error_code), error_code)
+
+
+def tft_wait_next_action() -> int:
+    """
+    Waits until this rank is to go on, 0, or to exit, 1: the values of `Action`.
+    """
+    return processor.wait().value
+
+
+def tft_is_reboot_node() -> bool:
+    """
+    Whether this process takes the place of one that was lost.
+    """
+    return processor.reboot
+
+
+def tft_get_reboot_type() -> str:
+    """
+    For what reason: `arf`, it was lost, or `hot switch`.
+    """
+    return "arf"
+
+
+def tft_get_repair_step() -> int:
+    """
+    The step that this rank was brought to last; 0: none.
+    """
+    return processor.program.repaired_to
+
+
+def tft_get_repair_type() -> str:
+    """
+    What is being done: `retry`, `recover`, `dump` or `unknow`.
+    """
+    return processor.program.repair_type
+
+
+def set_mindio_export_version(name: str) -> None:
+    """
+    Which of MindIO's users the program is: `MindSpeed` or `MindSpeed-LLM`.
+    """
+    if name not in EXPORTS:
+        raise Refused(f"set_mindio_export_version knows {', '.join(EXPORTS)}, not {name!r}")
+    processor.export(name)
+
+
+# ---------------------------------------------------------------- functions of the program
+
+Function = Callable[..., Any]
+"""Any: a program's own."""
+
+
+def tft_register_save_ckpt_handler(func: Function, ctx: Any = None) -> None:
+    """
+    `func(step, save_info, args, ctx)` saves what this rank was chosen for.
+    """
+    register("save_ckpt", func, ctx)
+
+
+def tft_register_rename_handler(func: Function, ctx: Any = None) -> None:
+    """
+    `func(step, args)`, with MindSpore `func(step, ctx)`, gives the checkpoint its name when all is saved.
+    """
+    register("rename", func, ctx)
+
+
+def tft_register_exit_handler(func: Function, ctx: Any = None) -> None:
+    """
+    `func(ctx)` ends the process; MindSpore only.
+    """
+    register("exit", func, ctx)
+
+
+def tft_register_stop_handler(func: Function, ctx: Any = None) -> None:
+    """
+    `func(args, ctx)` has the training thread raise, whatever it waits in.
+    """
+    register("stop", func, ctx)
+
+
+def tft_register_clean_handler(func: Function, ctx: Any = None) -> None:
+    """
+    `func(is_uce_error, args, ctx)` says 0: clean, 1: it could not be cleaned, 2: the memory was cleaned,
+    and nothing in it was lost.
+    """
+    register("clean", func, ctx)
+
+
+def tft_register_rebuild_group_handler(func: Function, ctx: Any = None) -> None:
+    """
+    `func(fault_ranks, args, ctx)` forms the process groups anew.
+    """
+    register("rebuild_group", func, ctx)
+
+
+def tft_register_repair_handler(func: Function, ctx: Any = None) -> None:
+    """
+    `func(step, need_rebuild, error_ranks, repair_info, args, ctx)` sends or receives state.
+    """
+    register("repair", func, ctx)
+
+
+def tft_register_rollback_handler(func: Function, ctx: Any = None) -> None:
+    """
+    `func(step, args, ctx)` brings data, schedulers and counters to the end of `step`.
+    """
+    register("rollback", func, ctx)
+
+
+def tft_register_stream_sync_handler(func: Function, ctx: Any = None) -> None:
+    """
+    `func()` waits for the device.
+    """
+    register("stream_sync", func, ctx)
+
+
+def tft_register_zit_downgrade_rebuild_handler(func: Function, ctx: Any = None) -> None:
+    """
+    Kept; not called by this version.
+    """
+    register("zit_downgrade_rebuild", func, ctx)
+
+
+def tft_register_zit_upgrade_rebuild_handler(func: Function, ctx: Any = None) -> None:
+    """
+    Kept; not called by this version.
+    """
+    register("zit_upgrade_rebuild", func, ctx)
+
+
+def tft_register_zit_upgrade_repair_handler(func: Function, ctx: Any = None) -> None:
+    """
+    Kept; not called by this version.
+    """
+    register("zit_upgrade_repair", func, ctx)
+
+
+def tft_register_zit_upgrade_rollback_handler(func: Function, ctx: Any = None) -> None:
+    """
+    Kept; not called by this version.
+    """
+    register("zit_upgrade_rollback", func, ctx)
+
+
+def tft_register_decrypt_handler(func: Function | None) -> None:
+    """
+    `func(cipher)` says the password of a private key. None is ignored.
+    """
+    if func is not None:
+        register("decrypt", func, None)

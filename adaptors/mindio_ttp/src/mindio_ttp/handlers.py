@@ -1,0 +1,60 @@
+"""
+The functions that a program registers, and how each is called.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindio_ttp import checks
+
+NAMES = (
+    "save_ckpt",
+    "rename",
+    "exit",
+    "stop",
+    "clean",
+    "rebuild_group",
+    "repair",
+    "rollback",
+    "stream_sync",
+    "zit_downgrade_rebuild",
+    "zit_upgrade_rebuild",
+    "zit_upgrade_repair",
+    "zit_upgrade_rollback",
+    "decrypt",
+)
+
+
+@dataclass(slots=True)
+class Handlers:
+    """
+    Those of one program. The last one registered counts.
+    """
+
+    mindspore: bool = False
+    _known: dict[str, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
+
+    def register(self, name: str, function: Any, context: Any) -> None:  # Any: the program's own
+        """
+        Raises `TypeError` for what cannot be called.
+        """
+        called = checks.function(f"tft_register_{name}_handler", function)
+        self._known[name] = (called, context)
+
+    def has(self, name: str) -> bool:
+        """
+        Whether there is one.
+        """
+        return name in self._known
+
+    def call(self, name: str, *told: Any) -> Any:  # Any: the program's own
+        """
+        Calls one with what it is told, and its context where it gets that.
+        """
+        function, context = self._known[name]
+        if name == "stream_sync" or name.startswith("zit_"):
+            return function(*told)
+        if name == "rename" and not self.mindspore:
+            return function(*told)
+        return function(*told, context)

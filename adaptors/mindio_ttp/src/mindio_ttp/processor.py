@@ -1,0 +1,408 @@
+"""
+A training process: what it calls becomes what its session does.
+
+The session is tft's: it stands between this process and the controller. The training thread is the one
+that calls; whatever the program has registered is called on it while it is out of its loop, but for what
+brings it out of there and what sends to others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+import tft
+from mindio_ttp import adaptor, checks, environment, replicas, tls
+from mindio_ttp.checks import Refused
+from mindio_ttp.handlers import Handlers
+from mindio_ttp.program import Program
+from mindio_ttp.words import LARGEST_STEP, Action, ReportState
+from tft.errors import Interrupted, JobEnded, UsageError
+from tft.protocol.messages import FaultKind
+
+log = structlog.get_logger()
+
+FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
+FORCE_STOP_MINDSPORE = "ForceStopError. By mindio-ttp BeginUpdating"
+"""What MindSpore's own loop looks for."""
+STEP_FINISH = "STEP FINISH"
+ARF_FINISH = "ARF FINISH"
+
+
+class Reported(Exception):
+    """
+    What a program says of itself, as a fault.
+    """
+
+    def __init__(self, kind: FaultKind, code: str, *, polluted: bool = False) -> None:
+        super().__init__(f"{kind}{f', device error {code}' if code else ''}")
+        self.tft_fault_kind = kind
+        self.tft_polluted = polluted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """
+    What `tft_init_processor` was told.
+    """
+
+    rank: int
+    world: int
+    uce: bool
+    arf: bool
+    curve: tuple[str, ...]
+    """Options of `tft run` for a bus that is encrypted; none: it is not."""
+
+
+FAULTS: Mapping[ReportState, tuple[FaultKind, bool]] = {
+    ReportState.RS_RETRY: ("numeric", True),
+    ReportState.RS_UCE: ("memory", False),
+    ReportState.RS_UCE_CORRUPTED: ("memory", True),
+    ReportState.RS_HCCL_FAILED: ("network", False),
+    ReportState.RS_UNKNOWN: ("software", False),
+}
+"""The kind of fault a state is, and whether all copies of it are in doubt."""
+
+
+class Processor:
+    """
+    That of this process.
+    """
+
+    def __init__(self) -> None:
+        self.variables = environment.variables()
+        self.handlers = Handlers(mindspore=self.variables.mindspore)
+        self.dumped = False
+        self._told: Told | None = None
+        self._session: tft.Session | None = None
+        self._program: Program | None = None
+        self._begun = self._inside = self._window = False
+        self._leaving = False
+        """The loop is to be left: this step was the last one."""
+        self._expects_finish = False
+        """The program knows that it is a replacement, and says when it is ready."""
+        self._exit: int | None = None
+        self._completed = False
+        self._args: Any = None  # Any: the program's own
+        self._exports = ""
+
+    # ---------------------------------------------------------------- the beginning
+
+    def init(self, told: Told) -> None:
+        """
+        Once in a process.
+        """
+        if self._told is not None:
+            raise Refused(
+                "tft_init_processor was called before in this process: it is called once; "
+                "tft_destroy_processor ends what it began"
+            )
+        self._told = told
+
+    def start(self, ip: str, port: int, local_ip: str, adaptor_name: str) -> None:
+        """
+        Join the job. A process that no tft agent has started becomes a `tft run` here, and its rank
+        runs the script from its beginning.
+        """
+        call = "tft_start_processor"
+        told = self._told
+        if told is None:
+            raise Refused(f"{call}: tft_init_processor comes first")
+        if self._session is not None:
+            raise Refused(f"{call} was called before in this process")
+        host = checks.address(call, "master_ip", ip)
+        checks.port(call, port)
+        if local_ip:
+            checks.address(call, "local_ip", local_ip)
+        strategies = ("dump", *(["retry"] if told.uce else []), *(["recover"] if told.arf else []))
+        program = Program(
+            rank=told.rank, world=told.world, handlers=self.handlers, strategies=strategies
+        )
+        adaptor.announce(program)
+        environment.carry()
+        options = ["--adaptor", adaptor_name, *told.curve]
+        if local_ip:
+            options += ["--host", local_ip]
+        try:
+            session = tft.init(self._launcher(told, host, port), options)
+        except UsageError as refused:
+            raise Refused(f"{call}: {refused}") from refused
+        environment.restore()
+        if (session.rank, session.world) != (told.rank, told.world):
+            raise Refused(
+                f"{call}: tft_init_processor was told rank {told.rank} of {told.world}, and this process "
+                f"was started as rank {session.rank} of {session.world}"
+            )
+        program.completed = lambda: session.step - 1
+        program.incarnation = session.incarnation
+        program.args = self._args
+        self._session, self._program = session, program
+        if session.adaptor == "mindio":
+            session.adopt(program=program)
+
+    def _launcher(self, told: Told, host: str, port: int) -> tft.Launcher:
+        alone = host.startswith("127.") or host == "::1"
+        place = environment.place(told.rank, told.world, alone=alone)
+        return tft.Launcher(
+            name="mindio_ttp",
+            rank=told.rank,
+            world=told.world,
+            local_rank=place.local_rank,
+            local_world=place.local_world,
+            machine=place.machine,
+            address=host,
+            port=port,
+            serves=False,
+            alone=alone or place.local_world == told.world,
+            start=self.variables.task or f"mindio-{host}-{port}",
+        )
+
+    @property
+    def session(self) -> tft.Session:
+        """
+        Raises `Refused` before there is one.
+        """
+        if self._session is None:
+            raise Refused("this process has not joined its job: tft_start_processor comes first")
+        return self._session
+
+    @property
+    def program(self) -> Program:
+        """
+        The same.
+        """
+        if self._program is None:
+            raise Refused("this process has not joined its job: tft_start_processor comes first")
+        return self._program
+
+    @property
+    def told(self) -> Told:
+        """
+        Raises `Refused` before `init`.
+        """
+        if self._told is None:
+            raise Refused("tft_init_processor comes first")
+        return self._told
+
+    def replicas(self, rank: int, info: Any) -> None:  # Any: as given
+        """
+        Who holds copies of what this rank holds.
+        """
+        program = self.program
+        checks.number(replicas.CALL, "rank", rank, 0, program.world - 1)
+        if rank != program.rank:
+            raise Refused(f"{replicas.CALL}: this process is rank {program.rank}, not {rank}")
+        groups = replicas.read(rank, program.world, info, whole=self.variables.mindspore)
+        if self._begun and groups != program.groups:
+            raise Refused(
+                f"{replicas.CALL}: training has begun with other groups; tell of them before the first "
+                "update"
+            )
+        program.groups = groups
+
+    @property
+    def reboot(self) -> bool:
+        """
+        Whether this process takes the place of another one.
+        """
+        self._expects_finish = True
+        return self.session.incarnation > 0
+
+    def set_args(self, args: Any) -> None:  # Any: the program's own
+        """
+        What every function of the program is handed; None, and anything for a program that hands over
+        its own, is ignored.
+        """
+        if self.dumped:
+            raise Refused("tft_set_step_args: the last checkpoint is written")
+        if args is None or self._exports:
+            log.warning("step_args_ignored", why="None" if args is None else "a MindSpeed program")
+            return
+        self._args = args
+        if self._program is not None:
+            self._program.args = args
+
+    def keep_args(self, args: list[Any]) -> None:  # Any: the program's own
+        """
+        What the training function is called with: handed to every function, too, unless something else
+        was.
+        """
+        if self._args is None:
+            self._args = args
+            self.program.args = args
+
+    def export(self, name: str) -> None:
+        """
+        The program is one of MindIO's known users.
+        """
+        self._exports = name
+        environment.clean_before_dump()
+
+    # ---------------------------------------------------------------- in the loop
+
+    def enter(self) -> None:
+        """
+        Into the loop, when all ranks are there.
+        """
+        if self._inside:
+            return
+        if self.session.incarnation > 0 and self._expects_finish and not self._begun:
+            return  # the program is about to say that it is ready
+        self._begin()
+        self.wait()
+
+    def open(self, backup: int) -> None:
+        """
+        The state is about to be changed.
+        """
+        checks.number("tft_start_updating_os", "backup_step", backup, -1, LARGEST_STEP)
+        if self.dumped:
+            raise Refused(
+                "tft_start_updating_os: the last checkpoint is written, nothing is trained"
+            )
+        if not self._begun:
+            if self.session.incarnation > 0:
+                raise RuntimeError(f"{ARF_FINISH}: this process takes the place of another one")
+            self.enter()
+        if self._leaving:
+            raise self._force_stop()
+        try:
+            self.session.open_window()
+        except Interrupted:
+            raise self._force_stop() from None
+        self._window = True
+
+    def close(self, step: int) -> None:
+        """
+        The state of `step` is whole.
+        """
+        checks.step("tft_end_updating_os", step, least=1)
+        session, program = self.session, self.program
+        if not self._window:
+            raise Refused(
+                f"tft_end_updating_os({step}): no tft_start_updating_os came before it, so that nobody "
+                "could know when the state of this step was not whole; call it before the update"
+            )
+        base = step - session.step
+        if program.base is None or (session.step == 1 and session.incarnation == 0):
+            program.base = base
+        if base != program.base:
+            raise Refused(
+                f"tft_end_updating_os({step}): the step that is trained is "
+                f"{program.program_step(session.step)}; steps are counted one by one"
+            )
+        self._window = False
+        try:
+            session.close_window()
+        except Interrupted:
+            self._leaving = True  # said where the program expects to be stopped
+
+    def pause(self) -> None:
+        """
+        The end of an iteration: where a program can be stopped without losing anything.
+        """
+        if self._leaving:
+            self._leaving = False
+            raise RuntimeError(STEP_FINISH)
+
+    def _force_stop(self) -> RuntimeError:
+        self._leaving = False
+        return RuntimeError(FORCE_STOP_MINDSPORE if self.variables.mindspore else FORCE_STOP)
+
+    # ---------------------------------------------------------------- out of the loop
+
+    def report(self, state: ReportState, code: str) -> None:
+        """
+        The loop was left. Where nothing that the program does can help any more this returns when the
+        job is over for it.
+        """
+        self.session  # noqa: B018 (refused before there is one)
+        if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
+            self._begin()
+            return
+        if not self._begun:
+            return  # nothing was trained: the process ends, and is seen to
+        fault = FAULTS.get(state)
+        self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
+        self.program.torn = self._window
+        error = None if fault is None else Reported(fault[0], code, polluted=fault[1])
+        self._leave(error)
+        if state is ReportState.RS_UNKNOWN:
+            self.wait()
+
+    def _leave(self, error: Exception | None) -> None:
+        if self._inside:
+            self._inside = self._window = self._leaving = False
+            self.session.leave(error)
+
+    def wait(self, until: Sequence[str] = ("resume",)) -> Action:
+        """
+        Do what is ordered until one of these orders was carried out, or this rank is in its loop again;
+        `EXIT` when the job is over.
+        """
+        until = (*until, "resume", "complete")
+        self._begin()
+        while not self._inside and self._exit is None:
+            try:
+                order = self.session.obey()
+            except JobEnded as ended:
+                self._ended(int(ended.code or 0))
+                break
+            self._inside = order == "resume"
+            self._completed = order == "complete"
+            self.dumped = self.dumped or order == "commit"
+            if order in until:
+                break
+        return Action.RETRY if self._exit is None else Action.EXIT
+
+    def finish(self) -> None:
+        """
+        The program has trained all it was to; returns when all have.
+        """
+        if self._begun and self._inside:
+            self._inside = False
+            self.session.finish()
+            self.wait(("complete",))
+
+    @property
+    def completed(self) -> bool:
+        """
+        All ranks have trained to the end.
+        """
+        return self._completed
+
+    @property
+    def exit_code(self) -> int | None:
+        """
+        How the job has ended; None: it has not.
+        """
+        return self._exit
+
+    def _ended(self, code: int) -> None:
+        self._exit = code
+        if self.variables.mindspore and self.handlers.has("exit"):
+            self.handlers.call("exit")
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.session.begin()
+
+
+processor = Processor()
+"""The one of this process."""
+
+
+def register(name: str, function: Callable[..., Any], context: Any) -> None:  # Any: the program's
+    """
+    A function of the program.
+    """
+    processor.handlers.register(name, function, context)
+
+
+def curve(tls_on: Any, info: Any) -> tuple[str, ...]:  # Any: as given
+    """
+    The options of `tft run` that encrypt the bus, from what TLS was to be made of.
+    """
+    return tls.options(info) if tls_on else ()

@@ -1,0 +1,331 @@
+"""
+A program for MindIO as tft's hooks see it: what they ask is answered by the functions it has registered.
+
+Its steps are its own: it may have trained before this job began. `base` is the step it was at then.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from mindio_ttp import replicas
+from mindio_ttp.exchange import Body, Membership
+from mindio_ttp.handlers import Handlers
+from mindio_ttp.replicas import Group
+from mindio_ttp.words import RepairType
+from tft.errors import OrderRefused
+from tft.protocol.codec import pack, unpack
+from tft.protocol.messages import ShardCopies
+
+log = structlog.get_logger()
+
+TICK = 0.05
+"""Seconds between two looks at what other savers have said."""
+
+
+@dataclass(slots=True)
+class Program:
+    """
+    Of one rank. `completed` says which step of tft's counting is whole, `incarnation` how many processes
+    held the rank before.
+    """
+
+    rank: int
+    world: int
+    handlers: Handlers
+    strategies: tuple[str, ...]
+    completed: Callable[[], int] = lambda: 0
+    incarnation: int = 0
+    args: Any = None
+    """What is handed to every function. Any: the program's own."""
+    groups: tuple[Group, ...] = ()
+    base: int | None = None
+    uce: bool = False
+    """This rank has said that its memory is lost."""
+    torn: bool = False
+    """The update had begun when the loop was left."""
+    repaired_to: int = 0
+    """The program's step that it was brought to last."""
+    repair_type: str = "unknow"
+    _light: bool = False
+    """The memory that was lost was cleaned, and nothing is to be built or fetched."""
+    _known: dict[int, int] = field(default_factory=dict)
+    """The incarnation of each rank, as of the last group."""
+    _membership: Membership | None = None
+    _grouped: threading.Event = field(default_factory=threading.Event)
+    _stopping: threading.Thread | None = None
+    _stop_failed: str = ""
+    _send_failed: str = ""
+    _lenders: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
+    """By shard and step: the ranks that lend it, and how each counts."""
+    _lent: threading.Condition = field(default_factory=threading.Condition)
+    _void: threading.Event = field(default_factory=threading.Event)
+    """What this rank waits for has become void."""
+    _saved: Mapping[str, Any] = field(default_factory=dict)
+
+    # ---------------------------------------------------------------- who holds what
+
+    def shards(self) -> Sequence[ShardCopies]:
+        """
+        One for every group of this rank; of all ranks, where it has told of none.
+        """
+        if not self.groups:
+            everyone = {"rank_list": list(range(self.world)), "replica_cnt": self.world}
+            info = [{**everyone, "replica_shift": 0}]
+            self.groups = replicas.read(self.rank, self.world, info, whole=True)
+        return replicas.shards(self.rank, self.groups)
+
+    def program_step(self, step: int) -> int:
+        """
+        What the program calls a step of ours.
+        """
+        return step + (self.base or 0)
+
+    def private(self) -> bytes:
+        """
+        What only this rank has: nothing but how it counts.
+        """
+        return pack(self.base)
+
+    # ---------------------------------------------------------------- out of the loop
+
+    def interrupt(self) -> None:
+        """
+        Have the training thread leave whatever it waits in. On the control thread, again and again.
+        """
+        self._void.set()
+        with self._lent:
+            self._lent.notify_all()
+        if self._membership is not None and not self._grouped.is_set():
+            self._membership.shut()
+        if self._stopping is None:
+            self._stopping = threading.Thread(target=self._stop, name="mindio-stop", daemon=True)
+            self._stopping.start()
+
+    def left(self) -> None:
+        """
+        The loop has been left, by all: every rank's functions for that are called, once.
+        """
+        if self._stopping is None:
+            self._stop()
+        else:
+            self._stopping.join()
+        self._stopping = None
+        self._grouped.clear()
+        if self._membership is not None:
+            self._membership.shut()
+            self._membership = None
+        failed, self._stop_failed = self._stop_failed, ""
+        if failed:
+            raise OrderRefused(f"the program's stop function has failed: {failed}")
+
+    def _stop(self) -> None:
+        if not self.handlers.has("stop"):
+            return
+        try:
+            self.handlers.call("stop", self.args)
+        except Exception as error:
+            log.exception("stop_failed")
+            self._stop_failed = f"{type(error).__name__}: {error}"
+
+    # ---------------------------------------------------------------- the way back
+
+    def regroup(self, name: str, host: str, port: int, place: int, world: int) -> None:
+        """
+        Meet the others, clean what is to be cleaned, and have the program form its groups anew if some
+        have come anew.
+        """
+        self._void.clear()
+        with self._lent:
+            self._lenders.clear()
+        self._membership = Membership(host, port, self._heard)
+        facts = {
+            "incarnation": self.incarnation,
+            "groups": [[g.type, list(g.ranks), g.copies] for g in self.groups],
+            "known": sorted(self._known.items()),
+        }
+        joined = self._membership.join(name, self.rank, world, facts)
+        self._agree(joined)
+        replaced = self._replaced(joined)
+        first = not self._known and self.incarnation == 0
+        self._known = {rank: int(told["incarnation"]) for rank, told in joined.items()}
+        self._light = False
+        if not first:
+            self.repair_type = "recover" if replaced else "retry"
+            if self.rank not in replaced:
+                self._clean()
+            if replaced and self.handlers.has("rebuild_group"):
+                self.handlers.call("rebuild_group", replaced, self.args)
+        self._grouped.set()
+
+    def _agree(self, joined: Mapping[int, Body]) -> None:
+        told = {
+            rank: tuple(Group(type=t, ranks=tuple(r), copies=c) for t, r, c in each["groups"])
+            for rank, each in joined.items()
+        }
+        why = replicas.disagreement(told)
+        if why:
+            raise OrderRefused(f"tft_set_optimizer_replica: {why}")
+
+    def _replaced(self, joined: Mapping[int, Body]) -> list[int]:
+        """
+        The ranks with a process that somebody has not met.
+        """
+        replaced = set()
+        for told in joined.values():
+            for rank, incarnation in told["known"]:
+                if rank in joined and joined[rank]["incarnation"] != incarnation:
+                    replaced.add(int(rank))
+        return sorted(replaced)
+
+    def _clean(self) -> None:
+        if not self.handlers.has("clean"):
+            return
+        result = self.handlers.call("clean", self.uce, self.args)
+        if result not in (0, 2):
+            raise OrderRefused(f"the program's clean function says {result!r}: it could not clean")
+        self._light = result == 2 and not self.torn
+
+    def rebuild(self) -> None:
+        """
+        What others were sent has been sent.
+        """
+        failed, self._send_failed = self._send_failed, ""
+        if failed:
+            raise OrderRefused(f"the program's repair function could not send: {failed}")
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Everyone goes on from one step.
+        """
+        base = unpack(private)
+        self.base = base if base is not None else self.base
+        first = self.repair_type == "unknow"
+        self.repaired_to = self.program_step(self.completed())
+        self.uce = self.torn = False
+        if not first and self.handlers.has("rollback"):
+            self.handlers.call("rollback", self.repaired_to, self.args)
+
+    # ---------------------------------------------------------------- state from rank to rank
+
+    def lend(self, shard: str, step: int) -> bytes:
+        """
+        This rank has the shard; whoever needs it says so. On a transfer thread.
+        """
+        if self._membership is not None:
+            at = self.program_step(step)
+            self._membership.say({"lends": shard, "step": step, "base": at - step})
+        return pack({"step": step})
+
+    def borrow(self, shard: str, meta: bytes) -> None:
+        """
+        Have the program receive a shard from one of those who lend it.
+        """
+        if self._light:
+            return
+        if not self.handlers.has("repair"):
+            raise OrderRefused(
+                f"the program has registered no repair function, and rank {self.rank} needs {shard} of "
+                "another rank: tft_register_repair_handler"
+            )
+        step = int(unpack(meta)["step"])
+        with self._lent:
+            self._lent.wait_for(lambda: self._lenders.get((shard, step)) or self._void.is_set())
+            lenders = self._lenders.get((shard, step), {})
+        if self._void.is_set() or self._membership is None:
+            raise OrderRefused("the repair was given up: its order is no longer wanted")
+        source = min(lenders)
+        self.base = lenders[source]
+        self._membership.say({"borrows": shard, "step": step}, source)
+        kind = RepairType.RT_UCE_HIGHLEVEL if self.uce else RepairType.RT_RECV_REPAIR
+        self._repair(kind, shard, self.program_step(step), source, self.rank)
+
+    def _heard(self, rank: int, body: Body) -> None:
+        """
+        On a thread of the exchange.
+        """
+        if "lends" in body:
+            with self._lent:
+                lenders = self._lenders.setdefault((body["lends"], body["step"]), {})
+                lenders[rank] = body["base"]
+                self._lent.notify_all()
+        elif "borrows" in body:
+            threading.Thread(
+                target=self._send, args=(rank, body), name=f"mindio-send-{rank}", daemon=True
+            ).start()
+
+    def _send(self, to: int, body: Body) -> None:
+        self._grouped.wait()
+        try:
+            at = self.program_step(body["step"])
+            self._repair(RepairType.RT_SEND, body["borrows"], at, self.rank, to)
+        except Exception as error:
+            log.exception("repair_not_sent", to=to, shard=body["borrows"])
+            self._send_failed = f"{type(error).__name__}: {error}"
+
+    def _repair(self, kind: RepairType, shard: str, step: int, source: int, to: int) -> None:
+        group = int(shard.removeprefix("group").partition(".")[0])
+        info = {
+            "type": [group],
+            "repair_type": kind.value,
+            "src": [source],
+            "dst": [to],
+            "rank_list": sorted([source, to]),
+        }
+        rebuild = kind is RepairType.RT_UCE_HIGHLEVEL
+        self.handlers.call("repair", step, rebuild, [to], info, self.args)
+
+    # ---------------------------------------------------------------- the last checkpoint
+
+    def save(self, directory: Path, shard: str, shards: Sequence[str], step: int) -> list[str]:
+        """
+        Have the program save all that this rank was chosen for, once, with the others who were chosen.
+        """
+        name = f"mindio-{self.rank}.json"
+        if (directory / name).exists() and self._saved.get("directory") == str(directory):
+            return [name]
+        if not self.handlers.has("save_ckpt"):
+            raise OrderRefused(
+                "the program has registered no function that saves: tft_register_save_ckpt_handler"
+            )
+        self._void.clear()
+        self.repair_type = "dump"
+        for each in shards:
+            (directory / f"{each}.saver-{self.rank}").touch()
+        chosen = [group for group in self.groups if group.shard(group.part_of(self.rank)) in shards]
+        info = [{"type": g.type, "ranks": self._savers(directory, g)} for g in chosen]
+        self.handlers.call("save_ckpt", self.program_step(step), info, self.args)
+        self._saved = {"directory": str(directory), "step": self.program_step(step), "saved": info}
+        (directory / name).write_text(json.dumps(self._saved))
+        return [name]
+
+    def _savers(self, directory: Path, group: Group) -> list[int]:
+        """
+        Who saves each part of a group, in the order of the parts. Each says so when it has come so far.
+        """
+        while not self._void.wait(TICK):
+            found = [
+                [int(path.name.rpartition("-")[2]) for path in directory.glob(f"{name}.saver-*")]
+                for part in range(group.parts)
+                for name in [group.shard(part)]
+            ]
+            if all(found):
+                return [min(savers) for savers in found]
+        raise OrderRefused("the save was given up: its order is no longer wanted")
+
+    def rename(self, directory: Path, step: int) -> None:
+        """
+        All is saved: the program gives it its name, once.
+        """
+        mark = directory / "renamed"
+        if self.handlers.has("rename") and not mark.exists():
+            told = (self.program_step(step),) if self.handlers.mindspore else (
+                self.program_step(step), self.args,
+            )  # fmt: skip
+            self.handlers.call("rename", *told)
+        mark.touch()

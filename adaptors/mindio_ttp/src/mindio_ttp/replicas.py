@@ -1,0 +1,129 @@
+"""
+Who holds copies of what: MindIO's groups of ranks as shards.
+
+A group of G ranks that holds R whole copies is cut into G / R parts; the rank at place p of the sorted
+group holds part p modulo G / R.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindio_ttp import checks
+from mindio_ttp.checks import Refused
+from tft.protocol.messages import ShardCopies
+
+CALL = "tft_set_optimizer_replica"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """
+    One group of this rank: those who share one kind of state among them.
+    """
+
+    type: int
+    """Its place in the list: 0 dense, 1 experts."""
+    ranks: tuple[int, ...]
+    """Sorted."""
+    copies: int
+    """How many whole copies they hold together."""
+
+    @property
+    def parts(self) -> int:
+        """
+        Into how many parts the state is cut.
+        """
+        return len(self.ranks) // self.copies
+
+    def shard(self, part: int) -> str:
+        """
+        What a part is called, by everybody.
+        """
+        return f"group{self.type}.{self.ranks[0]}.{part}"
+
+    def holders(self, part: int) -> tuple[int, ...]:
+        """
+        The ranks that hold a part.
+        """
+        return self.ranks[part :: self.parts]
+
+    def part_of(self, rank: int) -> int:
+        """
+        The part that a rank of the group holds.
+        """
+        return self.ranks.index(rank) % self.parts
+
+
+def read(
+    rank: int, world: int, info: Any, *, whole: bool
+) -> tuple[Group, ...]:  # Any: as it was given
+    """
+    The groups of a rank; `whole`: each holds everything, as with MindSpore. Raises `Refused`.
+    """
+    return tuple(
+        _group(rank, world, place, group, whole=whole)
+        for place, group in enumerate(checks.groups(info))
+    )
+
+
+def _group(rank: int, world: int, place: int, given: Mapping[str, Any], *, whole: bool) -> Group:
+    ranks = checks.ranks(CALL, f"rank_list of group {place}", given["rank_list"], world)
+    size = len(ranks)
+    if rank not in ranks:
+        raise Refused(
+            f"{CALL}: rank {rank} is not in the rank_list of group {place}: {list(ranks)}"
+        )
+    copies = checks.number(CALL, f"replica_cnt of group {place}", given["replica_cnt"], 1, size)
+    if whole and copies != size:
+        raise Refused(
+            f"{CALL}: with MindSpore the rank_list is that of the ranks that hold the same, so "
+            f"replica_cnt of group {place} is its length {size}, not {copies}"
+        )
+    if size % copies:
+        raise Refused(
+            f"{CALL}: {size} ranks cannot hold {copies} whole copies (group {place}): the number of "
+            f"ranks must be a multiple of replica_cnt"
+        )
+    shift = checks.number(CALL, f"replica_shift of group {place}", given["replica_shift"], 0, size)
+    if shift not in (0, size // copies):
+        raise Refused(
+            f"{CALL}: replica_shift of group {place} is {shift}; copies lie {size // copies} places "
+            "apart here, which 0 stands for, too"
+        )
+    return Group(type=place, ranks=ranks, copies=copies)
+
+
+def shards(rank: int, groups: Sequence[Group]) -> tuple[ShardCopies, ...]:
+    """
+    The shards of a rank.
+    """
+    return tuple(
+        ShardCopies(shard=group.shard(part), ranks=group.holders(part))
+        for group in groups
+        for part in [group.part_of(rank)]
+    )
+
+
+def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
+    """
+    Why what the ranks say of their groups does not fit together; empty: it does.
+    """
+    known: dict[tuple[int, int], tuple[int, Group]] = {}
+    first, own = next(iter(all_groups.items()))
+    for rank, groups in all_groups.items():
+        if len(groups) != len(own):
+            return (
+                f"rank {first} has told of {len(own)} kinds of groups, rank {rank} of {len(groups)}: "
+                "all ranks must tell of as many"
+            )
+        for group in groups:
+            for member in group.ranks:
+                other, said = known.setdefault((group.type, member), (rank, group))
+                if said != group:
+                    return (
+                        f"rank {other} says that group {group.type} is {list(said.ranks)} with "
+                        f"{said.copies} copies, rank {rank} that it is {list(group.ranks)} with "
+                        f"{group.copies}"
+                    )
+    return ""

@@ -1,0 +1,60 @@
+"""
+Whether memory that a device has lost can be had from the copies of others.
+
+An error that came before the last update began may have been in the gradients that all ranks have added
+up: then every copy has it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mindio_ttp.checks import Refused
+
+
+@dataclass(slots=True)
+class UpdateTimes:
+    """
+    When the last update of the optimizer began and ended, in microseconds of the device; 0: not known.
+    """
+
+    start: int = 0
+    end: int = 0
+
+
+_last = UpdateTimes()
+
+
+def tft_set_update_start_time(start_time: int | None = None) -> None:
+    """
+    When the update began. None: what the device says; 0 where it cannot say it.
+    """
+    _last.start = _time("tft_set_update_start_time", start_time)
+
+
+def tft_set_update_end_time(end_time: int | None = None) -> None:
+    """
+    When it ended.
+    """
+    _last.end = _time("tft_set_update_end_time", end_time)
+
+
+def tft_can_do_uce_repair(
+    hbm_error_time: int, start_time: int | None = None, end_time: int | None = None
+) -> bool:
+    """
+    Whether an error at that time cannot have come into the copies of others. Times that are not given are
+    those that were set.
+    """
+    start = _last.start if start_time is None else start_time
+    end = _last.end if end_time is None else end_time
+    if not hbm_error_time or not start or not end:
+        return False
+    return hbm_error_time > max(start, end) or start < hbm_error_time < end
+
+
+def _time(function: str, value: Any) -> int:  # Any: as given
+    if value is None:
+        return 0  # the time of a device is had from its events; there is none we know to ask
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise Refused(f"{function}: a time is a number of microseconds, and is {value!r}")
+    return value

@@ -1,0 +1,71 @@
+"""
+The numbers that programs and MindIO speak in. Sources: MindIO TFT 7.3.0, `mindio_ttp.framework_ttp`.
+"""
+
+from enum import Enum
+
+
+class Action(Enum):
+    """
+    What a rank is to do next.
+    """
+
+    RETRY = 0
+    EXIT = 1
+
+
+class OptimizerType(Enum):
+    """
+    Which of a rank's groups of copies: the place in the list given to `tft_set_optimizer_replica`.
+    """
+
+    ATTENTION = 0
+    MOE = 1
+
+
+class ReportState(Enum):
+    """
+    How a rank has left its training loop.
+    """
+
+    RS_NORMAL = 0
+    RS_RETRY = 1
+    RS_UCE = 2
+    RS_UCE_CORRUPTED = 3
+    RS_HCCL_FAILED = 4
+    RS_INIT_FINISH = 5
+    RS_PREREPAIR_FINISH = 6
+    RS_STEP_FINISH = 7
+    RS_UNKNOWN = 8
+
+
+class RepairType(Enum):
+    """
+    What a rank does in a repair.
+    """
+
+    RT_SEND = 0
+    RT_UCE_HIGHLEVEL = 1
+    RT_UCE_LOWLEVEL = 2
+    RT_RECV_REPAIR = 3
+    RT_ROLLBACK = 4
+    RT_LOAD_CKPT = 5
+    RT_LOAD_REBUILD = 6
+
+
+class MindXAction(Enum):
+    """
+    What an orchestrator registers functions for, as `tft_register_mindx_callback` names them.
+    """
+
+    REPORT_FAULT_RANKS = "report_fault_ranks"
+    REPORT_STOP_COMPLETE = "report_stop_complete"
+    REPORT_STRATEGIES = "report_strategies"
+    REPORT_RESULT = "report_result"
+
+
+LARGEST_WORLD = 100_000
+LARGEST_STEP = 2**63 - 2
+MOST_GROUPS = 1000
+LOWEST_PORT, HIGHEST_PORT = 1024, 65535
+LONGEST_ERROR_CODE = 15

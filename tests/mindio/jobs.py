@@ -1,0 +1,175 @@
+"""
+Jobs of programs written for MindIO: started by `tft run`, or one process for each rank as another launcher
+would start them; watched from outside, and nothing left behind.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.mindio.ring import Ring
+from tft.bus.ports import free_address
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "program.py"
+LIMIT = 90.0
+"""Seconds a job may take; a hang is a failure."""
+
+Call = dict[str, Any]
+"""Something that was called, with what it was told. Any: JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """
+    A job that has ended.
+    """
+
+    codes: list[int]
+    directory: Path
+    world: int
+    output: str
+
+    def calls(self, rank: int) -> list[Call]:
+        """
+        What a rank's functions were called with, in order.
+        """
+        path = self.directory / f"calls-{rank}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def called(self, what: str) -> list[tuple[int, Call]]:
+        """
+        All calls of one function, with the rank of each.
+        """
+        return [
+            (rank, call)
+            for rank in range(self.world)
+            for call in self.calls(rank)
+            if call["what"] == what
+        ]
+
+    def ranks_called(self, what: str) -> list[int]:
+        """
+        The ranks whose function of that name was called, as often as it was.
+        """
+        return [rank for rank, _ in self.called(what)]
+
+    def finals(self) -> set[str]:
+        """
+        The state at the end, as the ranks have it.
+        """
+        return {path.read_text() for path in self.directory.glob("final-*.hex")}
+
+    def losses(self) -> dict[tuple[int, int], set[str]]:
+        """
+        By rank and step: the losses that were computed, more than one where they differ.
+        """
+        found: dict[tuple[int, int], set[str]] = {}
+        for rank in range(self.world):
+            path = self.directory / f"losses-{rank}.jsonl"
+            for line in path.read_text().splitlines():
+                step, loss = json.loads(line)
+                found.setdefault((rank, step), set()).add(loss)
+        return found
+
+    @property
+    def report(self) -> dict[str, Any]:  # Any: JSON
+        """
+        The job's report.
+        """
+        report: dict[str, Any] = json.loads((self.directory / "run" / "report.json").read_text())
+        return report
+
+    @property
+    def strategies(self) -> list[str]:
+        """
+        What was done about each incident.
+        """
+        return [str(incident["strategy"]) for incident in self.report["incidents"]]
+
+
+class Job:
+    """
+    One that runs.
+    """
+
+    def __init__(
+        self, processes: list[subprocess.Popen[bytes]], directory: Path, world: int
+    ) -> None:
+        self.processes = processes
+        self.directory = directory
+        self.world = world
+
+    def end(self) -> Outcome:
+        """
+        Waits until all processes have ended.
+        """
+        log = self.directory / "output"
+        try:
+            codes = [process.wait(LIMIT) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job has not ended:\n{log.read_text()[-6000:]}") from None
+        return Outcome(
+            codes=codes,
+            directory=self.directory,
+            world=self.world,
+            output=log.read_text(errors="replace"),
+        )
+
+
+@contextmanager
+def job(
+    directory: Path,
+    *,
+    world: int = 4,
+    steps: int = 8,
+    program: Path = PROGRAM,
+    launched: bool = False,
+    run_options: str = "",
+    environment: Mapping[str, str] | None = None,
+    **options: Any,  # Any: what the program takes, as JSON
+) -> Iterator[Job]:
+    """
+    Starts a program, `launched` by something that is not `tft run`. Whatever is left at the end is killed,
+    by pid.
+    """
+    directory.mkdir(parents=True)
+    ring = Ring(world)
+    port = free_address("127.0.0.1").rpartition(":")[2]
+    words = [str(program), port, str(ring.port), str(directory), str(steps), json.dumps(options)]
+    places = f"--run-dir {directory / 'run'} {run_options}"
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        **(environment or {}),
+    }
+    commands = [[sys.executable, *words]] * world
+    if launched:
+        variables |= {"TFT_RUN_OPTIONS": places, "WORLD_SIZE": str(world)}
+    else:
+        run = ["-m", "tft", "run", "--adaptor", "mindio", "--nproc-per-node", str(world)]
+        commands = [[sys.executable, *run, *places.split(), *words]]
+    processes: list[subprocess.Popen[bytes]] = []
+    with (directory / "output").open("wb") as output:
+        try:
+            for rank, command in enumerate(commands):
+                processes.append(
+                    subprocess.Popen(
+                        command, cwd=directory, env={**variables, "RANK": str(rank)}, stdout=output,
+                        stderr=subprocess.STDOUT, start_new_session=True,
+                    )
+                )  # fmt: skip
+            yield Job(processes, directory, world)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            ring.close()

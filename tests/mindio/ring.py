@@ -1,0 +1,102 @@
+"""
+A sum over the ranks of a job, for programs that have no framework: a server in the test's own process.
+
+Who waits for others gets a `ConnectionError` when one of them goes; then all come anew.
+"""
+
+import json
+import socket
+import threading
+from contextlib import suppress
+
+
+class Ring:
+    """
+    The server's end. `close` ends it.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """
+        Where it listens.
+        """
+        return int(self._listener.getsockname()[1])
+
+    def close(self) -> None:
+        """
+        Nobody is served any more.
+        """
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5)
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                members: dict[int, socket.socket] = {}
+                while len(members) < self._world:
+                    connection, _ = self._listener.accept()
+                    rank = json.loads(connection.makefile("rb").readline())
+                    if rank in members:
+                        members[rank].close()
+                    members[rank] = connection
+                with suppress(OSError, ValueError):
+                    self._turn([members[rank] for rank in sorted(members)])
+                for connection in members.values():
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
+                    connection.close()
+
+    def _turn(self, members: list[socket.socket]) -> None:
+        files = [member.makefile("rb") for member in members]
+        for member in members:
+            member.sendall(b"0\n")
+        while True:
+            numbers = [float(json.loads(file.readline())) for file in files]
+            for member in members:
+                member.sendall(json.dumps(sum(numbers)).encode() + b"\n")
+
+
+class Member:
+    """
+    A rank's end.
+    """
+
+    def __init__(self, rank: int, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._file = self._socket.makefile("rb")
+        self._socket.sendall(json.dumps(rank).encode() + b"\n")
+        self._read()
+
+    def add(self, number: float) -> float:
+        """
+        The sum of everybody's number.
+        """
+        try:
+            self._socket.sendall(json.dumps(number).encode() + b"\n")
+        except OSError as error:
+            raise ConnectionError("the ring is broken") from error
+        return self._read()
+
+    def shut(self) -> None:
+        """
+        Whoever waits in `add`, or will, gets a `ConnectionError`.
+        """
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> float:
+        try:
+            line = self._file.readline()
+        except OSError as error:
+            raise ConnectionError("the ring is broken") from error
+        if not line:
+            raise ConnectionError("the ring is broken")
+        return float(json.loads(line))

@@ -1,0 +1,143 @@
+"""
+Whole jobs of a program written for MindIO: it survives, bit for bit, and its functions are called as MindIO
+calls them.
+"""
+
+import signal
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from tests.mindio.jobs import Outcome, job
+
+HALVES = [{"rank_list": [0, 1, 2, 3], "replica_cnt": 2, "replica_shift": 0}]
+"""Two copies of two parts: ranks 0 and 2 hold the one, 1 and 3 the other."""
+
+
+@cache
+def undisturbed() -> tuple[set[str], dict[tuple[int, int], set[str]]]:
+    """
+    What comes of it when nothing happens.
+    """
+    with TemporaryDirectory() as directory, job(Path(directory) / "job") as running:
+        outcome = running.end()
+        assert outcome.codes == [0], outcome.output
+        return outcome.finals(), outcome.losses()
+
+
+def assert_same(outcome: Outcome) -> None:
+    """
+    As if nothing had happened.
+    """
+    assert not any(outcome.codes), outcome.output
+    finals, losses = undisturbed()
+    assert len(finals) == 1
+    assert outcome.finals() == finals
+    assert outcome.losses() == losses
+
+
+def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any: JSON
+    """
+    A job with these faults.
+    """
+    with job(directory / "job", faults=list(faults), **options) as running:
+        return running.end()
+
+
+@pytest.mark.parametrize("where", ["loop", "update"])
+def test_lost_memory_is_repaired_from_a_copy(tmp_path: Path, where: str) -> None:
+    """
+    When a rank's memory is lost, in its loop or with half of its state changed, it receives the state of
+    another and everybody goes on.
+    """
+    outcome = run(tmp_path, [1, 4, where, "UCE ERROR in a test"])
+    assert_same(outcome)
+    assert outcome.strategies == ["retry"]
+    for what in ("stop", "clean", "rollback"):
+        assert outcome.ranks_called(what) == [0, 1, 2, 3]
+    [(giver, sent), (receiver, received)] = outcome.called("repair")
+    assert (giver, sent["repair_type"], sent["need_rebuild"]) == (0, 0, False)
+    assert (receiver, received["repair_type"], received["need_rebuild"]) == (1, 1, True)
+    assert sent["rank_list"] == received["rank_list"] == [0, 1]
+    assert outcome.called("rebuild") == []
+    assert {call["type"] for _, call in outcome.called("clean")} == {"retry"}
+    assert [call["uce"] for _, call in outcome.called("clean")] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_lost_process_is_replaced(tmp_path: Path, rank: int) -> None:
+    """
+    When a process is killed, rank 0 as any other, another one takes its place, knows that it is one, and
+    receives the state.
+    """
+    outcome = run(tmp_path, [rank, 4, "loop", "kill"])
+    assert_same(outcome)
+    assert outcome.strategies == ["recover"]
+    started = [call["reboot"] for call in outcome.calls(rank) if call["what"] == "started"]
+    assert started == [False, True]
+    assert [call["ranks"] for _, call in outcome.called("rebuild")] == [[rank]] * 4
+    received = [call for who, call in outcome.called("repair") if who == rank]
+    assert [(call["repair_type"], call["need_rebuild"]) for call in received] == [(3, False)]
+    survivors = [each for each in range(4) if each != rank]
+    assert outcome.ranks_called("stop") == survivors
+    assert outcome.ranks_called("clean") == survivors
+
+
+def test_parts_come_from_those_who_have_them(tmp_path: Path) -> None:
+    """
+    When each part lives twice, a rank receives its part from the one other rank that has it.
+    """
+    outcome = run(tmp_path, [0, 4, "loop", "UCE ERROR"], [3, 4, "loop", "UCE ERROR"], groups=HALVES)
+    assert_same(outcome)
+    pairs = {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
+    assert pairs == {(2, 0), (1, 3)}
+
+
+def test_a_lost_link_repairs_nothing(tmp_path: Path) -> None:
+    """
+    When a link has failed, everybody goes on with what they have.
+    """
+    outcome = run(tmp_path, [2, 5, "loop", "HCCL OP RETRY FAILED"])
+    assert_same(outcome)
+    assert outcome.strategies == ["retry"]
+    assert outcome.called("repair") == []
+
+
+def test_what_was_cleaned_is_not_sent(tmp_path: Path) -> None:
+    """
+    When a rank has lost memory that nothing lay in, its state is its own.
+    """
+    outcome = run(tmp_path, [2, 5, "loop", "UCE ERROR"], clean={"2": 2})
+    assert_same(outcome)
+    assert outcome.called("repair") == []
+
+
+def test_processes_of_another_launcher_survive(tmp_path: Path) -> None:
+    """
+    When the processes were not started by tft, each becomes the launcher of its rank, which is started
+    again below it.
+    """
+    outcome = run(tmp_path, [0, 4, "loop", "kill"], launched=True)
+    assert_same(outcome)
+    assert outcome.codes == [0, 0, 0, 0]
+    assert outcome.strategies == ["recover"]
+
+
+def test_an_asked_for_end_leaves_a_last_checkpoint(tmp_path: Path) -> None:
+    """
+    When the job is asked to end, those who hold one copy together save it, and one of them names it.
+    """
+    with job(tmp_path / "job", steps=100_000, groups=HALVES) as running:
+        while not (running.directory / "losses-3.jsonl").exists():
+            assert all(process.poll() is None for process in running.processes)
+        running.processes[0].send_signal(signal.SIGTERM)
+        outcome = running.end()
+    assert outcome.codes == [128 + signal.SIGTERM], outcome.output
+    saved = outcome.called("save")
+    assert [rank for rank, _ in saved] == [0, 1]
+    assert all(call["info"] == [{"type": 0, "ranks": [0, 1]}] for _, call in saved)
+    [(_, named)] = outcome.called("rename")
+    assert {call["step"] for _, call in saved} == {named["step"]}
