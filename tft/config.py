@@ -8,7 +8,8 @@ read here and nowhere else.
 
 import os
 import shlex
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -241,11 +242,65 @@ def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
         ) from None
 
 
-def descriptor_variables(*, page: int, words: int) -> dict[str, str]:
+def descriptor_variables(*, page: int | str, words: int | str) -> dict[str, str]:
     """
-    TFT_PAGE and TFT_WORDS: under which numbers a training process has these descriptors.
+    TFT_PAGE and TFT_WORDS: under which numbers a training process has these descriptors, or by which
+    paths it opens them.
     """
     return {"TFT_PAGE": str(page), "TFT_WORDS": str(words)}
+
+
+def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+    """
+    Where a process can open the page and the file for its last words that could not inherit them, as
+    its agent's child would; None for one that has.
+    """
+    page, words = environ.get("TFT_PAGE", ""), environ.get("TFT_WORDS", "")
+    return (page, words) if page.startswith("/") and words.startswith("/") else None
+
+
+def aside_variables(mark: str) -> dict[str, str]:
+    """
+    TFT_ASIDE and TFT_GUARD: for a process of the job that holds no rank, which is ended with what the
+    guard that knows this mark ends.
+    """
+    return {"TFT_ASIDE": "1", "TFT_GUARD": mark}
+
+
+def stands_aside(environ: Mapping[str, str] = os.environ) -> bool:
+    """
+    Whether this process is part of a job and holds no rank.
+    """
+    return "TFT_ASIDE" in environ
+
+
+@contextmanager
+def change_environment(
+    changes: Mapping[str, str | None], environ: MutableMapping[str, str] = os.environ
+) -> Iterator[None]:
+    """
+    While this is open, this process has these variables, and not those that are None. What somebody
+    else changes meanwhile stays as it is.
+    """
+    earlier = {name: environ.get(name) for name in changes}
+    set_environment(changes, environ)
+    try:
+        yield
+    finally:
+        set_environment(earlier, environ)
+
+
+def set_environment(
+    variables: Mapping[str, str | None], environ: MutableMapping[str, str] = os.environ
+) -> None:
+    """
+    From now on this process, its libraries in C too, has these variables, and not those that are None.
+    """
+    for name, value in variables.items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
 
 
 def replace_environment(variables: Mapping[str, str]) -> None:

@@ -58,6 +58,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "resume_if_any": False,
         "module": False,
         "placed": None,
+        "starter": None,
         "node_rank": 0,
         "host": "127.0.0.1",
         "insecure": False,
@@ -122,6 +123,33 @@ def test_a_node_that_was_placed_holds_one_rank() -> None:
 
     with pytest.raises(UsageError, match="the only rank of a node, and not for --nproc-per-node 2"):
         check_plan(make_plan(several))
+
+
+def test_the_agent_alone_is_given_the_socket_of_a_starter() -> None:
+    """
+    When another program starts the ranks of a node, then its agent inherits the socket to it; of the script
+    nothing is asked, and one node needs to be told nothing.
+    """
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        chosen = options(starter=(theirs.fileno(), "mark"), script="none.py", nproc_per_node=2)
+        made = make_plan(chosen)
+        check_plan(made)
+
+        assert made.inherited("agent-0") == (theirs.fileno(),)
+        assert made.inherited("broker") == ()
+    agent = made.commands()["agent-0"]
+    assert agent[-4:] == ["--starter", str(made.inherited("agent-0")[0]), "mark", "none.py"]
+
+
+def test_a_starter_is_a_socket(tmp_path: Path) -> None:
+    """
+    When what is said to be a starter is a file, then it is refused.
+    """
+    with (tmp_path / "file").open("w") as file:
+        made = make_plan(options(starter=(file.fileno(), "mark")))
+        with pytest.raises(UsageError, match="is no socket of this process"):
+            check_plan(made)
 
 
 def test_a_placed_node_must_be_told_where_the_others_are() -> None:

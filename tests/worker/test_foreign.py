@@ -10,7 +10,8 @@ import pytest
 
 from tft.config import inherited_environment, run_options
 from tft.errors import UsageError
-from tft.worker.foreign import Meeting, adaptor_of, check_options, node_words, started_as
+from tft.starter import check_options
+from tft.worker.foreign import Meeting, adaptor_of, node_words, started_as
 from tft.worker.launchers import Launcher
 
 HAND = {
@@ -74,7 +75,9 @@ def test_the_adaptor_is_the_one_in_the_options(options: list[str], adaptor: str)
     assert adaptor_of(options) == adaptor
 
 
-@pytest.mark.parametrize("word", ["--nnodes", "--node-rank=3", "--nproc-per-node", "--placed"])
+@pytest.mark.parametrize(
+    "word", ["--nnodes", "--node-rank=3", "--nproc-per-node", "--placed", "--starter"]
+)
 def test_what_the_launcher_decides_is_not_in_the_options(word: str) -> None:
     """
     When the options say how many processes there are, then that is refused: the launcher knows.

@@ -98,7 +98,7 @@ class Child:
         is sent another one and then SIGCONT does nothing on that thread before it takes the first.
         """
         if self.code is None:  # not reaped yet: nobody else can have got its number
-            ctypes.CDLL(None).tgkill(self.pid, self.pid, number)
+            signal_main_thread(self.pid, number)
 
     def end(self) -> None:
         """
@@ -112,17 +112,31 @@ class Child:
         """
         Whether the process is stopped, as by SIGSTOP.
         """
-        try:
-            status = Path(f"/proc/{self.pid}/stat").read_text(errors="replace")
-        except OSError:
-            return False
-        return status.rpartition(")")[2].split()[0] in "Tt"
+        return is_stopped(self.pid)
 
     async def gone(self) -> None:
         """
         Returns when the process has ended.
         """
         await self._gone.wait()
+
+
+def signal_main_thread(pid: int, number: int) -> None:
+    """
+    Send a signal to the main thread of a process, which must not have been reaped.
+    """
+    ctypes.CDLL(None).tgkill(pid, pid, number)
+
+
+def is_stopped(pid: int) -> bool:
+    """
+    Whether a process is stopped, as by SIGSTOP.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in "Tt"
 
 
 def reap_strangers() -> None:

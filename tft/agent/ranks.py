@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 import structlog
 
 from tft.agent.child import Child, write_pid
+from tft.agent.elsewhere import NOT_STARTED, Distant, Elsewhere
 from tft.agent.nursery import Newborn, Nursery
 from tft.agent.output import Console, Output
 from tft.agent.settings import AgentSettings, rank_environment
 from tft.clock import Clock
+from tft.config import descriptor_variables
 from tft.lifeline import LAST_WORDS, Task
 from tft.page import Page
 from tft.protocol.messages import Exited, Kill, Pulse, Spawn, Spawned
@@ -28,8 +30,6 @@ log = structlog.get_logger(__name__)
 
 LAST_WORDS_LIMIT = 0.5
 """Seconds to write the stacks: milliseconds even for a hundred threads, unless the machine is busy."""
-_NOT_STARTED = 127
-"""The status of a process that could not be started, as a shell has it."""
 
 
 @dataclass(slots=True)
@@ -39,8 +39,7 @@ class _Process:
     """
 
     incarnation: int
-    child: Child
-    output: Output
+    child: Child | Distant
     words: int
     """The descriptor of the file that takes its last words."""
     stopped: bool = False
@@ -70,7 +69,8 @@ class _Seat:
 
 class Ranks:
     """
-    All ranks of this node. `report` takes what happens; a report given twice is one report.
+    All ranks of this node. `report` takes what happens; a report given twice is one report. `lost` is
+    told why ranks can neither be started nor ended any more.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Ranks:
         console: Console,
         clock: Clock,
         report: Callable[[Spawned | Exited], None],
+        lost: Callable[[Exception], None],
     ) -> None:
         self._settings = settings
         self._marker = marker
@@ -94,12 +95,17 @@ class Ranks:
         self._gone = asyncio.Event()
         self._gone.set()
         self._nursery = Nursery(settings, marker=marker, console=console, changed=self._start_due)
+        elsewhere = settings.starter
+        self._elsewhere = elsewhere and Elsewhere(elsewhere.descriptor, lost=lost)
 
     def prepare(self) -> None:
         """
         Begin to import what the ranks will need, before the first of them is ordered.
         """
-        self._nursery.start()
+        if self._elsewhere:
+            self._elsewhere.open()
+        else:
+            self._nursery.start()
 
     # ------------------------------------------------------------ orders
 
@@ -201,6 +207,8 @@ class Ranks:
         for output in self._outputs:
             output.finish()
         self._nursery.close()
+        if self._elsewhere:
+            self._elsewhere.close()
         for seat in self._seats.values():
             seat.page.close()
 
@@ -228,24 +236,30 @@ class Ranks:
             seat.process = self._process(seat, order.incarnation, store, newborn)
         except OSError as error:
             log.warning("rank_not_started", rank=seat.rank, why=str(error))
-            self._exited(seat, order.incarnation, code=_NOT_STARTED)
+            self._exited(seat, order.incarnation, code=NOT_STARTED)
             return
-        pid = seat.process.child.pid
         self._gone.clear()
+        if seat.process.child.pid:
+            self._began(seat, order.incarnation, seat.process.child.pid, forked=newborn is not None)
+
+    def _began(self, seat: _Seat, incarnation: int, pid: int, *, forked: bool) -> None:
+        """
+        The process of a rank is there.
+        """
         write_pid(self._settings.job.run_dir / "pids" / f"rank-{seat.rank}.pid", pid)
         log.info(
             "rank_started",
             rank=seat.rank,
-            incarnation=order.incarnation,
+            incarnation=incarnation,
             pid=pid,
-            forked=newborn is not None,
+            forked=forked,
         )
         self._tell(
             seat,
             Spawned(
                 node=self._settings.node,
                 rank=seat.rank,
-                incarnation=order.incarnation,
+                incarnation=incarnation,
                 pid=pid,
                 at=self._clock.now(),
             ),
@@ -254,26 +268,46 @@ class Ranks:
     def _process(
         self, seat: _Seat, incarnation: int, store: tuple[str, int], newborn: Newborn | None
     ) -> _Process:
-        settings, rank = self._settings, seat.rank
         # the page still says what the process before was doing
         seat.page.train(False, self._clock.now())
-        record = settings.job.run_dir / "logs" / f"rank-{rank}.{incarnation}.log"
+        words = os.memfd_create(f"tft-words-{seat.rank}")
+        environment = rank_environment(
+            self._settings,
+            marker=self._marker,
+            rank=seat.rank,
+            incarnation=incarnation,
+            page=seat.page.fd,
+            words=words,
+            store=store,
+        )
+        try:
+            child = (
+                self._started_elsewhere(self._elsewhere, seat, incarnation, environment, words)
+                if self._elsewhere
+                else self._started_here(seat, incarnation, environment, words, newborn)
+            )
+        except OSError:
+            os.close(words)
+            raise
+        return _Process(incarnation=incarnation, child=child, words=words)
+
+    def _started_here(
+        self,
+        seat: _Seat,
+        incarnation: int,
+        environment: dict[str, str],
+        words: int,
+        newborn: Newborn | None,
+    ) -> Child:
+        rank = seat.rank
+        record = self._settings.job.run_dir / "logs" / f"rank-{rank}.{incarnation}.log"
         output, writing = Output.open(
             record=record, prefix=f"[rank {rank}] ", console=self._console
         )
         self._outputs = [kept for kept in self._outputs if not kept.closed] + [output]
-        words = os.memfd_create(f"tft-words-{rank}")
         task = Task(
-            arguments=settings.command,
-            environment=rank_environment(
-                settings,
-                marker=self._marker,
-                rank=rank,
-                incarnation=incarnation,
-                page=seat.page.fd,
-                words=words,
-                store=store,
-            ),
+            arguments=self._settings.command,
+            environment=environment,
             output=writing,
             page=seat.page.fd,
             words=words,
@@ -283,13 +317,36 @@ class Ranks:
             self._ended(seat)
 
         try:
-            child = (newborn and newborn.begin(task, ended)) or _execute(task, ended)
-        except OSError:
-            os.close(words)
-            raise
+            return (newborn and newborn.begin(task, ended)) or _execute(task, ended)
         finally:
             os.close(writing)
-        return _Process(incarnation=incarnation, child=child, output=output, words=words)
+
+    def _started_elsewhere(
+        self,
+        elsewhere: Elsewhere,
+        seat: _Seat,
+        incarnation: int,
+        environment: dict[str, str],
+        words: int,
+    ) -> Distant:
+        """
+        It inherits nothing from this process, and opens by their paths here what it would inherit.
+        """
+        here = f"/proc/{os.getpid()}/fd"
+        paths = descriptor_variables(page=f"{here}/{seat.page.fd}", words=f"{here}/{words}")
+
+        def began(child: Distant) -> None:
+            self._began(seat, incarnation, child.pid, forked=False)
+
+        def ended(_: Distant) -> None:
+            self._ended(seat)
+
+        return elsewhere.start(
+            seat.rank - self._settings.ranks.start,
+            environment | paths,
+            began=began,
+            ended=ended,
+        )
 
     def _end(self, process: _Process, *, last_words: bool) -> None:
         if process.asked and last_words:

@@ -88,7 +88,7 @@ class Agent:
         self._leave: asyncio.Future[tuple[int, float]] = asyncio.Future()
         """The exit status, and the seconds the ranks get to leave by themselves."""
         self._console = Console()
-        marker = secrets.token_hex(16)
+        marker = settings.starter.mark if settings.starter else secrets.token_hex(16)
         self._guard = GuardKeeper(settings, marker=marker)
         self._store = StoreKeeper(
             settings,
@@ -103,6 +103,7 @@ class Agent:
             console=self._console,
             clock=self._clock,
             report=self._report,
+            lost=self._fail,
         )
 
     async def run(self) -> int:

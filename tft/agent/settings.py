@@ -39,6 +39,32 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartedElsewhere:
+    """
+    Another program starts the ranks of a node (`tft.starter`).
+    """
+
+    descriptor: int
+    """The inherited file descriptor of a socket, with that program at the other end."""
+    mark: str
+    """Of the processes of that program that the guard is to end with the ranks."""
+
+    @classmethod
+    def read(cls, words: tuple[int, str]) -> Self:
+        """
+        What the option `--starter` says.
+        """
+        descriptor, mark = words
+        return cls(descriptor=descriptor, mark=mark)
+
+    def words(self) -> list[str]:
+        """
+        The words of the option `--starter`.
+        """
+        return ["--starter", str(self.descriptor), self.mark]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
     """
     One agent.
@@ -60,6 +86,8 @@ class AgentSettings:
     """Run as `python -m` runs a module."""
     placed: Placed | None = None
     """Where another launcher has put the only rank of this node; None: the agent counts its ranks."""
+    starter: StartedElsewhere | None = None
+    """Who starts the processes of the ranks; None: the agent."""
 
     @property
     def ranks(self) -> range:

@@ -1,12 +1,13 @@
 """
-Where the broker of a job listens: found, or checked, before it is started.
+Where the broker of a job listens: found, or checked, before it is started. And which address of a
+machine others reach it at.
 """
 
 import errno
 import socket
 
-from tft.bus.broker import unused_ports
-from tft.config import BROKER_PORTS
+from tft.bus.broker import is_loopback, unused_ports
+from tft.config import BROKER_PORTS, RUN_OPTIONS
 from tft.errors import AddressTaken, UsageError
 
 
@@ -43,3 +44,44 @@ def free_address(host: str) -> str:
             continue
         return f"{host}:{port}"
     raise AddressTaken(f"no two neighbouring ports of {host} are free")
+
+
+def host_for_all(address: str, *, trusted: bool, named: str) -> str:
+    """
+    The address of node 0 as this machine knows it; `named` is the variable that says it. Raises
+    `UsageError` where it is of no use to others, and where nobody has said that the network is
+    `trusted`.
+    """
+    try:
+        host = socket.gethostbyname(address)
+    except OSError as error:
+        raise UsageError(
+            f"the address of process 0, {address}, is not known here ({error}): set {named} to one "
+            "that is known on all machines"
+        ) from None
+    if is_loopback(host) and not is_loopback(address):
+        raise UsageError(
+            f"the address of process 0, {address}, is {host} here, where no other machine reaches it: "
+            f"set {named} to an address that all machines reach"
+        )
+    if not is_loopback(host) and not trusted:
+        raise UsageError(
+            "the job's processes are on several machines, which must reach its ports, and the bus "
+            "is not encrypted: whoever reaches it can run the job's processes. Set "
+            f"{RUN_OPTIONS}=--insecure if the network is trusted"
+        )
+    return host
+
+
+def own_address(host: str) -> str:
+    """
+    The address at which the machine `host` reaches this one.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # nothing is sent; the kernel says which way it would go
+        except OSError as error:
+            raise UsageError(
+                f"there is no way from this machine to that of process 0, {host}: {error.strerror}"
+            ) from None
+        return str(probe.getsockname()[0])

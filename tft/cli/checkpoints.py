@@ -8,6 +8,7 @@ import click
 
 from tft import checkpoint
 from tft.checkpoint import Shelf
+from tft.cli.recover import recover_command
 from tft.cli.rundir import shelf_there
 from tft.config import CHECKPOINT_NAME
 from tft.errors import UsageError
@@ -60,5 +61,7 @@ def checkpoint_command() -> click.Command:
         "--checkpoint-dir, and compare it with what was written.",
     )
     return click.Group(
-        "checkpoint", commands=[one], help="Asks something of a checkpoint on a disk."
+        "checkpoint",
+        commands=[one, recover_command()],
+        help="Asks something of a checkpoint on a disk, or brings one back.",
     )

@@ -81,11 +81,19 @@ class Children:
             child.process.wait()
         adopt_orphans(yes=False)
 
-    def start(self, arguments: Sequence[str], *, added: Mapping[str, str], log: Path) -> Child:
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        added: Mapping[str, str],
+        log: Path,
+        inherited: Sequence[int] = (),
+    ) -> Child:
         """
         Run `tft` with these arguments in a session of its own, so that what is typed at our
         terminal reaches us alone; it is killed when this process ends. Its standard error is
-        appended to `log`; its standard output is ours.
+        appended to `log`; its standard output is ours. `inherited` are further descriptors it gets
+        under their numbers here.
         """
         environment = inherited_environment() | dict(added) | lifeline()
         with log.open("ab") as stderr:
@@ -95,6 +103,7 @@ class Children:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
+                pass_fds=inherited,
                 start_new_session=True,
             )
         child = self._known[process.pid] = Child(process)

@@ -25,6 +25,7 @@ def run_command() -> click.Command:
     plugins = load_plugins()
 
     def run(**options: Any) -> int:  # Any: each option's own type
+        die_with_parent()
         from tft.cli.plan import check_plan, make_plan
         from tft.cli.run import launch
 
@@ -137,12 +138,13 @@ def agent_command() -> click.Command:
         arguments: tuple[str, ...],
         module: bool,
         placed: tuple[int, int, int] | None,
+        starter: tuple[int, str] | None,
         **options: Any,  # each option's own type
     ) -> int:
         die_with_parent()
         configure_logs()
         from tft.agent.service import main
-        from tft.agent.settings import AgentSettings, Placed
+        from tft.agent.settings import AgentSettings, Placed, StartedElsewhere
         from tft.cli.plan import check_settings
 
         settings = job_settings(options)
@@ -157,6 +159,7 @@ def agent_command() -> click.Command:
                 environment=inherited_environment(),
                 module=module,
                 placed=Placed.read(placed) if placed else None,
+                starter=StartedElsewhere.read(starter) if starter else None,
             )
         )
 
@@ -271,7 +274,7 @@ def _insecure_option() -> click.Option:
 
 def _script() -> list[click.Parameter]:
     """
-    SCRIPT and all that follows it, and what is said of it and of its only rank.
+    SCRIPT and all that follows it, and what another launcher says of it and of the ranks.
     """
     return [
         click.Option(
@@ -285,6 +288,13 @@ def _script() -> list[click.Parameter]:
             nargs=3,
             metavar="LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK",
             help="Where another launcher has put the only rank of this node.",
+        ),
+        click.Option(
+            ["--starter"],
+            type=(int, str),
+            default=None,
+            metavar="DESCRIPTOR MARK",
+            help="The program that starts the ranks of this node, at the other end of a socket.",
         ),
         click.Argument(["script"]),
         click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),

@@ -3,13 +3,15 @@ What `tft run` is about to do, and every reason not to: all of it is checked bef
 started or written.
 """
 
+import os
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tft.agent.settings import Placed
+from tft.agent.settings import Placed, StartedElsewhere
 from tft.bus.broker import is_loopback
 from tft.bus.ports import check_free, free_address
 from tft.bus.zeromq import host_and_port
@@ -43,6 +45,8 @@ class Plan:
     """
     Where another launcher has put the only rank of this node; None: no other has started this one.
     """
+    starter: StartedElsewhere | None = None
+    """Who starts the processes of the ranks; None: the agent."""
     may_begin: bool = False
     """Whether the job may begin where there is no checkpoint to resume from."""
 
@@ -52,6 +56,13 @@ class Plan:
         Whether broker and controller run beside this launcher.
         """
         return self.node == 0
+
+    @property
+    def launched(self) -> bool:
+        """
+        Whether another launcher has started this one.
+        """
+        return self.placed is not None or self.starter is not None
 
     @property
     def agent(self) -> str:
@@ -81,7 +92,7 @@ class Plan:
         How to go on from a checkpoint of this run, in words.
         """
         run_dir = self.settings.run_dir
-        if self.placed is None:
+        if not self.launched:
             return f"the same command, with --run-dir {run_dir} --resume, continues"
         return f"the same start, with --run-dir {run_dir} in {RUN_OPTIONS}, continues"
 
@@ -93,6 +104,8 @@ class Plan:
         agent = ["agent", *job, "--node", str(self.node), "--host", self.host]
         if self.placed is not None:
             agent += self.placed.words()
+        if self.starter is not None:
+            agent += self.starter.words()
         parts = {self.agent: [*agent, *self.command]}
         if not self.leads:
             return parts
@@ -101,6 +114,12 @@ class Plan:
         if self.insecure:
             broker.append("--insecure")
         return {"broker": broker, "controller": ["controller", *job], **parts}
+
+    def inherited(self, part: str) -> tuple[int, ...]:
+        """
+        The descriptors that a part gets from this launcher.
+        """
+        return (self.starter.descriptor,) if self.starter and part == self.agent else ()
 
 
 def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own type
@@ -111,7 +130,9 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     and for one that is to resume what it was not told.
     """
     placed = Placed.read(options["placed"]) if options["placed"] else None
-    _check_shared(options, placed)
+    starter = StartedElsewhere.read(options["starter"]) if options["starter"] else None
+    launched = placed is not None or starter is not None
+    _check_shared(options, alone=options["nnodes"] == 1 and placed is None, launched=launched)
     checkpoint_dir: Path | None = options["checkpoint_dir"]
     if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
         raise UsageError(
@@ -121,7 +142,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
     found = {
         # Also the key of the job's ports, so it is not to be guessed.
-        "job": options["job"] or ("" if placed else secrets.token_hex(8)),
+        "job": options["job"] or ("" if launched else secrets.token_hex(8)),
         "run": options.get("run") or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),
         "run_dir": run_dir,
@@ -142,6 +163,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
         arguments=options["arguments"],
         module=options["module"],
         placed=placed,
+        starter=starter,
         may_begin=options["resume_if_any"] and not options["resume"],
     )
 
@@ -156,17 +178,17 @@ def named(plan: Plan) -> Plan:
     return replace(plan, settings=replace(plan.settings, job=name))
 
 
-def _check_shared(options: Mapping[str, Any], placed: Placed | None) -> None:
+def _check_shared(options: Mapping[str, Any], *, alone: bool, launched: bool) -> None:
     """
     Raises `UsageError` where the nodes were not told what they must share. Those that another launcher
     has started find the name of their job in the run directory.
     """
-    needed = ("broker", "run_dir") if placed else ("job", "broker", "run_dir")
+    needed = ("broker", "run_dir") if launched else ("job", "broker", "run_dir")
     missing = [name for name in needed if options[name] is None]
-    if not missing or (options["nnodes"] == 1 and not placed):
+    if not missing or alone:
         return
     wanted = ", ".join("--" + name.replace("_", "-") for name in missing)
-    where = f"; name it in {RUN_OPTIONS}" if placed else ""
+    where = f"; name it in {RUN_OPTIONS}" if launched else ""
     raise UsageError(
         f"a job of {options['nnodes']} nodes needs {wanted}, the same on every node{where}"
     )
@@ -210,7 +232,9 @@ def check_plan(plan: Plan) -> None:
             "--placed is for the only rank of a node, and not for --nproc-per-node "
             f"{settings.nproc_per_node}"
         )
-    if not plan.module and not Path(plan.script).is_file():
+    if plan.starter is not None:
+        _check_starter(plan.starter)  # what it starts is its own affair
+    elif not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"there is no script at {plan.script}")
     find_adaptor(settings.adaptor)
     check_open(plan.host, "--host", insecure=plan.insecure)
@@ -221,6 +245,18 @@ def check_plan(plan: Plan) -> None:
     check_run_dir(settings, plan.node, may_begin=plan.may_begin)
     if plan.leads:
         check_free(broker, port)
+
+
+def _check_starter(starter: StartedElsewhere) -> None:
+    try:
+        there = stat.S_ISSOCK(os.fstat(starter.descriptor).st_mode)
+    except OSError:
+        there = False
+    if not there:
+        raise UsageError(
+            f"--starter {starter.descriptor} is no socket of this process: it is for a program that "
+            "starts the ranks itself (tft.starter), not for a command line"
+        )
 
 
 def check_open(host: str, option: str, *, insecure: bool) -> None:

@@ -226,7 +226,12 @@ class Launcher:
 
     def _start(self, name: str) -> Child:
         log = self._log_of(name)
-        child = self._children.start(self._commands[name], added=self._environment, log=log)
+        child = self._children.start(
+            self._commands[name],
+            added=self._environment,
+            log=log,
+            inherited=self._plan.inherited(name),
+        )
         self._parts[name] = child
         write_whole(pid_file(self._plan.settings.run_dir, name), f"{child.process.pid}\n")
         return child

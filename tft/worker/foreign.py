@@ -9,7 +9,6 @@ devices, limits. What the launcher does not see is a rank that dies and is repla
 import os
 import re
 import secrets
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,19 +17,17 @@ from typing import NoReturn
 
 import msgspec
 
-from tft.bus.broker import is_loopback
-from tft.bus.ports import free_address
-from tft.config import RUN_OPTIONS, JobSettings, inherited_environment, run_options
+from tft.bus.ports import free_address, host_for_all, own_address
+from tft.config import JobSettings, inherited_environment, run_options
 from tft.errors import UsageError
 from tft.plugins import load_adaptor
+from tft.starter import check_options
 from tft.worker.launchers import Launcher, launcher_of
 
 LOOPBACK = "127.0.0.1"
 
 _STORES_ADAPTOR = "pytorch"
 """Whose framework has a launcher that serves a store: torchrun's is read by it, whatever the job uses."""
-_DECIDED = ("--nnodes", "--node-rank", "--nproc-per-node", "--placed", "--resume-if-any")
-"""Options of `tft run` that follow from the launcher."""
 _PYTHON_WITH_WORD = "WX"
 """Options of Python, a letter each, that take the next word where none is stuck to them."""
 
@@ -62,20 +59,11 @@ def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = (
     _check_nothing_begun(options)
     host = _host(launcher, options)
     meeting = _meet(launcher, host)
-    words = node_words(launcher, meeting, host=_own_address(host))
+    words = node_words(launcher, meeting, host=own_address(host))
     _replace([*words, *options, *command], environment)
 
 
 # ---------------------------------------------------------------- words in, words out
-
-
-def check_options(options: Sequence[str]) -> None:
-    """
-    Raises `UsageError` for what is not for the user to say here; the rest is for `tft run` to refuse.
-    """
-    for word in options:
-        if word.partition("=")[0] in _DECIDED:
-            raise UsageError(f"{RUN_OPTIONS} has {word}, which the launcher of the job decides")
 
 
 def adaptor_of(options: Sequence[str]) -> str:
@@ -164,39 +152,7 @@ def _host(launcher: Launcher, options: Sequence[str]) -> str:
     """
     if launcher.alone:
         return LOOPBACK
-    try:
-        host = socket.gethostbyname(launcher.address)
-    except OSError as error:
-        raise UsageError(
-            f"the address of process 0, {launcher.address}, is not known here ({error}): set "
-            "MASTER_ADDR to one that is known on all machines"
-        ) from None
-    if is_loopback(host) and not is_loopback(launcher.address):
-        raise UsageError(
-            f"the address of process 0, {launcher.address}, is {host} here, where no other machine "
-            "reaches it: set MASTER_ADDR to an address that all machines reach"
-        )
-    if not is_loopback(host) and "--insecure" not in options:
-        raise UsageError(
-            "the job's processes are on several machines, which must reach its ports, and the bus "
-            "is not encrypted: whoever reaches it can run the job's processes. Set "
-            f"{RUN_OPTIONS}=--insecure if the network is trusted"
-        )
-    return host
-
-
-def _own_address(host: str) -> str:
-    """
-    The address at which the machine `host` reaches this one.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # nothing is sent; the kernel says which way it would go
-        except OSError as error:
-            raise UsageError(
-                f"there is no way from this machine to that of process 0, {host}: {error.strerror}"
-            ) from None
-        return str(probe.getsockname()[0])
+    return host_for_all(launcher.address, trusted="--insecure" in options, named="MASTER_ADDR")
 
 
 def _meet(launcher: Launcher, host: str) -> Meeting:

@@ -35,7 +35,7 @@ def launch(arguments: Sequence[str]) -> None:
     """
     die_with_parent()
     try:
-        _prepare()
+        prepare()
     except UsageError as refused:
         sys.stderr.write(f"tft: {refused}\n")
         sys.exit(2)
@@ -52,7 +52,10 @@ def launch(arguments: Sequence[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def _prepare() -> None:
+def prepare() -> None:
+    """
+    Get ready to say the last words, and import what the framework will need.
+    """
     settings = launch_settings()
     name_process(f"tft-rank-{settings.rank}")
     # In C, on whatever thread the signal comes to, without the GIL: it works in any kind of hang.

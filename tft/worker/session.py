@@ -51,6 +51,7 @@ from tft.worker.orders import Hands, Work
 from tft.worker.periodic import Periodic
 from tft.worker.process import started_ticks
 from tft.worker.saving import Saving, own_functions
+from tft.worker.started import stand_aside, take_up
 
 log = structlog.get_logger()
 
@@ -549,6 +550,8 @@ def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Sessi
     if _session is None:
         at = SystemClock().now()
         if not started_by_agent():
+            stand_aside()
             become_launcher(launcher, options)
+        take_up()
         _session = Session(rank_settings()).open(at)
     return _session

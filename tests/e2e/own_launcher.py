@@ -1,0 +1,66 @@
+"""
+A launcher as others are: it starts the processes of its node itself, one of them for no rank, and has tft
+say when. Its ranks write to `out-RANK` in the working directory.
+
+    own_launcher.py NNODES NODE RANKS PORT SCRIPT [ARGS...]
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tft.errors import UsageError
+from tft.starter import Node
+
+
+class Own:
+    """
+    Processes of a script.
+    """
+
+    def __init__(self, first: int, command: list[str]) -> None:
+        self._first = first
+        self._command = command
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, local_rank: int) -> int:
+        """
+        See `tft.starter.Starter`.
+        """
+        with Path(f"out-{self._first + local_rank}").open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, *self._command], stdout=out, stderr=out, start_new_session=True
+            )
+        self._processes[process.pid] = process
+        return process.pid
+
+    def kill(self, local_rank: int, pid: int) -> None:
+        """
+        See `tft.starter.Starter`.
+        """
+        self._processes[pid].kill()
+
+    def reap(self, local_rank: int, pid: int) -> None:
+        """
+        See `tft.starter.Starter`.
+        """
+        self._processes.pop(pid).wait()
+
+
+nnodes, number, ranks, port = map(int, sys.argv[1:5])
+command = sys.argv[5:]
+try:
+    node = Node(
+        nnodes=nnodes, node=number, ranks=ranks, address="127.0.0.1", port=port, named="PORT",
+        command=command, defaults=["--adaptor", "fake"],
+    )  # fmt: skip
+except UsageError as refused:
+    sys.exit(f"own: {refused}")
+scheduler = subprocess.Popen(
+    [sys.executable, *command], env=os.environ | node.beside(), start_new_session=True
+)
+Path(f"scheduler-{number}").write_text(str(scheduler.pid))
+code = node.run(Own(number * ranks, command))
+sys.stdout.write(f"the scheduler ended with {scheduler.wait()}\n")
+sys.exit(code)

@@ -1,0 +1,248 @@
+"""
+Ranks that another program starts, by `tft.starter`: the real parts, and a launcher that is not tft's.
+
+`make test` runs the first ones, `make soak` the rest.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import FAKE, FAKE_STEPS
+from tests.e2e.jobs import (
+    MARK,
+    ROOT,
+    Job,
+    Outcome,
+    identical,
+    left_behind,
+    reached,
+    strike,
+    until,
+)
+from tft.bus.ports import free_address
+
+LIMIT = 60.0
+WORLD = 4
+LAUNCHER = ROOT / "tests" / "e2e" / "own_launcher.py"
+FAST = (str(FAKE), str(FAKE_STEPS))
+
+
+@contextmanager
+def launched(
+    run_dir: Path,
+    *script: str,
+    options: Sequence[str] = (),
+    nnodes: int = 1,
+    node: int = 0,
+    port: int = 1,
+) -> Iterator[Job]:
+    """
+    The launcher of one node, in a directory of its own; what is left of it at the end is killed, by pid.
+    """
+    where = run_dir.with_name(f"{run_dir.name}-of-{node}")
+    where.mkdir(parents=True, exist_ok=True)
+    told = {"TFT_RUN_OPTIONS": shlex.join(["--run-dir", str(run_dir), *options])}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [str(word) for word in (nnodes, node, WORLD // nnodes, port)]
+    log = where / "out"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(LAUNCHER), *command, *script], cwd=where, stdout=out,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env={**os.environ, **told, "PYTHONPATH": path, MARK: str(run_dir)},
+        )  # fmt: skip
+    try:
+        yield Job(process, run_dir, log)
+    finally:
+        process.kill()
+        process.wait()
+        for pid in left_behind(run_dir):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ended(job: Job) -> Outcome:
+    """
+    Waits for the end of a job, which must leave no process behind.
+    """
+    outcome = job.end(LIMIT)
+    empty(job)
+    return outcome
+
+
+def empty(job: Job) -> None:
+    """
+    Waits until no process of the job is there any more.
+    """
+    until(lambda: left_behind(job.run_dir) == [], "an empty node", limit=5.0)
+
+
+def parent(pid: int) -> int:
+    """
+    Of a process.
+    """
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ranks(job: Job) -> list[int]:
+    """
+    The processes of all ranks.
+    """
+    return [job.pid(f"rank-{rank}") for rank in range(WORLD)]
+
+
+def test_ranks_of_another_launcher_are_started_again_alone(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When two ranks of a job are killed one after the other, rank 0 among them, then their launcher is asked to
+    start just these again; the others keep their processes, all are children of the launcher, and
+    nothing of the losses shows it. The process that has no rank ends with the job.
+    """
+    with launched(tmp_path / "run", *FAST) as job:
+        for step, victim in ((20, 2), (60, 0)):
+            until(reached(job, step), f"step {step}", LIMIT)
+            before = ranks(job)
+            assert [parent(pid) for pid in before] == [job.process.pid] * WORLD
+            strike(job, f"rank-{victim}")
+            until(lambda old=before[victim], name=f"rank-{victim}": job.pid(name) != old, "a start")  # type: ignore[misc]
+            after = ranks(job)
+            assert [rank for rank in range(WORLD) if before[rank] != after[rank]] == [victim]
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    assert f"the scheduler ended with {-signal.SIGKILL}" in outcome.output
+    assert [incident["strategy"] for incident in outcome.incidents] == ["recover", "recover"]
+    assert [incident["steps_lost"] for incident in outcome.incidents] == [0, 0]
+    identical(outcome, fake_undisturbed)
+
+
+@pytest.mark.parametrize(
+    "victim", ["launcher", "run", pytest.param("agent-0", marks=pytest.mark.soak)]
+)
+def test_whoever_of_them_is_killed_nothing_is_left(victim: str, tmp_path: Path) -> None:
+    """
+    When the launcher, its `tft run` or the agent are killed with kill -9, then all else ends, the process
+    without a rank too; the job has failed.
+    """
+    with launched(tmp_path / "run", *FAST) as job:
+        until(reached(job, 10), "step 10", LIMIT)
+        if victim == "launcher":
+            job.process.kill()
+        else:
+            strike(job, victim)
+        code = job.process.wait(LIMIT)
+        empty(job)
+    assert code == (-signal.SIGKILL if victim == "launcher" else 4)
+
+
+def test_a_job_of_two_nodes_is_started_by_two_launchers(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When each of two launchers starts half of the ranks, then they meet at the address that both know, and a
+    rank of the second is replaced there.
+    """
+    port = int(free_address("127.0.0.1").rpartition(":")[2])
+    with ExitStack() as opened:
+        jobs = [
+            opened.enter_context(launched(tmp_path / "run", *FAST, nnodes=2, node=node, port=port))
+            for node in range(2)
+        ]
+        until(reached(jobs[0], 20), "step 20", LIMIT)
+        assert parent(jobs[0].pid("rank-3")) == jobs[1].process.pid
+        strike(jobs[0], "rank-3")
+        outcomes = [job.end(LIMIT) for job in jobs]
+        empty(jobs[0])
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    assert [incident["strategy"] for incident in outcomes[0].incidents] == ["recover"]
+    identical(outcomes[0], fake_undisturbed)
+
+
+def test_what_cannot_be_is_refused_before_anything_has_started(tmp_path: Path) -> None:
+    """
+    When a job of several nodes names no run directory, or an option that its launcher decides, then a
+    sentence says so.
+    """
+    with launched(tmp_path / "run", *FAST, options=["--nnodes", "3"]) as job:
+        outcome = ended(job)
+    assert outcome.code == 1
+    assert "TFT_RUN_OPTIONS has --nnodes, which the launcher of the job decides" in outcome.output
+    assert not (tmp_path / "run-of-0" / "scheduler-0").exists()
+
+
+# ---------------------------------------------------------------- soak
+
+
+@pytest.mark.soak
+def test_a_rank_that_hangs_says_where_and_is_replaced(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When a rank is stopped, then it is found, its stack is kept as evidence, and its launcher kills it and
+    starts it again.
+    """
+    with launched(tmp_path / "run", *FAST) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        os.kill(job.pid("rank-1"), signal.SIGSTOP)
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    [incident] = outcome.incidents
+    assert incident["strategy"] == "recover"
+    assert "fake_job.py" in json_text(outcome.run_dir)
+    identical(outcome, fake_undisturbed)
+
+
+def json_text(run_dir: Path) -> str:
+    """
+    The story, as it is written.
+    """
+    return (run_dir / "story.jsonl").read_text()
+
+
+@pytest.mark.soak
+def test_a_signal_to_the_launcher_leaves_a_checkpoint(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When the launcher is told to end, then there is a last checkpoint, and the same start with the same run
+    directory goes on from it.
+    """
+    with launched(tmp_path / "run", *FAST) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        job.process.send_signal(signal.SIGTERM)
+        outcome = ended(job)
+    assert outcome.code == 143, outcome.output
+    with launched(tmp_path / "run", *FAST) as job:
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    assert "it goes on from step-" in outcome.output
+    identical(outcome, fake_undisturbed)
+
+
+@pytest.mark.soak
+def test_a_bug_ends_the_job_with_a_last_checkpoint(tmp_path: Path) -> None:
+    """
+    When a rank raises an error of the script's own, then the launcher ends with 3, after a last checkpoint.
+    """
+    with launched(tmp_path / "run", *FAST, "--bug", "1,20") as job:
+        outcome = ended(job)
+    assert outcome.code == 3, outcome.output
+    assert any((tmp_path / "run" / "checkpoints").glob("step-00000019"))
+
+
+@pytest.mark.soak
+def test_a_script_that_cannot_be_started_is_told_of(tmp_path: Path) -> None:
+    """
+    When the processes of the ranks end before they join, then the job fails, and nothing is left.
+    """
+    with launched(tmp_path / "run", str(tmp_path / "nowhere.py")) as job:
+        outcome = ended(job)
+    assert outcome.code == 4, outcome.output

@@ -1,0 +1,224 @@
+"""
+What a program that starts ranks is asked for by an agent, and what it answers.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tft.agent.guard import VARIABLE
+from tft.config import aside_variables, change_environment, descriptor_paths, stands_aside
+from tft.errors import UsageError
+from tft.starter import Answer, Ask, Node, Service, hear_answer, say, written
+
+WAITS = "import signal; signal.pause()"
+"""A process that lives until it is killed."""
+
+
+class Starts:
+    """
+    Starts Python with some code, and says what it was asked.
+    """
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+        self.reaped: list[int] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, local_rank: int) -> int:
+        """
+        See `tft.starter.Starter`.
+        """
+        if not self.code:
+            raise FileNotFoundError("there is no such script")
+        process = subprocess.Popen([sys.executable, "-c", self.code], start_new_session=True)
+        self._processes[process.pid] = process
+        return process.pid
+
+    def kill(self, local_rank: int, pid: int) -> None:
+        """
+        See `tft.starter.Starter`.
+        """
+        os.killpg(pid, signal.SIGKILL)
+
+    def reap(self, local_rank: int, pid: int) -> None:
+        """
+        See `tft.starter.Starter`.
+        """
+        self.reaped.append(self._processes.pop(pid).wait())
+
+
+class Asking:
+    """
+    An agent's side: a service at work on a thread, and the process whose end it waits for.
+    """
+
+    def __init__(self, code: str) -> None:
+        self.starts = Starts(code)
+        self._channel, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._run = subprocess.Popen([sys.executable, "-c", WAITS])
+        self.environment = dict(os.environ)
+        service = Service(self._theirs, self.starts, self.environment)
+        self._thread = threading.Thread(
+            target=lambda: service.serve(until_ended=self._run.pid), name="service"
+        )
+        self._thread.start()
+
+    def ask(self, ask: Ask, *descriptors: int) -> None:
+        """
+        Say it.
+        """
+        say(self._channel, ask, *descriptors)
+
+    def start(self, number: int, **variables: str) -> Answer:
+        """
+        Ask for a process with some more variables.
+        """
+        text = written(self.environment | variables)
+        self.ask(Ask(kind="start", number=number, local_rank=0), text)
+        os.close(text)
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """
+        The next one.
+        """
+        answer = hear_answer(self._channel)
+        assert answer is not None
+        return answer
+
+    def end(self) -> None:
+        """
+        The `tft run` of the node ends.
+        """
+        self._run.kill()
+        self._thread.join()
+        self._run.wait()
+        self._channel.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def waiting() -> Iterator[Asking]:
+    """
+    A program whose ranks wait to be killed.
+    """
+    asking = Asking(WAITS)
+    yield asking
+    asking.end()
+
+
+def test_the_pid_of_a_process_is_nobody_elses_until_the_agent_has_heard_of_its_end(
+    waiting: Asking,
+) -> None:
+    """
+    When a process is killed, then its end is told with the signal, and it is reaped when that is asked for.
+    """
+    started = waiting.start(1)
+    waiting.ask(Ask(kind="kill", number=1, local_rank=0))
+    ended = waiting.answer()
+
+    assert (started.kind, ended) == (
+        "started",
+        Answer(kind="ended", number=1, pid=started.pid, code=-signal.SIGKILL),
+    )
+    assert waiting.starts.reaped == []
+    assert Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    waiting.ask(Ask(kind="reap", number=1, local_rank=0))
+    waiting.start(2)  # by then it was done
+    assert waiting.starts.reaped == [-signal.SIGKILL]
+
+
+def test_what_is_asked_for_a_process_that_is_gone_is_nothing(waiting: Asking) -> None:
+    """
+    When something is asked of a process that never was, or was reaped, then the service goes on.
+    """
+    waiting.ask(Ask(kind="kill", number=9, local_rank=0))
+    waiting.ask(Ask(kind="reap", number=9, local_rank=0))
+
+    assert waiting.start(1).kind == "started"
+
+
+def test_nothing_is_left_when_the_node_is_over() -> None:
+    """
+    When `tft run` ends before its ranks, then these are killed and reaped.
+    """
+    asking = Asking(WAITS)
+    try:
+        pids = [asking.start(number).pid for number in (1, 2)]
+    finally:
+        asking.end()
+
+    assert asking.starts.reaped == [-signal.SIGKILL] * 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_process_that_cannot_be_started_is_said_to_be_so() -> None:
+    """
+    When the program has no process to start, then the agent is told why.
+    """
+    asking = Asking("")
+    try:
+        assert asking.start(1) == Answer(kind="refused", number=1, why="there is no such script")
+    finally:
+        asking.end()
+
+
+def test_a_rank_finds_what_the_agent_has_chosen_and_what_its_program_has(tmp_path: Path) -> None:
+    """
+    When the program has changed its environment since, then its ranks see that, and what the agent says of
+    them before it; the program keeps nothing of it.
+    """
+    found = tmp_path / "found"
+    asking = Asking(
+        "import os; from pathlib import Path\n"
+        f"names = ['THEIRS', 'OURS', 'TFT_PARENT', 'TFT_ASIDE']\n"
+        f"Path({str(found)!r}).write_text(repr([os.environ.get(name) for name in names]))"
+    )
+    try:
+        with change_environment({"THEIRS": "later", "TFT_ASIDE": "1"}):
+            pid = asking.start(1, OURS="chosen").pid
+            assert asking.answer() == Answer(kind="ended", number=1, pid=pid, code=0)
+            assert os.environ["TFT_ASIDE"] == "1"
+        assert "OURS" not in os.environ
+    finally:
+        asking.end()
+
+    assert found.read_text() == repr(["later", "chosen", str(os.getpid()), None])
+
+
+def test_a_process_beside_the_ranks_is_found_by_the_guard() -> None:
+    """
+    When a process holds no rank, then its mark is the one that the guard looks for.
+    """
+    assert aside_variables("m")[VARIABLE] == "m"
+    assert stands_aside(aside_variables("m"))
+    assert not stands_aside({VARIABLE: "m"})
+
+
+def test_a_page_is_a_number_or_a_path() -> None:
+    """
+    When a rank has inherited its page, then nothing is opened; when not, then both descriptors are.
+    """
+    assert descriptor_paths({"TFT_PAGE": "5", "TFT_WORDS": "6"}) is None
+    assert descriptor_paths({}) is None
+    assert descriptor_paths({"TFT_PAGE": "/a", "TFT_WORDS": "/b"}) == ("/a", "/b")
+
+
+def test_ports_that_other_machines_reach_must_be_allowed() -> None:
+    """
+    When node 0 of several is on another machine, and nobody has said that the network is trusted, then the
+    node is refused before anything is started.
+    """
+    with pytest.raises(UsageError, match="TFT_RUN_OPTIONS=--insecure if the network is trusted"):
+        Node(
+            nnodes=2, node=1, ranks=1, address="192.0.2.1", port=1, named="--master_addr",
+            command=["train.py"],
+        )  # fmt: skip

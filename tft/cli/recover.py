@@ -1,0 +1,184 @@
+"""
+`tft checkpoint recover`: the checkpoint of a rank that was lost, from that of one that held the same.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from tft.checkpoint import digest_file
+from tft.errors import CheckpointCorrupt, UsageError
+from tft.group_info import read_group_info
+from tft.rankfiles import (
+    DIRECTORIES,
+    Name,
+    damage,
+    newest,
+    put,
+    read_meta,
+    write_meta,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """
+    The newest file of a rank that held the same.
+    """
+
+    rank: int
+    directory: Path
+    name: Name
+
+    @property
+    def path(self) -> Path:
+        """
+        Of the file.
+        """
+        return self.directory / str(self.name)
+
+
+def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
+    """
+    Put a copy of a replica's newest checkpoint in the place of that of the rank `lost`; `path` holds a
+    directory for each rank. Raises `UsageError` or `CheckpointCorrupt` before anything is changed.
+    """
+    others = _replicas(group_info, lost)
+    form = _form(path, lost, others)
+    source = _source(path, form, lost, others)
+    place = path / form.format(lost)
+    name = source.name.of(lost)
+    target = place / str(name)
+    if target.exists() and not replace and not damage(target, thoroughly=True):
+        raise UsageError(
+            f"rank {lost} is not lost: {target} is whole; --replace takes another's all the same"
+        )
+    try:
+        _copy(source.path, target)
+        if read_meta(source.directory) == source.name:
+            write_meta(place, name)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}") from None
+    written = digest_file(place, target.name)
+    click.echo(
+        f"{target}: that of rank {source.rank}, which held the same as rank {lost}; "
+        f"{written.size} bytes with digest {written.digest}"
+    )
+    return 0
+
+
+def _replicas(group_info: Path, lost: int) -> list[int]:
+    """
+    Who else held what a rank held, as the file says.
+    """
+    known = read_group_info(group_info).replicas
+    others = [rank for rank in sorted(known) if rank != lost]
+    if lost not in known:
+        raise UsageError(
+            f"{group_info} speaks of ranks {list(known)}, which held the same, and not of rank "
+            f"{lost}; expected is the file that was written for rank {lost}, or for one that held the "
+            "same"
+        )
+    if not others:
+        raise UsageError(f"{group_info} says that nobody held the same as rank {lost}")
+    return others
+
+
+def _form(path: Path, lost: int, others: Sequence[int]) -> str:
+    """
+    What the directories of the ranks are called.
+    """
+    forms = [
+        form for form in DIRECTORIES if any((path / form.format(rank)).is_dir() for rank in others)
+    ]
+    if len(forms) == 1:
+        return forms[0]
+    ranks = f"{_ranks(others)}, which held the same as rank {lost}"
+    if forms:
+        named = " and as ".join(form.format("R") for form in forms)
+        raise UsageError(f"{path} has two directories each for {ranks}: as {named}")
+    expected = " or ".join(form.format(others[0]) for form in DIRECTORIES)
+    raise UsageError(f"{path} has no directory of {ranks}; expected is {expected}")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
+def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
+    """
+    The newest checkpoint of those that held the same, that of the lowest rank where it is whole.
+    """
+    found = []
+    for rank in others:
+        directory = path / form.format(rank)
+        name = newest(directory, rank)
+        if name is not None:
+            found.append(_Source(rank=rank, directory=directory, name=name))
+    if not found:
+        raise UsageError(
+            f"{path} has no checkpoint of {_ranks(others)}, which held the same as rank {lost}: nothing "
+            "is left of it"
+        )
+    last = max(source.name.at for source in found)
+    damages = []
+    for source in found:
+        if source.name.at == last:
+            why = damage(source.path, thoroughly=True)
+            if not why:
+                return source
+            damages.append(why)
+    raise CheckpointCorrupt(f"rank {lost} cannot be given the newest: {'; '.join(damages)}")
+
+
+def _copy(source: Path, target: Path) -> None:
+    read = digest_file(source.parent, source.name)
+
+    def write(draft: Path) -> None:
+        shutil.copyfile(source, draft)
+        copied = digest_file(draft.parent, draft.name)
+        if (copied.size, copied.digest) != (read.size, read.digest):
+            raise CheckpointCorrupt(
+                f"{draft} is not what {source} was: {copied.size} bytes with digest "
+                f"{copied.digest}, not {read.size} with {read.digest}"
+            )
+
+    put(target, write)
+
+
+def recover_command() -> click.Command:
+    """
+    `tft checkpoint recover`.
+    """
+    return click.Command(
+        "recover",
+        callback=recover,
+        params=[
+            click.Argument(["path"], type=click.Path(path_type=Path)),
+            click.Option(
+                ["--group-info"],
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                required=True,
+                help="The group_info.pb that MindSpore wrote for the lost rank, or for one that held "
+                "the same.",
+            ),
+            click.Option(
+                ["--lost"],
+                type=click.IntRange(min=0),
+                metavar="RANK",
+                required=True,
+                help="The rank whose checkpoint is gone.",
+            ),
+            click.Option(
+                ["--replace"],
+                is_flag=True,
+                help="Also where the rank has a checkpoint of that step that is whole.",
+            ),
+        ],
+        help="Put a copy of the checkpoint of a rank that held the same into the place of that of a "
+        "rank of a MindSpore job that is lost. PATH has a directory rank_R or ckpt_dirR for each.",
+    )

@@ -1,0 +1,116 @@
+"""
+MindSpore's `group_info.pb`: the groups a rank communicates in, and the ranks that hold the same as it.
+MindSpore writes one for each rank where `GROUP_INFO_FILE` is set, and `restore_group_info_list` reads
+it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tft.errors import UsageError
+from tft.rankfiles import put
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupInfo:
+    """
+    What such a file says.
+    """
+
+    replicas: tuple[int, ...]
+    """The ranks that hold the same, the one it was written for among them."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By name: the ranks that communicate."""
+
+
+def read_group_info(file: Path) -> GroupInfo:
+    """
+    What such a file says. Raises `UsageError`, with what it is instead.
+    """
+    message, broken = _messages()
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    found = message()
+    try:
+        found.ParseFromString(content)
+        understood = found.IsInitialized()  # what has to be there is
+    except broken:
+        understood = False
+    if not understood:
+        what = "is no group_info.pb of MindSpore, or damaged" if content else "is empty"
+        raise UsageError(f"{file} {what}")
+    replicas = tuple(found.ckpt_restore_rank_list.dim)
+    if not replicas or len(set(replicas)) < len(replicas):
+        raise UsageError(
+            f"{file} names {list(replicas)} as the ranks that hold the same; expected is each of "
+            "them, once"
+        )
+    return GroupInfo(
+        replicas=replicas,
+        groups={
+            item.group_name: tuple(item.parallel_group_ranks.dim)
+            for item in found.parallel_group_item
+        },
+    )
+
+
+def write_group_info(file: Path, info: GroupInfo) -> None:
+    """
+    Write such a file, whole and synced. Raises `UsageError` where that takes what is not installed.
+    """
+    message, _ = _messages()
+    made = message()
+    for name, ranks in info.groups.items():
+        item = made.parallel_group_item.add()
+        item.group_name = name
+        item.parallel_group_ranks.dim.extend(ranks)
+        item.parallel_group_ranks.SetInParent()
+    made.ckpt_restore_rank_list.dim.extend(info.replicas)
+    made.ckpt_restore_rank_list.SetInParent()
+    put(file, lambda draft: draft.write_bytes(made.SerializeToString()))
+
+
+@cache
+def _messages() -> tuple[Any, type[Exception]]:  # Any: protobuf makes the class as it runs
+    """
+    The message that is a whole file, and what is raised for what is none.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+    except ImportError:
+        raise UsageError(
+            "to read and write group_info.pb, protobuf is needed: pip install 'tft-bus[protobuf]'"
+        ) from None
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="tft/group_info.proto", package="tft.group_info", syntax="proto2"
+    )
+
+    def add(name: str, *fields: tuple[str, int, int, str]) -> None:
+        made = file.message_type.add(name=name)
+        for number, (called, label, kind, of) in enumerate(fields, 1):
+            named = {"type_name": f".{file.package}.{of}"} if of else {}
+            made.field.add(name=called, number=number, label=label, type=kind, **named)
+
+    one, several = field.LABEL_REQUIRED, field.LABEL_REPEATED
+    add("Ranks", ("dim", several, field.TYPE_UINT32, ""))
+    add(
+        "Group",
+        ("group_name", one, field.TYPE_STRING, ""),
+        ("parallel_group_ranks", one, field.TYPE_MESSAGE, "Ranks"),
+    )
+    add(
+        "GroupInfo",
+        ("parallel_group_item", several, field.TYPE_MESSAGE, "Group"),
+        ("ckpt_restore_rank_list", one, field.TYPE_MESSAGE, "Ranks"),
+    )
+    # A pool of its own: MindSpore, in the same process, has its own names for these in the shared one.
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    whole = pool.FindMessageTypeByName(f"{file.package}.GroupInfo")
+    return message_factory.GetMessageClass(whole), message.DecodeError

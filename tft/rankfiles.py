@@ -1,0 +1,272 @@
+"""
+The files that each rank of a MindSpore job has for itself: what they are called, whether one is whole,
+and how one gets to its place.
+
+    rank_4/llama2_13b_rank_4-5_1.ckpt     after step 1 of epoch 5, as MindSpore Transformers calls it
+    rank_4/llama2_13b_rank_4_1-7_1.ckpt   the same of a run that found such files there
+    rank_4/checkpoint-2_1875.ckpt         as MindSpore itself calls it; also under ckpt_dir4/
+    rank_4/meta.json                      which of them is the newest, written after it
+
+Knows no framework: what is in a file is written by a function of the caller's.
+"""
+
+import json
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from tft.files import sync
+
+META = "meta.json"
+DIRECTORIES = ("rank_{}", "ckpt_dir{}")
+"""What the directory of a rank is called: by MindSpore Transformers, and in older guides of MindSpore."""
+
+_NUMBER = r"0|[1-9][0-9]*"  # who writes 7 as 07 has not written what is called 7
+_NAME = re.compile(
+    rf"(?P<prefix>.+?)(_rank_(?P<rank>{_NUMBER}))?(_(?P<again>[1-9][0-9]*))?"
+    rf"-(?P<epoch>{_NUMBER})_(?P<step>{_NUMBER})\.(?P<kind>ckpt|safetensors)"
+)
+_BLOCK = 4 * 2**20
+"""Bytes read at a time: few calls, and nothing beside the state they belong to."""
+_PARAMETER = 0x0A
+"""What each parameter in a .ckpt begins with: field 1 of a message, of a length that follows."""
+_CHECKSUM = b"crc_num"
+_CHECKSUM_BYTES = len(_CHECKSUM) + 10
+"""What MindSpore adds to a .ckpt where it is asked for a checksum: this word and the number."""
+_HEADER_BYTES = 8
+"""The length of the header that a .safetensors begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Name:
+    """
+    What such a file is called.
+    """
+
+    prefix: str
+    rank: int | None = None
+    """None: its directory alone says whose it is."""
+    again: int = 0
+    """How many runs have written such files there before."""
+    epoch: int
+    step: int
+    """Within the epoch."""
+    kind: str = "ckpt"
+
+    def __str__(self) -> str:
+        of_rank = "" if self.rank is None else f"_rank_{self.rank}"
+        of_run = f"_{self.again}" if self.again else ""
+        return f"{self.prefix}{of_rank}{of_run}-{self.epoch}_{self.step}.{self.kind}"
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """
+        Epoch and step: the same on all ranks.
+        """
+        return self.epoch, self.step
+
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """
+        Higher than that of what the same rank has written before.
+        """
+        return self.again, self.epoch, self.step
+
+    def of(self, rank: int) -> "Name":
+        """
+        What it is called where another rank has it.
+        """
+        return self if self.rank is None else replace(self, rank=rank)
+
+
+def read_name(text: str) -> Name | None:
+    """
+    None where no file of this kind is called so.
+    """
+    match = _NAME.fullmatch(text)
+    if match is None:
+        return None
+    rank, again = match["rank"], match["again"]
+    return Name(
+        prefix=match["prefix"],
+        rank=None if rank is None else int(rank),
+        again=int(again or 0),
+        epoch=int(match["epoch"]),
+        step=int(match["step"]),
+        kind=match["kind"],
+    )
+
+
+def names(directory: Path, rank: int) -> Iterator[Name]:
+    """
+    What the directory of a rank holds, in no order. What has the name of another rank is not its own.
+    """
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        name = read_name(path.name)
+        if name is not None and name.rank in (None, rank) and path.is_file():
+            yield name
+
+
+def newest(directory: Path, rank: int) -> Name | None:
+    """
+    What `meta.json` names, or the latest of the latest run where there is none.
+    """
+    there = list(names(directory, rank))
+    noted = read_meta(directory)
+    if noted in there:
+        return noted
+    return max(there, key=lambda name: name.age, default=None)
+
+
+# ---------------------------------------------------------------- meta.json
+
+
+def read_meta(directory: Path) -> Name | None:
+    """
+    The file that is the newest of a rank; None where that is not said, or what is said makes no sense.
+    """
+    try:
+        noted = json.loads((directory / META).read_bytes())
+        name = read_name(noted["last_ckpt_file"])
+        at = noted["last_epoch"], noted["last_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return name if name is not None and name.at == at else None
+
+
+def write_meta(directory: Path, name: Name) -> None:
+    """
+    Note that this file, which is in its place, is the newest of its rank.
+    """
+    noted = {"last_epoch": name.epoch, "last_step": name.step, "last_ckpt_file": str(name)}
+    put(directory / META, lambda draft: draft.write_text(json.dumps(noted)))
+
+
+# ---------------------------------------------------------------- writing
+
+
+def put(path: Path, write: Callable[[Path], object]) -> None:
+    """
+    Have `write` write a file beside its place, sync it and move it there, whole. Its directory is made
+    if need be. What is handed to `write` has the file's own name, since MindSpore adds an ending to
+    any other.
+    """
+    beside = path.with_name(f".{path.name}.partial")
+    new = not path.parent.exists()
+    shutil.rmtree(beside, ignore_errors=True)  # what was begun here and never finished
+    beside.mkdir(parents=True)
+    try:
+        draft = beside / path.name
+        write(draft)
+        sync(draft)
+        draft.replace(path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    sync(path.parent)
+    if new:
+        sync(path.parent.parent)
+
+
+# ---------------------------------------------------------------- whole or not
+
+
+def damage(path: Path, *, thoroughly: bool = False) -> str:
+    """
+    What is wrong with such a file, in a sentence; nothing where it looks as if it had been written to
+    its end. `thoroughly`: all of it is read where it has a checksum.
+    """
+    try:
+        with path.open("rb") as file:
+            why = _of_safetensors(file) if path.suffix == ".safetensors" else _of_ckpt(file)
+            if not why and thoroughly and path.suffix != ".safetensors":
+                why = _of_checksum(file)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    return f"{path} {why}" if why else ""
+
+
+def _size(file: BinaryIO) -> int:
+    return file.seek(0, 2)
+
+
+def _of_ckpt(file: BinaryIO) -> str:
+    """
+    Parameter follows parameter, each with its length, up to the end.
+    """
+    size = _size(file)
+    if not size:
+        return "is empty"
+    end = size - _CHECKSUM_BYTES if _checksum(file) is not None else size
+    at = 0
+    while at < end:
+        file.seek(at)
+        head = file.read(11)  # as many as a length can have, and what stands before it
+        length, width = _length(head[1:])
+        if head[0] != _PARAMETER or width is None:
+            return f"is no checkpoint of MindSpore, or damaged, or encrypted: see byte {at}"
+        if at + 1 + width + length > end:
+            missing = at + 1 + width + length - end
+            return f"ends in the middle of a parameter, {missing} bytes before its end"
+        at += 1 + width + length
+    return "" if at else "has no parameter"
+
+
+def _length(encoded: bytes) -> tuple[int, int | None]:
+    """
+    A number of protobuf's, seven bits a byte, and how many bytes it has; None where it has no end.
+    """
+    length = 0
+    for width, byte in enumerate(encoded, 1):
+        length |= (byte & 0x7F) << 7 * (width - 1)
+        if byte < 0x80:
+            return length, width
+    return 0, None
+
+
+def _checksum(file: BinaryIO) -> int | None:
+    size = _size(file)
+    if size < _CHECKSUM_BYTES:
+        return None
+    file.seek(size - _CHECKSUM_BYTES)
+    tail = file.read()
+    return int.from_bytes(tail[len(_CHECKSUM) :]) if tail.startswith(_CHECKSUM) else None
+
+
+def _of_checksum(file: BinaryIO) -> str:
+    expected = _checksum(file)
+    if expected is None:
+        return ""
+    left = _size(file) - _CHECKSUM_BYTES
+    found = 0
+    file.seek(0)
+    while left and (block := file.read(min(left, _BLOCK))):
+        found = zlib.crc32(block, found)
+        left -= len(block)
+    return "" if found == expected else "is not what was written: its checksum is another"
+
+
+def _of_safetensors(file: BinaryIO) -> str:
+    """
+    The header says how long it is, and where the last tensor ends.
+    """
+    size = _size(file)
+    if not size:
+        return "is empty"
+    file.seek(0)
+    header = int.from_bytes(file.read(_HEADER_BYTES), "little")
+    if size < _HEADER_BYTES or header > size - _HEADER_BYTES:
+        return "ends in the middle of its header"
+    try:
+        described = json.loads(file.read(header))
+        described.pop("__metadata__", None)
+        ends = [each["data_offsets"][1] for each in described.values()]
+        needed = _HEADER_BYTES + header + max(ends, default=0)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return "has a header that cannot be read"
+    return "" if needed == size else f"has {size} bytes, where its header speaks of {needed}"
