@@ -169,9 +169,24 @@ def test_one_that_is_behind_is_not_taken(job: Path) -> None:
     """
     write_group_info(job / "group_info.pb", GroupInfo(replicas=(0, 2, 4)))
     place = job / "rank_2"
-    (place / "llama2_13b_rank_2-5_1.ckpt").rename(place / "llama2_13b_rank_2-4_1.ckpt")
+    (place / "llama2_13b_rank_2-5_1.ckpt").rename(place / "llama2_13b_rank_2_1-4_1.ckpt")
+    write_meta(place, Name(prefix="llama2_13b", rank=2, again=1, epoch=4, step=1))
     recover(job, job / "group_info.pb", 0, replace=False)
     assert (job / "rank_0" / "llama2_13b_rank_0-5_1.ckpt").read_bytes() == content(4)
+
+
+def test_what_a_later_run_has_written_is_newer(tmp_path: Path) -> None:
+    """
+    When MindSpore itself has named the files, whose epochs begin anew in each run, then a file of the
+    later run is newer than one of more epochs.
+    """
+    for rank, name in ((2, "checkpoint-9_5.ckpt"), (4, "checkpoint_1-1_5.ckpt")):
+        (tmp_path / f"rank_{rank}").mkdir()
+        (tmp_path / f"rank_{rank}" / name).write_bytes(content(rank))
+    info = tmp_path / "group_info.pb"
+    write_group_info(info, GroupInfo(replicas=(0, 2, 4)))
+    recover(tmp_path, info, 0, replace=False)
+    assert files(tmp_path / "rank_0") == {"checkpoint_1-1_5.ckpt": content(4)}
 
 
 def test_where_nothing_is_left_it_is_refused(job: Path) -> None:

@@ -123,10 +123,13 @@ def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
             f"{path} has no checkpoint of {_ranks(others)}, which held the same as rank {lost}: nothing "
             "is left of it"
         )
-    last = max(source.name.at for source in found)
+    # MindSpore itself counts epochs anew in each run, and all ranks have written in each; MindSpore
+    # Transformers counts on, and a rank has not written in each.
+    counted_on = all(read_meta(source.directory) == source.name for source in found)
+    ages = [source.name.at if counted_on else source.name.age for source in found]
     damages = []
-    for source in found:
-        if source.name.at == last:
+    for source, age in zip(found, ages, strict=True):
+        if age == max(ages):
             why = damage(source.path, thoroughly=True)
             if not why:
                 return source

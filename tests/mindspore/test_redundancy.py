@@ -1,0 +1,125 @@
+"""
+Recovery from redundant information, as MindSpore's guide has it: each card saves for itself, the
+checkpoint of one is lost, and that of a card that held the same is as good.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore
+import pytest
+from mindspore.train import node_strategy_pb2
+
+from tft.group_info import GroupInfo, read_group_info, write_group_info
+
+CARDS = Path(__file__).parent / "cards.py"
+PARTS = 4
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """
+    A process of its own: MindSpore keeps much per process.
+    """
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOG_v": "3"},
+    )
+
+
+def losses(ended: subprocess.CompletedProcess[str]) -> dict[int, list[str]]:
+    """
+    By card, the losses of its steps.
+    """
+    assert ended.returncode == 0, ended.stderr
+    printed = json.loads(ended.stdout.splitlines()[-1])
+    return {int(card): seen for card, seen in printed.items()}
+
+
+def leave_group_info(directory: Path) -> None:
+    """
+    Leave what MindSpore leaves on an Ascend device for each card, by MindSpore's own classes: on CPU it
+    does not write these files.
+    """
+    for card in range(2 * PARTS):
+        group = [card % PARTS, card % PARTS + PARTS]
+        made = node_strategy_pb2.ParallelGroupMap()
+        item = made.parallel_group_item.add()
+        item.group_name = f"2-{card % PARTS}"
+        item.parallel_group_ranks.dim.extend(group)
+        made.ckpt_restore_rank_list.dim.extend(group)
+        (directory / f"rank_{card}" / "group_info.pb").write_bytes(made.SerializeToString())
+
+
+def test_a_card_goes_on_from_what_another_has_saved(tmp_path: Path) -> None:
+    """
+    When a job of eight cards ends in its second epoch and card 0's files are lost, then it gets those of
+    card 4, and the second epoch has the losses of the undisturbed run on every card, bit for bit.
+    """
+    undisturbed = losses(run(CARDS, "train", tmp_path))
+    for card in range(PARTS):
+        assert undisturbed[card] == undisturbed[card + PARTS]
+    leave_group_info(tmp_path)
+    steps = len(undisturbed[0]) // 2
+    for card in range(2 * PARTS):
+        (tmp_path / f"rank_{card}" / f"checkpoint-2_{steps}.ckpt").unlink()
+    shutil.rmtree(tmp_path / "rank_0")
+
+    info = tmp_path / "rank_4" / "group_info.pb"
+    assert mindspore.restore_group_info_list(str(info)) == [0, 4]
+    done = run("-m", "tft", "checkpoint", "recover", "--group-info", info, "--lost", "0", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+    resumed = losses(run(CARDS, "resume", tmp_path))
+    assert resumed == {card: seen[steps:] for card, seen in undisturbed.items()}
+
+
+def test_without_it_the_card_has_nothing_to_go_on_from(tmp_path: Path) -> None:
+    """
+    When the lost files are not brought back, then the job does not go on.
+    """
+    for card in range(1, 2 * PARTS):
+        (tmp_path / f"rank_{card}").mkdir()
+    assert run(CARDS, "resume", tmp_path).returncode != 0
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        GroupInfo(replicas=(0, 4), groups={"2-5004544844489628105": (0, 4), "tp-0": (0, 1, 2, 3)}),
+        GroupInfo(replicas=(7,), groups={"of none": ()}),
+    ],
+)
+def test_mindspore_reads_what_is_written(tmp_path: Path, info: GroupInfo) -> None:
+    """
+    When tft has written a file, then MindSpore reads it, and it has the bytes that MindSpore gives it.
+    """
+    file = tmp_path / "group_info.pb"
+    write_group_info(file, info)
+    assert mindspore.restore_group_info_list(str(file)) == list(info.replicas)
+    theirs = node_strategy_pb2.ParallelGroupMap()
+    theirs.ParseFromString(file.read_bytes())
+    assert theirs.SerializeToString() == file.read_bytes()
+    groups = {
+        item.group_name: tuple(item.parallel_group_ranks.dim) for item in theirs.parallel_group_item
+    }
+    assert groups == info.groups
+
+
+def test_what_mindspore_writes_is_read(tmp_path: Path) -> None:
+    """
+    When MindSpore's classes have written a file, then tft reads it, in the same process.
+    """
+    for card in range(2 * PARTS):
+        (tmp_path / f"rank_{card}").mkdir()
+    leave_group_info(tmp_path)
+    assert read_group_info(tmp_path / "rank_5" / "group_info.pb") == GroupInfo(
+        replicas=(1, 5), groups={"2-1": (1, 5)}
+    )

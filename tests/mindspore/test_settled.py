@@ -1,0 +1,63 @@
+"""
+MindSpore's own view of `MS_ENABLE_TFT`, before and after tft has settled it.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SETTLED = """
+from tft_mindspore.environment import settle
+settle()
+"""
+IMPORTED = """
+import os
+from mindspore.utils.utils import TFTCommValue
+print([each for each in TFTCommValue.NEED_MINDIO if each in os.environ["MS_ENABLE_TFT"]])
+"""
+
+
+def run(script: str, text: str) -> subprocess.CompletedProcess[str]:
+    """
+    A process with that in its environment.
+    """
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "MS_ENABLE_TFT": text, "GLOG_v": "3"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        ("{ ttp : 1 }", "[]", "['TTP:1']"),
+        ("{UCE:1}", "['UCE:1']", "['TTP:1', 'UCE:1']"),
+    ],
+)
+def test_mindspore_finds_what_was_meant(text: str, before: str, after: str) -> None:
+    """
+    When the environment is settled before MindSpore is imported, then MindSpore finds on what was meant,
+    and not what it makes of the text.
+    """
+    for script, expected in ((IMPORTED, before), (SETTLED + IMPORTED, after)):
+        ended = run(script, text)
+        assert (ended.returncode, ended.stdout.strip()) == (0, expected), ended.stderr
+
+
+def test_a_sentence_comes_before_mindspore_aborts() -> None:
+    """
+    When MindSpore would abort the interpreter over an item, then the sentence comes first.
+    """
+    aborted = run(IMPORTED, "{TTP}")
+    assert aborted.returncode != 0
+    assert "IndexError" in aborted.stderr
+    refused = run(SETTLED + IMPORTED, "{TTP}")
+    assert refused.returncode == 1
+    assert "'TTP' has no value: expected is TTP:1, or TTP:0" in refused.stderr
+    assert "IndexError" not in refused.stderr
