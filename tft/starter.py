@@ -104,10 +104,10 @@ class Answer:
 
 def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
     """
-    Never waits; raises OSError where the other side has gone, or does not listen.
+    Waits for room only where the socket is one that blocks; raises OSError where the other side has gone.
     """
-    flags = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
-    socket.send_fds(channel, [msgspec.json.encode(asdict(said))], descriptors, flags)
+    content = msgspec.json.encode(asdict(said))
+    socket.send_fds(channel, [content], descriptors, socket.MSG_NOSIGNAL)
 
 
 def hear_answer(channel: socket.socket) -> Answer | None:

@@ -143,6 +143,19 @@ def test_whoever_of_them_is_killed_nothing_is_left(victim: str, tmp_path: Path) 
     assert code == (-signal.SIGKILL if victim == "launcher" else 4)
 
 
+def test_nothing_is_left_of_a_job_that_has_not_joined(tmp_path: Path) -> None:
+    """
+    When the launcher is killed before its ranks have called `tft.init`, then they end all the same.
+    """
+    script = tmp_path / "waits.py"
+    script.write_text("import signal; signal.pause()")
+    with launched(tmp_path / "run", str(script)) as job:
+        last = job.run_dir / "pids" / f"rank-{WORLD - 1}.pid"
+        until(last.exists, "a process of each rank", LIMIT)
+        job.process.kill()
+        empty(job)
+
+
 def test_a_job_of_two_nodes_is_started_by_two_launchers(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

@@ -83,7 +83,7 @@ class Elsewhere:
         """
         Listen to it from now on.
         """
-        self._channel.setblocking(False)
+        self._channel.setblocking(False)  # it may be busy, and nobody may hold up the agent
         asyncio.get_running_loop().add_reader(self._channel, self._hear)
 
     def close(self) -> None:

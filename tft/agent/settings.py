@@ -130,9 +130,11 @@ def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     What all ranks have in common. Libraries look at it while they are imported, so a process that
     ranks are to be forked from has it too.
     """
+    # one thread a rank, unless the user says otherwise: the ranks of a node share its cores. A program
+    # that starts them itself has its own way with cores.
+    threads = {} if settings.starter else {"OMP_NUM_THREADS": "1"}
     return {
-        # one thread a rank, unless the user says otherwise: the ranks of a node share its cores
-        "OMP_NUM_THREADS": "1",
+        **threads,
         **child_environment(settings, marker),
         "PYTHONUNBUFFERED": "1",
     }

@@ -8,4 +8,4 @@ cluster. What they do otherwise than MindIO is in `docs/mindio.md`.
 
 from mindio_ttp.neighbours import refuse_another
 
-refuse_another()
+refuse_another("mindio_ttp")

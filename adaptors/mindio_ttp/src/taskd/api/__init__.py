@@ -1,0 +1,3 @@
+"""
+What msrun imports.
+"""

@@ -1,0 +1,71 @@
+"""
+The functions that msrun calls, in this order, before and after it has started its scheduler.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from taskd.facts import facts_of
+from taskd.processes import Processes
+from tft.errors import UsageError
+from tft.starter import Node
+
+_REFUSED = 2
+"""The exit code of `tft run` for what is refused before anything has started."""
+
+_node: Node | None = None
+_functions: dict[str, Callable[..., Any]] = {}  # Any: each has its own
+
+
+def init_taskd_agent(settings: dict[str, str]) -> bool:
+    """
+    Whether tft looks after the processes of this msrun; if not, msrun does. Nothing has been started.
+    Ends msrun, with a sentence, where a job cannot be what it was asked to be.
+    """
+    global _node
+    if settings.get("Framework") != "MindSpore":
+        _say(f"taskd of tft is for MindSpore, and not for {settings.get('Framework')}")
+        return False
+    from mindspore.parallel.cluster.run import get_args  # late: only msrun has it for sure
+
+    try:
+        facts = facts_of(get_args(), os.environ)
+        if facts is None:
+            _say("a dry run is not looked after by tft")
+            return False
+        _node = facts.node()
+    except UsageError as refused:
+        _say(str(refused))
+        sys.exit(_REFUSED)
+    # the scheduler is started next: it belongs to the job and is no rank
+    os.environ.update(_node.beside())
+    return True
+
+
+def register_func(name: str, function: Callable[..., Any]) -> None:
+    """
+    A function of msrun's that starts, ends or looks at its processes.
+    """
+    _functions[name] = function
+
+
+def start_taskd_agent() -> None:
+    """
+    Be the node of this msrun until the job is over. Ends msrun with the exit code of `tft run`.
+    """
+    assert _node is not None, "msrun calls init_taskd_agent first"
+    code = _node.run(
+        Processes(
+            start=_functions["START_WORKER_LIST"],
+            kill=_functions["KILL_WORKER"],
+            look=_functions["MONITOR"],
+        )
+    )
+    if code:
+        sys.exit(code)
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"tft: {sentence}\n")

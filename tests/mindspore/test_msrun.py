@@ -1,0 +1,264 @@
+"""
+MindSpore's own launcher, the real one, with the package `taskd` of this repository: jobs of the fake adaptor,
+whose processes msrun starts when tft says so.
+
+For an environment with MindSpore; elsewhere they are left out.
+"""
+
+import importlib.util
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import FAKE
+from tests.e2e.jobs import (
+    MARK,
+    ROOT,
+    Job,
+    Outcome,
+    identical,
+    left_behind,
+    reached,
+    run,
+    strike,
+    until,
+)
+from tft.bus.ports import free_address
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mindspore") is None, reason="MindSpore is not installed here"
+)
+
+LIMIT = 100.0
+WORLD = 4
+STEPS = 150
+FAST = (str(FAKE), str(STEPS))
+KEYS = {"MS_ENABLE_TFT": "{TTP:1,ARF:1}"}
+
+
+@contextmanager
+def msrun(
+    run_dir: Path,
+    *script: str,
+    keys: Mapping[str, str] = KEYS,
+    words: Sequence[str] = (),
+    local: int = WORLD,
+    port: int = 0,
+) -> Iterator[Job]:
+    """
+    A job that msrun starts, in a directory of its own; what is left of it at the end is killed, by pid.
+    """
+    where = run_dir.with_name(f"{run_dir.name}-{len(list(run_dir.parent.glob('*-ms')))}-ms")
+    where.mkdir(parents=True)
+    port = port or int(free_address("127.0.0.1").rpartition(":")[2])
+    log = where / "out"
+    bin_directory = Path(sys.executable).parent  # msrun starts `python`, whichever comes first
+    command = [
+        str(bin_directory / "msrun"), "--worker_num", str(WORLD), "--local_worker_num", str(local),
+        "--master_port", str(port), "--log_dir", "logs", *words, *script,
+    ]  # fmt: skip
+    path = [str(ROOT), str(ROOT / "adaptors" / "mindio_ttp" / "src")]
+    if already := os.environ.get("PYTHONPATH"):
+        path.append(already)
+    told = {
+        "TFT_RUN_OPTIONS": shlex.join(["--run-dir", str(run_dir), "--adaptor", "fake"]),
+        "PATH": f"{bin_directory}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, cwd=where, stdout=out, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True, env={**os.environ, **told, **keys, MARK: str(run_dir)},
+        )  # fmt: skip
+    try:
+        yield Job(process, run_dir, log)
+    finally:
+        process.kill()
+        process.wait()
+        for pid in left_behind(run_dir):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ended(job: Job) -> Outcome:
+    """
+    Waits for the end of a job, which must leave no process behind, the scheduler included.
+    """
+    outcome = job.end(LIMIT)
+    empty(job)
+    return outcome
+
+
+def empty(job: Job) -> None:
+    """
+    Waits until no process of the job is there any more.
+    """
+    until(lambda: left_behind(job.run_dir) == [], "an empty node", limit=10.0)
+
+
+def logs(job: Job, tmp_path: Path) -> Path:
+    """
+    What msrun writes of its processes.
+    """
+    return tmp_path / f"{job.run_dir.name}-0-ms" / "logs"
+
+
+def ranks(job: Job) -> list[int]:
+    """
+    The processes of all ranks.
+    """
+    return [job.pid(f"rank-{rank}") for rank in range(WORLD)]
+
+
+def parent(pid: int) -> int:
+    """
+    Of a process.
+    """
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """
+    The same job, started by `tft run`.
+    """
+    where = tmp_path_factory.mktemp("fake") / "undisturbed"
+    outcome = run(where, "--adaptor", "fake", script=FAKE, arguments=(str(STEPS),), nproc=WORLD)
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+def test_msrun_starts_a_rank_that_died_again_alone(tmp_path: Path, undisturbed: Outcome) -> None:
+    """
+    When a rank is killed with kill -9, and later rank 0, then msrun starts each of them again, the others keep
+    their processes, msrun ends with 0, and nothing of the losses shows it. What a process had printed before
+    it was killed is kept.
+    """
+    with msrun(tmp_path / "run", *FAST, words=["--join", "True"]) as job:
+        for step, victim in ((20, 1), (70, 0)):
+            until(reached(job, step), f"step {step}", LIMIT)
+            before = ranks(job)
+            assert [parent(pid) for pid in before] == [job.process.pid] * WORLD
+            strike(job, f"rank-{victim}")
+            part = f"rank-{victim}"
+            until(lambda old=before[victim], name=part: job.pid(name) != old, "a start")  # type: ignore[misc]
+            after = ranks(job)
+            assert [rank for rank in range(WORLD) if before[rank] != after[rank]] == [victim]
+        outcome = ended(job)
+        written = sorted(path.name for path in logs(job, tmp_path).iterdir())
+    assert outcome.code == 0, outcome.output
+    assert [incident["strategy"] for incident in outcome.incidents] == ["recover", "recover"]
+    assert [incident["steps_lost"] for incident in outcome.incidents] == [0, 0]
+    identical(outcome, undisturbed)
+    kept = ["worker_0.0.log", "worker_1.0.log"]
+    assert written == sorted(["scheduler.log", *(f"worker_{n}.log" for n in range(WORLD)), *kept])
+
+
+def test_an_asked_for_stop_leaves_a_checkpoint_that_the_next_msrun_goes_on_from(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    """
+    When msrun is told to end, then it does, with 143, after a last checkpoint, and the same start goes on
+    from there.
+    """
+    with msrun(tmp_path / "run", *FAST) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        job.process.send_signal(signal.SIGTERM)
+        outcome = ended(job)
+    assert outcome.code == 143, outcome.output
+    with msrun(tmp_path / "run", *FAST) as job:
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    assert "it goes on from step-" in outcome.output
+    identical(outcome, undisturbed)
+
+
+def test_a_bug_ends_msrun_with_the_exit_code_of_tft_run(tmp_path: Path) -> None:
+    """
+    When a rank raises an error of the script's own, then there is a last checkpoint and msrun ends with 3.
+    """
+    with msrun(tmp_path / "run", *FAST, "--bug", "1,20") as job:
+        outcome = ended(job)
+    assert outcome.code == 3, outcome.output
+    assert any((tmp_path / "run" / "checkpoints").glob("step-00000019"))
+    assert "a bug of the user's own" in outcome.output
+
+
+@pytest.mark.parametrize("victim", ["msrun", "run"])
+def test_nothing_is_left_of_a_job_whose_msrun_is_killed(victim: str, tmp_path: Path) -> None:
+    """
+    When msrun, or the `tft run` below it, is killed with kill -9, then all ranks end, and the scheduler.
+    """
+    with msrun(tmp_path / "run", *FAST) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        if victim == "msrun":
+            job.process.kill()
+        else:
+            strike(job, victim)
+        code = job.process.wait(LIMIT)
+        empty(job)
+    assert code == (-signal.SIGKILL if victim == "msrun" else 4), job.output()
+
+
+def test_two_msruns_make_a_job_of_two_nodes(tmp_path: Path, undisturbed: Outcome) -> None:
+    """
+    When an msrun on each of two nodes starts half of the ranks, then they meet at the ports after the
+    scheduler's, and a rank is started again by the msrun that had started it.
+    """
+    port = int(free_address("127.0.0.1").rpartition(":")[2])
+    with ExitStack() as opened:
+        jobs = [
+            opened.enter_context(
+                msrun(
+                    tmp_path / "run", *FAST, local=2, port=port, words=["--node_rank", str(number)]
+                )
+            )
+            for number in range(2)
+        ]
+        until(reached(jobs[0], 20), "step 20", LIMIT)
+        assert parent(jobs[0].pid("rank-3")) == jobs[1].process.pid
+        strike(jobs[0], "rank-3")
+        outcomes = [job.end(LIMIT) for job in jobs]
+        empty(jobs[0])
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    assert [incident["strategy"] for incident in outcomes[0].incidents] == ["recover"]
+    identical(outcomes[0], undisturbed)
+
+
+def test_what_cannot_be_is_refused_before_the_scheduler_is_started(tmp_path: Path) -> None:
+    """
+    When the nodes of several have no number, then msrun ends with 2, a sentence says why, and nothing was
+    started.
+    """
+    with msrun(tmp_path / "run", *FAST, local=2) as job:
+        outcome = ended(job)
+        written = list(logs(job, tmp_path).iterdir())
+    assert outcome.code == 2, outcome.output
+    assert "--node_rank is to be 0 to 1 on the 2 machines of this job, and is -1" in outcome.output
+    assert written == []
+
+
+def test_without_keys_msrun_is_as_ever(tmp_path: Path) -> None:
+    """
+    When no feature is switched on, then msrun starts its processes by itself, and they find nothing of
+    tft's in their environment.
+    """
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import os\n"
+        "names = ['TFT_ASIDE', 'TFT_GUARD', 'TFT_PARENT', 'TFT_JOB']\n"
+        "print(os.environ['MS_ROLE'], [name for name in names if name in os.environ])\n"
+    )
+    with msrun(tmp_path / "run", str(script), keys={}, words=["--join", "True"]) as job:
+        outcome = ended(job)
+        said = [path.read_text() for path in logs(job, tmp_path).iterdir()]
+    assert outcome.code == 0, outcome.output
+    assert sorted(said) == ["MS_SCHED []\n", *["MS_WORKER []\n"] * WORLD]
+    assert not (tmp_path / "run").exists()
