@@ -15,7 +15,7 @@ from tft.core.commands import Command
 from tft.core.events import DeadlinePassed, Event, Received
 from tft.core.machine import Machine
 from tft.core.policy import Policy
-from tft.protocol.messages import Check, EndNode, Noticed
+from tft.protocol.messages import Answered, Check, EndNode, Exited, Noticed, Position
 from tft.testing.scripted import ScriptedJob
 from tft.testing.sentences import commanded, plainly
 from tft.testing.story import as_test, replay, replayed, write_story
@@ -168,6 +168,33 @@ def test_a_pasted_story_gives_what_the_story_gave(
 
     exec(as_test(judged, "test_it"), names)
     names["test_it"]()
+
+
+def test_little_of_what_ranks_had_captured_is_printed(tmp_path: Path) -> None:
+    """
+    When a process has ended, or could not save, then of what it told of its own the beginning is
+    printed: the rest is long, and nothing is judged by it.
+    """
+    job, machine = scripted()
+    job.start()
+    job.train(1)
+    state = {1: "0123456789abcdef"}
+    position, at = Position(step=1, window=False), job.now
+    job.report(
+        Exited(
+            node=0, rank=1, incarnation=0, code=-9, position=position, stack="", private=state, at=at
+        )
+    )  # fmt: skip
+    job.report(
+        Answered(
+            rank=2, incarnation=0, incident=1, round=1, order="save", failure="no space left",
+            position=position, held=1, private=state, began=at, at=at,
+        )
+    )  # fmt: skip
+    write_story(tmp_path / "s", OPENED, machine.told)
+    printed = as_test(replay(runs_of((tmp_path / "s").read_bytes(), "s")[1]), "test_it")
+    assert printed.count("01234567") == 2
+    assert "012345678" not in printed
 
 
 def test_a_test_that_expects_something_else_fails(tmp_path: Path) -> None:

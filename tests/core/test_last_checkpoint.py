@@ -267,6 +267,26 @@ def test_where_nobody_can_take_a_copy_back_that_is_the_reason() -> None:
     )
 
 
+def test_what_is_a_ranks_own_is_saved_of_another_step_than_it_was_asked_for() -> None:
+    """
+    When the only rank that has done the last step cannot write it, then the step before is saved,
+    which another holds, and with it what the rank had captured of its own then.
+    """
+    job = trained(world=2, enable=CAN_ONLY_DUMP)
+    job.failures[0, "save"] = ["OSError: no space left on device"]
+    job.stuck = {1}
+    job.window(0)
+    job.stop(0)
+    job.settle()
+    assert [(save.step, save.to, save.shards, save.private) for save in job.orders(Save)] == [
+        (4, (0,), ("dense",), {}), (4, (1,), (), {}), (3, (1,), ("dense",), {0: "00"}),
+    ]  # fmt: skip
+    (commit,) = job.orders(Commit)
+    assert [file.name for file in commit.files] == ["dense", "private-0", "private-1"]
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_whoever_has_a_sound_shard_writes_it_once_more(*, all_of_them: bool) -> None:
     """

@@ -510,6 +510,41 @@ FOUND = {
             ),
         ),
     ),
+    "what a rank that could not save had of its own was told of one step, and another was saved": Schedule(
+        seed=10483,
+        world=2,
+        nodes=2,
+        copies=3,
+        steps=12,
+        policy=replace(QUICK, skip_batch=True, advised=True),
+        derives=False,
+        checkpoints=3,
+        backups=2,
+        skew=5000.0,
+        trouble=Trouble(loss=0.02),
+        mishaps=(
+            Mishap(
+                what="fail", target=-1, when="order", name="save", by=1.220361301473511, lasting=2.0
+            ),
+            Mishap(
+                what="network",
+                target=1,
+                when="phase",
+                name="window",
+                number=10,
+                by=2.018631552482488,
+                lasting=6.0,
+            ),
+            Mishap(
+                what="request",
+                target=2,
+                when="state",
+                name="choosing",
+                delay=0.03449428457498582,
+                lasting=0.5,
+            ),
+        ),
+    ),
 }
 
 

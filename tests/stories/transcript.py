@@ -11,7 +11,7 @@ with all it says, what is owed and due then, and how each incident is reported i
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 import msgspec
@@ -78,7 +78,7 @@ def _happened(event: Event) -> str:
         said = {
             field.name: _rounded(plain[field.name])
             for field in fields(event.message)
-            if getattr(event.message, field.name) != field.default
+            if getattr(event.message, field.name) not in (field.default, _made(field))
         }
         return f"> {at} {event.sender} {event.number} {kind} {json.dumps(said)}"
     body = _rounded(
@@ -130,6 +130,13 @@ def _reports(machine: Machine) -> Iterator[str]:
         report = incident_report(incident, _nobody_knows)
         more = {"base": incident.base, "failed": incident.failed, "attempts": incident.attempts}
         yield f"! {_text({**report, **more})}"
+
+
+def _made(field: "Field[Any]") -> object:  # Any: of any type
+    """
+    What a field is where nothing is said, if that is made anew each time.
+    """
+    return MISSING if field.default_factory is MISSING else field.default_factory()
 
 
 def _text(facts: dict[str, Any]) -> str:  # Any: JSON

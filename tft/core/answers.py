@@ -43,8 +43,8 @@ class Answers:
         if job.resumed and not seat.held:
             seat.held = None  # what a script begins with is not what the checkpoint holds
         job.phase(PHASES.get(message.order, message.order), seat.rank, message.began, message.at)
-        if message.private:  # it cannot write this itself: somebody else does
-            seat.private = {job.agreed(): message.private}
+        # it cannot write this itself: somebody else does, of whichever step is saved in the end
+        seat.private = {**seat.private, **message.private}
         if message.failure is not None:
             return self._failed(seat, message, message.failure)
         task.waiting.discard(seat.rank)

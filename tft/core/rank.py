@@ -315,7 +315,7 @@ class RankMachine:
         files: tuple[SavedFile, ...] = (),
         verdict: Verdict = "pass",
         finding: str = "",
-        private: str = "",
+        private: dict[int, str] | None = None,
     ) -> Answer:
         answer = Answered(
             rank=self.rank,
@@ -332,7 +332,7 @@ class RankMachine:
             files=files,
             verdict=verdict,
             finding=finding,
-            private=private,
+            private=private or {},
             began=began,
             at=at,
         )

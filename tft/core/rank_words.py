@@ -4,7 +4,7 @@ done. `Left`: the training thread is out of the user's loop; `Standing`: it may 
 at the edge of an update window.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tft.protocol.messages import (
     Answered,
@@ -104,7 +104,7 @@ class Done:
     files: tuple[SavedFile, ...] = ()
     verdict: Verdict = "pass"
     finding: str = ""
-    private: str = ""
+    private: dict[int, str] = field(default_factory=dict)
     began: float
     at: float
 

@@ -12,7 +12,7 @@ CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 3
+VERSION = 4
 """Raised when a message changes shape; a peer that speaks another one is refused with a sentence."""
 
 FaultKind = Literal[
@@ -156,8 +156,9 @@ class Answered:
     """For `check`."""
     finding: str = ""
     """For `check`: the sentence behind a verdict that is not `pass`."""
-    private: str = ""
-    """For a `save` that failed: what this rank would have saved of its own (hexadecimal)."""
+    private: dict[int, str] = field(default_factory=dict)
+    """For a `save` that failed: the private state it captured last (hexadecimal), by step. Without this
+    rank's copies it may be another step that is saved."""
     began: float
     at: float
 

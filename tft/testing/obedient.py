@@ -207,6 +207,8 @@ class ScriptedRank:
         if isinstance(order, Save) and failure is None:
             names = (*order.shards, *(f"private-{r}" for r in (self.rank, *order.private)))
             files = tuple(SavedFile(name=n, size=1, digest="d") for n in names)
+        unsaved = isinstance(order, Save) and failure is not None
+        captured = (self.step - 1, self.step) if unsaved else ()
         return Answered(
             rank=self.rank,
             incarnation=self.incarnation,
@@ -222,6 +224,7 @@ class ScriptedRank:
             files=files,
             verdict=found[0],
             finding=found[1],
+            private=dict.fromkeys(captured, "00"),
             began=at,
             at=at,
         )

@@ -26,7 +26,7 @@ from tft.controller.story import (
 from tft.core.commands import Command, JobOver
 from tft.core.events import Event, Received
 from tft.core.machine import Machine
-from tft.protocol.messages import Exited
+from tft.protocol.messages import Answered, Exited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +198,9 @@ def as_test(replay: Replay, name: str) -> str:
 
 def _brief(event: Event) -> Event:
     match event:
-        case Received(message=Exited() as exited):
-            private = {step: state[:8] for step, state in exited.private.items()}
-            return replace(event, message=replace(exited, private=private))
+        case Received(message=Exited() | Answered() as told):
+            private = {step: state[:8] for step, state in told.private.items()}
+            return replace(event, message=replace(told, private=private))
         case _:
             return event
 

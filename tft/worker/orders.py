@@ -5,7 +5,7 @@ the training thread.
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol, assert_never
@@ -54,7 +54,7 @@ class Work:
     files: tuple[SavedFile, ...] = ()
     verdict: Verdict = "pass"
     finding: str = ""
-    private: str = ""
+    private: dict[int, str] = field(default_factory=dict)
 
 
 class State(Protocol):
@@ -188,12 +188,12 @@ class Hands:
             world=len(members),
         )
 
-    def left_to_save(self, order: Save) -> Work:
+    def left_to_save(self) -> Work:
         """
         What only this rank has of what it could not save, for somebody else to write.
         """
-        captured = self._page.private().get(order.step, b"")
-        return Work(private=captured.hex())
+        kept = self._page.private()
+        return Work(private={step: captured.hex() for step, captured in kept.items()})
 
     def _rollback(self, order: Rollback) -> None:
         private = self._private(order)

@@ -464,7 +464,7 @@ class Session:
             lost = self._diagnose(error).context_lost
             log.warning("order_failed", order=execute.name, why=failure)
             if isinstance(execute.order, Save):
-                work = self._hands.left_to_save(execute.order)
+                work = self._hands.left_to_save()
         self._control.tell(self._done(execute, began, failure, work, context_lost=lost))
 
     def _tell_of_what_was_made(self, order: object) -> None:

@@ -4,7 +4,7 @@ takes its time, some need the other ranks, any may fail, hang or be cut short by
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tft.core.rank_words import Execute
@@ -42,7 +42,7 @@ class Work:
     files: tuple[SavedFile, ...] = ()
     verdict: Verdict = "pass"
     finding: str = ""
-    private: str = ""
+    private: dict[int, str] = field(default_factory=dict)
 
 
 ON_DEVICE = (Fetch, Load, Rebuild, Restore, Rollback, Save)
@@ -67,7 +67,7 @@ def begin(process: "Process", execute: Execute) -> None:
             _tear(process, [transfer.shard for transfer in order.transfers])
         elif isinstance(order, Load):
             _tear(process, process.content)
-        work = Work(private=_told(process, order.step)) if isinstance(order, Save) else Work()
+        work = Work(private=_told(process)) if isinstance(order, Save) else Work()
         return stage.clock.after(takes + 0.01, process.done, execute, failure, work)
     match order:
         case Stop():
@@ -245,12 +245,11 @@ def _private(process: "Process", step: int, incident: int) -> int | None:
     return None
 
 
-def _told(process: "Process", step: int) -> str:
+def _told(process: "Process") -> dict[int, str]:
     """
     What a rank that cannot save has captured of its own: somebody else is to write it.
     """
-    captured = process.page.private().get(step)
-    return "" if captured is None else f"{captured:x}"
+    return {step: f"{captured:x}" for step, captured in process.page.private().items()}
 
 
 def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
