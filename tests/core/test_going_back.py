@@ -10,10 +10,13 @@ from tft.protocol.messages import (
     Fetch,
     Kill,
     Load,
+    Noticed,
     RankOrder,
     Restore,
+    Resume,
     Rollback,
     Save,
+    Trained,
 )
 
 ALL = (0, 1, 2, 3)
@@ -280,6 +283,56 @@ def test_a_pollution_noticed_from_outside_counts_as_much() -> None:
     job.notice(1, "numeric", "the loss of rank 1 has diverged", polluted=True)
     job.settle()
     assert [(r.to, r.step) for r in job.orders(Restore)] == [(ALL, 2)]
+
+
+@pytest.mark.parametrize("says", ["that it goes on", "what it has trained"])
+def test_a_pollution_counts_however_late_the_rank_is_heard_that_says_so(says: str) -> None:
+    """
+    When a rank goes on in another process, trains, and is heard only after a fault elsewhere has begun
+    another round, then it was in the loop all the same: what it says to have spread takes everyone back.
+    """
+    job = trained(keeps=2)
+    job.muted = {(1, "resume")}
+    job.kill(1)
+    job.settle()
+    (resume,) = job.orders(Resume)
+    late = job.ranks[1]
+    resumed = late.answer(resume, "resume", None, found=("pass", ""), at=job.now)
+    late.training = True
+    job.train(2)
+    job.muted = {(0, "freeze")}
+    job.fault(2, "network")
+    job.settle()
+    step = Trained(rank=1, incarnation=1, step=4, at=job.now)
+    job.report(resumed if says == "that it goes on" else step)
+    job.fault(1, "numeric", polluted=True)
+    job.muted = set()
+    job.repeat()
+    job.settle()
+    assert {restore.step for restore in job.orders(Restore)} == {4}
+
+
+def test_a_rank_that_could_not_go_on_has_spread_nothing() -> None:
+    """
+    When a new process fails to go on with the others, and is seen to have bad numbers then, then it had
+    contributed nothing: nobody goes back.
+    """
+    job = trained(keeps=2)
+    job.failures[1, "resume"] = ["the script is gone"]
+    job.kill(1)
+    while not job.orders(Resume):
+        job._obey(job._queue.popleft())
+    job.muted = {(0, "freeze")}
+    job.settle()
+    assert job.doing == "freezing"
+    evidence = "the loss of rank 1 has diverged"
+    job.report(Noticed(rank=1, kind="numeric", evidence=evidence, polluted=True, at=job.now))
+    job.muted = set()
+    job.repeat()
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert job.orders(Restore) == []
 
 
 # ---------------------------------------------------------------- numbers that go wrong again

@@ -545,6 +545,37 @@ FOUND = {
             ),
         ),
     ),
+    "ranks that had gone on while nobody led were not believed to have spread anything": Schedule(
+        seed=56081,
+        world=7,
+        steps=9,
+        policy=replace(QUICK, respawns=1),
+        derives=False,
+        standbys=2,
+        trouble=Trouble(delay=0.05),
+        mishaps=(
+            Mishap(
+                what="pollute",
+                target=1,
+                when="phase",
+                name="forward",
+                number=2,
+                by=2.2202975452460376,
+                lasting=0.5,
+            ),
+            Mishap(
+                what="controller",
+                target=1,
+                when="state",
+                name="awaiting",
+                number=1,
+                delay=0.011348944541085688,
+                by=1.3240380534175955,
+                lasting=6.0,
+            ),
+            Mishap(what="kill", target=1, delay=2.097236315406299, lasting=6.0),
+        ),
+    ),
 }
 
 

@@ -33,6 +33,8 @@ class Answers:
         waited for is absorbed.
         """
         job = self._job
+        if message.order == "resume" and message.failure is None:
+            seat.repaired = True  # a round that has begun since does not undo that
         task = job.incident.tasks.get(message.order)
         key = (message.incident, message.round)
         if task is None or key != (job.incident.number, job.incident.round):
@@ -64,7 +66,7 @@ class Answers:
             case "save":
                 self._job.saved |= {file.name: file for file in message.files}
             case "resume":
-                seat.training = seat.repaired = True
+                seat.training = True
             case "fetch" | "load":
                 if seat.damaged:
                     seat.doubted = message.position.step

@@ -112,6 +112,7 @@ class Reports:
             case Answered():
                 self._answers.answered(seat, message)
             case Trained():
+                seat.repaired = True  # it is in the loop, though it may never have been asked again
                 seat.position = Position(step=message.step, window=False)
                 self._job.last_step = max(self._job.last_step, message.step)
                 if self._job.state is S.RESUMING:
