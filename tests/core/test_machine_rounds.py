@@ -302,6 +302,27 @@ def test_every_strategy_has_its_own_attempts() -> None:
     assert list(tried(job)) == ["retry"]
 
 
+def test_what_had_failed_before_a_process_was_lost_is_not_held_against_its_replacement() -> None:
+    """
+    When forming groups fails in a retry, whoever is the cause turns out to be lost, and forming them
+    fails once more when it is replaced, then the replacement has not been tried as often as it may be.
+    """
+    job = trained(attempts=2)
+    job.failures[0, "regroup"] = ["a peer has closed its connection"] * 2
+    job.fault(1, "network")
+    while not job.orders(Regroup):
+        job._obey(job._queue.popleft())
+    job.muted = {(2, "freeze")}
+    job.settle()
+    assert job.doing == "freezing"
+    job.muted = set()
+    job.kill(2)
+    tries_on(job)
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert [order.round for order in job.orders(Regroup)] == [1, 2, 3]
+
+
 def test_a_fault_that_joins_begins_the_count_anew() -> None:
     """
     When copying has failed twice, another rank fails, and it fails twice more, then nothing has

@@ -222,6 +222,8 @@ class Choice:
             for other in made[: made.index(offer)]
             if other.strategy not in OPPORTUNITIES or other.strategy in incident.failed
         ]
+        if offer.strategy != incident.base:
+            incident.attempts = 0
         incident.strategy, incident.base = name, offer.strategy
         job.tell(
             "strategy_chosen", incident=incident.number, strategy=incident.strategy, why=offer.why
