@@ -174,6 +174,23 @@ def test_a_store_that_opens_beside_another_disturbs_nobody(node: int) -> None:
     assert job.facts("store_replaced") == []
 
 
+def test_the_store_of_a_node_that_comes_back_disturbs_nobody_who_meets_elsewhere() -> None:
+    """
+    When a node that had a store before opens another one while groups are formed at that of another
+    node, then they are formed there.
+    """
+    job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}, strategies=("retry", "dump"))
+    job.report(StoreOpened(node=1, host="h1", port=1, at=job.now))
+    job.start()
+    job.muted = {(0, "regroup")}
+    job.fault(0, "network")
+    job.settle()
+    job.report(StoreOpened(node=1, host="h1", port=9, at=job.now))
+    job.settle()
+    assert [(r.host, r.port, r.round) for r in job.orders(Regroup)] == [("h", 1, 0), ("h", 1, 1)]
+    assert job.facts("store_replaced") == []
+
+
 def test_a_store_that_is_lost_while_groups_are_formed_is_why_it_is_begun_anew() -> None:
     """
     When the store comes back elsewhere while groups are formed, and that was the last attempt, then

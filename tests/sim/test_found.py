@@ -576,6 +576,35 @@ FOUND = {
             Mishap(what="kill", target=1, delay=2.097236315406299, lasting=6.0),
         ),
     ),
+    "the store of a node that came back was taken for the one at which the others met": Schedule(
+        seed=60756,
+        world=11,
+        nodes=4,
+        steps=8,
+        policy=replace(
+            QUICK,
+            enable=frozenset({"dump", "migrate", "recover", "retry", "scale_out"}),
+            skip_batch=True,
+            respawns=1,
+            attempts=2,
+        ),
+        spares=(3, 3),
+        skew=5000.0,
+        standbys=2,
+        trouble=Trouble(delay=0.1, double=0.05),
+        mishaps=(
+            Mishap(
+                what="node",
+                when="state",
+                name="paused",
+                delay=0.2855767813652235,
+                by=1.4192899614974466,
+                lasting=6.0,
+                loud=False,
+            ),
+            Mishap(what="come", target=4, delay=2.317691662680284, lasting=2.0),
+        ),
+    ),
 }
 
 

@@ -72,11 +72,11 @@ class Arrivals:
         A rendezvous store listens, maybe in place of another.
         """
         job = self._job
-        replaced = job.stores.pop(message.node, None) is not None
+        before = job.stores.pop(message.node, None)
         job.stores[message.node] = (message.host, message.port)
         if job.state is S.AWAITING:
             job.deadline = None  # what was waited for may be this
-        if replaced and not job.answered_all("regroup"):
+        if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
             self._rounds.again("the rendezvous store was lost while groups were formed")
 

@@ -310,7 +310,7 @@ class Course:
 
     def _repair(self, plan: Repair, host: str, port: int) -> None:
         job, incident, step = self._job, self._job.incident, plan.step
-        incident.step = step + 1
+        incident.step, incident.store = step + 1, (host, port)
         job.move(S.REPAIRING)
         name = f"{job.name}/{incident.number}.{incident.round}"
         without = tuple(rank for rank in job.seats if rank not in job.members)

@@ -112,6 +112,8 @@ class Incident:
     """The highest step whose update some rank had begun, as far as is known in this round."""
     step: int | None = None
     """The first step to be computed after the incident."""
+    store: tuple[str, int] | None = None
+    """Where its groups are formed."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
     spare: bool = False
     """The last checkpoint had to be planned anew: no more is written than it takes."""
