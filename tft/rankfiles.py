@@ -121,7 +121,7 @@ def newest(directory: Path, rank: int) -> Name | None:
     noted = read_meta(directory)
     if noted in there:
         return noted
-    return max(there, key=lambda name: name.age, default=None)
+    return max(there, key=lambda name: (name.age, name.kind), default=None)
 
 
 # ---------------------------------------------------------------- meta.json

@@ -20,7 +20,9 @@ from pathlib import Path
 
 from tft import rankfiles
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
+from tft.mindformers import Recipe
 from tft.rankfiles import DIRECTORIES, Name
+from tft_mindspore.environment import Environment
 
 Groups = Sequence[Sequence[int]]
 """The ranks of a job, those together that hold the same: `Sizes.replicas` of `tft.mindformers`."""
@@ -141,9 +143,39 @@ class Found:
         return len(self.written) < len(self.files)
 
 
-def find(root: Path, groups: Groups, *, high_availability: bool) -> Found:
+def resumption(recipe: Recipe, asked: Environment) -> Found | None:
     """
-    The newest checkpoint that there is of all groups. With `high_availability` a rank without a file
+    What a job of this file goes on from, in this environment; None where it is to begin. Raises as
+    `find`.
+    """
+    if not recipe.resume or recipe.load is None:
+        return None
+    only = None
+    if recipe.resume_file is not None:
+        named = rankfiles.read_name(recipe.resume_file)
+        if named is None:
+            raise UsageError(
+                f"resume_training is {recipe.resume_file!r}; expected is True, or the name of a file "
+                f"as {Name(prefix=recipe.prefix or 'CKP', rank=0, epoch=5, step=1)}"
+            )
+        only = named.at
+    return find(
+        recipe.load,
+        recipe.sizes.replicas(),
+        high_availability=asked.last_checkpoints,
+        only=only,
+    )
+
+
+def find(
+    root: Path,
+    groups: Groups,
+    *,
+    high_availability: bool,
+    only: tuple[int, int] | None = None,
+) -> Found:
+    """
+    The newest checkpoint that there is of all groups, or that of epoch and step `only`. With `high_availability` a rank without a file
     goes on from that of one that held the same, and what is not there of every group is passed over.
     Raises `UsageError` where there is none, or where the newest is a last checkpoint and
     `high_availability` is not on; `CheckpointCorrupt` where there is none of every group.
@@ -152,9 +184,12 @@ def find(root: Path, groups: Groups, *, high_availability: bool) -> Found:
     _check_world(root, ranks)
     held = {rank: dict(_believed(root, rank)) for rank in ranks}
     steps = sorted({at for files in held.values() for at in files}, reverse=True)
+    if only is not None:
+        steps = [at for at in steps if at == only]
     if not steps:
+        what = "checkpoint" if only is None else f"file of {_at(only)}"
         raise UsageError(
-            f"{root} has no checkpoint to go on from: expected are directories as "
+            f"{root} has no {what} to go on from: expected are directories as "
             f"{_DIRECTORY.format(ranks[0])}, each with a {rankfiles.META} and the file it names"
         )
     for passed, at in enumerate(steps):

@@ -11,10 +11,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tft_mindspore.layout import Found, Series, directory_of, find, open_series, savers
+from tft_mindspore.environment import read
+from tft_mindspore.layout import (
+    Found,
+    Series,
+    directory_of,
+    find,
+    open_series,
+    resumption,
+    savers,
+)
 
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
-from tft.mindformers import Sizes
+from tft.mindformers import Recipe, Sizes, read_recipe
 
 GROUPS = Sizes(dp=8, shards=4).replicas()
 """(0, 4), (1, 5), (2, 6), (3, 7)."""
@@ -280,6 +289,76 @@ def test_another_world_is_refused(tmp_path: Path) -> None:
         find(tmp_path, Sizes(dp=4, shards=2).replicas(), high_availability=True)
     os.mkdir(tmp_path / "rank_8")
     assert find(tmp_path, GROUPS, high_availability=True).epoch == 5
+
+
+YAML = """\
+output_dir: '{root}'
+load_checkpoint: '{root}/checkpoint/'
+src_strategy_path_or_dir: '{root}/strategy/'
+only_save_strategy: False
+resume_training: {resume}
+run_mode: 'train'
+runner_config: {{epochs: 2, sink_mode: True, sink_size: 1}}
+callbacks:
+  - {{type: CheckpointMonitor, prefix: "llama2_13b", integrated_save: False, async_save: False}}
+parallel:
+  enable_parallel_optimizer: True
+  strategy_ckpt_save_file: "./ckpt_strategy.ckpt"
+  parallel_optimizer_config:
+    parallel_optimizer_threshold: 64
+    optimizer_weight_shard_size: 4
+parallel_config: {{data_parallel: 8, model_parallel: 1, pipeline_stage: 1}}
+"""
+
+
+def read_yaml(root: Path, resume: object) -> Recipe:
+    """
+    The guide's job, which begins or goes on.
+    """
+    file = root / "pretrain_llama2_13b.yaml"
+    file.write_text(YAML.format(root=root, resume=resume))
+    return read_recipe(file)
+
+
+def test_the_guide_holds_from_its_file_to_its_last_checkpoint(tmp_path: Path) -> None:
+    """
+    When the guide's job of eight loses rank 1 after step 5, then ranks 0, 2, 3 and 5 write; with the
+    guide's environment the job that is to resume goes on from these, and without it is refused with the
+    ranks that have no file.
+    """
+    first = read_yaml(tmp_path, False)
+    assert resumption(first, read({})) is None
+    saving = savers(first.sizes.replicas(), gone={1})
+    assert saving == (0, 2, 3, 5)
+    save(first.checkpoints, saving, 5)
+
+    again = read_yaml(tmp_path, True)
+    found = resumption(again, read({"MS_ENABLE_TFT": "{TTP:1,UCE:1,ARF:1}"}))
+    assert found is not None
+    assert found.last
+    assert sources(found) == {0: 0, 4: 0, 1: 5, 5: 5, 2: 2, 6: 2, 3: 3, 7: 3}
+    for text in ("", "{TSP:1}", "{TTP:0}"):
+        with pytest.raises(UsageError, match="ranks 1, 4, 6, 7 have no file of step 1 of epoch 5"):
+            resumption(again, read({"MS_ENABLE_TFT": text}))
+
+
+def test_a_file_that_is_named_is_gone_on_from(tmp_path: Path) -> None:
+    """
+    When the file of an earlier step is named, then all go on from that step, and a name that is none, or
+    that nobody has, is refused.
+    """
+    root = tmp_path / "checkpoint"
+    save(root, WORLD, 4)
+    save(root, WORLD, 5)
+    found = resumption(read_yaml(tmp_path, "llama2_13b_rank_0-4_1.ckpt"), read({}))
+    assert found is not None
+    assert (found.epoch, found.passed_over) == (4, ())
+    with pytest.raises(UsageError, match=r"has no file of step 1 of epoch 3 to go on from"):
+        resumption(read_yaml(tmp_path, "llama2_13b_rank_0-3_1.ckpt"), read({}))
+    with pytest.raises(
+        UsageError, match=r"'llama.ckpt'; expected .* as llama2_13b_rank_0-5_1\.ckpt"
+    ):
+        resumption(read_yaml(tmp_path, "llama.ckpt"), read({}))
 
 
 @settings(deadline=None)  # a disk takes as long as it does
