@@ -2,10 +2,11 @@
 What is read of the files of MindSpore Transformers, with the examples of their documentation.
 """
 
+import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tft.core.layout import Layout, Scheme, topology
@@ -121,6 +122,18 @@ def test_the_documented_files_have_the_documented_replicas(
             "(data_parallel 2 * context_parallel 1); set parallel_config.data_parallel to 4",
         ),
         (
+            {"enable_parallel_optimizer": cut(-1)},
+            "no replica: parallel.parallel_optimizer_config.optimizer_weight_shard_size is -1, so "
+            "each parameter is cut over the whole of its data-parallel group of 2 ranks; set "
+            "parallel_config.data_parallel to 4 and "
+            "parallel.parallel_optimizer_config.optimizer_weight_shard_size to 2 or "
+            "parallel.enable_parallel_optimizer to False",
+        ),
+        (
+            {"data_parallel": "data_parallel: 1000000"},
+            "a job has at most 1000000 ranks, not 4000000",
+        ),
+        (
             {"sink_size": "sink_size: 2"},
             "runner_config.sink_size is 2; expected is 1: several steps in one go end as one, so "
             "nobody knows of the step at which a fault came, and what is to be repaired would be at "
@@ -220,6 +233,51 @@ def test_where_checkpoints_are_is_read(tmp_path: Path) -> None:
     assert read_recipe(file) == Recipe(sizes=Sizes(dp=2), prefix="CKP")
     file.write_text("parallel_config: {data_parallel: 2}\n")
     assert read_recipe(file) == Recipe(sizes=Sizes(dp=2))
+
+
+def test_the_newer_place_of_the_strategy_is_known(tmp_path: Path) -> None:
+    """
+    When a newer file says elsewhere where the strategy is written, then that is read, too.
+    """
+    newer = "strategy_ckpt_config:\n    save_file: './s.ckpt'"
+    assert recipe(tmp_path, strategy_ckpt_save_file=newer).strategy_file == Path("s.ckpt")
+
+
+several = st.integers(1, 4)
+
+
+@settings(deadline=None)  # a file is written and read several times
+@given(dp=st.integers(1, 12), shards=st.sampled_from([-1, 1, 2, 3, 4, 8, 10**12]), ep=several)
+def test_what_is_said_to_be_set_helps(
+    tmp_path_factory: pytest.TempPathFactory, dp: int, shards: int, ep: int
+) -> None:
+    """
+    When a file leaves something without a replica, then each way that is named out of that is one.
+    """
+    root = tmp_path_factory.getbasetemp()
+    optimizer = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
+
+    def attempt(dp: int, shards: int, *, is_cut: bool = True) -> Recipe:
+        return recipe(
+            root,
+            data_parallel=f"data_parallel: {dp}",
+            pipeline_stage=f"expert_parallel: {ep}",
+            enable_parallel_optimizer=cut(shards if is_cut else 1).replace("True", str(is_cut)),
+        )
+
+    try:
+        attempt(dp, shards)
+    except UsageError as refused:
+        said = str(refused).partition("; set ")[2]
+        assert said
+        if match := re.search(r"data_parallel to (\d+)", said):
+            both = f"{match[0]} and {optimizer} to 2" in said
+            attempt(int(match[1]), 2 if both else shards)
+        elif match := re.search(rf"{optimizer} to ([\d, or]+\d)", said):
+            for number in re.findall(r"\d+", match[1]):
+                attempt(dp, int(number))
+        if "enable_parallel_optimizer to False" in said:
+            attempt(dp, shards, is_cut=False)
 
 
 few = st.integers(1, 3)

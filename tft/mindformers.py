@@ -4,7 +4,8 @@ are. Of the file, only that is read; what tft cannot help with is refused, with 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ _WHOLE_GROUP = -1
 _THRESHOLD_KB = 64
 """What `parallel_optimizer_threshold` is unless it is given."""
 _SHARD_SIZE = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
+_WORLD = 1_000_000
+"""Ten times the largest job anybody plans for; a world beyond it is a slip of the finger."""
+_FEW = 8
+"""So many numbers are named, of those that can be set."""
 _WHOLE_EPOCH = -1
 """What `sink_size` is for a whole epoch in one go."""
 _MONITOR = "CheckpointMonitor"
@@ -117,7 +122,6 @@ def read_recipe(file: Path) -> Recipe:
     _check_run(document)
     parallel = document.section("parallel")
     sizes = _sizes(file, document, parallel)
-    _check_replicas(file, sizes)
     load = document.path("load_checkpoint")
     resume, resume_file = _resumption(document, load)
     return Recipe(
@@ -128,7 +132,7 @@ def read_recipe(file: Path) -> Recipe:
         resume=resume,
         resume_file=resume_file,
         strategy=document.path("src_strategy_path_or_dir"),
-        strategy_file=None if parallel is None else parallel.path("strategy_ckpt_save_file"),
+        strategy_file=_strategy_file(parallel),
     )
 
 
@@ -245,6 +249,16 @@ def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
     return (parallel is not None and parallel.flag("enable_parallel_optimizer")) or older
 
 
+def _strategy_file(parallel: _Section | None) -> Path | None:
+    """
+    Newer files have it in a section of its own.
+    """
+    if parallel is None:
+        return None
+    newer = parallel.section("strategy_ckpt_config")
+    return (newer and newer.path("save_file")) or parallel.path("strategy_ckpt_save_file")
+
+
 def _sizes(file: Path, document: _Section, parallel: _Section | None) -> Sizes:
     config = document.section("parallel_config")
     if config is None:
@@ -253,13 +267,18 @@ def _sizes(file: Path, document: _Section, parallel: _Section | None) -> Sizes:
     if dp is None:
         raise config.missing("data_parallel", "a whole number of 1 or more")
     tp, pp, cp, ep = (config.number(key) or 1 for key in _SIZES)
-    shards, threshold = _cut(file, parallel, dp * cp) if _is_cut(config, parallel) else (1, 0)
-    return Sizes(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards, threshold_kb=threshold)
+    if dp * tp * pp * cp > _WORLD:
+        raise UsageError(f"{file}: a job has at most {_WORLD} ranks, not {dp * tp * pp * cp}")
+    whole = Sizes(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep)
+    sizes = _cut(file, whole, parallel) if _is_cut(config, parallel) else whole
+    if not _held_twice(sizes.group, sizes.parts):
+        raise _without_replica(file, sizes, _alone(sizes), _ways(sizes))
+    return sizes
 
 
-def _cut(file: Path, parallel: _Section | None, group: int) -> tuple[int, int]:
+def _cut(file: Path, whole: Sizes, parallel: _Section | None) -> Sizes:
     """
-    Into how many shards it is cut, and from how many KB on.
+    With the shards into which the optimizer is cut.
     """
     config = None if parallel is None else parallel.section("parallel_optimizer_config")
     shards, threshold = None, None
@@ -268,31 +287,24 @@ def _cut(file: Path, parallel: _Section | None, group: int) -> tuple[int, int]:
         threshold = config.number("parallel_optimizer_threshold", least=0)
     if shards is None or shards == _WHOLE_GROUP:
         given = "not given" if shards is None else str(shards)
-        raise UsageError(
-            f"{file}: no replica: {_SHARD_SIZE} is {given}, so each parameter is cut over the "
-            f"whole of its data-parallel group of {group} ranks; expected is a number that "
-            "divides it, and is at most half of it"
+        alone = (
+            f"{_SHARD_SIZE} is {given}, so each parameter is cut over the whole of its "
+            f"data-parallel group of {whole.group} ranks"
         )
-    return shards, _THRESHOLD_KB if threshold is None else threshold
+        uncut = replace(whole, shards=whole.group)
+        raise _without_replica(file, uncut, alone, _fewer(uncut) or [_twice_as_many(whole)])
+    if threshold is None:
+        threshold = _THRESHOLD_KB
+    return replace(whole, shards=shards, threshold_kb=threshold)
 
 
-def _check_replicas(file: Path, sizes: Sizes) -> None:
+def _without_replica(file: Path, sizes: Sizes, alone: str, ways: list[str]) -> UsageError:
     """
-    Raises `UsageError`, with what to set, where somebody would be alone with what it holds.
+    What to raise where somebody would be alone with what it holds, with what to set.
     """
-    group, parts = sizes.group, sizes.parts
-    if group % parts == 0 and group > parts:
-        return
-    enough = next(dp for dp in range(1, 2 * parts + 1) if _held_twice(dp * sizes.cp, parts))
-    ways = [f"parallel_config.data_parallel to {enough}"]
-    fewer = [
-        str(shards) for shards in range(2, sizes.shards) if _held_twice(group, shards * sizes.ep)
-    ]
-    if fewer:
-        ways.append(f"{_SHARD_SIZE} to {_either(fewer)}")
-    if sizes.shards > 1 and _held_twice(group, sizes.ep):
-        ways.append("parallel.enable_parallel_optimizer to False")
-    raise UsageError(f"{file}: no replica: {_alone(sizes)}; set {_either(ways)}")
+    if sizes.shards > 1 and _held_twice(sizes.group, sizes.ep):
+        ways = [*ways, "parallel.enable_parallel_optimizer to False"]
+    return UsageError(f"{file}: no replica: {alone}; set {_either(ways)}")
 
 
 def _alone(sizes: Sizes) -> str:
@@ -304,6 +316,38 @@ def _alone(sizes: Sizes) -> str:
         f"{sizes.parts} different parts of the state (optimizer_weight_shard_size {sizes.shards} * "
         f"expert_parallel {sizes.ep}) {held} the {group} ranks of a data-parallel group {of}"
     )
+
+
+def _ways(sizes: Sizes) -> list[str]:
+    enough = _enough(sizes)
+    if replace(sizes, dp=enough).world > _WORLD:
+        return _fewer(sizes) or [_twice_as_many(sizes)]
+    return [f"parallel_config.data_parallel to {enough}", *_fewer(sizes)]
+
+
+def _fewer(sizes: Sizes) -> list[str]:
+    most = min(sizes.shards - 1, sizes.group // (2 * sizes.ep))
+    fewer = [
+        str(shards) for shards in range(2, most + 1) if _held_twice(sizes.group, shards * sizes.ep)
+    ]
+    few = fewer if len(fewer) <= _FEW else [*fewer[: _FEW - 1], fewer[-1]]
+    return [f"{_SHARD_SIZE} to {_either(few)}"] if few else []
+
+
+def _twice_as_many(whole: Sizes) -> str:
+    """
+    The least that has two shards, twice each.
+    """
+    enough = _enough(replace(whole, shards=2))
+    return f"parallel_config.data_parallel to {enough} and {_SHARD_SIZE} to 2"
+
+
+def _enough(sizes: Sizes) -> int:
+    """
+    The least data parallelism by which each part is held twice.
+    """
+    step = sizes.parts // gcd(sizes.parts, sizes.cp)
+    return step if step * sizes.cp > sizes.parts else 2 * step
 
 
 def _held_twice(group: int, parts: int) -> bool:

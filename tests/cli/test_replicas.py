@@ -348,7 +348,8 @@ def test_the_older_key_counts_too(recipe: Path) -> None:
             "",
             "no replica: parallel.parallel_optimizer_config.optimizer_weight_shard_size is not "
             "given, so each parameter is cut over the whole of its data-parallel group of 8 ranks; "
-            "expected is a number that divides it, and is at most half of it",
+            "set parallel.parallel_optimizer_config.optimizer_weight_shard_size to 2 or 4 or "
+            "parallel.enable_parallel_optimizer to False",
         ),
         (
             "optimizer_weight_shard_size: 4",
