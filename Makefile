@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check soak mutate bench format clean
+.PHONY: demo test check test-mindspore soak mutate bench format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
@@ -13,8 +13,13 @@ demo: $(INSTALLED)
 test check: $(INSTALLED)
 	scripts/check
 
+# A part of it: real MindSpore, in an environment of its own, `.venv-mindspore`.
+test-mindspore:
+	PYTHON=$(PYTHON) scripts/mindspore
+
 soak: $(INSTALLED)
 	.venv/bin/python -m pytest -m soak
+	PYTHON=$(PYTHON) scripts/mindspore -m soak
 
 mutate: $(INSTALLED)
 	scripts/mutate
@@ -27,7 +32,7 @@ format: $(INSTALLED)
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-mindspore
 
 # The group is read out of pyproject.toml: a Python 3.11 brings a pip that cannot do that yet.
 $(INSTALLED): pyproject.toml adaptors/mindio_ttp/pyproject.toml

@@ -2,7 +2,8 @@
 The places in a step where chaos strikes. Each function here watches the objects that the user
 handed over, so that its blow falls where the phase says, and knows how that can be shown.
 
-The objects are used as torch's are, but by their methods alone: nothing of torch is imported.
+The objects are used as torch's are, but by their methods alone: nothing of torch is imported. How those of
+MindSpore are used is in `cells.py`.
 """
 
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 
 from tft.hooks import SessionView
+from tft_chaos import cells
 from tft_chaos.actions import ChaosMissed, Theirs, act, flip
 from tft_chaos.collective import await_peers
 from tft_chaos.marks import Marks
@@ -87,6 +89,10 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
 
         return fall
 
+    if cells.is_cell(model):
+        cells.watch_parts(model, computed)
+        cells.watch_calls(model, enter, leave)
+        return
     model.register_forward_pre_hook(enter)
     for name, module in model.named_modules():  # the model itself is one: for want of another
         module.register_forward_hook(computed(name))
@@ -111,6 +117,9 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
         while slow and time.monotonic() < until:
             pass  # busy, as a slow processor is
 
+    if cells.is_cell(model):
+        cells.watch_calls(model, enter, leave)
+        return
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave)
 
@@ -119,8 +128,7 @@ def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     """
     Call `seen(number, of)` in the hook of each gradient of a backward pass, as it comes.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    number = 0
+    number = of = 0
 
     def begin(*_: object) -> None:
         nonlocal number
@@ -129,8 +137,13 @@ def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     def came(_: object) -> None:
         nonlocal number
         number += 1
-        seen(number, len(parameters))
+        seen(number, of)
 
+    if cells.is_cell(model):
+        of = cells.watch_gradients(model, begin, came)
+        return
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    of = len(parameters)
     model.register_forward_pre_hook(begin)
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(came)
@@ -185,6 +198,13 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
     leaves the work on this rank's share to another has that one as `optim`, as torch's own
     ZeroRedundancyOptimizer does.
     """
+    if cells.is_cell(optimizer):
+
+        def halfway_there(changed: int, of: int) -> None:
+            blow.fall(blow.session.step, {"changed": changed, "of": of})
+
+        cells.watch_halfway(optimizer, lambda: blow.due(blow.session.step), halfway_there)
+        return
     local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
     whole = optimizer.step  # whatever stands there: a scheduler may have put its own in its place
 
@@ -251,6 +271,12 @@ def flip_bit(blow: Blow, action: Bitflip, optimizer: Theirs, step: int) -> None:
     Between two steps: flip a bit of the largest element of the first parameter, or of what the
     optimizer keeps for it.
     """
+    if cells.is_cell(optimizer):
+        array = cells.array_of(optimizer, action.part)
+        largest = int(abs(array).argmax())
+        if blow.enter(step, {"part": action.part, "element": largest}):
+            cells.flip(array, largest)
+        return
     parameter = optimizer.param_groups[0]["params"][0]
     tensor = parameter if action.part == "param" else optimizer.state[parameter].get(action.part)
     if tensor is None:

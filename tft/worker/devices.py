@@ -13,6 +13,7 @@ _CUDA = r"(CUDA error: |Cuda failure (\d+ )?')"
 _CODE = r"[Ee]rror[ _]?[Cc]ode\D{0,8}"
 """What torch_npu and MindSpore put before the number of an error of CANN."""
 _RUNTIME = "CUDA Runtime API, cudaError_t"
+_MINDSPORE = "MindSpore, train/model.py"
 _CANN = "CANN, return codes of aclrt; torch_npu's words for them"
 
 DEVICE_FAULTS = (
@@ -54,6 +55,7 @@ DEVICE_FAULTS = (
     DeviceFault(
         words=r"HBM MULTI BIT ECC|" + _CODE + r"507054\b", kind="memory", source=f"{_CANN}, 507054"
     ),
+    DeviceFault(words=r"UCEError", kind="memory", source=_MINDSPORE),
     # ------------------------------------------------------------ links and collectives
     DeviceFault(
         words=_CUDA + r"uncorrectable NVLink error",
@@ -84,7 +86,19 @@ DEVICE_FAULTS = (
         kind="network",
         source="torch_npu, stop_device: the wait for the others was cut off",
     ),
+    DeviceFault(words=r"HCCEError|SuspectRemoteError", kind="network", source=_MINDSPORE),
+    DeviceFault(
+        words=r"ForceStopError",
+        kind="network",
+        source=f"{_MINDSPORE}: the wait for the others was cut off",
+    ),
     # ------------------------------------------------------------ the device as a whole
+    DeviceFault(
+        words=r"error occurred in the previous step of this model execution",
+        kind="process",
+        context_lost=True,
+        source="MindSpore, seen on CPU: a compiled graph that has failed once runs no more",
+    ),
     DeviceFault(
         words=_CUDA + r"(unspecified launch failure|hardware stack error"
         r"|the launch timed out and was terminated)",

@@ -18,6 +18,7 @@ import socket
 import sys
 
 from tft.config import descriptor_variables, replace_environment
+from tft.errors import UsageError
 from tft.lifeline import ANOTHER, READY, Task, die_with, die_with_parent, introduce, take_task
 
 
@@ -33,7 +34,10 @@ def main() -> None:
     from tft.worker.launch import launch, preload  # late: it must be tied to the agent before
 
     with socket.socket(fileno=int(descriptor)) as door:
-        preload(adaptor)
+        try:
+            preload(adaptor)
+        except UsageError as refused:  # each rank is going to say so, too
+            sys.exit(f"tft: {refused}")
         import tft.worker.session  # noqa: F401 (what `tft.init` imports when it is first used)
 
         threads = os.listdir("/proc/self/task")

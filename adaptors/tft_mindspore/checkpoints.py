@@ -1,0 +1,103 @@
+"""
+A shard as a checkpoint of MindSpore's own: `SHARD.ckpt`, which `mindspore.load_checkpoint` reads, and beside
+it `SHARD.plain` with what is no parameter. `layout.py` is to say where the files of a rank lie and what they
+are called; until then they lie under the shard's name.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from tft.errors import CheckpointCorrupt, TftError
+from tft.files import sync
+from tft.protocol.codec import pack, unpack
+from tft_mindspore.memory import Array, content
+from tft_mindspore.state import Shard
+
+
+def save(directory: Path, shard: Shard, step: int) -> list[str]:
+    """
+    Write the shard under `directory`, synced; the names of its files. What an earlier attempt left there is
+    replaced.
+    """
+    return _write(directory, shard.name, _contents(shard), shard.plain(), step)
+
+
+def stage(shard: Shard, step: int) -> Callable[[Path], list[str]]:
+    """
+    A copy of the shard, which can be written once, as `save` does, on another thread.
+    """
+    copies = {name: array.copy() for name, array in _contents(shard).items()}
+    plain = pack(shard.plain())  # others may go on with what they returned
+    return lambda directory: _write(directory, shard.name, copies, unpack(plain), step)
+
+
+def load(directory: Path, shard: Shard) -> None:
+    """
+    Take back what `save` wrote. Raises `CheckpointCorrupt` where it cannot be read.
+    """
+    from mindspore import load_checkpoint
+
+    path = directory / f"{shard.name}.ckpt"
+    try:
+        # MindSpore gives a checkpoint without parameters back as an error
+        found = load_checkpoint(str(path)) if _solid(_contents(shard)) else {}
+        plain = unpack((directory / f"{shard.name}.plain").read_bytes())
+    except (OSError, ValueError, TypeError, RuntimeError, TftError) as error:
+        why = str(error).partition("\n")[0]
+        raise CheckpointCorrupt(f"{path} cannot be read as a checkpoint: {why}") from error
+    if not isinstance(plain, dict):
+        raise CheckpointCorrupt(f"{path.with_suffix('.plain')} holds no settings")
+    contents: dict[str, Array] = {}
+    for name, parameter in shard.parameters.items():
+        here = content(parameter)
+        if not here.size:
+            continue
+        there = found.get(name)
+        if there is None or there.asnumpy().shape != here.shape or there.dtype != parameter.dtype:
+            raise CheckpointCorrupt(
+                f"{path} has no {name} that is {parameter.dtype} {list(here.shape)}: it is of another "
+                "model or optimizer"
+            )
+        contents[name] = there.asnumpy()
+    shard.settle(contents, plain)
+
+
+def _contents(shard: Shard) -> dict[str, Array]:
+    return {name: content(parameter) for name, parameter in shard.parameters.items()}
+
+
+def _solid(contents: Mapping[str, Array]) -> dict[str, Array]:
+    """
+    Those with any elements: MindSpore leaves the others out of its checkpoints, and says nothing.
+    """
+    return {name: array for name, array in contents.items() if array.size}
+
+
+def _write(
+    directory: Path,
+    shard: str,
+    contents: Mapping[str, Array],
+    plain: Mapping[str, Any],  # Any: plain values
+    step: int,
+) -> list[str]:
+    from mindspore import Tensor, save_checkpoint
+
+    path, beside = directory / f"{shard}.ckpt", directory / f"{shard}.plain"
+    solid = _solid(contents)
+    for left in (path, beside):
+        left.unlink(missing_ok=True)  # MindSpore leaves its own without the right to write
+    written = [beside]
+    if solid:
+        told = [{"name": name, "data": Tensor(numpy.asarray(a))} for name, a in solid.items()]
+        save_checkpoint(
+            told, str(path), append_dict={"step_num": step}
+        )  # as MindSpore's own have it
+        written = [path, beside]
+    beside.write_bytes(pack(dict(plain)))
+    for each in written:
+        sync(each)
+    sync(directory)
+    return [each.name for each in written]

@@ -1,0 +1,589 @@
+"""
+The ranks that train together, joined by connections of their own: sums, broadcasts, gathers and barriers
+over the memory of the host.
+
+MindSpore's own collectives on CPU cannot be healed in a process: one that has failed leaves its group dead
+for good, and a new group in the same process returns wrong numbers. So gradients go over these. A sum
+is taken in the order of the ranks, element by element, whoever comes first: every rank has the same bits,
+and has them again after an incident. `shut`, from any thread, brings the training thread out of whatever it
+waits for.
+
+No thread is started here. Nothing of MindSpore is imported: what is summed are numpy's arrays.
+"""
+
+import hmac
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from tft.errors import OrderRefused, PeerError, UsageError
+
+Array = NDArray[Any]  # Any: of whatever type the user trains with
+
+_HEADER = struct.Struct("<4sIQ")
+"""Before each message: what it is of, the how manyth between these two, and its size in bytes."""
+_HELLO = struct.Struct("<16sI")
+"""What a member says to another when it connects: the token, and its rank."""
+
+_AT_ONCE = 64 * 1024
+"""Bytes up to which everybody sends everything to everybody: one message each way instead of two. Measured with
+four ranks on two cores, both take 0.4 ms there."""
+
+STORE_TIMEOUT = 60.0
+"""Seconds until the store must have been reached. It is a process on the same machine or the next, and it is
+started again within a second when it dies."""
+
+_AGAIN = 0.05
+"""Seconds between two attempts to reach the store."""
+
+_FOREVER = -1
+"""For `poll`: whoever hangs is found out by the controller, and then `shut` is called."""
+
+
+class GroupBroken(ConnectionError):
+    """
+    A connection of the group has ended, or `shut` was called: no sum can be had here any more.
+    """
+
+
+class Group:
+    """
+    The ranks of one regroup. Made by `Groups.form`; used on the training thread, except for `shut`.
+    """
+
+    def __init__(self, name: str, rank: int, world: int, contributing: Callable[[], None]) -> None:
+        self.name = name
+        self.rank = rank
+        """The place of this process in the group."""
+        self.world = world
+        """How many they are."""
+        self._contributing = contributing
+        self._peers: dict[int, socket.socket] = {}
+        self._sent = dict.fromkeys(range(world), 0)
+        self._received = dict.fromkeys(range(world), 0)
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._broken = False
+
+    @property
+    def broken(self) -> bool:
+        """
+        `shut` was called.
+        """
+        return self._broken
+
+    # ------------------------------------------------------------ what the user asks for
+
+    def sum(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
+        """
+        The sums of what all ranks give, or all of `ranks`, which must be the same there: as many, of the
+        same sizes and types. Takes arrays of numpy or Tensors of MindSpore and returns the same.
+
+        Raises `GroupBroken` where somebody is gone.
+        """
+        members = self._members(ranks)
+        self._contributing()
+        plain = [_plain(array) for array in arrays]
+        kinds = list(dict.fromkeys(array.dtype for array in plain))
+        found: dict[int, Array] = {}
+        for kind in kinds:
+            places = [place for place, array in enumerate(plain) if array.dtype == kind]
+            flat = numpy.concatenate([plain[place].reshape(-1) for place in places])
+            summed = self._sum(flat, members)
+            at = 0
+            for place in places:
+                size = plain[place].size
+                found[place] = summed[at : at + size].reshape(plain[place].shape)
+                at += size
+        return [_like(array, found[place]) for place, array in enumerate(arrays)]
+
+    def mean(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
+        """
+        The sums, divided by how many have given something: what data-parallel training takes of gradients.
+        """
+        members = self._members(ranks)
+        sums = self.sum([_plain(array) for array in arrays], members)
+        for each in sums:
+            each /= each.dtype.type(len(members))
+        return [_like(array, each) for array, each in zip(arrays, sums, strict=True)]
+
+    def broadcast(
+        self, arrays: Sequence[Any], root: int, ranks: Sequence[int] | None = None
+    ) -> list[Any]:
+        """
+        What the rank `root` gives. The others give something of the same sizes and types.
+        """
+        members = self._members(ranks)
+        if root not in members:
+            raise UsageError(f"rank {root} is to broadcast, and is not among {members}")
+        self._contributing()
+        plain = [_plain(array) for array in arrays]
+        others = [rank for rank in members if rank != self.rank]
+        if self.rank == root:
+            whole = b"".join(_bytes(array) for array in plain)
+            self._exchange(b"cast", {rank: memoryview(whole) for rank in others}, {})
+            return list(arrays)
+        room = [numpy.empty_like(array) for array in plain]
+        size = sum(array.nbytes for array in room)
+        whole_room = bytearray(size)
+        self._exchange(b"cast", {}, {root: memoryview(whole_room)})
+        at = 0
+        for array in room:
+            _bytes(array)[:] = whole_room[at : at + array.nbytes]
+            at += array.nbytes
+        return [_like(array, each) for array, each in zip(arrays, room, strict=True)]
+
+    def gather(self, words: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
+        """
+        What each rank says, in the order of the ranks; they may say more or less than each other.
+        """
+        members = self._members(ranks)
+        self._contributing()
+        others = [rank for rank in members if rank != self.rank]
+        size = len(words).to_bytes(8, "little")
+        sizes = {rank: bytearray(8) for rank in others}
+        self._exchange(
+            b"size", {rank: memoryview(size) for rank in others},
+            {rank: memoryview(room) for rank, room in sizes.items()},
+        )  # fmt: skip
+        said = {rank: bytearray(int.from_bytes(room, "little")) for rank, room in sizes.items()}
+        self._exchange(
+            b"said", {rank: memoryview(words) for rank in others},
+            {rank: memoryview(room) for rank, room in said.items()},
+        )  # fmt: skip
+        return [words if rank == self.rank else bytes(said[rank]) for rank in members]
+
+    def barrier(self, ranks: Sequence[int] | None = None) -> None:
+        """
+        Returns when all have called it.
+        """
+        others = [rank for rank in self._members(ranks) if rank != self.rank]
+        self._exchange(
+            b"meet", dict.fromkeys(others, memoryview(b"")),
+            {rank: memoryview(bytearray()) for rank in others},
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ sums
+
+    def _members(self, ranks: Sequence[int] | None) -> list[int]:
+        members = list(range(self.world)) if ranks is None else sorted(set(ranks))
+        if self.rank not in members or not 0 <= members[0] <= members[-1] < self.world:
+            raise UsageError(
+                f"rank {self.rank} of {self.world} cannot take part among the ranks {members}"
+            )
+        return members
+
+    def _sum(self, flat: Array, members: list[int]) -> Array:
+        if len(members) == 1:
+            return flat
+        if flat.nbytes <= _AT_ONCE:
+            parts = self._swap(b"sum1", members, dict.fromkeys(members, flat), flat.size)
+            return _added(parts, members)
+        # each adds up a stretch of its own, and gives that to all
+        ends = [flat.size * (place + 1) // len(members) for place in range(len(members))]
+        begins = [0, *ends[:-1]]
+        pieces = {
+            rank: flat[begin:end] for rank, begin, end in zip(members, begins, ends, strict=True)
+        }
+        own = _added(self._swap(b"sum2", members, pieces, pieces[self.rank].size), members)
+        whole = numpy.empty_like(flat)
+        rooms = {
+            rank: whole[begin:end] for rank, begin, end in zip(members, begins, ends, strict=True)
+        }
+        rooms[self.rank][:] = own
+        others = [rank for rank in members if rank != self.rank]
+        self._exchange(
+            b"sum3", {rank: _bytes(own) for rank in others},
+            {rank: _bytes(rooms[rank]) for rank in others},
+        )  # fmt: skip
+        return whole
+
+    def _swap(
+        self, what: bytes, members: list[int], pieces: Mapping[int, Array], size: int
+    ) -> dict[int, Array]:
+        """
+        Give each of the others its piece, and get from each what is for this rank, `size` elements.
+        """
+        others = [rank for rank in members if rank != self.rank]
+        mine = pieces[self.rank]
+        rooms = {rank: numpy.empty(size, mine.dtype) for rank in others}
+        self._exchange(
+            what, {rank: _bytes(pieces[rank]) for rank in others},
+            {rank: _bytes(room) for rank, room in rooms.items()},
+        )  # fmt: skip
+        return {**rooms, self.rank: mine}
+
+    # ------------------------------------------------------------ messages
+
+    def _exchange(
+        self,
+        what: bytes,
+        giving: Mapping[int, memoryview],
+        taking: Mapping[int, memoryview],
+    ) -> None:
+        """
+        Send and receive one message each, all at once: whoever sends first and receives then waits for
+        ever for one who does the same.
+        """
+        if self._broken:
+            raise self._cut_off()
+        outgoing: dict[int, list[memoryview]] = {}
+        for rank, view in giving.items():
+            self._sent[rank] += 1
+            header = _HEADER.pack(what, self._sent[rank] & 0xFFFFFFFF, view.nbytes)
+            outgoing[rank] = [memoryview(header), view]
+        incoming: dict[int, _Incoming] = {}
+        for rank, room in taking.items():
+            self._received[rank] += 1
+            incoming[rank] = _Incoming(what, self._received[rank] & 0xFFFFFFFF, room)
+        waiting = select.poll()
+        waiting.register(self._wake, select.POLLIN)
+        ranks: dict[int, int] = {}
+        for rank in outgoing.keys() | incoming.keys():
+            ranks[self._peers[rank].fileno()] = rank
+        for descriptor, rank in ranks.items():
+            waiting.register(descriptor, _interest(outgoing.get(rank), incoming.get(rank)))
+        while ranks:
+            for descriptor, events in waiting.poll(_FOREVER):
+                if descriptor == self._wake:
+                    raise self._cut_off()
+                rank = ranks[descriptor]
+                if events & select.POLLOUT:
+                    self._send(rank, outgoing[rank])
+                if events & ~select.POLLOUT:  # also at its end, which receiving finds out about
+                    self._receive(rank, incoming.get(rank))
+                left = _interest(outgoing.get(rank), incoming.get(rank))
+                if left:
+                    waiting.modify(descriptor, left)
+                else:
+                    waiting.unregister(descriptor)
+                    del ranks[descriptor]
+
+    def _cut_off(self) -> GroupBroken:
+        return GroupBroken(f"the group {self.name!r} was cut off: an incident is handled")
+
+    def _send(self, rank: int, views: list[memoryview]) -> None:
+        try:
+            sent = self._peers[rank].sendmsg(views)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._lost(rank, error) from error
+        while views and sent >= views[0].nbytes:
+            sent -= views.pop(0).nbytes
+        if views and sent:
+            views[0] = views[0][sent:]
+
+    def _receive(self, rank: int, incoming: "_Incoming | None") -> None:
+        if incoming is None or not incoming.room_left:
+            # nothing is expected: a look at what has made it readable, or its end
+            incoming = None
+        try:
+            if incoming is None:
+                got = len(self._peers[rank].recv(1, socket.MSG_PEEK))
+            else:
+                got = self._peers[rank].recv_into(incoming.room_left)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._lost(rank, error) from error
+        if not got:
+            raise self._lost(rank, None)
+        if incoming is not None:
+            incoming.came(got, rank)
+
+    def _lost(self, rank: int, error: OSError | None) -> GroupBroken:
+        why = "it has closed it" if error is None else str(error.strerror)
+        return GroupBroken(f"the connection to rank {rank} of group {self.name!r} is broken: {why}")
+
+    # ------------------------------------------------------------ forming and ending
+
+    def join(self, host: str, port: int) -> None:
+        """
+        Find the others through the store and connect to all of them; returns when all have.
+        """
+        store = self._reach_store(host, port)
+        with self._kept(socket.socket(store.family)) as listener:
+            listener.bind((store.getsockname()[0], 0))
+            listener.listen(self.world)
+            listener.setblocking(False)
+            told = self._ask(store, listener.getsockname()[1])
+            token = bytes.fromhex(told["token"])
+            for rank in range(self.rank):
+                at, port = told["members"][rank]
+                self._peers[rank] = self._connect(rank, at, port, token)
+            while len(self._peers) < self.world - 1:
+                self._accept(listener, token)
+            self._forget(store)
+            self._forget(listener)
+        self.barrier()
+
+    def shut(self) -> None:
+        """
+        Whoever waits in this group, or will, gets `GroupBroken`. On any thread, and more than once.
+        """
+        with self._lock:
+            if self._broken:
+                return
+            self._broken = True
+            os.eventfd_write(self._wake, 1)
+            for connection in self._open:
+                with suppress(OSError):  # not connected yet
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """
+        Free the connections.
+        """
+        self.shut()
+        with self._lock:
+            for connection in self._open:
+                connection.close()
+            self._open.clear()
+            if self._wake >= 0:
+                os.close(self._wake)
+                self._wake = -1
+
+    def _kept(self, connection: socket.socket) -> socket.socket:
+        with self._lock:
+            if self._broken:
+                connection.close()
+                raise GroupBroken(f"the forming of group {self.name!r} was called off")
+            self._open.append(connection)
+        return connection
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.remove(connection)
+        connection.close()
+
+    def _reach_store(self, host: str, port: int) -> socket.socket:
+        until = time.monotonic() + STORE_TIMEOUT
+        while True:
+            try:
+                return self._dial(host, port)
+            except OSError as error:
+                if isinstance(error, GroupBroken) or time.monotonic() > until:
+                    raise
+            self._wait(None, 0, _AGAIN)
+
+    def _dial(self, host: str, port: int) -> socket.socket:
+        """
+        A connection to there. Raises `OSError` where there is none to be had.
+        """
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        connection = self._kept(socket.socket(family, kind))
+        connection.setblocking(False)
+        with suppress(BlockingIOError):
+            connection.connect(address)
+        self._wait(connection, select.POLLOUT)
+        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            self._forget(connection)
+            raise OSError(error, os.strerror(error))
+        return connection
+
+    def _ask(self, store: socket.socket, port: int) -> dict[str, Any]:  # Any: JSON
+        asked = {"name": self.name, "rank": self.rank, "world": self.world, "port": port}
+        store.sendall(json.dumps(asked).encode() + b"\n")
+        said = b""
+        while not said.endswith(b"\n"):
+            self._wait(store, select.POLLIN)
+            got = store.recv(1 << 16)
+            if not got:
+                raise GroupBroken("the rendezvous store has ended while the group was formed")
+            said += got
+        told: dict[str, Any] = json.loads(said)
+        if "refused" in told:
+            raise PeerError(f"the rendezvous store refuses: {told['refused']}")
+        return told
+
+    def _connect(self, rank: int, host: str, port: int, token: bytes) -> socket.socket:
+        try:
+            connection = self._dial(host, port)
+        except GroupBroken:
+            raise
+        except OSError as error:
+            raise GroupBroken(
+                f"rank {rank} of group {self.name!r} cannot be reached at {host}:{port}: "
+                f"{error.strerror}"
+            ) from error
+        connection.sendall(_HELLO.pack(token, self.rank))
+        return _ready(connection)
+
+    def _accept(self, listener: socket.socket, token: bytes) -> None:
+        """
+        Let one in. Who does not know the token is none of ours, and is sent away.
+        """
+        self._wait(listener, select.POLLIN)
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:  # gone again
+            return
+        self._kept(connection)
+        connection.setblocking(False)
+        said = b""
+        while len(said) < _HELLO.size:
+            self._wait(connection, select.POLLIN)
+            got = connection.recv(_HELLO.size - len(said))
+            if not got:
+                break
+            said += got
+        theirs, rank = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1)
+        if not hmac.compare_digest(theirs, token) or not self.rank < rank < self.world:
+            self._forget(connection)
+            return
+        self._peers[rank] = _ready(connection)
+
+    def _wait(self, on: socket.socket | None, events: int, seconds: float | None = None) -> None:
+        waiting = select.poll()
+        waiting.register(self._wake, select.POLLIN)
+        if on is not None:
+            waiting.register(on, events)
+        came = waiting.poll(None if seconds is None else seconds * 1000)
+        if any(descriptor == self._wake for descriptor, _ in came):
+            raise GroupBroken(f"the forming of group {self.name!r} was called off")
+
+
+class _Incoming:
+    """
+    A message that is on its way here.
+    """
+
+    def __init__(self, what: bytes, turn: int, room: memoryview) -> None:
+        self._expected = (what, turn, room.nbytes)
+        self._header = bytearray(_HEADER.size)
+        self._room = room
+        self.room_left = memoryview(self._header)
+        """Where the next bytes go; empty when all have come."""
+        self._in_header = True
+
+    def came(self, count: int, rank: int) -> None:
+        """
+        So many bytes have come from that rank.
+        """
+        self.room_left = self.room_left[count:]
+        if self._in_header and not self.room_left:
+            found = _HEADER.unpack(self._header)
+            if found != self._expected:
+                raise UsageError(
+                    f"rank {rank} is at another place of the script than this one: there message "
+                    f"{found[1]} between the two is {found[0].decode(errors='replace')!r} of {found[2]} "
+                    f"bytes, here message {self._expected[1]} is {self._expected[0].decode()!r} of "
+                    f"{self._expected[2]} bytes. All ranks must ask for the same sums in the same order"
+                )
+            self._in_header = False
+            self.room_left = self._room
+
+
+class Groups:
+    """
+    The group of this process. `form` and `clear` are called on the training thread, `quiesce` on any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._group: Group | None = None
+        self._formed = False
+        self.contributing: Callable[[], None] = _nothing
+        """Called before anything of the step is given to the others."""
+
+    @property
+    def present(self) -> Group:
+        """
+        The group that the last regroup has formed. Raises `GroupBroken` where there is none.
+        """
+        group = self._group
+        if group is None or not self._formed:
+            raise GroupBroken("there is no group: it is formed when session.run begins")
+        return group
+
+    def form(self, name: str, host: str, port: int, rank: int, world: int) -> None:
+        """
+        Join the group of this name; `OrderRefused` when `quiesce` came first.
+        """
+        self.clear()
+        group = Group(name, rank, world, lambda: self.contributing())
+        with self._lock:
+            self._group = group
+        try:
+            group.join(host, port)
+        except OSError as error:
+            if group.broken:  # whatever it was that it has cut
+                raise OrderRefused(f"the forming of group {name!r} was called off") from error
+            raise
+        self._formed = True
+
+    def quiesce(self) -> None:
+        """
+        Whoever waits in the group, or for its forming, is to raise.
+        """
+        with self._lock:
+            if self._group is not None:
+                self._group.shut()
+
+    def clear(self) -> None:
+        """
+        Free the group.
+        """
+        self._formed = False
+        with self._lock:
+            group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+
+def _nothing() -> None:
+    """
+    Nobody wants to know.
+    """
+
+
+def _interest(views: list[memoryview] | None, incoming: _Incoming | None) -> int:
+    wanted = select.POLLOUT if views else 0
+    if incoming is not None and incoming.room_left:
+        wanted |= select.POLLIN
+    return wanted
+
+
+def _ready(connection: socket.socket) -> socket.socket:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _added(parts: Mapping[int, Array], members: Sequence[int]) -> Array:
+    """
+    In the order of the ranks, whatever the order they came in.
+    """
+    total: Array = parts[members[0]].copy()
+    for rank in members[1:]:
+        total += parts[rank]
+    return total
+
+
+def _plain(array: Any) -> Array:  # Any: of numpy or of MindSpore
+    plain = array if isinstance(array, numpy.ndarray) else array.asnumpy()
+    return numpy.asarray(plain, order="C")  # `ascontiguousarray` would make a number a row
+
+
+def _like(given: Any, found: Array) -> Any:  # Any: of numpy or of MindSpore
+    if isinstance(given, numpy.ndarray):
+        return found
+    from mindspore import Tensor  # whoever gives one has imported it
+
+    return Tensor(found)
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(numpy.uint8).data

@@ -1,0 +1,192 @@
+"""
+What makes up the state that several ranks have a copy of: the parameters of network and optimizer by their
+names, and which of them belong to which shard.
+
+To MindSpore all of it is parameters: weights, moments, the step, the learning rate, the powers of the
+betas. What an optimizer keeps in its groups and not as a parameter, and what has a `state_dict` such as a
+scheduler, is plain values beside them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tft.errors import MalformedMessage, OrderRefused, UsageError
+from tft.hooks import Buffer, Parcel
+from tft.protocol.codec import pack, unpack
+from tft_mindspore.memory import (
+    Array,
+    Described,
+    Parameter,
+    content,
+    describe,
+    flat_bytes,
+    put,
+    room,
+)
+
+DENSE = "dense"
+"""The shard that all ranks hold."""
+
+_FORM = 1
+"""Of the meta; another one is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """
+    A piece of the state that some ranks have, and this one among them.
+    """
+
+    names: Sequence[str]
+    """The parameters in it, as `get_parameters` names them."""
+    ranks: Sequence[int]
+    """All ranks that have the same piece, this one included."""
+
+
+def named_parameters(holder: Any) -> dict[str, Parameter]:  # Any: a Cell of MindSpore's
+    """
+    The parameters of a network or an optimizer. Raises `UsageError` where two have one name.
+    """
+    found: dict[str, Parameter] = {}
+    for parameter in holder.get_parameters():
+        if found.setdefault(parameter.name, parameter) is not parameter:
+            raise UsageError(
+                f"two parameters are called {parameter.name!r}: give each a name of its own"
+            )
+    return found
+
+
+def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, Any]]]:
+    """
+    What an optimizer with `param_groups` (those of mint.optim and of mindspore.experimental) has in them
+    besides the parameters: parameters by name, and per group what is plain.
+    """
+    from mindspore import Tensor  # heavy: only processes that train have it
+
+    parameters: dict[str, Parameter] = {}
+    plain: list[dict[str, Any]] = []  # Any: numbers, switches, None
+    for number, group in enumerate(getattr(optimizer, "param_groups", ())):
+        values = {key: value for key, value in group.items() if key != "params"}
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                parameters[f"param_groups.{number}.{key}"] = value
+        plain.append({key: value for key, value in values.items() if not isinstance(value, Tensor)})
+    return parameters, plain
+
+
+class Shard:
+    """
+    One shard of this rank.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, Parameter],
+        ranks: tuple[int, ...],
+        *,
+        optimizer: Any = None,  # Any: the user's own; where the shard has its plain settings
+        others: Mapping[str, Any] | None = None,  # Any: each has its own type
+    ) -> None:
+        """
+        `ranks` are those that hold a copy, and empty for all.
+        """
+        self.name = name
+        self.ranks = ranks
+        self.parameters = parameters
+        self._optimizer = optimizer
+        self._others = others or {}
+        self._awaited: tuple[bytes, dict[str, Array]] | None = None
+
+    def meta(self) -> bytes:
+        """
+        All that is no parameter, and of each parameter what is needed to make room for it.
+        """
+        return pack(
+            {
+                "form": _FORM,
+                "parameters": [each.listed() for each in self._described().values()],
+                "plain": self.plain(),
+            }
+        )
+
+    def plain(self) -> dict[str, Any]:  # Any: plain values
+        """
+        What is no parameter.
+        """
+        groups = [] if self._optimizer is None else group_values(self._optimizer)[1]
+        others = {name: other.state_dict() for name, other in self._others.items()}
+        return {"groups": groups, "others": others}
+
+    def give(self) -> Parcel:
+        """
+        Everything, in place.
+        """
+        return Parcel(
+            meta=self.meta(),
+            buffers=tuple(
+                Buffer(name=name, view=flat_bytes(content(parameter)))
+                for name, parameter in self.parameters.items()
+            ),
+        )
+
+    def take(self, meta: bytes) -> list[Buffer]:
+        """
+        Room for what `meta` describes. Raises `OrderRefused` where that is not what this rank has.
+        """
+        self._refuse_another(meta)
+        rooms = {name: room(parameter) for name, parameter in self.parameters.items()}
+        self._awaited = meta, rooms
+        return [Buffer(name=name, view=flat_bytes(array)) for name, array in rooms.items()]
+
+    def taken(self, meta: bytes) -> None:
+        """
+        The buffers are filled: put them to use.
+        """
+        if self._awaited is None or self._awaited[0] != meta:
+            raise OrderRefused(f"no room was made for this description of the shard {self.name!r}")
+        contents = self._awaited[1]
+        self._awaited = None
+        self.settle(contents, _read(meta)["plain"])
+
+    def settle(self, contents: Mapping[str, Array], plain: Mapping[str, Any]) -> None:
+        """
+        Make these the state. Raises `OrderRefused` where they are of something else.
+        """
+        groups = [] if self._optimizer is None else group_values(self._optimizer)[1]
+        if len(plain["groups"]) != len(groups) or plain["others"].keys() != self._others.keys():
+            raise OrderRefused(
+                f"the shard {self.name!r} comes with {len(plain['groups'])} groups of settings and the "
+                f"others {sorted(plain['others'])}; here are {len(groups)} and {sorted(self._others)}"
+            )
+        put(contents, self.parameters)
+        for number, values in enumerate(plain["groups"]):
+            self._optimizer.param_groups[number].update(values)
+        for name, other in self._others.items():
+            other.load_state_dict(plain["others"][name])
+
+    def _described(self) -> dict[str, Described]:
+        return {name: describe(name, parameter) for name, parameter in self.parameters.items()}
+
+    def _refuse_another(self, meta: bytes) -> None:
+        told = [Described.read(each) for each in _read(meta)["parameters"]]
+        theirs = {each.name: each for each in told}
+        ours = self._described()
+        for name in [*theirs, *ours]:
+            if theirs.get(name) != ours.get(name):
+                raise OrderRefused(
+                    f"the shard {self.name!r} is of another model or optimizer: {name} is "
+                    f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                )
+        if [each.name for each in told] != list(ours):
+            raise OrderRefused(
+                f"the shard {self.name!r} has its parameters in another order there than here"
+            )
+
+
+def _read(meta: bytes) -> dict[str, Any]:  # Any: checked where it is used
+    told = unpack(meta)
+    if not isinstance(told, dict) or told.get("form") != _FORM:
+        raise MalformedMessage("the description of a shard that the adaptor mindspore did not give")
+    return told

@@ -1,0 +1,139 @@
+"""
+The rendezvous store: a process of its own, where the ranks of a group find out where the others listen.
+
+A group is formed when all its members have come; then each is told the addresses of all, and a token by
+which they know each other. Nothing is kept after that: the store may end and be started again.
+"""
+
+import asyncio
+import json
+import secrets
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from tft.errors import AddressTaken, MalformedMessage
+
+_LINE = 64 * 1024
+"""Bytes a member may say in one line: it says a name and an address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """
+    What a member says when it comes.
+    """
+
+    name: str
+    """Of the group."""
+    rank: int
+    world: int
+    port: int
+    """Where it listens; at which address, its connection tells."""
+
+    @classmethod
+    def read(cls, line: bytes) -> "Asked":
+        """
+        Raises `MalformedMessage` for anything else.
+        """
+        try:
+            told = json.loads(line)
+            asked = cls(
+                name=str(told["name"]), rank=int(told["rank"]), world=int(told["world"]),
+                port=int(told["port"]),
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError) as error:
+            raise MalformedMessage(
+                f"the rendezvous store was told {line[:200]!r}, which is no name, rank, world and port"
+            ) from error
+        if not 0 <= asked.rank < asked.world:
+            raise MalformedMessage(f"a group of {asked.world} has no rank {asked.rank}")
+        return asked
+
+
+@dataclass(slots=True)
+class _Forming:
+    """
+    A group whose members have not all come.
+    """
+
+    world: int
+    writers: dict[int, StreamWriter] = field(default_factory=dict)
+    addresses: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+
+class Store:
+    """
+    The groups that are being formed.
+    """
+
+    def __init__(self) -> None:
+        self._forming: dict[str, _Forming] = {}
+
+    async def serve(self, host: str, port: int, opened: Callable[[int], None]) -> None:
+        """
+        Listen at `host` and nowhere else, until cancelled.
+        """
+        try:
+            server = await asyncio.start_server(self._welcome, host, port, limit=_LINE)
+        except OSError as error:
+            raise AddressTaken(
+                f"the rendezvous store cannot listen at {host}:{port}: {error}"
+            ) from None
+        async with server:
+            opened(int(server.sockets[0].getsockname()[1]))
+            await server.serve_forever()
+
+    async def _welcome(self, reader: StreamReader, writer: StreamWriter) -> None:
+        asked: Asked | None = None
+        try:
+            asked = Asked.read(await reader.readline())
+            self._come(asked, writer)
+            await reader.read()  # nothing more is said: this is its end
+        except (
+            MalformedMessage,
+            OSError,
+            ValueError,
+        ) as error:  # ValueError: a line without an end
+            with suppress(OSError):
+                writer.write(_line({"refused": str(error)}))
+                await writer.drain()
+        finally:
+            if asked is not None:
+                self._gone(asked, writer)
+            writer.close()
+
+    def _come(self, asked: Asked, writer: StreamWriter) -> None:
+        group = self._forming.setdefault(asked.name, _Forming(world=asked.world))
+        if group.world != asked.world:
+            raise MalformedMessage(
+                f"the group {asked.name!r} has {group.world} members for some and {asked.world} for "
+                f"rank {asked.rank}"
+            )
+        group.writers[asked.rank] = writer
+        group.addresses[asked.rank] = (writer.get_extra_info("peername")[0], asked.port)
+        if len(group.writers) == group.world:
+            del self._forming[asked.name]
+            members = [group.addresses[rank] for rank in range(group.world)]
+            told = _line({"members": members, "token": secrets.token_hex(16)})
+            for each in group.writers.values():
+                each.write(told)
+
+    def _gone(self, asked: Asked, writer: StreamWriter) -> None:
+        group = self._forming.get(asked.name)
+        if group is not None and group.writers.get(asked.rank) is writer:
+            del group.writers[asked.rank], group.addresses[asked.rank]
+            if not group.writers:
+                del self._forming[asked.name]
+
+
+def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
+    """
+    Serve at `host` until this process is ended.
+    """
+    asyncio.run(Store().serve(host, port, opened))
+
+
+def _line(told: Mapping[str, object]) -> bytes:
+    return json.dumps(told).encode() + b"\n"

@@ -1,0 +1,24 @@
+"""
+Where MindSpore is not installed: whoever asks for it is told what to do, and all the rest works.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import ROOT, run
+
+pytestmark = pytest.mark.skipif(find_spec("mindspore") is not None, reason="MindSpore is here")
+
+
+def test_a_job_without_mindspore_is_told_what_to_install(tmp_path: Path) -> None:
+    """
+    When a job asks for the adaptor mindspore where there is none, then it ends, and says what to install.
+    """
+    script = ROOT / "examples" / "mindspore_mlp" / "train.py"
+    outcome = run(tmp_path / "run", "--adaptor", "mindspore", script=script, nproc=1)
+
+    assert outcome.code == 4
+    assert "pip install 'tft-bus[mindspore]'" in outcome.output
+    assert "Traceback" not in outcome.output
