@@ -56,6 +56,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "save_copies": "one",
         "resume": False,
         "resume_if_any": False,
+        "led_elsewhere": False,
         "module": False,
         "placed": None,
         "starter": None,

@@ -133,6 +133,7 @@ def job(
     program: Path = PROGRAM,
     launched: bool = False,
     run_options: str = "",
+    port: int = 0,
     environment: Mapping[str, str] | None = None,
     **options: Any,  # Any: what the program takes, as JSON
 ) -> Iterator[Job]:
@@ -140,10 +141,10 @@ def job(
     Starts a program, `launched` by something that is not `tft run`. Whatever is left at the end is killed,
     by pid.
     """
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     ring = Ring(world)
-    port = free_address("127.0.0.1").rpartition(":")[2]
-    words = [str(program), port, str(ring.port), str(directory), str(steps), json.dumps(options)]
+    at = str(port) if port else free_address("127.0.0.1").rpartition(":")[2]
+    words = [str(program), at, str(ring.port), str(directory), str(steps), json.dumps(options)]
     places = f"--run-dir {directory / 'run'} {run_options}"
     variables = {
         **os.environ,

@@ -21,6 +21,7 @@ from mindio_ttp import framework_ttp as ttp
 from mindio_ttp.controller_ttp import tft_init_controller, tft_start_controller
 
 from tests.mindio.ring import Member
+from tests.mindio.stub import Stub
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 port, ring, directory, steps = (
@@ -174,8 +175,10 @@ def train(first: int) -> str:
     return "trained"
 
 
-if rank == 0:
+if rank == 0 and not os.environ.get("MINDX_TASK_ID"):
     tft_init_controller(rank, world, False, enable_arf=True)
+    if options.get("orchestrated"):
+        Stub(note, options.get("choices", {})).register()
     tft_start_controller("127.0.0.1", port, enable_tls=False)
 ttp.tft_init_processor(rank, world, False, enable_tls=False, enable_uce=True, enable_arf=True)
 ttp.tft_start_processor("127.0.0.1", port)

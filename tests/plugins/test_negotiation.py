@@ -4,16 +4,17 @@ An external scheduler that negotiates every recovery, dialogue by dialogue.
 
 from typing import Any
 
+from mindio_ttp.negotiator import MEMORY, NETWORK, PROCESS, Negotiator, Ranks
 from structlog.testing import capture_logs
 
-from tests.plugins.negotiation import MEMORY, NETWORK, PROCESS, Negotiation, Negotiator
+from tests.plugins.negotiation import Negotiation
 from tft.protocol.messages import Fetch, Kill, Save, Spawn
 
 TWO_NODES = {0: (0, 1), 1: (2, 3)}
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
 COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
-ALL_LIVE = ["retry", "recover", "dump", "exit"]
-"""What is offered where every process lives."""
+ALL_LIVE = ["exit", "dump", "retry", "recover"]
+"""What is offered where every process lives; the last is the best."""
 
 
 def agreeable(choice: str, **facts: Any) -> Negotiation:  # Any: as in `trained`
@@ -24,6 +25,13 @@ def agreeable(choice: str, **facts: Any) -> Negotiation:  # Any: as in `trained`
     talk.on("stop_complete", lambda us: us.on_global_rank({}))
     talk.on("strategies", lambda us: us.change_strategy(choice))
     return talk
+
+
+def codes(faults: Ranks) -> dict[int, str]:
+    """
+    The codes of devices, which have said none.
+    """
+    return dict.fromkeys(faults, "")
 
 
 def strategies(talk: Negotiation) -> list[str]:
@@ -46,7 +54,7 @@ def test_a_memory_fault_is_negotiated_and_retried() -> None:
     talk.settle()
     faults = {2: MEMORY}
     assert talk.news() == [
-        ("fault_ranks", faults),
+        ("fault_ranks", faults, codes(faults)),
         ("stop_complete", 0, "", faults),
         ("strategies", faults, ALL_LIVE),
     ]
@@ -64,7 +72,7 @@ def test_a_broken_link_is_a_type_of_its_own() -> None:
     talk.job.fault(1, "network")
     talk.settle()
     talk.train()
-    assert talk.news()[0] == ("fault_ranks", {1: NETWORK})
+    assert talk.news()[0] == ("fault_ranks", {1: NETWORK}, codes({1: NETWORK}))
     assert strategies(talk) == ["retry"]
 
 
@@ -80,10 +88,10 @@ def test_the_clusters_own_view_joins_the_incident() -> None:
     talk.settle()
     both = {2: PROCESS, 3: PROCESS}
     assert talk.news() == [
-        ("fault_ranks", {2: PROCESS}),
+        ("fault_ranks", {2: PROCESS}, codes({2: PROCESS})),
         ("stop_complete", 0, "", {2: PROCESS}),
-        ("fault_ranks", both),
-        ("strategies", both, ["recover", "downgrade", "dump", "exit"]),
+        ("fault_ranks", both, codes(both)),
+        ("strategies", both, ["exit", "dump", "recover", "downgrade"]),
     ]
     talk.train()
     assert talk.news() == [("result", 0, "ok", both, "recover")]
@@ -123,7 +131,7 @@ def test_a_retry_that_does_not_help_is_followed_by_what_is_chosen_next() -> None
     faults = {2: MEMORY}
     assert talk.news()[3:] == [
         ("result", 405, "it did not help", faults, "retry"),
-        ("strategies", faults, ["recover", "dump", "exit"]),
+        ("strategies", faults, ["exit", "dump", "recover"]),
         ("result", 0, "ok", faults, "recover"),
     ]
     assert strategies(talk) == ["recover"]
@@ -143,7 +151,7 @@ def test_a_replacement_that_does_not_help_can_be_dumped() -> None:
     talk.settle()
     failed, offered, ended = talk.news()
     assert failed == ("result", 406, "it did not help", {1: PROCESS}, "recover")
-    assert offered == ("strategies", {1: PROCESS}, ["downgrade", "dump", "exit"])
+    assert offered == ("strategies", {1: PROCESS}, ["exit", "dump", "downgrade"])
     assert ended[:2] == ("result", 0)
     assert ended[-1] == "dump"
     assert talk.job.over is not None
@@ -160,7 +168,7 @@ def test_where_nothing_is_left_the_end_is_all_that_is_offered() -> None:
     talk.settle()
     faults = {3: PROCESS}
     assert talk.news()[:3] == [
-        ("fault_ranks", faults),
+        ("fault_ranks", faults, codes(faults)),
         ("stop_complete", 404, "", faults),
         ("strategies", faults, ["exit"]),
     ]
@@ -195,9 +203,9 @@ def test_a_job_is_downgraded_and_upgraded_by_choice() -> None:
     talk.settle()
     gone = {2: PROCESS, 3: PROCESS}
     assert talk.news() == [
-        ("fault_ranks", gone),
+        ("fault_ranks", gone, codes(gone)),
         ("stop_complete", 0, "", gone),
-        ("strategies", gone, ["downgrade", "dump", "exit"]),
+        ("strategies", gone, ["exit", "dump", "downgrade"]),
         ("result", 201, "", gone, "downgrade"),
     ]
     talk.train()
@@ -208,9 +216,9 @@ def test_a_job_is_downgraded_and_upgraded_by_choice() -> None:
     talk.job.come(1)
     talk.settle()
     assert talk.news() == [
-        ("fault_ranks", {}),
+        ("fault_ranks", {}, codes({})),
         ("stop_complete", 0, "", {}),
-        ("strategies", {}, ["upgrade", "retry", "dump", "exit"]),
+        ("strategies", {}, ["exit", "dump", "retry", "upgrade"]),
     ]
     talk.train()
     assert talk.news() == [("result", 0, "ok", {}, "upgrade")]
@@ -261,7 +269,7 @@ def test_a_scheduler_may_wait_for_a_new_node() -> None:
     talk.job.lose_node(1)
     talk.settle()
     assert talk.news()[-1] == ("strategies", {2: PROCESS, 3: PROCESS}, [
-        "downgrade", "dump", "exit",
+        "exit", "dump", "downgrade",
     ])  # fmt: skip
     talk.job.spare = {5: 2}
     talk.job.come(5)
@@ -271,7 +279,7 @@ def test_a_scheduler_may_wait_for_a_new_node() -> None:
     talk.train()
     gone = {2: PROCESS, 3: PROCESS}
     assert talk.news() == [
-        ("strategies", gone, ["recover", "downgrade", "dump", "exit"]),
+        ("strategies", gone, ["exit", "dump", "recover", "downgrade"]),
         ("result", 0, "ok", gone, "recover"),
     ]
     assert {talk.job.ranks[r].node for r in (2, 3)} == {5}
@@ -327,8 +335,8 @@ def test_a_fault_that_joins_reopens_the_dialogue() -> None:
     talk.settle()
     both = {2: MEMORY, 0: PROCESS}
     assert talk.news() == [
-        ("fault_ranks", both),
-        ("strategies", both, ["recover", "downgrade", "dump", "exit"]),
+        ("fault_ranks", both, codes(both)),
+        ("strategies", both, ["exit", "dump", "recover", "downgrade"]),
     ]
     talk.train()
     assert strategies(talk) == ["recover"]
@@ -352,9 +360,9 @@ def test_a_pod_is_switched_while_the_job_trains() -> None:
     talk.settle()
     faults = {3: PROCESS}
     assert talk.news() == [
-        ("fault_ranks", faults),
+        ("fault_ranks", faults, codes(faults)),
         ("stop_complete", 0, "", faults),
-        ("strategies", faults, ["migration", "retry", "recover", "dump", "exit"]),
+        ("strategies", faults, ["exit", "dump", "retry", "recover", "migration"]),
     ]
     talk.train()
     assert talk.news() == [("result", 0, "ok", faults, "migration")]

@@ -54,6 +54,11 @@ def run_command() -> click.Command:
                 help="Where to put a copy of the run directory's report.json (node 0).",
             ),
             click.Option(
+                ["--led-elsewhere"],
+                is_flag=True,
+                help="Broker and controller are those of a `tft lead`, not of node 0.",
+            ),
+            click.Option(
                 ["--resume-if-any"],
                 is_flag=True,
                 help="As --resume, if there is a checkpoint; otherwise begin.",
@@ -65,6 +70,53 @@ def run_command() -> click.Command:
         help=(
             "Run SCRIPT as a training job on this node and look after it until it is over.\n\n"
             "Options after SCRIPT are the script's own."
+        ),
+    )
+
+
+def lead_command() -> click.Command:
+    """
+    `tft lead`.
+    """
+
+    def lead(start: str, **options: Any) -> int:  # Any: each option's own type
+        configure_logs()
+        from tft.cli.plan import LEADER, check_plan, make_plan
+        from tft.cli.run import launch
+        from tft.worker.foreign import default_run_dir
+
+        fixed = {
+            "node_rank": LEADER, "led_elsewhere": True, "resume_if_any": True,
+            "placed": None, "starter": None, "script": "", "arguments": (), "module": False,
+        }  # fmt: skip
+        if start and options["run_dir"] is None:
+            options["run_dir"] = Path(default_run_dir(start))
+        plan = make_plan({**options, **fixed})
+        check_plan(plan)
+        return launch(plan, {})
+
+    return click.Command(
+        "lead",
+        callback=lead,
+        params=[
+            *job_options(given=False),
+            _host_option("The address other nodes reach this one at."),
+            _insecure_option(),
+            click.Option(
+                ["--report"],
+                type=click.Path(path_type=Path, dir_okay=False),
+                help="Where to put a copy of the run directory's report.json.",
+            ),
+            click.Option(
+                ["--start"],
+                metavar="NAME",
+                default="",
+                help="Find the run directory as nodes do that another launcher has started.",
+            ),
+        ],
+        help=(
+            "Run the broker and the controller of a job whose nodes are elsewhere: each is a `tft run "
+            "--led-elsewhere`."
         ),
     )
 

@@ -18,7 +18,7 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        jobs, parts = ["run", "pause", "resume", "dump"], ["broker", "controller", "agent"]
+        jobs, parts = ["run", "pause", "resume", "dump"], ["lead", "broker", "controller", "agent"]
         return [*jobs, *parts, "replay", "replicas", "checkpoint"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -26,6 +26,7 @@ class _Commands(click.Group):
 
         make = {
             "run": commands.run_command,
+            "lead": commands.lead_command,
             "pause": commands.pause_command,
             "resume": commands.resume_command,
             "dump": commands.dump_command,

@@ -23,6 +23,9 @@ from tft.core.policy import STRATEGIES
 from tft.errors import UsageError
 from tft.plugins import find_adaptor
 
+LEADER = -1
+"""Stands for the node of a launcher that has none: it runs broker and controller, for nodes elsewhere."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -49,20 +52,29 @@ class Plan:
     """Who starts the processes of the ranks; None: the agent."""
     may_begin: bool = False
     """Whether the job may begin where there is no checkpoint to resume from."""
+    led_elsewhere: bool = False
+    """Whether broker and controller run beside a launcher that has no node."""
 
     @property
     def leads(self) -> bool:
         """
         Whether broker and controller run beside this launcher.
         """
-        return self.node == 0
+        return self.node == LEADER or (self.node == 0 and not self.led_elsewhere)
+
+    @property
+    def trains(self) -> bool:
+        """
+        Whether this launcher has a node of its own.
+        """
+        return self.node != LEADER
 
     @property
     def launched(self) -> bool:
         """
         Whether another launcher has started this one.
         """
-        return self.placed is not None or self.starter is not None
+        return self.placed is not None or self.starter is not None or not self.trains
 
     @property
     def agent(self) -> str:
@@ -101,12 +113,7 @@ class Plan:
         The parts that this launcher starts, each with the arguments of `tft`.
         """
         job = job_arguments(self.settings)
-        agent = ["agent", *job, "--node", str(self.node), "--host", self.host]
-        if self.placed is not None:
-            agent += self.placed.words()
-        if self.starter is not None:
-            agent += self.starter.words()
-        parts = {self.agent: [*agent, *self.command]}
+        parts = self._agent(job) if self.trains else {}
         if not self.leads:
             return parts
         host, port = host_and_port(self.settings.broker)
@@ -114,6 +121,14 @@ class Plan:
         if self.insecure:
             broker.append("--insecure")
         return {"broker": broker, "controller": ["controller", *job], **parts}
+
+    def _agent(self, job: list[str]) -> dict[str, list[str]]:
+        agent = ["agent", *job, "--node", str(self.node), "--host", self.host]
+        if self.placed is not None:
+            agent += self.placed.words()
+        if self.starter is not None:
+            agent += self.starter.words()
+        return {self.agent: [*agent, *self.command]}
 
     def inherited(self, part: str) -> tuple[int, ...]:
         """
@@ -131,7 +146,9 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     """
     placed = Placed.read(options["placed"]) if options["placed"] else None
     starter = StartedElsewhere.read(options["starter"]) if options["starter"] else None
-    launched = placed is not None or starter is not None
+    node = options["node_rank"]
+    launched = placed is not None or starter is not None or node == LEADER
+    led_elsewhere = options["led_elsewhere"]
     _check_shared(options, alone=options["nnodes"] == 1 and placed is None, launched=launched)
     checkpoint_dir: Path | None = options["checkpoint_dir"]
     if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
@@ -149,13 +166,13 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
         "checkpoint_dir": checkpoint_dir and checkpoint_dir.absolute(),
     }
     settings = job_settings({**options, **found})
-    # node 0 decides; another may look when the story has begun already
-    if options["resume_if_any"] and options["node_rank"] == 0:
+    # who leads decides; another may look when the story has begun already
+    if options["resume_if_any"] and (node == LEADER or (node == 0 and not led_elsewhere)):
         there = holds_story(run_dir) or newest(shelf_of(settings)) is not None
         settings = replace(settings, resume=settings.resume or there)
     return Plan(
         settings=settings,
-        node=options["node_rank"],
+        node=node,
         host=options["host"],
         insecure=options["insecure"],
         report=options["report"],
@@ -165,6 +182,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
         placed=placed,
         starter=starter,
         may_begin=options["resume_if_any"] and not options["resume"],
+        led_elsewhere=led_elsewhere,
     )
 
 
@@ -222,7 +240,7 @@ def check_plan(plan: Plan) -> None:
     """
     settings = plan.settings
     check_settings(settings)
-    if not 0 <= plan.node < settings.nnodes:
+    if plan.trains and not 0 <= plan.node < settings.nnodes:
         raise UsageError(
             f"--node-rank is 0 to {settings.nnodes - 1} in a job of --nnodes {settings.nnodes}, "
             f"not {plan.node}"
@@ -234,7 +252,7 @@ def check_plan(plan: Plan) -> None:
         )
     if plan.starter is not None:
         _check_starter(plan.starter)  # what it starts is its own affair
-    elif not plan.module and not Path(plan.script).is_file():
+    elif plan.trains and not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"there is no script at {plan.script}")
     find_adaptor(settings.adaptor)
     check_open(plan.host, "--host", insecure=plan.insecure)
@@ -242,7 +260,7 @@ def check_plan(plan: Plan) -> None:
     check_open(broker, "--broker", insecure=plan.insecure)
     if plan.report is not None and not plan.report.absolute().parent.is_dir():
         raise UsageError(f"--report {plan.report}: there is no directory {plan.report.parent}")
-    check_run_dir(settings, plan.node, may_begin=plan.may_begin)
+    check_run_dir(settings, plan.node, leads=plan.leads, may_begin=plan.may_begin)
     if plan.leads:
         check_free(broker, port)
 

@@ -50,7 +50,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
     Run a node's share of a job that was checked; the exit code of `tft run`. `environment` is
     added to that of every process of the job.
     """
-    with run_dir_of(plan.settings, plan.node):
+    with run_dir_of(plan.settings, plan.node, leads=plan.leads):
         plan = named(plan)
         settings = plan.settings
         if plan.leads:
@@ -158,7 +158,9 @@ class Launcher:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
         async with asyncio.TaskGroup() as tasks:
-            duties = [self._listen(), self._stop_when_asked(), self._watch_agent()]
+            duties = [self._listen(), self._stop_when_asked()]
+            if self._plan.trains:
+                duties.append(self._watch_agent())
             if self._plan.leads:
                 duties += [self._keep("broker"), self._keep("controller")]
             running = [tasks.create_task(duty) for duty in duties]
@@ -243,7 +245,8 @@ class Launcher:
         """
         Leave nothing behind. The broker goes last: the others say goodbye through it.
         """
-        await self._parts[self._plan.agent].end(grace=self._grace)
+        if self._plan.trains:
+            await self._parts[self._plan.agent].end(grace=self._grace)
         for name in ("controller", "broker"):
             if name in self._parts:
                 await self._parts[name].end(grace=0.0)

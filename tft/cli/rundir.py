@@ -37,7 +37,7 @@ def launcher_name(node: int) -> str:
     """
     The name of a node's launcher among the parts of the job.
     """
-    return "run" if node == 0 else f"run-{node}"
+    return {-1: "lead", 0: "run"}.get(node, f"run-{node}")
 
 
 def pid_file(run_dir: Path, part: str) -> Path:
@@ -68,7 +68,9 @@ def holds_story(run_dir: Path) -> bool:
     return (run_dir / STORY).exists()
 
 
-def check_run_dir(settings: JobSettings, node: int, *, may_begin: bool = False) -> None:
+def check_run_dir(
+    settings: JobSettings, node: int, *, leads: bool = True, may_begin: bool = False
+) -> None:
     """
     Raises `UsageError` where this run may not use its directory, and `CheckpointCorrupt` where
     what it is to resume from is damaged. With `may_begin` a run that is to resume may find nothing
@@ -82,8 +84,8 @@ def check_run_dir(settings: JobSettings, node: int, *, may_begin: bool = False) 
     if pid_file(run_dir, launcher_name(node)).exists():
         with _locked(settings, node):
             pass
-    if node != 0:
-        return  # node 0 decides; it may have begun the story before this node looks
+    if not leads:
+        return  # who leads decides; it may have begun the story before this node looks
     if settings.resume:
         if may_begin:
             _check_unfinished(run_dir)
@@ -106,7 +108,7 @@ def check_run_dir(settings: JobSettings, node: int, *, may_begin: bool = False) 
 
 
 @contextmanager
-def run_dir_of(settings: JobSettings, node: int) -> Iterator[None]:
+def run_dir_of(settings: JobSettings, node: int, *, leads: bool = True) -> Iterator[None]:
     """
     The run directory, made if need be, and used by no other launcher of this node meanwhile.
     """
@@ -122,10 +124,10 @@ def run_dir_of(settings: JobSettings, node: int) -> Iterator[None]:
         os.pwrite(lock, pid, 0)  # not by renaming: it is this very file that is locked
         os.truncate(lock, len(pid))
         shelf = checkpoint.shelf_of(settings)
-        if node == 0:
+        if leads:
             checkpoint.sweep(shelf)
         yield
-        if node == 0:
+        if leads:
             checkpoint.sweep(shelf)
 
 

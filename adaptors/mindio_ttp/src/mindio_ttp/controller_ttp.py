@@ -1,10 +1,32 @@
 """
-The controller, and what manages a cluster around it.
+The controller, and what manages a cluster around it. The names, arguments and results are those of MindIO
+TFT 7.3.0 (`mindio_ttp.controller_ttp`): the functions that tell something return 0, or 1 where it cannot be
+followed, which the log then says why.
+
+With rank -1 the controller stands alone, for nodes that are told of their job by MINDX_TASK_ID; else it is
+started with the job, in `tft_start_processor`. It is a process of its own in any case, and outlives the one
+that has started it.
 """
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
 
 from mindio_ttp import checks
 from mindio_ttp.checks import Refused
+from mindio_ttp.orchestrator import REPORTS, orchestrator
 from mindio_ttp.processor import curve, processor
+
+log = structlog.get_logger()
+
+FAULT_TYPES = (0, 1, 2)
+STRATEGIES = (
+    "retry", "recover", "downgrade", "upgrade", "dump", "exit", "migration", "continue",
+)  # fmt: skip
+WITH_PARAMETER = ("downgrade", "upgrade")
+LONGEST_PARAMETER = 1023
+ACTIONS = ("hot switch", "stop switch")
 
 
 def tft_init_controller(
@@ -30,41 +52,116 @@ def tft_init_controller(
             and processor.variables.mindspore
         ):
             raise Refused(f"{call}: {name} is to be False with MindSpore")
-    if _state.initialised:
-        raise Refused(f"{call} was called before in this process")
-    _state.initialised = True
+    orchestrator.init(rank, world_size)
 
 
 def tft_start_controller(
     bind_ip: str, port: int, enable_tls: bool = True, tls_info: str = ""
 ) -> None:
     """
-    Have the controller at this address. It is a process of its own beside rank 0, started with the job in
-    `tft_start_processor`, and outlives rank 0.
+    Have the controller at this address.
     """
     call = "tft_start_controller"
-    if not _state.initialised:
-        raise Refused(f"{call}: tft_init_controller comes first")
-    checks.address(call, "bind_ip", bind_ip)
+    address = checks.address(call, "bind_ip", bind_ip)
     checks.port(call, port)
-    curve(checks.flag(call, "enable_tls", enable_tls), tls_info)
-    _state.started = True
+    options = curve(checks.flag(call, "enable_tls", enable_tls), tls_info)
+    orchestrator.start(address, port, options, processor.variables.task)
 
 
 def tft_destroy_controller() -> None:
     """
-    The job ends by itself when all ranks have trained to the end: there is nothing to do.
+    The controller is not needed any more. One that was started with its job ends with that.
     """
-    _state.started = False
+    orchestrator.destroy()
 
 
-class _State:
+# ---------------------------------------------------------------- what an orchestrator says
+
+
+def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
     """
-    What was called in this process.
+    `func` is called with what the controller reports: `report_fault_ranks(ranks, error_codes)`,
+    `report_stop_complete(code, message, ranks)`, `report_strategies(ranks, strategies)`,
+    `report_result(code, message, ranks, strategy)`. All four are needed before the controller is started.
     """
+    if action not in REPORTS or not callable(func):
+        return _refused("tft_register_mindx_callback", f"{action!r} with {func!r}")
+    orchestrator.register(action, func)
+    return 0
 
-    initialised = False
-    started = False
+
+def tft_notify_controller_stop_train(
+    fault_ranks: dict[int, int], stop_type: str = "stop", timeout: int | None = None
+) -> int:
+    """
+    `stop`: the cluster has seen faults, rank to type (0 memory, 1 process, 2 network). `pause`: stand still
+    between two steps, for `timeout` seconds at most.
+    """
+    call = "tft_notify_controller_stop_train"
+    if stop_type == "pause":
+        if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
+            raise TypeError(f"{call}: a pause needs a timeout in seconds, and not {timeout!r}")
+        return orchestrator.call("pause_train", timeout)
+    if stop_type != "stop":
+        return _refused(call, f"stop_type {stop_type!r}")
+    if not _are_faults(fault_ranks):
+        return _refused(call, f"fault_ranks {fault_ranks!r}")
+    return orchestrator.call("stop_train", fault_ranks)
 
 
-_state = _State()
+def tft_notify_controller_on_global_rank(fault_ranks: dict[int, int], time: int = 1) -> int:
+    """
+    All faults that the cluster knows of. `time`: seconds that links need to settle (1 to 3600).
+    """
+    call = "tft_notify_controller_on_global_rank"
+    if not _are_faults(fault_ranks) or not 1 <= time <= 3600:
+        return _refused(call, f"{fault_ranks!r} with time {time!r}")
+    return orchestrator.call("on_global_rank", fault_ranks)
+
+
+def tft_notify_controller_prepare_action(
+    action: str, fault_ranks: dict[int, int] | None = None
+) -> int:
+    """
+    `hot switch`: these ranks are to get another process while they train. `stop switch`: they are not.
+    """
+    if action not in ACTIONS or not _are_faults(fault_ranks or {}):
+        return _refused("tft_notify_controller_prepare_action", f"{action!r}, {fault_ranks!r}")
+    return orchestrator.call("prepare_action", action, fault_ranks or {})
+
+
+def tft_notify_controller_change_strategy(strategy: str, params: str = "") -> int:
+    """
+    What is to be done, of what was offered; `continue` ends a pause.
+    """
+    call = "tft_notify_controller_change_strategy"
+    if strategy in WITH_PARAMETER and not 1 <= len(params) <= LONGEST_PARAMETER:
+        return _refused(call, f"{strategy} needs params of 1 to {LONGEST_PARAMETER} characters")
+    # one that nobody knows was not offered: the controller reports that, and ends the job
+    return orchestrator.call("change_strategy", strategy)
+
+
+def tft_notify_controller_dump() -> int:
+    """
+    Save a last checkpoint, and end.
+    """
+    return orchestrator.call("dump")
+
+
+def tft_query_high_availability_switch() -> bool:
+    """
+    Whether a controller leads the job.
+    """
+    return orchestrator.call("hello") == 0
+
+
+def _are_faults(ranks: Any) -> bool:  # Any: as given
+    return isinstance(ranks, dict) and all(
+        isinstance(rank, int) and 0 <= rank < orchestrator.world and kind in FAULT_TYPES
+        for rank, kind in ranks.items()
+    )
+
+
+def _refused(call: str, what: str) -> int:
+    log.warning("call_not_followed", call=call, what=what)
+    return 1

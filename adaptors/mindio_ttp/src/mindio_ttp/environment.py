@@ -5,8 +5,10 @@ is out of its range counts as not said, which is what MindIO makes of it, but is
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -14,6 +16,8 @@ log = structlog.get_logger()
 
 _CARRIED = "TFT_MINDIO_LAUNCHED"
 """What the launcher of the job had set, for the process that a tft agent starts in its place."""
+ORCHESTRATOR = "TFT_MINDIO_ORCHESTRATOR"
+"""Where the controller listens for what manages the cluster."""
 _OVERWRITTEN = (
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -130,3 +134,31 @@ def restore(environ: MutableMapping[str, str] = os.environ) -> None:
     for name in _OVERWRITTEN:
         environ.pop(name, None)
     environ.update(kept)
+
+
+def orchestrator_socket(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """
+    Where the controller listens; None: it expects nobody.
+    """
+    return Path(environ[ORCHESTRATOR]) if environ.get(ORCHESTRATOR) else None
+
+
+def with_orchestrator(path: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """
+    The environment of a controller that is to listen there.
+    """
+    return {**environ, ORCHESTRATOR: str(path)}
+
+
+def below_tft(environ: Mapping[str, str] = os.environ) -> bool:
+    """
+    Whether a tft agent has started this process.
+    """
+    return "TFT_JOB" in environ
+
+
+def run_options(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """
+    The options that the user has for `tft run`.
+    """
+    return shlex.split(environ.get("TFT_RUN_OPTIONS", ""))

@@ -16,6 +16,7 @@ import tft
 from mindio_ttp import adaptor, checks, environment, replicas, tls
 from mindio_ttp.checks import Refused
 from mindio_ttp.handlers import Handlers
+from mindio_ttp.orchestrator import orchestrator
 from mindio_ttp.program import Program
 from mindio_ttp.words import LARGEST_STEP, Action, ReportState
 from tft.errors import Interrupted, JobEnded, UsageError
@@ -124,6 +125,10 @@ class Processor:
         options = ["--adaptor", adaptor_name, *told.curve]
         if local_ip:
             options += ["--host", local_ip]
+        if self.variables.task:
+            options.append("--led-elsewhere")
+        elif orchestrator.registered:
+            options.append("--orchestrated")
         try:
             session = tft.init(self._launcher(told, host, port), options)
         except UsageError as refused:

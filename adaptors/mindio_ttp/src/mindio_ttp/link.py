@@ -1,0 +1,203 @@
+"""
+Between the controller's process, where the negotiation goes on, and the process of the orchestrator, whose
+functions are called: a socket of this machine, lines of JSON.
+
+Nobody waits for an orchestrator that is not there: the controller then decides by itself.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger()
+
+ANSWER_LIMIT = 10.0
+"""Seconds for the controller's process to answer a call: it does no more than pass it on."""
+PAUSE = 0.1
+"""Seconds between two attempts to reach a controller that is starting."""
+
+Call = Callable[[str, list[Any]], int]
+"""Carries out a call by name with its arguments; 0, or 1 where it cannot be followed."""
+
+
+class Desk:
+    """
+    The controller's end: the orchestrator, as the negotiation sees it. `call` carries out what it asks for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writing = threading.Lock()
+        self._guest: socket.socket | None = None
+        self._call: Call = lambda name, arguments: 1
+
+    def open(self, call: Call) -> None:
+        """
+        Listen. A controller that is started again takes the place of the one before.
+        """
+        self._call = call
+        self._path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self._path))
+        listener.listen()
+        threading.Thread(
+            target=self._listen, args=(listener,), name="mindio-desk", daemon=True
+        ).start()
+
+    def present(self) -> bool:
+        """
+        Whether an orchestrator is there.
+        """
+        return self._guest is not None
+
+    def hear(self, name: str, *facts: Any) -> None:  # Any: JSON
+        """
+        A report for it.
+        """
+        if self._guest is not None:
+            self._tell(self._guest, {"report": name, "facts": _plain(facts)})
+
+    def _listen(self, listener: socket.socket) -> None:
+        while True:
+            guest, _ = listener.accept()
+            threading.Thread(
+                target=self._serve, args=(guest,), name="mindio-desk-guest", daemon=True
+            ).start()
+
+    def _serve(self, guest: socket.socket) -> None:
+        self._guest = guest  # the one that came last speaks for the cluster
+        log.info("orchestrator_came")
+        try:
+            for said in _lines(guest):
+                self._tell(guest, {"answer": self._answer(said["call"], said["arguments"])})
+        finally:
+            log.info("orchestrator_left")
+            if self._guest is guest:
+                self._guest = None
+            guest.close()
+
+    def _answer(self, name: str, arguments: list[Any]) -> int:
+        try:
+            return self._call(name, arguments)
+        except Exception:  # of a call from outside
+            log.exception("orchestrator_not_followed", call=name)
+            return 1
+
+    def _tell(self, guest: socket.socket, said: Mapping[str, Any]) -> None:
+        with self._writing, suppress(OSError):  # gone: it is noticed where it is read
+            guest.sendall(json.dumps(said).encode() + b"\n")
+
+
+class Line:
+    """
+    The orchestrator's end. `heard` is called with the name of a report and its facts, on a thread of its
+    own. The line is there again when the controller is.
+    """
+
+    def __init__(self, path: Path, heard: Callable[[str, list[Any]], None]) -> None:
+        self._path = path
+        self._heard = heard
+        self._turn = threading.Condition()
+        self._socket: socket.socket | None = None
+        self._answers: list[int] = []
+        self._closed = threading.Event()
+        self._calling = threading.Lock()
+        threading.Thread(target=self._keep, name="mindio-line", daemon=True).start()
+
+    def call(self, name: str, *arguments: Any) -> int:  # Any: JSON
+        """
+        Ask for something; 1 where nobody answers.
+        """
+        with self._calling, self._turn:
+            self._answers.clear()
+            if self._socket is None:
+                return 1
+            try:
+                said = {"call": name, "arguments": _plain(arguments)}
+                self._socket.sendall(json.dumps(said).encode() + b"\n")
+            except OSError:
+                return 1
+            if not self._turn.wait_for(lambda: self._answers, timeout=ANSWER_LIMIT):
+                return 1
+            return self._answers[0]
+
+    def there(self, limit: float) -> bool:
+        """
+        Whether the controller is there, within so many seconds.
+        """
+        with self._turn:
+            return self._turn.wait_for(lambda: self._socket is not None, timeout=limit)
+
+    def close(self) -> None:
+        """
+        The orchestrator goes.
+        """
+        self._closed.set()
+        with self._turn:
+            if self._socket is not None:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _keep(self) -> None:
+        while not self._closed.is_set():
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                line.connect(str(self._path))
+            except OSError:
+                line.close()
+                self._closed.wait(PAUSE)
+                continue
+            self._set(line)
+            for said in _lines(line):
+                self._take(said)
+            self._set(None)
+            line.close()
+
+    def _set(self, line: socket.socket | None) -> None:
+        with self._turn:
+            self._socket = line
+            self._turn.notify_all()
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        if "answer" in said:
+            with self._turn:
+                self._answers.append(said["answer"])
+                self._turn.notify_all()
+            return
+        # on a thread of its own: what is called may call back, and wait for the answer
+        threading.Thread(
+            target=self._heard,
+            args=(said["report"], said["facts"]),
+            name="mindio-report",
+            daemon=True,
+        ).start()
+
+
+def _lines(line: socket.socket) -> Iterator[Any]:
+    with suppress(OSError), line.makefile("rb") as file:
+        for text in file:
+            yield json.loads(text)
+
+
+def _plain(values: tuple[Any, ...]) -> list[Any]:
+    """
+    JSON has no numbers as keys: ranks and what is said of them go as pairs.
+    """
+    return [
+        {"ranks": sorted(value.items())} if isinstance(value, dict) else value for value in values
+    ]
+
+
+def ranks(value: Any) -> Any:
+    """
+    The other way round.
+    """
+    if isinstance(value, dict) and "ranks" in value:
+        return {int(rank): what for rank, what in value["ranks"]}
+    return value

@@ -1,0 +1,307 @@
+"""
+What manages a cluster has its say in a recovery: MindIO's negotiation, as a recovery plugin.
+
+MindIO's controller reports in four ways (`report_fault_ranks`, `report_stop_complete`,
+`report_strategies`, `report_result`), and an orchestrator answers with calls of its own. Here the controller
+decides and the plugin is asked; that is enough to speak as the other one does.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tft.hooks import Advice, IncidentView, hookimpl
+from tft.protocol.messages import (
+    FaultKind,
+    Noticed,
+    OutsideReport,
+    PauseRequested,
+    ResumeRequested,
+    StopRequested,
+)
+
+MEMORY, PROCESS, NETWORK = 0, 1, 2
+KIND_TO_TYPE: dict[str, int] = {
+    "memory": MEMORY, "numeric": MEMORY, "corruption": MEMORY, "network": NETWORK,
+}  # fmt: skip
+"""The orchestrator knows three types of fault; all others are `PROCESS`."""
+TYPE_TO_KIND: dict[int, FaultKind] = {MEMORY: "memory", PROCESS: "process", NETWORK: "network"}
+OURS_TO_THEIRS = {
+    "exit": "exit", "dump": "dump", "retry": "retry", "recover": "recover",
+    "scale_in": "downgrade", "scale_out": "upgrade", "migrate": "migration",
+}  # fmt: skip
+"""In the order in which they are offered: the last one is the best."""
+THEIRS_TO_OURS = {theirs: ours for ours, theirs in OURS_TO_THEIRS.items()}
+
+OK, ISOLATED, NOTHING_THERE, RECOVER_LEFT, DUMP_LEFT, NOTHING_LEFT = 0, 201, 404, 405, 406, 499
+BLOCK = 25.0
+"""Seconds for which an answer is waited for on the thread that was asked: less than the controller waits
+for that thread."""
+WAIT = 30.0
+"""Seconds after which an orchestrator that has not answered is looked at again."""
+CODE = re.compile(r"device error ([0-9A-Za-z]+)")
+
+Ranks = dict[int, int]
+"""Rank to type of fault."""
+
+
+class Orchestrator(Protocol):
+    """
+    The other side.
+    """
+
+    def present(self) -> bool:
+        """Whether there is one."""
+
+    def hear(self, name: str, *facts: Any) -> None:  # Any: each report's own
+        """One report of the controller."""
+
+
+@dataclass
+class Negotiator:
+    """
+    The plugin. Between two calls of ours it remembers where the dialogue has come to. `limit` is how many
+    seconds the orchestrator may take for an answer.
+    """
+
+    orchestrator: Orchestrator
+    block: float = BLOCK
+    limit: float = 30.0
+    report: Callable[[OutsideReport], None] | None = None
+    faults: Ranks = field(default_factory=dict)
+    incident: int = 0
+    seen_whole: bool = False
+    """The orchestrator has given its view of all faults of the cluster."""
+    joining: bool = False
+    """Some of them were news: the incident is about to grow."""
+    offered: list[str] = field(default_factory=list)
+    wanted: str = ""
+    """The strategy it has named, until it is followed."""
+    followed: str = ""
+    no_switch: bool = False
+    _silent: float = 0.0
+    """Seconds for which it has not answered."""
+    _asked: int = 0
+    _turn: threading.Condition = field(
+        default_factory=lambda: threading.Condition(threading.RLock())
+    )
+    _pause_limit: threading.Timer | None = None
+
+    # ---------------------------------------------------------------- what the orchestrator calls
+
+    def stop_train(self, faults: Ranks) -> None:
+        """
+        The cluster has seen faults, maybe before the job has.
+        """
+        with self._turn:
+            for rank, kind in faults.items():
+                if rank not in self.faults:
+                    self._notice(rank, TYPE_TO_KIND[kind], "the cluster reports it")
+            self._news()
+
+    def on_global_rank(self, faults: Ranks) -> None:
+        """
+        All faults that the cluster knows of: what the job has not seen becomes a fault of it.
+        """
+        with self._turn:
+            self.seen_whole = True
+            new = {rank: kind for rank, kind in faults.items() if rank not in self.faults}
+            self.joining = bool(new)
+            self.stop_train(new)
+
+    def change_strategy(self, strategy: str) -> None:
+        """
+        What is to be done.
+        """
+        with self._turn:
+            if strategy == "continue":
+                self.continue_train()
+            else:
+                self.wanted = strategy
+            self._news()
+
+    def prepare_action(self, action: str, ranks: Ranks) -> None:
+        """
+        `hot switch`: ranks of which the hardware is about to fail get a second process; `stop switch`: they
+        do not.
+        """
+        with self._turn:
+            self.no_switch = action == "stop switch"
+            if not self.no_switch:
+                for rank in ranks:
+                    self._notice(rank, "straggler", "its pod is to be switched")
+
+    def pause_train(self, seconds: float | None = None) -> None:
+        """
+        Stand still at a step boundary, for so long at most.
+        """
+        with self._turn:
+            self._say(PauseRequested(why="a link is switched over", check="", at=0.0))
+            if seconds is not None:
+                self._pause_limit = threading.Timer(seconds, self._pause_over, (seconds,))
+                self._pause_limit.daemon = True
+                self._pause_limit.start()
+
+    def continue_train(self) -> None:
+        """
+        Go on.
+        """
+        self._forget_pause()
+        self._say(ResumeRequested(why="it is switched", at=0.0))
+
+    def dump(self) -> None:
+        """
+        Save and end.
+        """
+        self._say(StopRequested(why="the cluster is drained", signal=0, at=0.0))
+
+    def _pause_over(self, seconds: float) -> None:
+        why = f"nobody has said to go on for {seconds:.0f} s"
+        with self._turn:
+            self._hear("result", DUMP_LEFT, why, {}, "continue")
+            self._say(ResumeRequested(why=why, at=0.0))
+
+    def _forget_pause(self) -> None:
+        if self._pause_limit is not None:
+            self._pause_limit.cancel()
+            self._pause_limit = None
+
+    def _notice(self, rank: int, kind: FaultKind, why: str) -> None:
+        self._say(Noticed(rank=rank, kind=kind, evidence=why, at=0.0))
+
+    def _say(self, message: OutsideReport) -> None:
+        if self.report is None:
+            raise RuntimeError("nobody leads yet")
+        self.report(message)
+
+    def _news(self) -> None:
+        self._silent = 0.0
+        self._turn.notify_all()
+
+    # ---------------------------------------------------------------- what we call
+
+    @hookimpl
+    def tft_led(self, report: Callable[[OutsideReport], None]) -> None:
+        """
+        This is how it says what it has not been asked.
+        """
+        self.report = report
+
+    @hookimpl
+    def tft_told(self, event: str, facts: Mapping[str, object]) -> None:
+        """
+        Passes on how far it has come.
+        """
+        with self._turn:
+            match event:
+                case "paused":
+                    self._hear("stop_complete", OK, "paused", {})
+                case "released":
+                    self._forget_pause()
+                    self._hear("result", OK, "ok", {}, "continue")
+                case "rank_straggles" if facts["why_not"]:
+                    self._hear("result", DUMP_LEFT, facts["why_not"], {}, "hot switch")
+                case "incident_closed":
+                    self._hear("result", OK, "ok", self.faults, self.followed)
+                    self._forget()
+                case "job_ends" if facts["result"] != "completed":
+                    code = OK if facts["result"] == "dumped" else NOTHING_LEFT
+                    strategy = self.followed or "dump"
+                    self._hear("result", code, facts["why"], self.faults, strategy)
+                case _:
+                    pass
+
+    @hookimpl
+    def tft_advise(self, incident: IncidentView) -> Advice | None:
+        """
+        The dialogue about one incident, as far as the orchestrator has answered.
+        """
+        with self._turn:
+            self._asked += 1
+            asked, left = self._asked, self.block
+            while self.orchestrator.present():
+                advice = self._consider(incident)
+                if not advice.wait or left <= 0.0 or self.joining:
+                    return advice
+                if not self._turn.wait(left):
+                    self._silent += left
+                    left = 0.0
+                if self._asked > asked:
+                    return None  # it is asked again, about more
+                if self._silent >= self.limit:
+                    return Advice(why=f"the cluster has not answered for {self._silent:.0f} s")
+        return None
+
+    def _consider(self, incident: IncidentView) -> Advice:
+        faults = {
+            fault.rank: KIND_TO_TYPE.get(fault.kind, PROCESS)
+            for fault in incident.faults
+            if fault.rank is not None
+        }
+        codes = {
+            fault.rank: match[1] if (match := CODE.search(fault.evidence)) else ""
+            for fault in incident.faults
+            if fault.rank is not None
+        }
+        possible = {o.strategy for o in incident.offers if o.why_not is None}
+        before = self.faults
+        if incident.number != self.incident:
+            self._forget()
+            self.incident, self.faults = incident.number, faults
+            self._hear("fault_ranks", faults, codes)
+            self._hear("stop_complete", NOTHING_THERE if possible == {"exit"} else OK, "", faults)
+        elif faults != before:
+            self.faults = faults
+            self._hear("fault_ranks", faults, codes)
+        if self.joining:
+            self.joining = False
+            return Advice(wait=WAIT, why="what the cluster has seen joins")
+        if not self.seen_whole:
+            return Advice(wait=WAIT, why="the cluster's view of the faults is awaited")
+        if self.followed:
+            self._failed(possible)
+        theirs = [theirs for ours, theirs in OURS_TO_THEIRS.items() if ours in possible]
+        return self._settle(incident, theirs)
+
+    # ---------------------------------------------------------------- between the two
+
+    def _settle(self, incident: IncidentView, possible: list[str]) -> Advice:
+        if possible != self.offered:
+            self.offered = possible
+            self._hear("strategies", self.faults, possible)
+        veto = ("migrate",) if self.no_switch else ()
+        if not self.wanted:
+            return Advice(wait=WAIT, veto=veto, why="the cluster's choice is awaited")
+        if self.wanted not in possible:
+            why = f"{self.wanted} was not offered"
+            self._hear("result", NOTHING_LEFT, why, self.faults, self.wanted)
+            return Advice(strategy="exit", why=why)
+        self.followed, self.wanted = self.wanted, ""
+        ours = THEIRS_TO_OURS[self.followed]
+        for offer in incident.offers:
+            if offer.strategy == ours == "scale_in":
+                isolated = {**dict.fromkeys(offer.leaving, PROCESS), **self.faults}
+                self._hear("result", ISOLATED, "", dict(sorted(isolated.items())), self.followed)
+        return Advice(strategy=ours, veto=veto, why=f"the cluster has chosen {self.followed}")
+
+    def _failed(self, possible: set[str]) -> None:
+        """
+        Asked again: what was followed has not helped.
+        """
+        code = NOTHING_LEFT
+        if self.followed == "retry" and "recover" in possible:
+            code = RECOVER_LEFT
+        elif "dump" in possible:
+            code = DUMP_LEFT
+        self._hear("result", code, "it did not help", self.faults, self.followed)
+        self.followed, self.offered = "", []
+
+    def _hear(self, name: str, *facts: Any) -> None:  # Any: each report's own
+        self.orchestrator.hear(name, *(dict(f) if isinstance(f, dict) else f for f in facts))
+
+    def _forget(self) -> None:
+        self.faults, self.seen_whole, self.offered = {}, False, []
+        self.wanted = self.followed = ""
+        self._silent = 0.0
