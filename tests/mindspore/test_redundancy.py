@@ -43,6 +43,18 @@ def losses(ended: subprocess.CompletedProcess[str]) -> dict[int, list[str]]:
     return {int(card): seen for card, seen in printed.items()}
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list[str]]]:
+    """
+    A job that is not disturbed: its checkpoints, to be copied, and its losses.
+    """
+    directory = tmp_path_factory.mktemp("undisturbed")
+    seen = losses(run(CARDS, "train", directory))
+    for card in range(PARTS):
+        assert seen[card] == seen[card + PARTS]
+    return directory, seen
+
+
 def leave_group_info(directory: Path) -> None:
     """
     Leave what MindSpore leaves on an Ascend device for each card, by MindSpore's own classes: on CPU it
@@ -58,16 +70,17 @@ def leave_group_info(directory: Path) -> None:
         (directory / f"rank_{card}" / "group_info.pb").write_bytes(made.SerializeToString())
 
 
-def test_a_card_goes_on_from_what_another_has_saved(tmp_path: Path) -> None:
+def test_a_card_goes_on_from_what_another_has_saved(
+    tmp_path: Path, undisturbed: tuple[Path, dict[int, list[str]]]
+) -> None:
     """
     When a job of eight cards ends in its second epoch and card 0's files are lost, then it gets those of
     card 4, and the second epoch has the losses of the undisturbed run on every card, bit for bit.
     """
-    undisturbed = losses(run(CARDS, "train", tmp_path))
-    for card in range(PARTS):
-        assert undisturbed[card] == undisturbed[card + PARTS]
+    saved, seen = undisturbed
+    steps = len(seen[0]) // 2
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     leave_group_info(tmp_path)
-    steps = len(undisturbed[0]) // 2
     for card in range(2 * PARTS):
         (tmp_path / f"rank_{card}" / f"checkpoint-2_{steps}.ckpt").unlink()
     shutil.rmtree(tmp_path / "rank_0")
@@ -78,7 +91,26 @@ def test_a_card_goes_on_from_what_another_has_saved(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
     resumed = losses(run(CARDS, "resume", tmp_path))
-    assert resumed == {card: seen[steps:] for card, seen in undisturbed.items()}
+    assert resumed == {card: of_card[steps:] for card, of_card in seen.items()}
+
+
+def test_all_cards_go_on_from_a_last_checkpoint(
+    tmp_path: Path, undisturbed: tuple[Path, dict[int, list[str]]]
+) -> None:
+    """
+    When card 1 is gone after step 3 and one card of each group saves, from a callback of MindSpore's, then
+    the files are those of the guide, and all eight go on from them with the losses of the undisturbed
+    run, bit for bit.
+    """
+    _, seen = undisturbed
+    ended = losses(run(CARDS, "end", tmp_path))
+    assert ended == {card: of_card[:3] for card, of_card in seen.items()}
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.ckpt")) == [
+        f"rank_{rank}/mlp_rank_{rank}-3_1.ckpt" for rank in (0, 2, 3, 5)
+    ]
+    gone_on = losses(run(CARDS, "go-on", tmp_path))
+    steps = len(seen[0]) // 2
+    assert gone_on == {card: of_card[3:steps] for card, of_card in seen.items()}
 
 
 def test_without_it_the_card_has_nothing_to_go_on_from(tmp_path: Path) -> None:
