@@ -447,11 +447,12 @@ class AdaptorSpecs:
 
     @hookspec(firstresult=True)
     def tft_save(
-        self, directory: Path, shard: str, step: int, shards: Sequence[str]
+        self, directory: Path, shard: str, step: int, shards: Sequence[str], attempt: int
     ) -> Sequence[str]:
         """
         Write one copy of a shard as it is at the end of `step` under `directory`, synced; the names of
-        the files written, relative to it. `shards` are all that this rank is to write with it.
+        the files written, relative to it. `shards` are all that this rank is to write with it. A
+        later `attempt` is made with others when somebody was lost while the checkpoint was written.
         """
         raise NotImplementedError
 

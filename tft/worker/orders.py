@@ -292,10 +292,11 @@ class Hands:
         directory.mkdir(parents=True, exist_ok=True)
         if not order.copies:  # those it has written may be what there was no room for
             shutil.rmtree(checkpoint.copy_of(directory, self._state.rank), ignore_errors=True)
+        save = partial(self._saving.save, step=order.step, shards=order.shards, attempt=order.round)
         files = [
             checkpoint.digest_file(directory, name)
             for shard in order.shards
-            for name in self._saving.save(directory, shard, order.step, order.shards)
+            for name in save(directory, shard)
         ]
         copies = [
             checkpoint.digest_file(directory, name)

@@ -104,16 +104,20 @@ class Saving:
     # ---------------------------------------------------------------- writing
 
     def save(
-        self, directory: Path, shard: str, step: int, shards: Sequence[str] = ()
+        self, directory: Path, shard: str, step: int, shards: Sequence[str] = (), attempt: int = 0
     ) -> Sequence[str]:
         """
-        Write a shard as it is at the end of `step`, one of those that this rank writes; the names of its
-        files. Training thread.
+        Write a shard as it is at the end of `step`, one of those that this rank writes in this attempt;
+        the names of its files. Training thread.
         """
         if self._own is not None:
             return self._saved_by(self._own, directory, shard, step)
         names: Sequence[str] = self._hook.tft_save(
-            directory=directory, shard=shard, step=step, shards=shards or (shard,)
+            directory=directory,
+            shard=shard,
+            step=step,
+            shards=shards or (shard,),
+            attempt=attempt,
         )
         return names
 

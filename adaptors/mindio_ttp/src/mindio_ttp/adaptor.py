@@ -123,8 +123,8 @@ def tft_rebuild() -> Any:  # Any: see the specification
 
 
 @hookimpl
-def tft_save(directory: Path, shard: str, step: int, shards: Sequence[str]) -> Sequence[str]:
-    return _program().save(directory, shard, shards, step)
+def tft_save(directory: Path, step: int, shards: Sequence[str], attempt: int) -> Sequence[str]:
+    return _program().save(directory, shards, step, attempt)
 
 
 @hookimpl

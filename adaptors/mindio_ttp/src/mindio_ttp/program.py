@@ -66,7 +66,10 @@ class Program:
     _lent: threading.Condition = field(default_factory=threading.Condition)
     _void: threading.Event = field(default_factory=threading.Event)
     """What this rank waits for has become void."""
-    _saved: Mapping[str, Any] = field(default_factory=dict)
+    _saved: tuple[Path, int] | None = None
+    """Where the program has saved last, and in which attempt."""
+    _turn: int = 0
+    """How many groups have been left."""
 
     # ---------------------------------------------------------------- who holds what
 
@@ -116,6 +119,7 @@ class Program:
         else:
             self._stopping.join()
         self._stopping = None
+        self._turn += 1
         self._grouped.clear()
         if self._membership is not None:
             self._membership.shut()
@@ -256,11 +260,16 @@ class Program:
                 self._lent.notify_all()
         elif "borrows" in body:
             threading.Thread(
-                target=self._send, args=(rank, body), name=f"mindio-send-{rank}", daemon=True
+                target=self._send,
+                args=(rank, body, self._turn),
+                name=f"mindio-send-{rank}",
+                daemon=True,
             ).start()
 
-    def _send(self, to: int, body: Body) -> None:
+    def _send(self, to: int, body: Body, turn: int) -> None:
         self._grouped.wait()
+        if turn != self._turn:
+            return  # it was for a group that is gone
         try:
             at = self.program_step(body["step"])
             self._repair(RepairType.RT_SEND, body["borrows"], at, self.rank, to)
@@ -282,12 +291,13 @@ class Program:
 
     # ---------------------------------------------------------------- the last checkpoint
 
-    def save(self, directory: Path, shard: str, shards: Sequence[str], step: int) -> list[str]:
+    def save(self, directory: Path, shards: Sequence[str], step: int, attempt: int) -> list[str]:
         """
-        Have the program save all that this rank was chosen for, once, with the others who were chosen.
+        Have the program save all that this rank was chosen for, once in an attempt, with the others who
+        were chosen.
         """
         name = f"mindio-{self.rank}.json"
-        if (directory / name).exists() and self._saved.get("directory") == str(directory):
+        if self._saved == (directory, attempt):
             return [name]
         if not self.handlers.has("save_ckpt"):
             raise OrderRefused(
@@ -296,26 +306,24 @@ class Program:
         self._void.clear()
         self.repair_type = "dump"
         for each in shards:
-            (directory / f"{each}.saver-{self.rank}").touch()
+            (directory / f"{each}.{attempt}.saver-{self.rank}").touch()
         chosen = [group for group in self.groups if group.shard(group.part_of(self.rank)) in shards]
-        info = [{"type": g.type, "ranks": self._savers(directory, g)} for g in chosen]
-        self.handlers.call("save_ckpt", self.program_step(step), info, self.args)
-        self._saved = {"directory": str(directory), "step": self.program_step(step), "saved": info}
-        (directory / name).write_text(json.dumps(self._saved))
+        info = [{"type": g.type, "ranks": self._savers(directory, g, attempt)} for g in chosen]
+        at = self.program_step(step)
+        self.handlers.call("save_ckpt", at, info, self.args)
+        (directory / name).write_text(json.dumps({"step": at, "saved": info}))
+        self._saved = (directory, attempt)
         return [name]
 
-    def _savers(self, directory: Path, group: Group) -> list[int]:
+    def _savers(self, directory: Path, group: Group, attempt: int) -> list[int]:
         """
         Who saves each part of a group, in the order of the parts. Each says so when it has come so far.
         """
+        names = [f"{group.shard(part)}.{attempt}" for part in range(group.parts)]
         while not self._void.wait(TICK):
-            found = [
-                [int(path.name.rpartition("-")[2]) for path in directory.glob(f"{name}.saver-*")]
-                for part in range(group.parts)
-                for name in [group.shard(part)]
-            ]
+            found = [list(directory.glob(f"{name}.saver-*")) for name in names]
             if all(found):
-                return [min(savers) for savers in found]
+                return [int(path.name.rpartition("-")[2]) for [path] in found]
         raise OrderRefused("the save was given up: its order is no longer wanted")
 
     def rename(self, directory: Path, step: int) -> None:
