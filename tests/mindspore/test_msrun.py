@@ -1,11 +1,10 @@
 """
-MindSpore's own launcher, the real one, with the package `taskd` of this repository: jobs of the fake adaptor,
-whose processes msrun starts when tft says so.
+MindSpore's own launcher, the real one, with the package `taskd` of this repository: jobs whose processes
+msrun starts when tft says so. Most are of the fake adaptor; one trains with MindSpore.
 
-For an environment with MindSpore; elsewhere they are left out.
+`make test-mindspore` runs the first ones, with `-m soak` it runs the rest.
 """
 
-import importlib.util
 import os
 import shlex
 import signal
@@ -30,11 +29,11 @@ from tests.e2e.jobs import (
     strike,
     until,
 )
+from tests.mindspore.conftest import EXAMPLE
+from tests.mindspore.conftest import STEPS as EXAMPLE_STEPS
 from tft.bus.ports import free_address
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mindspore") is None, reason="MindSpore is not installed here"
-)
+pytestmark = pytest.mark.timeout(240)  # msrun imports MindSpore, and some tests start two
 
 LIMIT = 100.0
 WORLD = 4
@@ -49,11 +48,13 @@ def msrun(
     *script: str,
     keys: Mapping[str, str] = KEYS,
     words: Sequence[str] = (),
-    local: int = WORLD,
+    world: int = WORLD,
+    local: int | None = None,
     port: int = 0,
+    options: Sequence[str] = ("--adaptor", "fake"),
 ) -> Iterator[Job]:
     """
-    A job that msrun starts, in a directory of its own; what is left of it at the end is killed, by pid.
+    A job that msrun starts, of one node unless told how many ranks are `local`, in a directory of its own; what is left of it at the end is killed, by pid.
     """
     where = run_dir.with_name(f"{run_dir.name}-{len(list(run_dir.parent.glob('*-ms')))}-ms")
     where.mkdir(parents=True)
@@ -61,14 +62,15 @@ def msrun(
     log = where / "out"
     bin_directory = Path(sys.executable).parent  # msrun starts `python`, whichever comes first
     command = [
-        str(bin_directory / "msrun"), "--worker_num", str(WORLD), "--local_worker_num", str(local),
+        str(bin_directory / "msrun"),
+        "--worker_num", str(world), "--local_worker_num", str(world if local is None else local),
         "--master_port", str(port), "--log_dir", "logs", *words, *script,
     ]  # fmt: skip
     path = [str(ROOT), str(ROOT / "adaptors" / "mindio_ttp" / "src")]
     if already := os.environ.get("PYTHONPATH"):
         path.append(already)
     told = {
-        "TFT_RUN_OPTIONS": shlex.join(["--run-dir", str(run_dir), "--adaptor", "fake"]),
+        "TFT_RUN_OPTIONS": shlex.join(["--run-dir", str(run_dir), *options]),
         "PATH": f"{bin_directory}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path),
     }
@@ -161,37 +163,7 @@ def test_msrun_starts_a_rank_that_died_again_alone(tmp_path: Path, undisturbed: 
     assert written == sorted(["scheduler.log", *(f"worker_{n}.log" for n in range(WORLD)), *kept])
 
 
-def test_an_asked_for_stop_leaves_a_checkpoint_that_the_next_msrun_goes_on_from(
-    tmp_path: Path, undisturbed: Outcome
-) -> None:
-    """
-    When msrun is told to end, then it does, with 143, after a last checkpoint, and the same start goes on
-    from there.
-    """
-    with msrun(tmp_path / "run", *FAST) as job:
-        until(reached(job, 20), "step 20", LIMIT)
-        job.process.send_signal(signal.SIGTERM)
-        outcome = ended(job)
-    assert outcome.code == 143, outcome.output
-    with msrun(tmp_path / "run", *FAST) as job:
-        outcome = ended(job)
-    assert outcome.code == 0, outcome.output
-    assert "it goes on from step-" in outcome.output
-    identical(outcome, undisturbed)
-
-
-def test_a_bug_ends_msrun_with_the_exit_code_of_tft_run(tmp_path: Path) -> None:
-    """
-    When a rank raises an error of the script's own, then there is a last checkpoint and msrun ends with 3.
-    """
-    with msrun(tmp_path / "run", *FAST, "--bug", "1,20") as job:
-        outcome = ended(job)
-    assert outcome.code == 3, outcome.output
-    assert any((tmp_path / "run" / "checkpoints").glob("step-00000019"))
-    assert "a bug of the user's own" in outcome.output
-
-
-@pytest.mark.parametrize("victim", ["msrun", "run"])
+@pytest.mark.parametrize("victim", ["msrun", pytest.param("run", marks=pytest.mark.soak)])
 def test_nothing_is_left_of_a_job_whose_msrun_is_killed(victim: str, tmp_path: Path) -> None:
     """
     When msrun, or the `tft run` below it, is killed with kill -9, then all ranks end, and the scheduler.
@@ -205,31 +177,6 @@ def test_nothing_is_left_of_a_job_whose_msrun_is_killed(victim: str, tmp_path: P
         code = job.process.wait(LIMIT)
         empty(job)
     assert code == (-signal.SIGKILL if victim == "msrun" else 4), job.output()
-
-
-def test_two_msruns_make_a_job_of_two_nodes(tmp_path: Path, undisturbed: Outcome) -> None:
-    """
-    When an msrun on each of two nodes starts half of the ranks, then they meet at the ports after the
-    scheduler's, and a rank is started again by the msrun that had started it.
-    """
-    port = int(free_address("127.0.0.1").rpartition(":")[2])
-    with ExitStack() as opened:
-        jobs = [
-            opened.enter_context(
-                msrun(
-                    tmp_path / "run", *FAST, local=2, port=port, words=["--node_rank", str(number)]
-                )
-            )
-            for number in range(2)
-        ]
-        until(reached(jobs[0], 20), "step 20", LIMIT)
-        assert parent(jobs[0].pid("rank-3")) == jobs[1].process.pid
-        strike(jobs[0], "rank-3")
-        outcomes = [job.end(LIMIT) for job in jobs]
-        empty(jobs[0])
-    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
-    assert [incident["strategy"] for incident in outcomes[0].incidents] == ["recover"]
-    identical(outcomes[0], undisturbed)
 
 
 def test_what_cannot_be_is_refused_before_the_scheduler_is_started(tmp_path: Path) -> None:
@@ -262,3 +209,83 @@ def test_without_keys_msrun_is_as_ever(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.output
     assert sorted(said) == ["MS_SCHED []\n", *["MS_WORKER []\n"] * WORLD]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_trains_with_mindspore_is_started_again(
+    tmp_path: Path, calm_pair: Outcome
+) -> None:
+    """
+    When a rank of the MindSpore example is killed under msrun, with process control alone switched on, then
+    losses and final state are those of an undisturbed `tft run`, to the bit.
+    """
+    # as `tft run` has it where nobody says; msrun leaves it to MindSpore
+    keys = {"MS_ENABLE_TFT": "{RSC:1}", "OMP_NUM_THREADS": "1"}
+    script = (str(EXAMPLE), "--steps", str(EXAMPLE_STEPS))
+    with msrun(tmp_path / "run", *script, keys=keys, world=2, options=()) as job:
+        until(reached(job, 10), "step 10", LIMIT)
+        strike(job, "rank-1")
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    assert [incident["strategy"] for incident in outcome.incidents] == ["recover"]
+    identical(outcome, calm_pair)
+
+
+# ---------------------------------------------------------------- soak
+
+
+@pytest.mark.soak
+def test_a_bug_ends_msrun_with_the_exit_code_of_tft_run(tmp_path: Path) -> None:
+    """
+    When a rank raises an error of the script's own, then there is a last checkpoint and msrun ends with 3.
+    """
+    with msrun(tmp_path / "run", *FAST, "--bug", "1,20") as job:
+        outcome = ended(job)
+    assert outcome.code == 3, outcome.output
+    assert any((tmp_path / "run" / "checkpoints").glob("step-00000019"))
+    assert "a bug of the user's own" in outcome.output
+
+
+@pytest.mark.soak
+def test_two_msruns_make_a_job_of_two_nodes(tmp_path: Path, undisturbed: Outcome) -> None:
+    """
+    When an msrun on each of two nodes starts half of the ranks, then they meet at the ports after the
+    scheduler's, and a rank is started again by the msrun that had started it.
+    """
+    port = int(free_address("127.0.0.1").rpartition(":")[2])
+    with ExitStack() as opened:
+        jobs = [
+            opened.enter_context(
+                msrun(
+                    tmp_path / "run", *FAST, local=2, port=port, words=["--node_rank", str(number)]
+                )
+            )
+            for number in range(2)
+        ]
+        until(reached(jobs[0], 20), "step 20", LIMIT)
+        assert parent(jobs[0].pid("rank-3")) == jobs[1].process.pid
+        strike(jobs[0], "rank-3")
+        outcomes = [job.end(LIMIT) for job in jobs]
+        empty(jobs[0])
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    assert [incident["strategy"] for incident in outcomes[0].incidents] == ["recover"]
+    identical(outcomes[0], undisturbed)
+
+
+@pytest.mark.soak
+def test_an_asked_for_stop_leaves_a_checkpoint_that_the_next_msrun_goes_on_from(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    """
+    When msrun is told to end, then it does, with 143, after a last checkpoint, and the same start goes on
+    from there.
+    """
+    with msrun(tmp_path / "run", *FAST) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        job.process.send_signal(signal.SIGTERM)
+        outcome = ended(job)
+    assert outcome.code == 143, outcome.output
+    with msrun(tmp_path / "run", *FAST) as job:
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    assert "it goes on from step-" in outcome.output
+    identical(outcome, undisturbed)
