@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tft import rankfiles
 from tft.rankfiles import (
     Name,
     damage,
@@ -186,6 +187,26 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
     put(place, lambda draft: draft.write_bytes(b"again"))
     assert place.read_bytes() == b"again"
     assert os.listdir(place.parent) == [place.name]
+
+
+def test_a_file_is_on_the_disk_before_it_is_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    When a file is written, then it is synced before it gets its name, and then what lists it; and what
+    lists its directory, where that is new.
+    """
+    place = tmp_path / "rank_0" / "a-1_1.ckpt"
+    synced: list[tuple[str, bool]] = []
+
+    def sync(path: Path) -> None:
+        synced.append((path.name, place.exists()))
+
+    monkeypatch.setattr(rankfiles, "sync", sync)
+    put(place, lambda draft: draft.write_bytes(b"x"))
+    assert synced == [(place.name, False), ("rank_0", True), (tmp_path.name, True)]
+    put(place, lambda draft: draft.write_bytes(b"y"))
+    assert [name for name, _ in synced[3:]] == [place.name, "rank_0"]
 
 
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:

@@ -107,8 +107,13 @@ class Series:
 
 def open_series(root: Path, rank: int, prefix: str) -> Series:
     """
-    What a run that begins is to write: names that no file has that is there.
+    What a run that begins is to write: names that no file has that is there. Raises `UsageError` for a
+    prefix that is no part of a name.
     """
+    if not prefix or "/" in prefix or "\0" in prefix or prefix.startswith("."):
+        raise UsageError(
+            f"the prefix {prefix!r} of checkpoints is to be a name that can be seen, not a path"
+        )
     there = [
         name.again
         for name in rankfiles.names(directory_of(root, rank), rank)

@@ -92,6 +92,7 @@ def test_what_mindspore_would_misunderstand_has_a_normal_form(text: str) -> None
         ("{TTP:1,TTP:0}", "TTP is both 1 and 0: expected is one of the two"),
         ("{ATO:1,TTP:1}", "ATO cannot be on beside TTP: switch one of them off"),
         ("{ATO:1,ATO_THRESHOLD:9}", "'ATO_THRESHOLD:9' has another value than a whole number"),
+        ("{ATO:1,ATO_PATH:/a:1/x.json}", "'ATO_PATH:/a:1/x.json' has another value than the path"),
         ("{ATO:1,ATO_PATH:x.txt}", "'ATO_PATH:x.txt' has another value than the path of a .json"),
         (
             "{TPT:1}",

@@ -129,8 +129,19 @@ def test_a_run_that_finds_files_gives_others_names(tmp_path: Path) -> None:
     again = open_series(tmp_path, 0, "llama2_13b")
     assert again.save(7, 1, writing(0, 7)).name == "llama2_13b_rank_0_1-7_1.ckpt"
     assert open_series(tmp_path, 0, "llama2_13b").again == 2
+    (tmp_path / "rank_0" / "llama2_13b_rank_0-5_1.ckpt").unlink()  # as too old
+    assert open_series(tmp_path, 0, "llama2_13b").again == 2
     assert open_series(tmp_path, 1, "llama2_13b").again == 0
     assert open_series(tmp_path, 0, "llama2").again == 0
+
+
+@pytest.mark.parametrize("prefix", ["", "a/b", "../a", ".a"])
+def test_a_prefix_is_no_path(tmp_path: Path, prefix: str) -> None:
+    """
+    When a prefix would lead elsewhere, or out of sight, then it is refused.
+    """
+    with pytest.raises(UsageError, match="is to be a name that can be seen, not a path"):
+        open_series(tmp_path, 0, prefix)
 
 
 # ---------------------------------------------------------------- going on
@@ -195,6 +206,56 @@ def test_a_file_that_was_not_noted_is_not_believed(tmp_path: Path) -> None:
     save(tmp_path, [0, 2, 3], 5)
     save(tmp_path, [5], 5, noted=False)
     assert find(tmp_path, GROUPS, high_availability=True).epoch == 4
+
+
+def test_a_later_run_is_not_believed_before_it_has_noted(tmp_path: Path) -> None:
+    """
+    When a later run was cut off before it noted what it wrote of the same step, then the file of the
+    earlier one is gone on from.
+    """
+    save(tmp_path, WORLD, 4)
+    open_series(tmp_path, 0, "llama2_13b").save(4, 1, writing(0, 4))
+    found = find(tmp_path, GROUPS, high_availability=True)
+    assert found.files[0].name == "llama2_13b_rank_0-4_1.ckpt"
+
+
+def test_what_a_later_run_has_noted_of_the_same_step_is_taken(tmp_path: Path) -> None:
+    """
+    When two runs have written the same step, then it is the file of the later one that is gone on from.
+    """
+    for again in range(12):
+        series = Series(root=tmp_path, rank=0, prefix="a", again=again)
+        series.save(4, 1, writing(0, 4))
+        series.note(4, 1)
+    found = find(tmp_path, [(0,)], high_availability=False)
+    assert found.files[0].name == "a_rank_0_11-4_1.ckpt"
+
+
+def test_what_belongs_to_others_is_not_believed(tmp_path: Path) -> None:
+    """
+    When files of another model lie there, or `meta.json` names the file of another rank, then they do
+    not count.
+    """
+    save(tmp_path, WORLD, 4)
+    Series(root=tmp_path, rank=0, prefix="other").save(3, 1, writing(0, 3))
+    found = find(tmp_path, [(0,), *((rank,) for rank in range(1, 8))], high_availability=False)
+    assert (found.epoch, found.passed_over) == (4, ())
+    with pytest.raises(UsageError, match="has no file of step 1 of epoch 3"):
+        find(tmp_path, GROUPS, high_availability=True, only=(3, 1))
+
+    meta = (tmp_path / "rank_1" / "meta.json").read_text()
+    (tmp_path / "rank_5" / "meta.json").write_text(meta)
+    assert 5 not in find(tmp_path, GROUPS, high_availability=True).written
+
+
+def test_it_is_the_lowest_rank_that_the_others_go_on_from(tmp_path: Path) -> None:
+    """
+    When several of a group have a file, then the others go on from that of the lowest, in whatever order
+    the group is given.
+    """
+    save(tmp_path, [1, 2], 4)
+    found = find(tmp_path, [(3, 2, 0, 1)], high_availability=True)
+    assert sources(found) == {0: 1, 1: 1, 2: 2, 3: 1}
 
 
 @pytest.mark.parametrize("cut", [b"", content(5, 5)[:-1], b"\x00"])

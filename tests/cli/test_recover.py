@@ -3,6 +3,7 @@
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,20 @@ def test_a_rank_that_is_not_lost_is_refused_unless_asked(job: Path) -> None:
     assert place.read_bytes() == content(4)
 
 
+def test_a_newer_one_of_its_own_is_not_gone_behind(job: Path) -> None:
+    """
+    When the rank has a whole file of a later step than its replica, then it is not lost either; when
+    that is damaged, it is.
+    """
+    newer = job / "rank_0" / "llama2_13b_rank_0-6_1.ckpt"
+    newer.parent.mkdir()
+    newer.write_bytes(content(0))
+    assert refused(job).startswith("rank 0 is not lost: rank_0/llama2_13b_rank_0-6_1.ckpt is whole")
+    newer.write_bytes(b"")
+    recover(job, job / "group_info.pb", 0, replace=False)
+    assert (newer.parent / "llama2_13b_rank_0-5_1.ckpt").read_bytes() == content(4)
+
+
 def test_an_older_one_of_its_own_is_kept_beside(job: Path) -> None:
     """
     When the rank has a file of an earlier step, then it gets the newest beside it.
@@ -238,6 +253,20 @@ def test_a_directory_that_cannot_be_written_is_refused(job: Path) -> None:
     """
     (job / "rank_0").write_bytes(b"a file")
     assert refused(job).startswith("rank_0/llama2_13b_rank_0-5_1.ckpt cannot be written: ")
+
+
+def test_a_copy_that_is_another_is_not_put_in_its_place(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    When what was written is not what was read, then the rank has no file, and is told both digests.
+    """
+    monkeypatch.setattr(shutil, "copyfile", lambda source, draft: draft.write_bytes(content(5)))
+    with pytest.raises(
+        CheckpointCorrupt, match=r"rank_0-5_1\.ckpt is not what .*rank_4-5_1\.ckpt was"
+    ):
+        recover(job, job / "group_info.pb", 0, replace=False)
+    assert os.listdir(job / "rank_0") == []
 
 
 def tft(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@ from tft.rankfiles import (
     DIRECTORIES,
     Name,
     damage,
+    names,
     newest,
     put,
     read_meta,
@@ -40,6 +41,14 @@ class _Source:
         """
         return self.directory / str(self.name)
 
+    @property
+    def counted_on(self) -> bool:
+        """
+        It is of MindSpore Transformers, which counts epochs on in the next run, and has a rank without
+        a file in a run that did not save there. MindSpore itself counts anew, and all ranks save.
+        """
+        return read_meta(self.directory) == self.name
+
 
 def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
     """
@@ -48,17 +57,15 @@ def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
     """
     others = _replicas(group_info, lost)
     form = _form(path, lost, others)
-    source = _source(path, form, lost, others)
     place = path / form.format(lost)
+    source = _source(path, form, lost, others)
     name = source.name.of(lost)
     target = place / str(name)
-    if target.exists() and not replace and not damage(target, thoroughly=True):
-        raise UsageError(
-            f"rank {lost} is not lost: {target} is whole; --replace takes another's all the same"
-        )
+    if not replace:
+        _check_lost(place, lost, source, name)
     try:
         _copy(source.path, target)
-        if read_meta(source.directory) == source.name:
+        if source.counted_on:
             write_meta(place, name)
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from None
@@ -68,6 +75,19 @@ def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
         f"{written.size} bytes with digest {written.digest}"
     )
     return 0
+
+
+def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
+    """
+    Raises `UsageError` where the rank has a whole file that is as new.
+    """
+    for own in names(place, lost):
+        as_new = own.at >= name.at if source.counted_on else own.age >= name.age
+        if as_new and not damage(place / str(own), thoroughly=True):
+            raise UsageError(
+                f"rank {lost} is not lost: {place / str(own)} is whole; --replace takes another's "
+                "all the same"
+            )
 
 
 def _replicas(group_info: Path, lost: int) -> list[int]:
@@ -123,9 +143,7 @@ def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
             f"{path} has no checkpoint of {_ranks(others)}, which held the same as rank {lost}: nothing "
             "is left of it"
         )
-    # MindSpore itself counts epochs anew in each run, and all ranks have written in each; MindSpore
-    # Transformers counts on, and a rank has not written in each.
-    counted_on = all(read_meta(source.directory) == source.name for source in found)
+    counted_on = all(source.counted_on for source in found)
     ages = [source.name.at if counted_on else source.name.age for source in found]
     damages = []
     for source, age in zip(found, ages, strict=True):
@@ -179,7 +197,7 @@ def recover_command() -> click.Command:
             click.Option(
                 ["--replace"],
                 is_flag=True,
-                help="Also where the rank has a checkpoint of that step that is whole.",
+                help="Also where the rank has a whole checkpoint that is as new.",
             ),
         ],
         help="Put a copy of the checkpoint of a rank that held the same into the place of that of a "
