@@ -26,7 +26,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--seed", type=int, default=1)
+parser.add_argument("--graph", action="store_true", help="compile the step: graph mode")
 args = parser.parse_args()
+if args.graph:
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
 
 session = tft.init()
 record = Record(session.run_dir, session.rank)

@@ -94,7 +94,8 @@ DEVICE_FAULTS = (
     ),
     # ------------------------------------------------------------ the device as a whole
     DeviceFault(
-        words=r"error occurred in the previous step of this model execution",
+        words=r"error occurred in the previous step of this model execution"
+        r"|Invalid output number for flatten stub output nodes",
         kind="process",
         context_lost=True,
         source="MindSpore, seen on CPU: a compiled graph that has failed once runs no more",

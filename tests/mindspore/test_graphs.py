@@ -1,0 +1,63 @@
+"""
+Graph mode: what fails outside the compiled graph is as in PyNative mode; where something fails inside it, the
+graph runs no more, and another process takes the rank.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import Outcome, identical
+from tests.mindspore.conftest import train
+
+SCRIPT = Path(__file__).parent / "graph_job.py"
+
+
+def job(where: Path, *options: str, struck: str = "") -> Outcome:
+    """
+    The script on two ranks.
+    """
+    arguments = ("16", struck) if struck else ("16",)
+    return train(where, *options, script=SCRIPT, arguments=arguments, nproc=2)
+
+
+@pytest.fixture(scope="module")
+def calm_graph(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """
+    It, undisturbed.
+    """
+    outcome = job(tmp_path_factory.mktemp("graph") / "calm")
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+def test_what_fails_outside_the_graph_is_repaired_as_ever(
+    tmp_path: Path, calm_graph: Outcome
+) -> None:
+    """
+    When a rank dies, and another one reports a memory fault, between two steps, then the compiled graphs of
+    those who live go on, and nothing changes.
+    """
+    outcome = job(
+        tmp_path / "run",
+        "--chaos", "kill:rank=1,step=5,phase=between",
+        "--chaos", "raise:rank=0,step=10,phase=between,kind=memory",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm_graph)
+    assert [i["strategy"] for i in outcome.incidents] == ["recover", "retry"]
+
+
+def test_a_rank_whose_graph_has_failed_gets_another_process(
+    tmp_path: Path, calm_graph: Outcome
+) -> None:
+    """
+    When an operator inside the graph fails, then the next run of the graph fails whatever it computes, a new
+    process takes the rank, and nothing changes.
+    """
+    outcome = job(tmp_path / "run", struck="1,8")
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm_graph)
+    (incident,) = outcome.incidents
+    assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("memory", 1), ("process", 1)]
+    assert (incident["strategy"], incident["processes_started"]) == ("recover", 1)

@@ -1,0 +1,85 @@
+"""
+A script whose ranks hold different parts of the state, each part on several ranks: what one has lost comes
+from another one that had the same, and what nobody has any more is not made up.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import mindspore
+import pytest
+
+from tests.e2e.jobs import Outcome, identical
+from tests.mindspore.conftest import train
+
+SCRIPT = Path(__file__).parent / "parts_job.py"
+STEPS = ("--steps", "30")
+
+
+def job(where: Path, *specs: str, more: tuple[str, ...] = (), **how: Any) -> Outcome:
+    """
+    The script on four ranks.
+    """
+    options = [word for spec in specs for word in ("--chaos", spec)]
+    return train(where, *options, *more, script=SCRIPT, arguments=STEPS, **how)
+
+
+@pytest.fixture(scope="module")
+def calm_parts(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """
+    It, undisturbed.
+    """
+    outcome = job(tmp_path_factory.mktemp("parts") / "calm")
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+def test_parts_come_from_those_who_have_the_same(tmp_path: Path, calm_parts: Outcome) -> None:
+    """
+    When ranks of either share die or report memory faults, alone or one of each share at once, then nothing
+    changes.
+    """
+    outcome = job(
+        tmp_path / "run",
+        "kill:rank=1,step=6,phase=update",
+        "kill:rank=0,step=12,phase=forward", "kill:rank=3,step=12,phase=forward",
+        "raise:rank=2,step=18,phase=update,kind=memory",
+        "kill:rank=2,step=24,phase=collective",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm_parts)
+    assert [i["strategy"] for i in outcome.incidents] == ["recover", "recover", "retry", "recover"]
+    assert [i["steps_lost"] for i in outcome.incidents] == [0, 0, 0, 0]
+
+
+def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
+    """
+    When both ranks that hold a share are lost at once and there is no checkpoint, then the job ends, says
+    which shard is gone, and leaves no checkpoint that lacks it.
+    """
+    outcome = job(tmp_path / "run", "kill:rank=0,step=12", "kill:rank=2,step=12")
+    assert outcome.code == 4, outcome.output
+    assert "'optimizer.0'" in outcome.report["why"]
+    places = tmp_path / "run" / "checkpoints"
+    assert not places.exists() or list(places.iterdir()) == []
+
+
+def test_every_part_is_in_the_last_checkpoint(tmp_path: Path, calm_parts: Outcome) -> None:
+    """
+    When a rank is lost and nothing but a last checkpoint is allowed, then each shard is a checkpoint of
+    MindSpore's own, and --resume goes on bit for bit.
+    """
+    more = ("--enable", "dump")
+    outcome = job(tmp_path / "run", "kill:rank=1,step=15,phase=forward", more=more)
+    assert outcome.code == 3, outcome.output
+    found = {
+        path.stem: set(mindspore.load_checkpoint(str(path)))
+        for path in (tmp_path / "run").rglob("*.ckpt")
+    }
+    assert set(found) == {"dense", "optimizer.0", "optimizer.1"}
+    assert "global_step" in found["dense"]
+    assert "moment1.0.weight" in found["optimizer.0"]
+    assert "0.bias" in found["optimizer.1"]
+    resumed = job(tmp_path / "run", more=(*more, "--resume"))
+    assert resumed.code == 0, resumed.output
+    identical(resumed, calm_parts)

@@ -1,0 +1,378 @@
+"""
+The state of a MindSpore rank: given, taken, saved, read, and what is refused. After each way of coming back
+the next steps are those that would have been trained without it, bit for bit.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mindspore
+import numpy
+import pytest
+from mindspore import Parameter, Tensor, mint, nn
+from mindspore.experimental import optim
+from tft_mindspore import Part
+from tft_mindspore.adopted import Adopted, adopt
+from tft_mindspore.memory import content, flat_bytes
+
+from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
+
+Theirs = Any  # MindSpore has no types
+
+OPTIMIZERS: Mapping[str, Callable[[Theirs], Theirs]] = {
+    "Adam": lambda p: nn.Adam(p, 0.01),
+    "Adam with a schedule and groups": lambda p: nn.Adam(
+        [{"params": p[:2], "lr": nn.ExponentialDecayLR(0.05, 0.9, 4)}, {"params": p[2:]}], 0.01
+    ),
+    "Momentum": lambda p: nn.Momentum(p, nn.exponential_decay_lr(0.1, 0.9, 100, 2, 1), 0.9),
+    "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, nn.CosineDecayLR(0.001, 0.05, 50)),
+    "experimental Adam": lambda p: optim.Adam(p, 0.01),
+    "experimental SGD": lambda p: optim.SGD(p, 0.01, momentum=0.9),
+}
+
+
+class Training:
+    """
+    A small network that learns from numbers drawn by their position.
+    """
+
+    def __init__(self, optimizer: str = "Adam", *, norm: bool = False, width: int = 8) -> None:
+        mindspore.set_seed(5)
+        cells = [nn.Dense(6, width), nn.ReLU(), nn.Dense(width, 2)]
+        if norm:
+            cells.insert(1, nn.BatchNorm1d(width))
+        self.network = nn.SequentialCell(*cells)
+        self.network.set_train()
+        self.optimizer = OPTIMIZERS[optimizer](list(self.network.trainable_params()))
+        self.position = 0
+
+        def forward(rows: Theirs, wanted: Theirs) -> Theirs:
+            return ((self.network(rows) - wanted) ** 2).mean()
+
+        self.gradients_of = mindspore.value_and_grad(
+            forward, None, list(self.network.trainable_params())
+        )
+
+    def step(self) -> str:
+        """
+        One more; its loss.
+        """
+        draw = numpy.random.RandomState(self.position)
+        self.position += 1
+        rows, wanted = draw.randn(4, 6), draw.randn(4, 2)
+        loss, gradients = self.gradients_of(
+            Tensor(rows.astype(numpy.float32)), Tensor(wanted.astype(numpy.float32))
+        )
+        self.optimizer(gradients)
+        return float(loss).hex()
+
+    def state_dict(self) -> dict[str, int]:
+        """
+        The position.
+        """
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """
+        Back to a position.
+        """
+        self.position = state["position"]
+
+    def adopted(self, **more: Any) -> Adopted:  # Any: as adopt takes them
+        """
+        Taken charge of.
+        """
+        parts = {"model": self.network, "optimizer": self.optimizer, "data": self, **more}
+        return adopt(parts, None)
+
+
+def move(giver: Adopted, taker: Adopted, shard: str = "dense") -> None:
+    """
+    A shard from one to the other, by the bytes that would travel.
+    """
+    parcel = giver.give(shard)
+    rooms = taker.take(shard, parcel.meta)
+    for buffer, room in zip(parcel.buffers, rooms, strict=True):
+        assert (buffer.name, buffer.view.nbytes) == (room.name, room.view.nbytes)
+        room.view[:] = buffer.view
+    taker.taken(shard, parcel.meta)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("trained", [0, 3])
+def test_who_has_taken_a_shard_trains_on_as_who_gave_it(optimizer: str, trained: int) -> None:
+    """
+    When a rank that has trained before, or not, takes the state of another one, then its next steps are
+    those of the other, and both end with the same state: nothing is frozen.
+    """
+    ahead, behind = Training(optimizer), Training(optimizer)
+    giver, taker = ahead.adopted(), behind.adopted()
+    for _ in range(5):
+        ahead.step()
+    for _ in range(trained):
+        behind.position += 100  # from other rows
+        behind.step()
+
+    move(giver, taker)
+    taker.rollback(giver.capture(closing=True))
+
+    assert taker.digests() == giver.digests()
+    before = content(behind.network[0].weight).copy()
+    assert [behind.step() for _ in range(4)] == [ahead.step() for _ in range(4)]
+    assert not numpy.array_equal(before, content(behind.network[0].weight))
+    assert taker.digests() == giver.digests()
+
+
+def test_a_shard_can_be_taken_where_a_forward_was_left_in_the_middle() -> None:
+    """
+    When an exception has left a forward, after which MindSpore goes on recording, then the state can be
+    taken all the same, and the next steps are right.
+    """
+    calm, struck = Training(), Training()
+    giver, taker = calm.adopted(), struck.adopted()
+    for _ in range(2):
+        assert calm.step() == struck.step()
+
+    def strike(*_: object) -> None:
+        raise ConnectionError("struck")
+
+    hook = struck.network[1].register_forward_hook(strike)
+    with pytest.raises(ConnectionError):
+        struck.step()
+    hook.remove()
+    taker.clear()
+    move(giver, taker)
+    taker.rollback(giver.capture(closing=True))
+
+    assert [struck.step() for _ in range(3)] == [calm.step() for _ in range(3)]
+
+
+def test_running_statistics_are_each_ranks_own() -> None:
+    """
+    When a forward has changed the running statistics of a norm and the step is given up, then they are
+    again those of the last complete step; those of another rank do not stay.
+    """
+    here, other = Training(norm=True), Training(norm=True)
+    adopted, peer = here.adopted(), other.adopted()
+    other.position = 50
+    for training in (here, other):
+        training.step()
+    closed = adopted.capture(closing=True)
+    statistics = content(here.network[1].moving_mean).copy()
+
+    here.network(Tensor(numpy.ones((4, 6), numpy.float32)))
+    assert not numpy.array_equal(statistics, content(here.network[1].moving_mean))
+    adopted.clear()
+    assert numpy.array_equal(statistics, content(here.network[1].moving_mean))
+
+    move(peer, adopted)
+    assert not numpy.array_equal(statistics, content(here.network[1].moving_mean))
+    adopted.rollback(closed)
+    assert numpy.array_equal(statistics, content(here.network[1].moving_mean))
+
+
+def test_generators_that_training_draws_from_are_kept() -> None:
+    """
+    When Python's and numpy's generators are named, then what they draw after a rollback is the same again.
+    """
+    training = Training()
+    adopted = training.adopted(rng=("mindspore", "python", "numpy"))
+    kept = adopted.capture(closing=True)
+    drawn = [random.random(), numpy.random.rand()]
+    adopted.rollback(kept)
+    assert [random.random(), numpy.random.rand()] == drawn
+
+
+def test_a_shard_of_another_model_is_refused() -> None:
+    """
+    When what comes is not of this model, then it is refused with the first difference, and nothing is
+    changed.
+    """
+    small, large = Training(), Training(width=16)
+    giver, taker = large.adopted(), small.adopted()
+    before = taker.digests()
+
+    with pytest.raises(
+        OrderRefused, match=r"0\.weight is Float32 \[16, 6\] there and Float32 \[8, 6\]"
+    ):
+        taker.take("dense", giver.give("dense").meta)
+    assert taker.digests() == before
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "experimental Adam"])
+def test_a_checkpoint_is_one_that_mindspore_reads(optimizer: str, tmp_path: Path) -> None:
+    """
+    When a shard is saved, then MindSpore reads it as any other of its own, and who loads it trains on as
+    who saved it.
+    """
+    saved, fresh = Training(optimizer), Training(optimizer)
+    for _ in range(3):
+        saved.step()
+    files = saved.adopted().save(tmp_path, "dense", 3)
+    write = saved.adopted().stage("dense", 3)
+    private = saved.adopted().capture(closing=True)
+
+    assert files == ["dense.ckpt", "dense.plain"]
+    found = mindspore.load_checkpoint(str(tmp_path / "dense.ckpt"))
+    assert int(found["step_num"].asnumpy()) == 3
+    weight = content(saved.network[0].weight)
+    assert numpy.array_equal(found[saved.network[0].weight.name].asnumpy(), weight)
+
+    expected = [saved.step() for _ in range(3)]
+    fresh.step()
+    adopted = fresh.adopted()
+    adopted.load(tmp_path, "dense")
+    adopted.rollback(private)
+    assert [fresh.step() for _ in range(3)] == expected
+
+    assert write(tmp_path) == files  # what was staged is of then, and replaces what is there
+    adopted.load(tmp_path, "dense")
+    adopted.rollback(private)
+    assert [fresh.step() for _ in range(3)] == expected
+
+
+def test_a_checkpoint_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
+    """
+    When a file is damaged, missing or of another model, then that is said, with its name.
+    """
+    small = Training().adopted()
+    with pytest.raises(CheckpointCorrupt, match=r"dense\.ckpt cannot be read"):
+        small.load(tmp_path, "dense")
+    Training(width=16).adopted().save(tmp_path, "dense", 1)
+    with pytest.raises(CheckpointCorrupt, match=r"no 0\.weight that is Float32 \[8, 6\]"):
+        small.load(tmp_path, "dense")
+    (tmp_path / "dense.ckpt").chmod(0o600)
+    (tmp_path / "dense.ckpt").write_bytes(b"no checkpoint")
+    with pytest.raises(CheckpointCorrupt, match=r"dense\.ckpt cannot be read"):
+        small.load(tmp_path, "dense")
+
+
+def test_types_and_shapes_of_all_kinds_travel(tmp_path: Path) -> None:
+    """
+    When parameters have 16 bits, no elements, or are single numbers, then they come over as they are.
+    """
+
+    def state(fill: float) -> dict[str, Theirs]:
+        whole = numpy.full((3, 2), fill, numpy.float32)
+        return {
+            "half": Parameter(Tensor(whole.astype(numpy.float16)), name="half"),
+            "brain": Parameter(Tensor(whole, mindspore.bfloat16), name="brain"),
+            "none": Parameter(Tensor(whole[:0]), name="none"),
+            "single": Parameter(Tensor(fill, mindspore.float32), name="single"),
+            "count": Parameter(Tensor(int(fill), mindspore.int32), name="count"),
+            "switch": Parameter(Tensor([bool(fill)]), name="switch"),
+        }
+
+    mine, theirs = state(0.0), state(1.5)
+    here, there = Training().adopted(others=mine), Training().adopted(others=theirs)
+    move(there, here)
+    read = state(0.0)
+    loaded = Training().adopted(others=read)
+    there.save(tmp_path, "dense", 1)
+    loaded.load(tmp_path, "dense")
+
+    for name, wanted in theirs.items():
+        for found in (mine[name], read[name]):
+            assert bytes(flat_bytes(content(found))) == bytes(flat_bytes(content(wanted))), name
+            assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_what_only_some_ranks_have_is_a_shard_of_its_own() -> None:
+    """
+    When the user says which parameters are this rank's part, and who else has them, then they are moved
+    apart from the rest, and what is elsewhere is in no shard.
+    """
+    training = Training()
+    names = [p.name for p in training.optimizer.get_parameters()]
+    moments = [name for name in names if name.startswith("moment")]
+    own, others = moments[: len(moments) // 2], moments[len(moments) // 2 :]
+    adopted = training.adopted(
+        shards={"optimizer.0": Part(names=own, ranks=(2, 0))}, elsewhere=others
+    )
+
+    copies = {each.shard: each.ranks for each in adopted.shards(0, 4)}
+    assert copies == {"dense": (0, 1, 2, 3), "optimizer.0": (0, 2)}
+    given = {shard: [b.name for b in adopted.give(shard).buffers] for shard in copies}
+    assert sorted(given["optimizer.0"]) == sorted(own)
+    assert not set(given["dense"]) & set(moments)
+    with pytest.raises(UsageError, match=r"this is rank 1 of 4"):
+        adopted.shards(1, 4)
+    with pytest.raises(OrderRefused, match=r"and no 'optimizer\.1'"):
+        adopted.give("optimizer.1")
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"modle": 1}, "was given modle"),
+        ({"model": object()}, r"model must be a mindspore\.nn\.Cell"),
+        ({"optimizer": nn.ReLU()}, "optimizer must be an optimizer of MindSpore's"),
+        ({"data": object()}, r"data must have state_dict"),
+        ({"scheduler": object()}, r"scheduler must have state_dict"),
+        ({"others": {"average": 3}}, r"others\['average'\] must have state_dict"),
+        ({"rng": ("torch",)}, "torch is not known"),
+        ({"shards": {"dense": Part(names=["0.weight"], ranks=(0,))}}, "not be called 'dense'"),
+        ({"shards": {"x": ["0.weight"]}}, r"must be a tft_mindspore\.Part"),
+        (
+            {"shards": {"x": Part(names=["9.weight"], ranks=(0,))}},
+            "neither model nor optimizer has",
+        ),
+        ({"elsewhere": ["9.weight"]}, "neither model nor optimizer has"),
+        (
+            {"shards": {"x": Part(names=["0.weight"], ranks=(0,))}, "elsewhere": ["0.weight"]},
+            "can be in one",
+        ),
+    ],
+)
+def test_what_cannot_be_handled_is_refused_with_a_sentence(
+    more: dict[str, Any], words: str
+) -> None:
+    """
+    When something cannot be taken charge of, then that is said when it is handed over.
+    """
+    with pytest.raises(UsageError, match=words):
+        Training().adopted(**more)
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    """
+    When the optimizer trains what the model does not have, then it is refused.
+    """
+    other = nn.Dense(3, 3)
+    stranger = nn.Adam(other.trainable_params())
+    with pytest.raises(UsageError, match="which the model does not have"):
+        Training().adopted(optimizer=stranger)
+    twin = Training()
+    with pytest.raises(UsageError, match="another one of that name"):
+        Training().adopted(optimizer=twin.optimizer)
+
+
+def test_more_running_statistics_than_can_be_kept_are_refused() -> None:
+    """
+    When the norms keep more than travels with the private state, then that is said at once.
+    """
+    norm = nn.SequentialCell(nn.BatchNorm1d(50_000))
+    optimizer = nn.Momentum(norm.trainable_params(), 0.1, 0.9)
+    with pytest.raises(UsageError, match="use a norm without them"):
+        adopt({"model": norm, "optimizer": optimizer}, None)
+
+
+def test_mint_optimizers_are_taken() -> None:
+    """
+    When an optimizer of mint, whose kernels the CPU lacks, is handed over, then its state is known.
+    """
+    training = Training()
+    optimizer = mint.optim.AdamW(list(training.network.trainable_params()), 0.01)
+    names = {b.name for b in training.adopted(optimizer=optimizer).give("dense").buffers}
+    assert {"exp_avg.0.weight", "exp_avg_sq.2.bias"} <= names
