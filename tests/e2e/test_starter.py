@@ -259,3 +259,27 @@ def test_a_script_that_cannot_be_started_is_told_of(tmp_path: Path) -> None:
     with launched(tmp_path / "run", str(tmp_path / "nowhere.py")) as job:
         outcome = ended(job)
     assert outcome.code == 4, outcome.output
+
+
+@pytest.mark.soak
+def test_ranks_behind_a_process_of_their_own_are_ranks(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """
+    When what the launcher starts is a shell that starts the script, then the end of either is that of the
+    rank, and nothing is left when the launcher is killed.
+    """
+    wrapper = tmp_path / "wrapper.py"
+    wrapper.write_text(
+        "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+    )
+    with launched(tmp_path / "run", str(wrapper), *FAST) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        strike(job, "rank-1")
+        outcome = ended(job)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, fake_undisturbed)
+    with launched(tmp_path / "killed", str(wrapper), *FAST) as job:
+        until(reached(job, 20), "step 20", LIMIT)
+        job.process.kill()
+        empty(job)

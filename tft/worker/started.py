@@ -6,9 +6,15 @@ A process that another program has started for an agent (`tft.starter`): nothing
 import os
 import signal
 
-from tft.config import descriptor_paths, descriptor_variables, set_environment, stands_aside
+from tft.config import (
+    descriptor_paths,
+    descriptor_variables,
+    set_environment,
+    stands_aside,
+    take_parent,
+)
 from tft.errors import UsageError
-from tft.lifeline import die_with_parent
+from tft.lifeline import die_with
 from tft.worker.launch import prepare
 
 
@@ -20,7 +26,7 @@ def take_up() -> None:
     paths = descriptor_paths()
     if paths is None:
         return
-    die_with_parent()
+    _tie()
     try:
         page, words = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths)
     except OSError as error:
@@ -38,6 +44,16 @@ def stand_aside() -> None:
     """
     if not stands_aside():
         return
-    die_with_parent()
+    _tie()
     while True:
         signal.pause()
+
+
+def _tie() -> None:
+    """
+    Die with the program. Where it has started this process through another one, such as a shell, that is
+    left to the guard, which ends all that bears its mark.
+    """
+    parent = take_parent()
+    if parent is not None and parent == os.getppid():
+        die_with(parent)
