@@ -1,0 +1,66 @@
+"""
+What chaos does to Cells and optimizers of MindSpore, beside what the jobs show.
+"""
+
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+from mindspore import Tensor, nn
+from tft_chaos import cells
+from tft_chaos.actions import ChaosMissed
+from tft_mindspore.memory import content
+
+from tests.mindspore.conftest import train
+
+
+def test_a_flipped_bit_and_a_slow_rank_are_no_fault_to_anybody(tmp_path: Path) -> None:
+    """
+    When a bit flips in what one rank keeps, and another is slow, then nobody is told, and from then on the
+    ranks differ.
+    """
+    outcome = train(
+        tmp_path / "run",
+        "--chaos", "slow:rank=0,step=2,factor=3",
+        "--chaos", "bitflip:rank=1,step=4,target=exp_avg",
+        nproc=2, arguments=("--steps", "8"),
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.output
+    assert outcome.incidents == []
+    slow, flipped = outcome.chaos()
+    assert slow["evidence"] == {"factor": 3.0}
+    assert flipped["evidence"]["part"] == "exp_avg", json.dumps(flipped)
+    finals = outcome.finals()
+    assert finals[0]["parameters"] != finals[1]["parameters"]
+
+
+def test_the_highest_bit_of_the_mantissa_flips() -> None:
+    """
+    When a bit of an element flips, then it is that one, and no other element changes.
+    """
+    array = numpy.array([[1.0, 3.0], [5.0, 7.0]], numpy.float32)
+    cells.flip(array, 2)
+    assert array.tolist() == [[1.0, 3.0], [7.0, 7.0]]  # 1.25 and 1.75 times four
+
+
+def test_half_of_an_update_is_made_of_a_whole_one() -> None:
+    """
+    When an optimizer has changed everything in one call, then half of it is undone before the blow falls; the
+    moments stay as they are, torn.
+    """
+    network = nn.SequentialCell(nn.Dense(3, 2), nn.Dense(2, 2))
+    optimizer = nn.Adam(network.trainable_params(), 0.1)
+    before = [content(p).copy() for p in optimizer.parameters]
+    seen: list[tuple[int, int]] = []
+    cells.watch_halfway(optimizer, lambda: not seen, lambda *found: seen.append(found))
+    optimizer(tuple(Tensor(numpy.ones(p.shape, numpy.float32)) for p in optimizer.parameters))
+
+    same = [
+        numpy.array_equal(content(p), b) for p, b in zip(optimizer.parameters, before, strict=True)
+    ]
+    assert same == [False, False, True, True]
+    assert seen == [(2, 4)]
+    momentum = nn.Momentum(nn.Dense(2, 2).trainable_params(), 0.1, 0.9)
+    with pytest.raises(ChaosMissed, match=r"no exp_avg_sq"):
+        cells.array_of(momentum, "exp_avg_sq")
