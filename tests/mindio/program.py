@@ -3,8 +3,9 @@ A program written for MindIO, with numbers in the place of a model: it imports n
 
     program.py PORT RING DIRECTORY STEPS OPTIONS
 
-Its rank is in RANK, as launchers have it. OPTIONS is JSON; `faults` in it is a list of [rank, step, where, text], struck once each. `where` is `loop` (before the sum),
-`update` (with half of the numbers changed), `kill` or `kill-update`. DIRECTORY takes what it writes: losses,
+Its rank is in RANK, as launchers have it. OPTIONS is JSON; `faults` in it is a list of [rank, step, where,
+text], struck once each; the text `kill` ends the process. `where` is `loop` (before the sum), `summed` (after
+it) or `update` (with half of the numbers changed). DIRECTORY takes what it writes: losses,
 what is called, its last checkpoint.
 """
 
@@ -164,6 +165,7 @@ def train(first: int) -> str:
             total = state.member.add(loss)
         except ConnectionError as error:
             raise RuntimeError(f"FORCE STOP: {error}") from error
+        strike("summed")
         ttp.tft_start_updating_os()
         for index in range(len(state.numbers)):
             if index == len(state.numbers) // 2:

@@ -49,8 +49,8 @@ def tft_store(host: str, port: int, opened: Callable[[int], None]) -> None:
 
 
 @hookimpl
-def tft_watch() -> None:
-    return None
+def tft_watch(contributing: Callable[[], None]) -> None:
+    _program().contributing = contributing
 
 
 @hookimpl

@@ -302,6 +302,7 @@ class Processor:
             session.close_window()
         except Interrupted:
             self._leaving = True  # said where the program expects to be stopped
+        program.contributing()
 
     def pause(self) -> None:
         """
@@ -357,6 +358,8 @@ class Processor:
             self._inside = order == "resume"
             self._completed = order == "complete"
             self.dumped = self.dumped or order == "commit"
+            if self._inside:
+                self.program.contributing()
             if order in until:
                 break
         return Action.RETRY if self._exit is None else Action.EXIT

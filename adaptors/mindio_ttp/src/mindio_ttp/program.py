@@ -41,6 +41,9 @@ class Program:
     strategies: tuple[str, ...]
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
+    contributing: Callable[[], None] = lambda: None
+    """To be called when the others may finish the step without this rank: nobody sees when a program has
+    given them its part, and what only this rank has is the same all along the step."""
     args: Any = None
     """What is handed to every function. Any: the program's own."""
     groups: tuple[Group, ...] = ()
