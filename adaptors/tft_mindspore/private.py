@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
-import structlog
 import xxhash
 
 from tft.errors import MalformedMessage, OrderRefused, UsageError
@@ -25,8 +24,6 @@ INLINE = 224 * 1024
 Bytes of running statistics that may travel with the private state. The slot they go to has 256 KiB; the
 rest is for the generators (5 KiB) and the user's data position. ResNet-50 needs 208 KiB.
 """
-
-log = structlog.get_logger()
 
 
 class Private:
@@ -128,6 +125,11 @@ class Private:
 
     def _run_from(self, running: Mapping[str, bytes]) -> None:
         contents: dict[str, Array] = {}
+        if not running.keys() <= self._running.keys():
+            raise MalformedMessage(
+                f"private state with running statistics of {sorted(running)}; the norms here keep "
+                f"{sorted(self._running)}"
+            )
         for name, words in running.items():
             like = content(self._running[name])
             if len(words) != like.nbytes:

@@ -4,6 +4,7 @@ the next steps are those that would have been trained without it, bit for bit.
 """
 
 import random
+import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,24 @@ def test_a_checkpoint_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> No
     (tmp_path / "dense.ckpt").write_bytes(b"no checkpoint")
     with pytest.raises(CheckpointCorrupt, match=r"dense\.ckpt cannot be read"):
         small.load(tmp_path, "dense")
+
+
+def test_a_disk_that_takes_no_more_is_told_as_the_system_tells_it(tmp_path: Path) -> None:
+    """
+    When a checkpoint cannot be written whole, then the system's error is raised, and the next attempt, with
+    room, writes it.
+    """
+    training = Training()
+    adopted = training.adopted()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            adopted.save(tmp_path, "dense", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    adopted.save(tmp_path, "dense", 1)
+    adopted.load(tmp_path, "dense")
 
 
 def test_types_and_shapes_of_all_kinds_travel(tmp_path: Path) -> None:
