@@ -3,10 +3,20 @@ A program written for MindIO, with numbers in the place of a model: it imports n
 
     program.py PORT RING DIRECTORY STEPS OPTIONS
 
-Its rank is in RANK, as launchers have it. OPTIONS is JSON; `faults` in it is a list of [rank, step, where,
-text], struck once each; the text `kill` ends the process. `where` is `loop` (before the sum), `summed` (after
-it) or `update` (with half of the numbers changed). DIRECTORY takes what it writes: losses,
-what is called, its last checkpoint.
+Its rank is in RANK, as launchers have it. DIRECTORY takes what it writes: losses, what is called, its last
+checkpoint. OPTIONS is JSON:
+
+- `faults`: a list of [rank, step, where, text], struck once each. `where` is `loop` (before the sum), `summed`
+  (after it), `update` (with half of the numbers changed) or `replaced` (in a replacement, before it is ready). A
+  text `kill`
+  kills; one that begins with the name of an exception raises that, any other a RuntimeError.
+- `without`: functions that are not registered. `raises`: by function, the rank whose one raises.
+- `clean`: by rank, what its clean function says. `uce`: whether devices are repaired.
+- `asks`: the step to go on from is asked for. `ready`: a replacement says so `once` or `always`.
+- `early`: by rank, the step after which it returns, and all sum up no more.
+- `pattern`: [text, name of a state, what the handler says].
+- `skip`: the step that is counted twice.
+- `loop`: it has one of its own, as MindSpore does.
 """
 
 import array
@@ -14,6 +24,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +41,10 @@ port, ring, directory, steps = (
 )  # fmt: skip
 options: dict[str, Any] = json.loads(sys.argv[5])
 faults: list[list[Any]] = options.get("faults", [])
+RAISED: dict[str, type[BaseException]] = {
+    "ValueError": ValueError, "KeyboardInterrupt": KeyboardInterrupt, "SystemExit": SystemExit,
+}  # fmt: skip
+early: dict[str, int] = options.get("early", {})
 groups: list[dict[str, Any]] = options.get("groups") or [
     {"rank_list": list(range(world)), "replica_cnt": world, "replica_shift": 0}
 ]
@@ -44,6 +59,8 @@ class State:
     step = 0
     drawn = 0
     member: Member | None = None
+    stopped = False
+    """It is not to wait for others, even if it has not begun to."""
 
 
 state = State()
@@ -67,7 +84,15 @@ def strike(where: str) -> None:
             mark.touch()
             if text == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise RuntimeError(text)
+            raise RAISED.get(text.partition(" ")[0], RuntimeError)(text)
+
+
+def fail(name: str) -> None:
+    """
+    What this rank's function is to do instead of what it is for.
+    """
+    if options.get("raises", {}).get(name) == rank:
+        raise OSError(f"{name} of rank {rank} cannot")
 
 
 def stop(args: Any, ctx: Any) -> None:
@@ -75,6 +100,8 @@ def stop(args: Any, ctx: Any) -> None:
     Out of the sum.
     """
     note("stop", type=ttp.tft_get_repair_type())
+    fail("stop")
+    state.stopped = True
     if state.member is not None:
         state.member.shut()
 
@@ -84,6 +111,8 @@ def clean(uce: bool, args: Any, ctx: Any) -> int:
     Nothing is left to be cleaned.
     """
     note("clean", uce=uce, type=ttp.tft_get_repair_type())
+    fail("clean")
+    state.stopped = False
     results: dict[str, int] = options.get("clean", {})
     return results.get(str(rank), 0)
 
@@ -93,6 +122,7 @@ def rebuild(fault_ranks: list[int], args: Any, ctx: Any) -> None:
     The groups are formed in the loop.
     """
     note("rebuild", ranks=fault_ranks)
+    fail("rebuild_group")
 
 
 def repair(
@@ -102,6 +132,7 @@ def repair(
     Through a pipe, which both ends open.
     """
     note("repair", step=step, need_rebuild=need_rebuild, error_ranks=error_ranks, **info)
+    fail("repair")
     kind = ttp.RepairType(info["repair_type"])
     pipe = directory / f"pipe-{info['src'][0]}-{info['dst'][0]}-{info['type'][0]}"
     with suppress(FileExistsError):
@@ -119,6 +150,8 @@ def rollback(step: int, args: Any, ctx: Any) -> None:
     Back to a step.
     """
     note("rollback", step=step)
+    fail("rollback")
+    state.stopped = False
     state.step = state.drawn = step
 
 
@@ -127,6 +160,7 @@ def save(step: int, info: list[dict[str, Any]], args: Any, ctx: Any) -> None:
     The first of those who hold a copy together writes it.
     """
     note("save", step=step, info=info)
+    fail("save_ckpt")
     (directory / f"saved-{rank}.bin").write_bytes(state.numbers.tobytes())
 
 
@@ -135,7 +169,15 @@ def rename(step: int, args: Any) -> None:
     All have saved.
     """
     note("rename", step=step)
+    fail("rename")
     (directory / "latest").write_text(str(step))
+
+
+def leave(ctx: Any) -> None:
+    """
+    The job is over for this rank.
+    """
+    note("exit")
 
 
 def draw() -> float:
@@ -146,23 +188,35 @@ def draw() -> float:
     return (rank + 1) * 0.37 + state.drawn * 0.11
 
 
-@ttp.tft_exception_handler
 def train(first: int) -> str:
     """
     One number a step.
     """
     note("train", step=state.step)
-    if ttp.tft_is_reboot_node() and not (directory / f"ready-{os.getpid()}").exists():
-        (directory / f"ready-{os.getpid()}").touch()
+    if ttp.tft_is_reboot_node():
+        strike("replaced")
+    if options.get("asks"):
+        state.step = state.drawn = ttp.tft_get_repair_step()
+    ready = directory / f"ready-{os.getpid()}"
+    always = options.get("ready") == "always"
+    if ttp.tft_is_reboot_node() and (always or not ready.exists()):
+        ready.touch()
         raise RuntimeError("ARF FINISH")
-    state.member = Member(rank, ring)
-    while state.step < steps:
+    state.member = None if early else Member(rank, ring)
+    if state.member is not None:
+        try:
+            if state.stopped:
+                raise ConnectionError("there is nobody to wait for")
+            state.member.join()
+        except ConnectionError as error:
+            raise RuntimeError(f"FORCE STOP: {error}") from error
+    while state.step < early.get(str(rank), steps):
         strike("loop")
         loss = draw() + state.numbers[0]
         with (directory / f"losses-{rank}.jsonl").open("a") as file:
             file.write(json.dumps([state.step + 1, loss.hex()]) + "\n")
         try:
-            total = state.member.add(loss)
+            total = loss if state.member is None else state.member.add(loss)
         except ConnectionError as error:
             raise RuntimeError(f"FORCE STOP: {error}") from error
         strike("summed")
@@ -171,10 +225,26 @@ def train(first: int) -> str:
             if index == len(state.numbers) // 2:
                 strike("update")
             state.numbers[index] = total / (index + 1)
-        state.step += 1
+        state.step += 1 + (state.step + 1 == options.get("skip"))
         ttp.tft_end_updating_os(state.step)
         ttp.tft_pause_train(state.step)
     return "trained"
+
+
+def loop(first: int) -> str:
+    """
+    Again after every incident.
+    """
+    states = {"UCE": ttp.ReportState.RS_UCE, "ARF FINISH": ttp.ReportState.RS_PREREPAIR_FINISH}
+    while True:
+        try:
+            return train(first)
+        except RuntimeError as error:
+            known = [state for text, state in states.items() if text in str(error)]
+            ttp.tft_report_error([*known, ttp.ReportState.RS_NORMAL][0].value)
+            if ttp.tft_wait_next_action() == ttp.Action.EXIT.value:
+                raise
+            assert ttp.tft_wait_repair_action() == ttp.Action.RETRY.value
 
 
 if rank == 0 and not os.environ.get("MINDX_TASK_ID"):
@@ -182,19 +252,25 @@ if rank == 0 and not os.environ.get("MINDX_TASK_ID"):
     if options.get("orchestrated"):
         Stub(note, options.get("choices", {})).register()
     tft_start_controller("127.0.0.1", port, enable_tls=False)
-ttp.tft_init_processor(rank, world, False, enable_tls=False, enable_uce=True, enable_arf=True)
+ttp.tft_init_processor(
+    rank, world, False, enable_tls=False,
+    enable_uce=options.get("uce", True), enable_arf=True,
+)  # fmt: skip
 ttp.tft_start_processor("127.0.0.1", port)
 note("started", reboot=ttp.tft_is_reboot_node())
-ttp.tft_register_stop_handler(stop)
-ttp.tft_register_clean_handler(clean)
-ttp.tft_register_rebuild_group_handler(rebuild)
-ttp.tft_register_repair_handler(repair)
-ttp.tft_register_rollback_handler(rollback)
-ttp.tft_register_save_ckpt_handler(save)
-ttp.tft_register_rename_handler(rename)
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "stop": stop, "clean": clean, "rebuild_group": rebuild, "repair": repair, "rollback": rollback,
+    "save_ckpt": save, "rename": rename, "exit": leave,
+}  # fmt: skip
+for name, function in FUNCTIONS.items():
+    if name not in options.get("without", []):
+        getattr(ttp, f"tft_register_{name}_handler")(function)
+if "pattern" in options:
+    text, kind, says = options["pattern"]
+    ttp.tft_register_exception_handler(text, kind, lambda _: says)
 mine = [group for group in groups if rank in group["rank_list"]]
 ttp.tft_set_optimizer_replica(rank, mine)
-said = train(0)
+said = loop(0) if options.get("loop") else ttp.tft_exception_handler(train)(0)
 note("returned", said=said)
 (directory / f"final-{rank}.hex").write_text(state.numbers.tobytes().hex())
 ttp.tft_destroy_processor()

@@ -41,18 +41,24 @@ class Ring:
         with suppress(OSError):
             while True:
                 members: dict[int, socket.socket] = {}
-                while len(members) < self._world:
-                    connection, _ = self._listener.accept()
-                    rank = json.loads(connection.makefile("rb").readline())
-                    if rank in members:
-                        members[rank].close()
-                    members[rank] = connection
-                with suppress(OSError, ValueError):
-                    self._turn([members[rank] for rank in sorted(members)])
-                for connection in members.values():
-                    with suppress(OSError):
-                        connection.shutdown(socket.SHUT_RDWR)
-                    connection.close()
+                try:
+                    self._gather(members)
+                    with suppress(OSError, ValueError):
+                        self._turn([members[rank] for rank in sorted(members)])
+                finally:
+                    for connection in members.values():
+                        with suppress(OSError):
+                            connection.shutdown(socket.SHUT_RDWR)
+                        connection.close()
+
+    def _gather(self, members: dict[int, socket.socket]) -> None:
+        while len(members) < self._world:
+            connection, _ = self._listener.accept()
+            with connection.makefile("rb") as file:
+                rank = json.loads(file.readline())
+            if rank in members:
+                members[rank].close()
+            members[rank] = connection
 
     def _turn(self, members: list[socket.socket]) -> None:
         files = [member.makefile("rb") for member in members]
@@ -73,6 +79,11 @@ class Member:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._file = self._socket.makefile("rb")
         self._socket.sendall(json.dumps(rank).encode() + b"\n")
+
+    def join(self) -> None:
+        """
+        Waits until all have come.
+        """
         self._read()
 
     def add(self, number: float) -> float:

@@ -44,6 +44,15 @@ def flag(function: str, name: str, value: Any) -> bool:  # Any: as given
     return value
 
 
+def text(function: str, name: str, value: Any) -> str:  # Any: as given
+    """
+    A text that is not empty.
+    """
+    if not isinstance(value, str) or not value:
+        raise Refused(f"{function}: {name} is to be a text, and is {value!r}")
+    return value
+
+
 def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: as given, and of any kind
     """
     Something that can be called; a `TypeError` for what cannot, as MindIO raises it.

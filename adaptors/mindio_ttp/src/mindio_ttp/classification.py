@@ -31,6 +31,8 @@ class Found:
     state: ReportState
     code: str
     """Of the device; empty: it has said none."""
+    said: str = ""
+    """The error itself, on one line."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class Patterns:
         """
         text = str(error)
         code = match[1][:15] if (match := ERROR_CODE.search(text)) else ""
+        said = f"{type(error).__name__}: {' '.join(text.split())}"
         for pattern, handle in self.handles.items():
             if pattern not in text:
                 continue
@@ -89,8 +92,8 @@ class Patterns:
                 )
             if name in self.guarded and not repairs:
                 break
-            return Found(name=name, state=self.states[name], code=code)
-        return Found(name=OTHER, state=ReportState.RS_UNKNOWN, code=code)
+            return Found(name=name, state=self.states[name], code=code, said=said)
+        return Found(name=OTHER, state=ReportState.RS_UNKNOWN, code=code, said=said)
 
     def _hbm(self, text: str) -> str:
         match = POLLUTED.search(text)

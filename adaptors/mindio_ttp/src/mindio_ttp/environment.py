@@ -10,10 +10,6 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
-log = structlog.get_logger()
-
 _CARRIED = "TFT_MINDIO_LAUNCHED"
 """What the launcher of the job had set, for the process that a tft agent starts in its place."""
 ORCHESTRATOR = "TFT_MINDIO_ORCHESTRATOR"
@@ -54,33 +50,72 @@ class Variables:
     """TTP_ACCLINK_CHECK_PERIOD_HOURS: hours between two looks at certificates (24 to 720, 168)."""
     certificate_ahead: int
     """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: how long before their end they are told of (7 to 180, 30)."""
+    ignored: tuple[str, ...] = ()
+    """What was said and counts for nothing, a sentence for each."""
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> Variables:
     """
     Read them.
     """
+    ignored: list[str] = []
+
+    def within(name: str, least: int, most: int, default: int) -> int:
+        text = environ.get(name)
+        if text is None:
+            return default
+        if text.isascii() and text.isdigit() and least <= int(text) <= most:
+            return int(text)
+        ignored.append(
+            f"{name} is {text!r}, and not a number from {least} to {most}: {default} is used"
+        )
+        return default
+
     return Variables(
         mindspore=environ.get("MINDIO_FOR_MINDSPORE", "").lower() in ("true", "1"),
         task=environ.get("MINDX_TASK_ID", ""),
-        wait_orchestrator=_within(environ, "MINDIO_WAIT_MINDX_TIME", 1, 3600, 30),
-        action_limit=_within(environ, "TTP_NORMAL_ACTION_TIME_LIMIT", 30, 1800, 180),
-        retries=_within(environ, "TTP_RETRY_TIMES", 1, 300, 10),
-        clean_before_dump=_within(environ, "TTP_STOP_CLEAN_BEFORE_DUMP", 0, 1, 0) == 1,
-        framework=_within(environ, "TTP_FRAMEWORK_TYPE", 0, 1, 0),
-        certificate_period=_within(environ, "TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
-        certificate_ahead=_within(environ, "TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
+        wait_orchestrator=within("MINDIO_WAIT_MINDX_TIME", 1, 3600, 30),
+        action_limit=within("TTP_NORMAL_ACTION_TIME_LIMIT", 30, 1800, 180),
+        retries=within("TTP_RETRY_TIMES", 1, 300, 10),
+        clean_before_dump=within("TTP_STOP_CLEAN_BEFORE_DUMP", 0, 1, 0) == 1,
+        framework=within("TTP_FRAMEWORK_TYPE", 0, 1, 0),
+        certificate_period=within("TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
+        certificate_ahead=within("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
+        ignored=tuple(ignored),  # the last: arguments are made in their order
     )
 
 
-def _within(environ: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
-    text = environ.get(name)
-    if text is None:
-        return default
-    if text.isascii() and text.isdigit() and least <= int(text) <= most:
-        return int(text)
-    log.warning("variable_out_of_range", name=name, value=text, range=[least, most], used=default)
-    return default
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logging:
+    """
+    Where lines go.
+    """
+
+    directory: Path | None = None
+    """TTP_LOG_PATH: the directory of a file for them; None: they go to the process's output."""
+    level: str = "INFO"
+    """TTP_LOG_LEVEL: the lowest level of a line that is written."""
+    shared: bool = False
+    """TTP_LOG_MODE: all processes write to one file; PER_PROC: each has its own."""
+    stdout: bool = False
+    """TTP_LOG_STDOUT: they go to standard output, too (0 or 1, 0)."""
+
+
+def logging(environ: Mapping[str, str] = os.environ) -> Logging:
+    """
+    Read them. What cannot be is taken as not said: there is nowhere yet to tell it.
+    """
+    path = environ.get("TTP_LOG_PATH", "")
+    level = environ.get("TTP_LOG_LEVEL", "").upper()
+    return Logging(
+        directory=Path(path).absolute() if path and not Path(path).is_symlink() else None,
+        level=level if level in LEVELS else "INFO",
+        shared=environ.get("TTP_LOG_MODE", "PER_PROC") != "PER_PROC",
+        stdout=environ.get("TTP_LOG_STDOUT") == "1",
+    )
 
 
 def clean_before_dump(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -7,7 +7,7 @@ for what it cannot follow, with the reason.
 from collections.abc import Callable
 from typing import Any
 
-from mindio_ttp import checks
+from mindio_ttp import checks, logs
 from mindio_ttp.checks import Refused
 from mindio_ttp.controller_ttp import (
     tft_destroy_controller,
@@ -21,7 +21,9 @@ from mindio_ttp.utils import (
     tft_set_update_end_time,
     tft_set_update_start_time,
 )
-from mindio_ttp.words import Action, OptimizerType, RepairType, ReportState
+from mindio_ttp.words import LARGEST_STEP, Action, OptimizerType, RepairType, ReportState
+
+log = logs.get_logger()
 
 __all__ = [
     "Action",
@@ -69,6 +71,7 @@ __all__ = [
     "tft_start_processor",
     "tft_start_updating_os",
     "tft_wait_next_action",
+    "tft_wait_repair_action",
 ]
 
 EXPORTS = ("MindSpeed", "MindSpeed-LLM")
@@ -96,6 +99,8 @@ def tft_init_processor(
     local_copy = checks.flag(call, "enable_local_copy", enable_local_copy)
     elastic = checks.flag(call, "enable_zit", enable_zit)
     _refuse_what_is_not_there(call, local_copy=local_copy, elastic=elastic)
+    if local_copy:
+        log.warning("local_copy_not_made", why="lost state is had from the replicas on other ranks")
     processor.init(
         Told(
             rank=rank,
@@ -120,7 +125,7 @@ def tft_destroy_processor() -> None:
     """
     This rank has trained all it was to; returns when all have.
     """
-    processor.finish()
+    processor.destroy()
 
 
 def _refuse_what_is_not_there(call: str, *, local_copy: bool, elastic: bool) -> None:
@@ -160,7 +165,7 @@ def tft_set_dp_group_info(rank: int, dp_rank_list: list[int]) -> None:
 def tft_start_updating_os(backup_step: int = -1) -> None:
     """
     The optimizer's state is about to be changed in place: all sums are complete. May wait; raises a
-    `RuntimeError` with FORCE STOP when the loop is to be left.
+    `RuntimeError` with FORCE STOP when the loop is to be left. Said twice of one update it counts once.
     """
     processor.open(backup_step)
 
@@ -176,8 +181,7 @@ def tft_start_copy_os() -> None:
     """
     A copy of the state is about to be made on this node. tft makes none of a program's own state.
     """
-    if processor.dumped:
-        raise Refused("tft_start_copy_os: the last checkpoint is written, nothing is trained")
+    processor.check_trains("tft_start_copy_os")
 
 
 def tft_set_step_args(args: Any) -> None:
@@ -191,7 +195,9 @@ def tft_pause_train(cur_step: int) -> None:
     """
     The end of an iteration. Raises a `RuntimeError` with STEP FINISH when the loop is to be left.
     """
-    if cur_step >= 0:
+    if checks.number("tft_pause_train", "cur_step", cur_step, -LARGEST_STEP, LARGEST_STEP) < 0:
+        log.warning("pause_ignored", step=cur_step)
+    else:
         processor.pause()
 
 
@@ -205,7 +211,9 @@ def tft_report_load_ckpt_step(step: int) -> None:
     """
     Which step a periodic checkpoint that was loaded is of.
     """
-    checks.step("tft_report_load_ckpt_step", step, least=1)
+    checks.step(
+        "tft_report_load_ckpt_step", step, least=1
+    )  # success is told of a step trained since
 
 
 # ---------------------------------------------------------------- faults
@@ -222,6 +230,14 @@ def tft_report_error(error_type: int, error_code: str = "") -> None:
 def tft_wait_next_action() -> int:
     """
     Waits until this rank is to go on, 0, or to exit, 1: the values of `Action`.
+    """
+    return processor.wait().value
+
+
+def tft_wait_repair_action() -> int:
+    """
+    The same; what is to be repaired is repaired meanwhile. One wait is enough here, a second one returns
+    at once.
     """
     return processor.wait().value
 
@@ -244,19 +260,20 @@ def tft_get_repair_step() -> int:
     """
     The step that this rank was brought to last; 0: none.
     """
-    return processor.program.repaired_to
+    return processor.repair_step()
 
 
 def tft_get_repair_type() -> str:
     """
     What is being done: `retry`, `recover`, `dump` or `unknow`.
     """
-    return processor.program.repair_type
+    return processor.repair_type
 
 
 def set_mindio_export_version(name: str) -> None:
     """
-    Which of MindIO's users the program is: `MindSpeed` or `MindSpeed-LLM`.
+    Which of MindIO's users the program is: `MindSpeed` or `MindSpeed-LLM`. They stop and clean before a last
+    checkpoint.
     """
     if name not in EXPORTS:
         raise Refused(f"set_mindio_export_version knows {', '.join(EXPORTS)}, not {name!r}")
@@ -328,7 +345,7 @@ def tft_register_rollback_handler(func: Function, ctx: Any = None) -> None:
 
 def tft_register_stream_sync_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func()` waits for the device.
+    `func()` waits for the device. Kept; not called by this version: an update ends when it is complete.
     """
     register("stream_sync", func, ctx)
 

@@ -7,12 +7,14 @@ import gc
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from mindio_ttp import checks, utils
+from mindio_ttp import checks, logs, utils
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import Found, Handle, Patterns
-from mindio_ttp.processor import processor
+from mindio_ttp.processor import FAULTS, processor
 from mindio_ttp.words import ReportState
 from tft.errors import Interrupted, JobEnded
+
+log = logs.get_logger()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,13 +31,12 @@ def tft_register_exception_handler(
     `fault_handle` gets the text and says the name of what it is.
     """
     call = "tft_register_exception_handler"
-    if not fault_pattern:
-        raise Refused(f"{call}: fault_pattern is empty, and every text has that in it")
-    if fault_type not in ReportState.__members__:
+    pattern = checks.text(call, "fault_pattern", fault_pattern)  # every text has an empty one in it
+    if checks.text(call, "fault_type", fault_type) not in ReportState.__members__:
         names = ", ".join(ReportState.__members__)
         raise Refused(f"{call}: fault_type is one of {names}, not {fault_type!r}")
     handle = checks.function(call, fault_handle)
-    patterns.add(fault_pattern, ReportState[fault_type], handle)
+    patterns.add(pattern, ReportState[fault_type], handle)
 
 
 def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
@@ -56,12 +57,11 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
                 result = func(*args, **kwargs)
                 processor.finish()
             except RuntimeError as error:
-                found = patterns.classify(error, repairs=processor.told.uce)
+                found = _found(error)
             except Interrupted:
                 found = Found(name="FORCE STOP", state=ReportState.RS_NORMAL, code="")
-            except Exception:
-                processor.report(ReportState.RS_UNKNOWN, "")
-                _leave_if_over()
+            except Exception as error:
+                _give_up(error)
                 raise
             else:
                 _leave_if_over()
@@ -69,11 +69,38 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
                     return result
                 continue  # others have not come to the end: back with them
             # here no traceback holds the frames of the loop any more
-            processor.report(found.state, found.code)
+            processor.report(found.state, found.code, found.said)
             processor.wait()
             _collect()
 
     return guarded
+
+
+def _found(error: RuntimeError) -> Found:
+    """
+    What has happened. What cannot be known, or came before there was a loop, is raised.
+    """
+    try:
+        found = patterns.classify(error, repairs=processor.told.uce)
+    except Exception as wrong:
+        log.exception("not_classified", error=str(error))
+        _give_up(wrong)
+        raise
+    if found.state in FAULTS:
+        if not processor.begun:
+            raise error
+        log.error("loop_left", state=found.state.name, exc_info=error)
+    return found
+
+
+def _give_up(error: Exception) -> None:
+    """
+    Nobody can go on from this error. Before training has begun the process ends by it, which is seen.
+    """
+    if processor.begun:
+        log.error("loop_left", state=ReportState.RS_UNKNOWN.name, exc_info=error)
+        processor.report(ReportState.RS_UNKNOWN, "", f"{type(error).__name__}: {error}")
+        _leave_if_over()
 
 
 def _leave_if_over() -> None:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindio_ttp import checks
+from mindio_ttp import checks, logs
+from tft.clock import Clock, SystemClock
+
+log = logs.get_logger()
 
 NAMES = (
     "save_ckpt",
@@ -33,7 +36,10 @@ class Handlers:
     """
 
     mindspore: bool = False
+    limit: float = 180.0
+    """Seconds that a function may take; one that takes longer is told of."""
     _known: dict[str, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
+    clock: Clock = field(default_factory=SystemClock)
 
     def register(self, name: str, function: Any, context: Any) -> None:  # Any: the program's own
         """
@@ -52,6 +58,15 @@ class Handlers:
         """
         Calls one with what it is told, and its context where it gets that.
         """
+        began = self.clock.now()
+        try:
+            return self._call(name, *told)
+        finally:
+            took = self.clock.now() - began
+            if took > self.limit:
+                log.warning("function_slow", name=name, took_s=round(took, 1), limit_s=self.limit)
+
+    def _call(self, name: str, *told: Any) -> Any:  # Any: the program's own
         function, context = self._known[name]
         if name == "stream_sync" or name.startswith("zit_"):
             return function(*told)

@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 import tft
-from mindio_ttp import adaptor, checks, environment, replicas, tls
+from mindio_ttp import adaptor, checks, environment, logs, replicas, tls
 from mindio_ttp.checks import Refused
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.orchestrator import orchestrator
@@ -22,10 +20,10 @@ from mindio_ttp.words import LARGEST_STEP, Action, ReportState
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.protocol.messages import FaultKind
 
-log = structlog.get_logger()
+log = logs.get_logger()
 
 FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
-FORCE_STOP_MINDSPORE = "ForceStopError. By mindio-ttp BeginUpdating"
+FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
 """What MindSpore's own loop looks for."""
 STEP_FINISH = "STEP FINISH"
 ARF_FINISH = "ARF FINISH"
@@ -36,8 +34,9 @@ class Reported(Exception):
     What a program says of itself, as a fault.
     """
 
-    def __init__(self, kind: FaultKind, code: str, *, polluted: bool = False) -> None:
-        super().__init__(f"{kind}{f', device error {code}' if code else ''}")
+    def __init__(self, kind: FaultKind, code: str, said: str, *, polluted: bool = False) -> None:
+        device = f", device error {code}" if code else ""
+        super().__init__(f"{kind}{device}{f': {said}' if said else ''}")
         self.tft_fault_kind = kind
         self.tft_polluted = polluted
 
@@ -65,6 +64,14 @@ FAULTS: Mapping[ReportState, tuple[FaultKind, bool]] = {
 }
 """The kind of fault a state is, and whether all copies of it are in doubt."""
 
+MISSED: Mapping[str, str] = {
+    "stop": "a rank that waits for others is not brought out of that, and loses its process",
+    "clean": "nothing is cleaned before groups are formed",
+    "repair": "a rank that needs the state of another one cannot get it",
+    "save_ckpt": "there is no last checkpoint",
+}
+"""What a job goes without when a function is not registered."""
+
 
 class Processor:
     """
@@ -73,7 +80,11 @@ class Processor:
 
     def __init__(self) -> None:
         self.variables = environment.variables()
-        self.handlers = Handlers(mindspore=self.variables.mindspore)
+        self.handlers = Handlers(
+            mindspore=self.variables.mindspore, limit=self.variables.action_limit
+        )
+        for sentence in self.variables.ignored:
+            log.warning("variable_ignored", why=sentence)
         self.dumped = False
         self._told: Told | None = None
         self._session: tft.Session | None = None
@@ -83,9 +94,11 @@ class Processor:
         """The loop is to be left: this step was the last one."""
         self._expects_finish = False
         """The program knows that it is a replacement, and says when it is ready."""
+        self._said_ready = False
         self._exit: int | None = None
         self._completed = False
-        self._args: Any = None  # Any: the program's own
+        self.args: Any = None
+        """What functions are handed. Any: the program's own."""
         self._exports = ""
 
     # ---------------------------------------------------------------- the beginning
@@ -96,8 +109,8 @@ class Processor:
         """
         if self._told is not None:
             raise Refused(
-                "tft_init_processor was called before in this process: it is called once; "
-                "tft_destroy_processor ends what it began"
+                "tft_init_processor was called before in this process: a process takes part in one job, "
+                "and after tft_destroy_processor in none"
             )
         self._told = told
 
@@ -141,7 +154,8 @@ class Processor:
             )
         program.completed = lambda: session.step - 1
         program.incarnation = session.incarnation
-        program.args = self._args
+        program.args = self.args
+        program.clean_first = environment.variables().clean_before_dump
         self._session, self._program = session, program
         if session.adaptor == "mindio":
             session.adopt(program=program)
@@ -219,12 +233,11 @@ class Processor:
         What every function of the program is handed; None, and anything for a program that hands over
         its own, is ignored.
         """
-        if self.dumped:
-            raise Refused("tft_set_step_args: the last checkpoint is written")
+        self.check_trains("tft_set_step_args")
         if args is None or self._exports:
             log.warning("step_args_ignored", why="None" if args is None else "a MindSpeed program")
             return
-        self._args = args
+        self.args = args
         if self._program is not None:
             self._program.args = args
 
@@ -233,8 +246,8 @@ class Processor:
         What the training function is called with: handed to every function, too, unless something else
         was.
         """
-        if self._args is None:
-            self._args = args
+        if self.args is None:
+            self.args = args
             self.program.args = args
 
     def export(self, name: str) -> None:
@@ -243,6 +256,8 @@ class Processor:
         """
         self._exports = name
         environment.clean_before_dump()
+        if self._program is not None:
+            self._program.clean_first = True
 
     # ---------------------------------------------------------------- in the loop
 
@@ -261,17 +276,18 @@ class Processor:
         """
         The state is about to be changed.
         """
-        checks.number("tft_start_updating_os", "backup_step", backup, -1, LARGEST_STEP)
-        if self.dumped:
-            raise Refused(
-                "tft_start_updating_os: the last checkpoint is written, nothing is trained"
-            )
+        call = "tft_start_updating_os"
+        checks.number(call, "backup_step", backup, -1, LARGEST_STEP)
+        self.check_trains(call)
+        if self._window:
+            return
         if not self._begun:
             if self.session.incarnation > 0:
                 raise RuntimeError(f"{ARF_FINISH}: this process takes the place of another one")
             self.enter()
         if self._leaving:
             raise self._force_stop()
+        self._check_step_is_known(call)
         try:
             self.session.open_window()
         except Interrupted:
@@ -283,6 +299,7 @@ class Processor:
         The state of `step` is whole.
         """
         checks.step("tft_end_updating_os", step, least=1)
+        self.check_trains("tft_end_updating_os")
         session, program = self.session, self.program
         if not self._window:
             raise Refused(
@@ -292,17 +309,18 @@ class Processor:
         base = step - session.step
         if program.base is None or (session.step == 1 and session.incarnation == 0):
             program.base = base
-        if base != program.base:
-            raise Refused(
-                f"tft_end_updating_os({step}): the step that is trained is "
-                f"{program.program_step(session.step)}; steps are counted one by one"
-            )
+        expected = program.program_step(session.step)
         self._window = False
         try:
             session.close_window()
         except Interrupted:
             self._leaving = True  # said where the program expects to be stopped
         program.contributing()
+        if step != expected:  # its state is whole all the same, and can be saved
+            raise Refused(
+                f"tft_end_updating_os({step}): the step that is trained is {expected}; steps are counted one by "
+                "one"
+            )
 
     def pause(self) -> None:
         """
@@ -312,30 +330,71 @@ class Processor:
             self._leaving = False
             raise RuntimeError(STEP_FINISH)
 
+    def check_trains(self, call: str) -> None:
+        """
+        Raises `Refused` when there is nothing to be trained any more.
+        """
+        why = ""
+        if self.dumped:
+            why = "the last checkpoint is being written, or is"
+        elif self._exit is not None:
+            why = "the job has ended for this rank: tft_wait_next_action has said EXIT"
+        elif self._completed:
+            why = "all ranks have trained to the end"
+        if why:
+            raise Refused(f"{call}: nothing is trained any more, {why}")
+
+    def _check_step_is_known(self, call: str) -> None:
+        program = self.program
+        if not program.step_is_known:
+            raise Refused(
+                f"{call}: everybody was brought to the end of step {program.repaired_to}, and this program "
+                "was not told: register a function with tft_register_rollback_handler, or ask "
+                "tft_get_repair_step before going on. Else its data would not be those of the step"
+            )
+
     def _force_stop(self) -> RuntimeError:
         self._leaving = False
         return RuntimeError(FORCE_STOP_MINDSPORE if self.variables.mindspore else FORCE_STOP)
 
     # ---------------------------------------------------------------- out of the loop
 
-    def report(self, state: ReportState, code: str) -> None:
+    def report(self, state: ReportState, code: str, said: str = "") -> None:
         """
-        The loop was left. Where nothing that the program does can help any more this returns when the
-        job is over for it.
+        The loop was left, `said` by what error. Where nothing that the program does can help any more this
+        returns when the job is over for it.
         """
         self.session  # noqa: B018 (refused before there is one)
         if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
-            self._begin()
+            self._ready(state)
             return
-        if not self._begun:
-            return  # nothing was trained: the process ends, and is seen to
         fault = FAULTS.get(state)
+        if not self._begun:
+            if fault is not None and state is not ReportState.RS_UNKNOWN:
+                raise Refused(
+                    f"tft_report_error: {state.name} was reported before training has begun, and nothing "
+                    "can be repaired yet: let the process end with the error, which is seen"
+                )
+            return  # nothing was trained: the process ends, and is seen to
         self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
         self.program.torn = self._window
-        error = None if fault is None else Reported(fault[0], code, polluted=fault[1])
+        error = None if fault is None else Reported(fault[0], code, said, polluted=fault[1])
         self._leave(error)
         if state is ReportState.RS_UNKNOWN:
             self.wait()
+
+    def _ready(self, state: ReportState) -> None:
+        """
+        Said once. A rank that is in its loop and says so whenever it enters that would do so for ever.
+        """
+        if self._inside and self._said_ready:
+            raise Refused(
+                f"tft_report_error: {state.name} was reported before, and this rank trains. A process "
+                "that takes the place of another one says so once: tft_is_reboot_node stays True, so keep "
+                "in mind that you have said it"
+            )
+        self._said_ready = True
+        self._begin()
 
     def _leave(self, error: Exception | None) -> None:
         if self._inside:
@@ -357,7 +416,7 @@ class Processor:
                 break
             self._inside = order == "resume"
             self._completed = order == "complete"
-            self.dumped = self.dumped or order == "commit"
+            self.dumped = self.dumped or order in ("save", "commit")
             if self._inside:
                 self.program.contributing()
             if order in until:
@@ -372,6 +431,43 @@ class Processor:
             self._inside = False
             self.session.finish()
             self.wait(("complete",))
+
+    def destroy(self) -> None:
+        """
+        The same, out of any loop: who is needed once more is too late for that.
+        """
+        while self._begun and self._inside:
+            trained = self.session.step
+            self.finish()
+            if self.session.step < trained:
+                raise Refused(
+                    f"tft_destroy_processor: after an incident everybody goes on from the end of step "
+                    f"{self.program.repaired_to}, and this rank has left its loop. Let the process end: its "
+                    "place is taken. A function under tft_exception_handler is called again"
+                )
+
+    @property
+    def begun(self) -> bool:
+        """
+        Whether this rank has said that it is ready to train.
+        """
+        return self._begun
+
+    def repair_step(self) -> int:
+        """
+        The program's step that this rank was brought to last, and the program knows it now.
+        """
+        if self._program is None:
+            return 0
+        self._program.step_is_known = True
+        return self._program.repaired_to
+
+    @property
+    def repair_type(self) -> str:
+        """
+        What is being done.
+        """
+        return "unknow" if self._program is None else self._program.repair_type
 
     @property
     def completed(self) -> bool:
@@ -394,6 +490,10 @@ class Processor:
 
     def _begin(self) -> None:
         if not self._begun:
+            self.session  # noqa: B018 (refused before there is one)
+            for name, without in MISSED.items():
+                if not self.handlers.has(name):
+                    log.warning("function_missing", name=name, without=without)
             self._begun = True
             self.session.begin()
 

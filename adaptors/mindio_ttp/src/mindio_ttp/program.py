@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import structlog
-
-from mindio_ttp import replicas
+from mindio_ttp import logs, replicas
 from mindio_ttp.exchange import Body, Membership
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.replicas import Group
@@ -22,8 +20,10 @@ from tft.errors import OrderRefused
 from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import ShardCopies
 
-log = structlog.get_logger()
+log = logs.get_logger()
 
+UNKNOWN = "unknow"
+"""MindIO's spelling."""
 TICK = 0.05
 """Seconds between two looks at what other savers have said."""
 
@@ -54,11 +54,21 @@ class Program:
     """The update had begun when the loop was left."""
     repaired_to: int = 0
     """The program's step that it was brought to last."""
-    repair_type: str = "unknow"
+    repair_type: str = UNKNOWN
+    step_is_known: bool = True
+    """The program was told what step it was brought to."""
+    clean_first: bool = False
+    """The program's functions to stop and to clean are called before it saves a last checkpoint."""
+    _fresh: bool = True
+    """No incident has been handled: nothing is to be rolled back."""
+    _stopped: bool = False
+    """The program's function to stop was called since it was last in its loop."""
     _light: bool = False
     """The memory that was lost was cleaned, and nothing is to be built or fetched."""
     _known: dict[int, int] = field(default_factory=dict)
-    """The incarnation of each rank, as of the last group."""
+    """The incarnation of each rank, as of when everybody last went on."""
+    _met: dict[int, int] = field(default_factory=dict)
+    """The same of the last group, which may have been given up."""
     _membership: Membership | None = None
     _grouped: threading.Event = field(default_factory=threading.Event)
     _stopping: threading.Thread | None = None
@@ -110,6 +120,7 @@ class Program:
         if self._membership is not None and not self._grouped.is_set():
             self._membership.shut()
         if self._stopping is None:
+            self.repair_type = UNKNOWN  # until everybody stands still nothing is chosen
             self._stopping = threading.Thread(target=self._stop, name="mindio-stop", daemon=True)
             self._stopping.start()
 
@@ -118,6 +129,7 @@ class Program:
         The loop has been left, by all: every rank's functions for that are called, once.
         """
         if self._stopping is None:
+            self.repair_type = UNKNOWN
             self._stop()
         else:
             self._stopping.join()
@@ -132,6 +144,7 @@ class Program:
             raise OrderRefused(f"the program's stop function has failed: {failed}")
 
     def _stop(self) -> None:
+        self._stopped = True
         if not self.handlers.has("stop"):
             return
         try:
@@ -160,8 +173,9 @@ class Program:
         self._agree(joined)
         replaced = self._replaced(joined)
         first = not self._known and self.incarnation == 0
-        self._known = {rank: int(told["incarnation"]) for rank, told in joined.items()}
+        self._met = {rank: int(told["incarnation"]) for rank, told in joined.items()}
         self._light = False
+        self._fresh = first
         if not first:
             self.repair_type = "recover" if replaced else "retry"
             if self.rank not in replaced:
@@ -212,10 +226,13 @@ class Program:
         """
         base = unpack(private)
         self.base = base if base is not None else self.base
-        first = self.repair_type == "unknow"
         self.repaired_to = self.program_step(self.completed())
-        self.uce = self.torn = False
-        if not first and self.handlers.has("rollback"):
+        self.uce = self.torn = self._stopped = False
+        self._known = self._met
+        if self._fresh:
+            return
+        self.step_is_known = self.handlers.has("rollback")
+        if self.step_is_known:
             self.handlers.call("rollback", self.repaired_to, self.args)
 
     # ---------------------------------------------------------------- state from rank to rank
@@ -308,6 +325,8 @@ class Program:
             )
         self._void.clear()
         self.repair_type = "dump"
+        if self.clean_first:
+            self._stop_and_clean()
         for each in shards:
             (directory / f"{each}.{attempt}.saver-{self.rank}").touch()
         chosen = [group for group in self.groups if group.shard(group.part_of(self.rank)) in shards]
@@ -317,6 +336,14 @@ class Program:
         (directory / name).write_text(json.dumps({"step": at, "saved": info}))
         self._saved = (directory, attempt)
         return [name]
+
+    def _stop_and_clean(self) -> None:
+        if not self._stopped:
+            self._stop()
+        failed, self._stop_failed = self._stop_failed, ""
+        if failed:
+            raise OrderRefused(f"the program's stop function has failed: {failed}")
+        self._clean()
 
     def _savers(self, directory: Path, group: Group, attempt: int) -> list[int]:
         """

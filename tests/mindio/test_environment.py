@@ -1,0 +1,226 @@
+"""
+The variables of MindIO: each with its range and its default, and what those that act do.
+"""
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mindio_ttp import environment, logs
+from mindio_ttp.handlers import Handlers
+
+RANGES = [
+    ("MINDIO_WAIT_MINDX_TIME", "wait_orchestrator", 1, 3600, 30),
+    ("TTP_NORMAL_ACTION_TIME_LIMIT", "action_limit", 30, 1800, 180),
+    ("TTP_RETRY_TIMES", "retries", 1, 300, 10),
+    ("TTP_FRAMEWORK_TYPE", "framework", 0, 1, 0),
+    ("TTP_ACCLINK_CHECK_PERIOD_HOURS", "certificate_period", 24, 720, 168),
+    ("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", "certificate_ahead", 7, 180, 30),
+    ("TTP_STOP_CLEAN_BEFORE_DUMP", "clean_before_dump", 0, 1, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "least", "most", "default"), RANGES)
+def test_a_number_has_its_range_and_its_default(
+    name: str, field: str, least: int, most: int, default: int
+) -> None:
+    """
+    When a variable is a number in its range it counts; else its default does, and what was ignored is said.
+    """
+    assert getattr(environment.variables({}), field) == default
+    for good in (least, most):
+        read = environment.variables({name: str(good)})
+        assert (getattr(read, field), read.ignored) == (good, ())
+    for bad in (str(least - 1), str(most + 1), "", "x", " 1", "1.0", "+1", "²"):
+        read = environment.variables({name: bad})
+        assert getattr(read, field) == default
+        assert read.ignored == (
+            f"{name} is {bad!r}, and not a number from {least} to {most}: {default} is used",
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "mindspore"),
+    [("true", True), ("True", True), ("1", True), ("false", False), ("0", False), ("", False)],
+)
+def test_the_framework_is_said(text: str, mindspore: bool) -> None:
+    """
+    When MINDIO_FOR_MINDSPORE is true or 1, the program is one for MindSpore.
+    """
+    assert environment.variables({"MINDIO_FOR_MINDSPORE": text}).mindspore is mindspore
+    assert not environment.variables({}).mindspore
+
+
+@pytest.mark.parametrize(("mindspore", "told"), [(False, (7, "args")), (True, (7, "ctx"))])
+def test_the_framework_decides_what_rename_is_told(mindspore: bool, told: tuple[Any, ...]) -> None:
+    """
+    When the program is one for MindSpore, its function to rename gets its context, else the arguments.
+    """
+    calls: list[tuple[Any, ...]] = []
+    handlers = Handlers(mindspore=mindspore)
+    handlers.register("rename", lambda *got: calls.append(got), "ctx")
+    handlers.call("rename", *((7,) if mindspore else (7, "args")))
+    assert calls == [told]
+
+
+class Ticking:
+    """
+    A clock that goes on by itself.
+    """
+
+    def __init__(self, *moments: float) -> None:
+        self._moments = list(moments)
+
+    def now(self) -> float:
+        """
+        The next moment.
+        """
+        return self._moments.pop(0)
+
+
+@pytest.mark.parametrize(("took", "told"), [(180.0, False), (180.5, True)])
+def test_a_slow_function_is_told_of(
+    took: float, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When a function takes longer than TTP_NORMAL_ACTION_TIME_LIMIT, there is a line that says which.
+    """
+    handlers = Handlers(clock=Ticking(0.0, took))
+    handlers.register("stop", lambda *got: None, None)
+    handlers.call("stop", "args")
+    assert (
+        "event=function_slow name=stop took_s=180.5 limit_s=180.0" in capsys.readouterr().err
+    ) is told
+
+
+# ---------------------------------------------------------------- where lines go
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, environment.Logging()),
+        ({"TTP_LOG_PATH": "/a/b"}, environment.Logging(directory=Path("/a/b"))),
+        ({"TTP_LOG_LEVEL": "error"}, environment.Logging(level="ERROR")),
+        ({"TTP_LOG_LEVEL": "LOUD"}, environment.Logging()),
+        ({"TTP_LOG_MODE": "PER_PROC"}, environment.Logging()),
+        ({"TTP_LOG_MODE": "ONLY_ONE"}, environment.Logging(shared=True)),
+        ({"TTP_LOG_STDOUT": "1"}, environment.Logging(stdout=True)),
+        ({"TTP_LOG_STDOUT": "yes"}, environment.Logging()),
+    ],
+)
+def test_where_lines_go_is_said(variables: dict[str, str], expected: environment.Logging) -> None:
+    """
+    When a variable says where lines go, they go there; what cannot be counts as not said.
+    """
+    assert environment.logging(variables) == expected
+
+
+def test_a_directory_that_is_a_link_is_no_place_for_lines(tmp_path: Path) -> None:
+    """
+    When TTP_LOG_PATH is a link, lines go to the output, as if nothing had been said.
+    """
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert environment.logging({"TTP_LOG_PATH": str(tmp_path / "link")}).directory is None
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_lines_go_to_a_file_of_the_process_or_of_all(
+    shared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When there is a directory for lines, they are in a file there that others cannot write, and nowhere else.
+    """
+    wanted = environment.Logging(directory=tmp_path / "logs", shared=shared, level="WARNING")
+    log = logs.get_logger(wanted)
+    log.warning("seen", rank=3)
+    log.info("not_seen")
+    [file] = (tmp_path / "logs").iterdir()
+    assert file.name == ("ttp_log.log" if shared else f"ttp_log.{os.getpid()}.log")
+    [line] = file.read_text().splitlines()
+    assert line.endswith("level=warning event=seen rank=3")
+    assert stat.S_IMODE(file.stat().st_mode) & 0o137 == 0
+    assert stat.S_IMODE(file.parent.stat().st_mode) & 0o027 == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_lines_may_go_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    When TTP_LOG_STDOUT is 1, they go to standard output, too.
+    """
+    logs.get_logger(environment.Logging(directory=tmp_path, stdout=True)).info("seen")
+    [file] = tmp_path.iterdir()
+    assert capsys.readouterr().out == file.read_text()
+
+
+def test_a_line_that_cannot_be_written_goes_to_the_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When the file cannot be written, the line is in the output of the process, and nobody is lost.
+    """
+    (tmp_path / "logs").write_text("a file")
+    logs.get_logger(environment.Logging(directory=tmp_path / "logs")).error("seen")
+    assert "event=seen" in capsys.readouterr().err
+
+
+def test_what_is_ignored_is_said_at_the_start(tmp_path: Path) -> None:
+    """
+    When a variable is out of its range, a process says so when it imports the package, where lines go.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", "import mindio_ttp.framework_ttp"],
+        env={**os.environ, "TTP_RETRY_TIMES": "301", "TTP_LOG_PATH": str(tmp_path / "logs")},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    [file] = (tmp_path / "logs").iterdir()
+    assert (
+        "TTP_RETRY_TIMES is '301', and not a number from 1 to 300: 10 is used" in file.read_text()
+    )
+
+
+# ---------------------------------------------------------------- where a launcher put the process
+
+
+def test_a_place_is_what_the_launcher_says() -> None:
+    """
+    When a launcher says where the process is, that is its place; else it is alone on its machine, or all are
+    on one.
+    """
+    torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "3"}
+    assert environment.place(7, 8, alone=False, environ=torchrun) == environment.Place(
+        local_rank=1, local_world=2, machine=3
+    )
+    assert environment.place(7, 8, alone=False, environ={}) == environment.Place(
+        local_rank=0, local_world=1, machine=7
+    )
+    assert environment.place(7, 8, alone=True, environ={}) == environment.Place(
+        local_rank=7, local_world=8, machine=0
+    )
+
+
+def test_what_the_launcher_has_set_is_there_again() -> None:
+    """
+    When an agent has set variables of its own, the program finds those of its launcher.
+    """
+    launched = {"MASTER_ADDR": "a", "MASTER_PORT": "29500", "LOCAL_RANK": "1", "OTHER": "kept"}
+    environ = dict(launched)
+    environment.carry(environ)
+    environ |= {"MASTER_ADDR": "b", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "1"}
+    environment.restore(environ)
+    assert environ == launched
+    environment.restore(environ)
+    assert environ == launched
+
+
+def test_levels_are_those_of_python() -> None:
+    """
+    When a level is known here, the logging of Python knows it.
+    """
+    assert all(isinstance(getattr(logging, level), int) for level in environment.LEVELS)
