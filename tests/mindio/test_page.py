@@ -1,0 +1,65 @@
+"""
+docs/mindio.md: the functions and variables that there are.
+"""
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from mindio_ttp import controller_ttp, environment, framework_ttp
+
+PAGE = (Path(__file__).parents[2] / "docs" / "mindio.md").read_text()
+
+
+def section(heading: str) -> str:
+    """
+    The text under a heading.
+    """
+    [text] = re.findall(rf"(?ms)^## {heading}\n(.*?)(?=^## |\Z)", PAGE)
+    return str(text)
+
+
+def listed(heading: str) -> list[str]:
+    """
+    The first word in backticks of each row of the tables under it.
+    """
+    return re.findall(r"(?m)^\| `(\w+)`", section(heading))
+
+
+def functions(module: ModuleType) -> set[str]:
+    """
+    What a program can call of it.
+    """
+    return {name for name in vars(module) if re.match(r"tft_|set_mindio", name)}
+
+
+def test_every_function_is_on_the_page_once() -> None:
+    """
+    When there is a function, the page has a row for it, and for nothing else.
+    """
+    on_the_page = listed("Functions")
+    assert len(on_the_page) == len(set(on_the_page))
+    assert set(on_the_page) == functions(framework_ttp) | functions(controller_ttp)
+    assert functions(framework_ttp) <= set(framework_ttp.__all__)
+
+
+@pytest.mark.parametrize("module", [environment])
+def test_every_variable_is_on_the_page(module: ModuleType) -> None:
+    """
+    When a variable of MindIO's is read, the page says what it does.
+    """
+    read = set(
+        re.findall(r"\"((?:TTP|MINDIO|MINDX)_[A-Z_]+)\"", Path(str(module.__file__)).read_text())
+    )
+    assert set(listed("Variables")) == read
+
+
+def test_what_is_kept_and_not_called_is_said() -> None:
+    """
+    When the page says that a function is kept and not called, its docstring says so, and the other way round.
+    """
+    rows = dict(re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|$", section("Functions")))
+    for name, text in rows.items():
+        words = getattr(framework_ttp, name, controller_ttp).__doc__ or ""
+        assert ("not called" in text) == ("not called by this version" in words), name
