@@ -69,6 +69,8 @@ class JobSettings:
     """When a periodic checkpoint is complete, so many of the newest are kept; 0: all."""
     resume: bool = False
     """Continue from the newest checkpoint."""
+    curve: Path | None = None
+    """The directory with the job's keys, of `tft keys`: the bus and the state that moves are encrypted."""
 
     @property
     def world(self) -> int:
@@ -119,6 +121,8 @@ class RankSettings:
     """TFT_KEEP_CHECKPOINTS: see `JobSettings.keep_checkpoints`."""
     save_copies: str = "one"
     """TFT_SAVE_COPIES: see `JobSettings.save_copies`."""
+    curve: Path | None = None
+    """TFT_CURVE: see `JobSettings.curve`; empty: it is not given."""
 
     @property
     def checkpoints(self) -> Path:
@@ -146,6 +150,7 @@ class RankSettings:
             "TFT_CHECKPOINT_NAME": self.checkpoint_name,
             "TFT_KEEP_CHECKPOINTS": str(self.keep_checkpoints),
             "TFT_SAVE_COPIES": self.save_copies,
+            "TFT_CURVE": str(self.curve or ""),
         }
 
 
@@ -170,6 +175,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             checkpoint_name=environ["TFT_CHECKPOINT_NAME"],
             keep_checkpoints=int(environ["TFT_KEEP_CHECKPOINTS"]),
             save_copies=environ["TFT_SAVE_COPIES"],
+            curve=_path(environ["TFT_CURVE"]),
         )
     except KeyError as missing:
         raise UsageError(

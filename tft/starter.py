@@ -26,7 +26,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from tft.bus.ports import host_for_all, own_address
+from tft.bus.ports import host_for_all, may_be_reached, own_address
 from tft.config import (
     RUN_OPTIONS,
     aside_variables,
@@ -184,7 +184,7 @@ class Node:
             "--resume-if-any",
         ]
         if nnodes > 1:
-            host = host_for_all(address, trusted="--insecure" in options, named=named)
+            host = host_for_all(address, trusted=may_be_reached(options), named=named)
             words += ["--broker", f"{host}:{port}", "--host", own_address(host)]
         self._words = [*words, *defaults, *options]
         self._command = command

@@ -3,7 +3,7 @@ How fast a shard is fetched, beside a plain copy through a socket: prints one JS
 
 Run it with `python tests/benchmarks/transfer.py`. The copy (`sendall` to `recv_into`, no digest, no
 chunks) is what the kernel can do on this machine over loopback; it alternates with the fetches,
-so that whatever else the machine does meets all alike.
+so that whatever else the machine does meets all alike. The same is fetched with the keys of a job, too.
 """
 
 import json
@@ -12,6 +12,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +22,9 @@ from pathlib import Path
 import structlog
 
 from tft.hooks import Buffer, Parcel
+from tft.keys import make_keys
 from tft.protocol.messages import Source, Transfer
-from tft.transfer import ShardServer, fetch
+from tft.transfer import ShardServer, Tls, fetch, read_tls
 
 SIZE = 256 << 20
 SMALL = 10_000_000
@@ -41,12 +43,19 @@ def main() -> None:
     with ExitStack() as stack:
         addresses = [stack.enter_context(_Server("shards")).address for _ in range(2)]
         plain = stack.enter_context(_Server("plain")).address
+        curve = Path(stack.enter_context(tempfile.TemporaryDirectory()), "keys")
+        make_keys(curve)
+        tls = read_tls(curve)
+        secret = [stack.enter_context(_Server("shards", str(curve))).address for _ in range(2)]
         room = memoryview(bytearray(SIZE))
         ways: dict[str, Callable[[], None]] = {
             "plain": lambda: _copy(plain, room),
             "one": lambda: _fetch(addresses[:1], "large", room),
             "two": lambda: _fetch(addresses, "large", room),
             "small": lambda: _fetch(addresses[:1], "small", room[:SMALL]),
+            "one_encrypted": lambda: _fetch(secret[:1], "large", room, tls),
+            "two_encrypted": lambda: _fetch(secret, "large", room, tls),
+            "small_encrypted": lambda: _fetch(secret[:1], "small", room[:SMALL], tls),
         }
         for measured in ways.values():  # connections, caches and page tables are warm after this
             measured()
@@ -71,12 +80,17 @@ def main() -> None:
                 "small_bytes": SMALL,
                 "small_buffers": SMALL_BUFFERS,
                 "small_ms": round(median["small"] * 1e3, 2),
+                "one_encrypted_gb_per_s": round(SIZE / median["one_encrypted"] / 1e9, 2),
+                "two_encrypted_gb_per_s": round(SIZE / median["two_encrypted"] / 1e9, 2),
+                "one_encrypted_to_one": round(median["one"] / median["one_encrypted"], 2),
+                "two_encrypted_to_two": round(median["two"] / median["two_encrypted"], 2),
+                "small_encrypted_ms": round(median["small_encrypted"] * 1e3, 2),
             }
         )
     )
 
 
-def _fetch(addresses: Sequence[str], shard: str, room: memoryview) -> None:
+def _fetch(addresses: Sequence[str], shard: str, room: memoryview, tls: Tls | None = None) -> None:
     fetch(
         Transfer(
             shard=shard,
@@ -88,6 +102,7 @@ def _fetch(addresses: Sequence[str], shard: str, room: memoryview) -> None:
         lambda meta: _cut(room, shard),
         lambda meta: None,
         threading.Event(),
+        tls=tls,
     )
 
 
@@ -116,10 +131,10 @@ class _Server:
     This file in a process of its own, serving until it is left.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, *what: str) -> None:
         root = Path(__file__).resolve().parents[2]
         self._process = subprocess.Popen(
-            [sys.executable, __file__, what],
+            [sys.executable, __file__, *what],
             env={**os.environ, "PYTHONPATH": str(root)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -135,12 +150,12 @@ class _Server:
         self._process.communicate()  # closes its input, which ends it
 
 
-def _serve_shards(held: memoryview) -> None:
+def _serve_shards(held: memoryview, curve: Path | None = None) -> None:
     def give(shard: str, step: int) -> Parcel:
         part = held[:SMALL] if shard == "small" else held
         return Parcel(meta=b"", buffers=_cut(part, shard))
 
-    server = ShardServer("127.0.0.1", JOB, give)
+    server = ShardServer("127.0.0.1", JOB, give, read_tls(curve))
     server.start()
     print(server.address, flush=True)
     sys.stdin.read()
@@ -164,6 +179,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["shards"]:
             _serve_shards(memoryview(os.urandom(SIZE)))
+        case ["shards", curve]:
+            _serve_shards(memoryview(os.urandom(SIZE)), Path(curve))
         case ["plain"]:
             _serve_plain(memoryview(os.urandom(SIZE)))
         case _:

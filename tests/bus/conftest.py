@@ -5,17 +5,25 @@ A broker as a real process, and participants as real processes to be killed and 
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 import pytest
 
+from tft.keys import make_keys
+
 ROOT = Path(__file__).parents[2]
 
 BROKER = """
 import sys
+from pathlib import Path
 from tft.bus.broker import main
-main(sys.argv[1], int(sys.argv[2]), opened=lambda port: print(port, flush=True))
+from tft.logs import configure_logs
+configure_logs()
+host, port, curve = sys.argv[1:]
+opened = lambda port: print(port, flush=True)
+main(host, int(port), curve=Path(curve) if curve else None, opened=opened)
 """
 
 PARTICIPANT = """
@@ -43,13 +51,18 @@ class Processes:
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, code: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+    def start(
+        self, code: str, *arguments: str, errors: Path | None = None
+    ) -> tuple[subprocess.Popen[str], str]:
         """
-        The process and the first line it wrote.
+        The process and the first line it wrote. Its standard error goes to `errors`.
         """
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-c", code, *arguments]
+        with ExitStack() as stack:
+            to = None if errors is None else stack.enter_context(errors.open("a"))
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=to, text=True
+            )
         self._started.append(process)
         return process, output(process).readline().strip()
 
@@ -70,8 +83,12 @@ class Broker:
     The broker's process; its port stays the same when it is started again.
     """
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(
+        self, processes: Processes, curve: Path | None = None, log: Path | None = None
+    ) -> None:
         self._processes = processes
+        self.curve = curve
+        self._log = log
         self.port = 0
         self.start()
 
@@ -83,7 +100,9 @@ class Broker:
         """
         Returns once it accepts connections.
         """
-        self.process, port = self._processes.start(BROKER, "127.0.0.1", str(self.port))
+        self.process, port = self._processes.start(
+            BROKER, "127.0.0.1", str(self.port), str(self.curve or ""), errors=self._log
+        )
         self.port = int(port)
 
     def kill(self) -> None:
@@ -104,6 +123,24 @@ def processes() -> Iterator[Processes]:
 @pytest.fixture
 def broker(processes: Processes) -> Broker:
     return Broker(processes)
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    The keys of the job.
+    """
+    directory = tmp_path_factory.mktemp("keys") / "job"
+    make_keys(directory)
+    return directory
+
+
+@pytest.fixture
+def guarded(processes: Processes, keys: Path, tmp_path: Path) -> Broker:
+    """
+    A broker that lets in only who has the keys of the job; its log is `broker.log`.
+    """
+    return Broker(processes, keys, tmp_path / "broker.log")
 
 
 class Participants:

@@ -5,6 +5,7 @@ The contract of the bus, kept by the one in memory and by the one over ZeroMQ.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 import msgpack
@@ -14,6 +15,7 @@ import zmq
 from tft.bus.base import Arrival, Bus, Gone, Heard, Malformed, Present
 from tft.bus.memory import MemoryBroker
 from tft.bus.zeromq import open_bus
+from tft.keys import read_keys
 from tft.protocol import codec
 from tft.protocol.messages import VERSION, Envelope, Lead
 from tft.protocol.topics import BEATS, ORDERS, REPORTS, presence
@@ -49,16 +51,22 @@ class InMemory:
 
 
 class OverZeromq:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, curve: Path | None = None) -> None:
         self._port = port
+        self._curve = curve
 
     def open(
         self, sender: str, *topics: bytes, job: str = "job"
     ) -> AbstractAsyncContextManager[Bus]:
-        return open_bus(f"127.0.0.1:{self._port}", job=job, sender=sender, topics=topics)
+        address = f"127.0.0.1:{self._port}"
+        return open_bus(address, job=job, sender=sender, topics=topics, curve=self._curve)
 
     def post(self, topic: bytes, *frames: bytes) -> None:
         with zmq.Context() as context, context.socket(zmq.XPUB) as stranger:
+            if self._curve is not None:
+                keys = read_keys(self._curve)
+                stranger.curve_serverkey = keys.broker
+                stranger.curve_publickey, stranger.curve_secretkey = keys.public, keys.secret
             stranger.connect(f"tcp://127.0.0.1:{self._port}")
             while stranger.recv() != b"\x01" + topic:
                 pass
@@ -66,11 +74,12 @@ class OverZeromq:
                 stranger.send_multipart((topic, frame))
 
 
-@pytest.fixture(params=["memory", "zeromq"])
+@pytest.fixture(params=["memory", "zeromq", "zeromq with keys"])
 def exchange(request: pytest.FixtureRequest) -> Exchange:
     if request.param == "memory":
         return InMemory()
-    return OverZeromq(request.getfixturevalue("broker").port)
+    broker = request.getfixturevalue("broker" if request.param == "zeromq" else "guarded")
+    return OverZeromq(broker.port, broker.curve)
 
 
 @pytest.fixture

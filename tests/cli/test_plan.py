@@ -54,6 +54,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "checkpoint_name": "step-{step:08d}",
         "keep_checkpoints": 0,
         "save_copies": "one",
+        "curve": None,
         "resume": False,
         "resume_if_any": False,
         "led_elsewhere": False,
@@ -231,7 +232,7 @@ def test_loopback_needs_no_leave(host: str) -> None:
     """
     When only this machine can reach an address, then it is used without more ado.
     """
-    check_open(host, "--host", insecure=False)
+    check_open(host, "--host", allowed=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "node-1"])
@@ -239,9 +240,9 @@ def test_what_others_can_reach_needs_leave(host: str) -> None:
     """
     When others could reach an address, then it is refused unless --insecure is given.
     """
-    check_open(host, "--host", insecure=True)
+    check_open(host, "--host", allowed=True)
     with pytest.raises(UsageError, match="--insecure"):
-        check_open(host, "--host", insecure=False)
+        check_open(host, "--host", allowed=False)
 
 
 @pytest.mark.parametrize("offset", [0, 1])

@@ -66,8 +66,11 @@ def folder(tmp_path: Path) -> Path:
         (["--node-rank", "1", "train.py"], "--node-rank is 0 to 0 in a job of --nnodes 1, not 1"),
         (["--nnodes", "2", "train.py"], "needs --job, --broker, --run-dir, the same on every node"),
         (["--broker", "here", "train.py"], "the broker's address is HOST:PORT"),
-        (["--broker", "0.0.0.0:29400", "train.py"], "Add --insecure if the network is trusted"),
-        (["--host", "192.0.2.1", "train.py"], "Add --insecure if the network is trusted"),
+        (["--broker", "0.0.0.0:29400", "train.py"], "or add --insecure if the network is trusted"),
+        (["--host", "192.0.2.1", "train.py"], "or add --insecure if the network is trusted"),
+        (["--broker", "0.0.0.0:29400", "train.py"], "Encrypt it with --curve"),
+        (["--curve", "none", "train.py"], "there is no such directory; `tft keys"),
+        (["--curve", "train.py", "train.py"], "there is no such directory; `tft keys"),
         (["--report", "no/where.json", "train.py"], "there is no directory no"),
         (["--chaos", "tickle:rank=0", "train.py"], "tickle"),
         (["--resume", "train.py"], "--resume needs the --run-dir of the run to be continued"),
@@ -165,3 +168,71 @@ def test_a_broker_is_refused_a_port_in_use(folder: Path) -> None:
 
     assert refusal.code == 2
     assert refusal.said.startswith("tft: the broker cannot listen at 192.0.2.1:29400")
+
+
+@pytest.fixture
+def keys(folder: Path) -> Path:
+    """
+    Keys, as `tft keys` makes them.
+    """
+    made = tft(folder, "keys", "keys")
+    assert made == Refusal(
+        0, "tft: keys has the keys of a job: give it to `tft run --curve` on all nodes\n"
+    )
+    return folder / "keys"
+
+
+def test_keys_are_not_written_over(folder: Path, keys: Path) -> None:
+    """
+    When keys are to be made where there are some, then that is refused and they stay.
+    """
+    before = {path.name: path.read_bytes() for path in keys.iterdir()}
+
+    refusal = tft(folder, "keys", "keys")
+
+    assert refusal.code == 2
+    assert refusal.said.startswith("tft: keys has keys already")
+    assert {path.name: path.read_bytes() for path in keys.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["broker.key", "job.key", "transfer.key"])
+def test_a_run_with_keys_that_others_can_read_is_refused(
+    folder: Path, keys: Path, name: str
+) -> None:
+    """
+    When others can read a secret of the job, then the job is not started, and nor is a broker.
+    """
+    (keys / name).chmod(0o644)
+
+    refusal = tft(folder, "run", "--curve", "keys", "train.py")
+
+    assert refusal.code == 2
+    assert f"chmod 600 {keys / name}" in refusal.said
+    assert refusal.said.count("\n") == 1
+    assert sorted(os.listdir(folder)) == ["keys", "train.py"]
+    if name != "transfer.key":
+        refusal = tft(folder, "broker", "--curve", "keys")
+        assert (refusal.code, f"chmod 600 keys/{name}" in refusal.said) == (2, True)
+
+
+def test_with_keys_an_address_that_others_reach_is_allowed(folder: Path, keys: Path) -> None:
+    """
+    When the bus is encrypted, then its address may be one that other machines reach: refused is only
+    that this one is not a machine's own.
+    """
+    refusal = tft(
+        folder,
+        "run",
+        "--curve",
+        "keys",
+        "--broker",
+        "192.0.2.1:29400",
+        "--host",
+        "192.0.2.1",
+        "train.py",
+    )
+
+    assert refusal.code == 2
+    assert "the broker cannot listen at 192.0.2.1:29400" in refusal.said
+    refusal = tft(folder, "broker", "--curve", "keys", "--host", "192.0.2.1", "--port", "29400")
+    assert "the broker cannot listen at 192.0.2.1:29400" in refusal.said

@@ -36,6 +36,7 @@ jobs = st.builds(
     keep_checkpoints=st.integers(),
     save_copies=words,
     resume=st.booleans(),
+    curve=st.none() | words.map(Path),
 )
 
 

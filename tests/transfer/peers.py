@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from tft.errors import OrderRefused
 from tft.hooks import Buffer, Parcel
 from tft.protocol.messages import Source, Transfer
-from tft.transfer import ShardServer, fetch
+from tft.transfer import ShardServer, Tls, fetch
 
 JOB = "job-of-the-test"
 STEP = 7
@@ -57,7 +57,7 @@ def content(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def serve(shard: Shard, meta: bytes = META) -> ShardServer:
+def serve(shard: Shard, meta: bytes = META, tls: Tls | None = None) -> ShardServer:
     """
     A started server that holds this shard at STEP.
     """
@@ -71,7 +71,7 @@ def serve(shard: Shard, meta: bytes = META) -> ShardServer:
             raise OrderRefused(f"rank 5 holds shard {name!r} at step {STEP}, not at step {step}")
         return parcel
 
-    server = ShardServer("127.0.0.1", JOB, give)
+    server = ShardServer("127.0.0.1", JOB, give, tls)
     server.start()
     return server
 
@@ -115,6 +115,7 @@ def fetch_into(
     step: int = STEP,
     abandoned: threading.Event | None = None,
     patience: float = 5.0,
+    tls: Tls | None = None,
 ) -> None:
     """
     Fetch from sources at these addresses, which are ranks 0, 1, 2, …; this is rank 9.
@@ -129,6 +130,7 @@ def fetch_into(
         room.put_to_use,
         abandoned or threading.Event(),
         patience=patience,
+        tls=tls,
     )
 
 

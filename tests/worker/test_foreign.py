@@ -123,7 +123,7 @@ def test_a_process_becomes_the_node_of_its_rank() -> None:
         (
             {"MASTER_ADDR": "192.0.2.1"},
             "",
-            "Set TFT_RUN_OPTIONS=--insecure if the network is trusted",
+            "or set TFT_RUN_OPTIONS=--insecure if the network is trusted",
         ),
         ({"MASTER_ADDR": "nowhere.invalid"}, "", "nowhere.invalid, is not known here"),
         (

@@ -18,7 +18,7 @@ from tft.agent.keepers import GuardKeeper, StoreKeeper
 from tft.agent.output import Console
 from tft.agent.ranks import Ranks
 from tft.agent.settings import AgentSettings
-from tft.bus.base import Bus, Gone, Heard, Malformed, Present
+from tft.bus.base import Bus, Gone, Heard, Malformed, NotLetIn, Present
 from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.core.delivery import Outbox
@@ -67,8 +67,9 @@ async def _serve(settings: AgentSettings) -> int:
     write_pid(settings.job.run_dir / "pids" / f"agent-{settings.node}.pid", os.getpid())
     sender = f"node.{settings.node}/0"
     async with open_bus(
-        settings.job.broker, job=settings.job.job, sender=sender, topics=[ORDERS]
-    ) as bus:
+        settings.job.broker, job=settings.job.job, sender=sender, topics=[ORDERS],
+        curve=settings.job.curve,
+    ) as bus:  # fmt: skip
         return await Agent(settings, bus, sender).run()
 
 
@@ -147,6 +148,8 @@ class Agent:
                     self._repeat()  # it may be the controller, new or again
                 case Malformed(why=why):
                     log.warning("malformed_message", why=why)
+                case NotLetIn(why=why):
+                    log.warning("not_let_in", why=why)
                 case Gone():
                     pass
 

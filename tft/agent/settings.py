@@ -172,6 +172,7 @@ def rank_environment(
         checkpoint_name=job.checkpoint_name,
         keep_checkpoints=job.keep_checkpoints,
         save_copies=job.save_copies,
+        curve=job.curve,
     )
     place = settings.place(rank)
     return {

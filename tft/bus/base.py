@@ -60,7 +60,18 @@ class Malformed:
     """A sentence: what came, from whom, what was expected."""
 
 
-Arrival = Heard | Present | Gone | Malformed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotLetIn:
+    """
+    The broker has refused this participant, or what listens there is not the broker of this job. It is
+    tried again and again; told is what is new since somebody was let in.
+    """
+
+    why: str
+    """A sentence: who refused, and what may be wrong."""
+
+
+Arrival = Heard | Present | Gone | Malformed | NotLetIn
 
 
 class Bus(Protocol):
@@ -150,6 +161,12 @@ class Participant:
         Something came that cannot be taken for a frame.
         """
         self._arrivals.put_nowait(Malformed(why=why))
+
+    def not_let_in(self, why: str) -> None:
+        """
+        The broker has refused this participant.
+        """
+        self._arrivals.put_nowait(NotLetIn(why=why))
 
     def subscribed(self, topic: bytes) -> None:
         """

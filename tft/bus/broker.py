@@ -16,8 +16,10 @@ from pathlib import Path
 
 import zmq
 
+from tft.bus.door import Door
 from tft.bus.zeromq import Socket, tuned
 from tft.errors import AddressTaken, UsageError
+from tft.keys import read_keys
 
 LEAST_DESCRIPTORS = 256
 """Open files for 100 participants at two connections each, and the broker's own."""
@@ -33,16 +35,20 @@ def main(
     port: int,
     *,
     insecure: bool = False,
+    curve: Path | None = None,
     opened: Callable[[int], None] | None = None,
 ) -> None:
     """
     Forward at `host`, ports `port` and `port` + 1, until SIGTERM or SIGINT. For the main thread.
 
-    Port 0 picks a free pair; `opened` is told the first port once both accept connections.
+    Port 0 picks a free pair; `opened` is told the first port once both accept connections. With the
+    directory `curve` only those who have the keys of that job are let in, and all is encrypted.
     Raises `AddressTaken`, and `UsageError` for an address that is not this machine's, for one
-    beyond loopback without `insecure`, and where too few files may be open.
+    beyond loopback without `insecure` or `curve`, for keys that cannot be used, and where too few files
+    may be open.
     """
-    _refuse_open_door(host, insecure=insecure)
+    keys = None if curve is None else read_keys(curve, broker=True)
+    _refuse_open_door(host, allowed=insecure or keys is not None)
     _make_room()
     context: zmq.Context[Socket] = zmq.Context()
     with (
@@ -52,7 +58,15 @@ def main(
     ):
         publishers.setsockopt(zmq.BACKLOG, BACKLOG)
         subscribers.setsockopt(zmq.BACKLOG, BACKLOG)
-        taken = _bind(publishers, subscribers, host, port)
+        door = None if keys is None else Door(context, keys, publishers, subscribers)
+        try:
+            taken = _bind(publishers, subscribers, host, port)
+        except UsageError:
+            if door is not None:
+                door.close()
+            raise
+        if door is not None:
+            door.open()
         if opened is not None:
             opened(taken)
         with suppress(zmq.ContextTerminated):
@@ -72,12 +86,13 @@ def is_loopback(host: str) -> bool:
 # ---------------------------------------------------------------- before anything is opened
 
 
-def _refuse_open_door(host: str, *, insecure: bool) -> None:
-    if insecure or is_loopback(host):
+def _refuse_open_door(host: str, *, allowed: bool) -> None:
+    if allowed or is_loopback(host):
         return
     raise UsageError(
         f"a broker at {host} would take orders from anybody who can reach it: bind it to 127.0.0.1, "
-        "or allow it with --insecure on a network that only the job's machines are on"
+        "give it keys with --curve, or allow it with --insecure on a network that only the job's machines "
+        "are on"
     )
 
 

@@ -5,6 +5,7 @@ machine others reach it at.
 
 import errno
 import socket
+from collections.abc import Sequence
 
 from tft.bus.broker import is_loopback, unused_ports
 from tft.config import BROKER_PORTS, RUN_OPTIONS
@@ -49,8 +50,8 @@ def free_address(host: str) -> str:
 def host_for_all(address: str, *, trusted: bool, named: str) -> str:
     """
     The address of node 0 as this machine knows it; `named` is the variable that says it. Raises
-    `UsageError` where it is of no use to others, and where nobody has said that the network is
-    `trusted`.
+    `UsageError` where it is of no use to others, and where nobody has said that ports may be reached
+    by others, because all is encrypted or because the network is to be `trusted`.
     """
     try:
         host = socket.gethostbyname(address)
@@ -67,10 +68,17 @@ def host_for_all(address: str, *, trusted: bool, named: str) -> str:
     if not is_loopback(host) and not trusted:
         raise UsageError(
             "the job's processes are on several machines, which must reach its ports, and the bus "
-            "is not encrypted: whoever reaches it can run the job's processes. Set "
-            f"{RUN_OPTIONS}=--insecure if the network is trusted"
+            "is not encrypted: whoever reaches it can run the job's processes. Encrypt it with "
+            f"{RUN_OPTIONS}='--curve DIR', or set {RUN_OPTIONS}=--insecure if the network is trusted"
         )
     return host
+
+
+def may_be_reached(options: Sequence[str]) -> bool:
+    """
+    Whether options of `tft run` allow ports that other machines reach. `tft run` looks at the keys.
+    """
+    return any(word.partition("=")[0] in ("--insecure", "--curve") for word in options)
 
 
 def own_address(host: str) -> str:

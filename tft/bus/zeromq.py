@@ -1,19 +1,23 @@
 """
 The bus over ZeroMQ: one XPUB to speak, one SUB to hear, both connected to the broker.
 
-With `broker.py` the only importer of `zmq`. The sockets are read by the event loop whenever their
+With `broker.py`, `door.py` and `tft.keys` the only importer of `zmq`. The sockets are read by the event loop whenever their
 descriptor says so, until nothing is left in them, for as long as the bus is open: nobody awaits a
 receive on a socket, so nobody can cancel one.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from tft.bus.base import Bus, Participant
 from tft.errors import UsageError
+from tft.keys import Keys, read_keys
 from tft.protocol.codec import FRAME_LIMIT
 from tft.protocol.topics import presence
 
@@ -34,24 +38,44 @@ RECONNECT_MAX_MS = 200
 CONNECT_TIMEOUT_MS = 1000
 """The kernel waits longer and longer between its tries to connect to a machine that is silent."""
 
+REFUSED_RETRY = 1.0
+"""Seconds until a broker that has refused this process is tried again: somebody may have started the
+right one in its place. ZeroMQ itself never would."""
+
+CUT_OFF = 3
+"""Connections in a row that end before anybody was let in, after which that is told: one or two do when
+a broker is started again."""
+
+MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+"""In the event of a failed handshake: one side encrypts, the other does not."""
+
+_HANDSHAKES = (
+    zmq.Event.HANDSHAKE_SUCCEEDED
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+)
+
 BATCH = 256
 """Frames read before the loop's other work has its turn: a millisecond or two."""
 
 
 @asynccontextmanager
 async def open_bus(
-    address: str, *, job: str, sender: str, topics: Sequence[bytes]
+    address: str, *, job: str, sender: str, topics: Sequence[bytes], curve: Path | None = None
 ) -> AsyncIterator[Bus]:
     """
     Take part as `sender` in the bus of the broker at `address` (HOST:PORT), and listen to `topics`.
+    With the directory `curve` all is encrypted with the keys in it.
 
     Returns at once, whether there is a broker or not; it is looked for until it is there, and
-    again when it is lost. Raises `UsageError` for an address that cannot be one. What has not left
-    this process when the bus is closed is not sent any more.
+    again when it is lost. Raises `UsageError` for an address that cannot be one, and for keys that
+    cannot be used. What has not left this process when the bus is closed is not sent any more.
     """
     host, port = host_and_port(address)
-    with _connected(host, port, (*topics, presence(sender))) as (voice, ear):
-        link = _Link(voice, ear, job=job, sender=sender)
+    keys = None if curve is None else read_keys(curve)
+    with _connected(host, port, (*topics, presence(sender)), keys) as lines:
+        link = _Link(address, *lines, job=job, sender=sender, encrypts=keys is not None)
         link.open()
         try:
             yield link.participant
@@ -90,27 +114,64 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+class _Line:
+    """
+    A socket on its way to the broker, and what becomes of its handshakes.
+    """
+
+    def __init__(self, socket: Socket, handshakes: Socket, host: str, port: int) -> None:
+        self.socket = socket
+        self.handshakes = handshakes
+        self._endpoint = f"tcp://{host}:{port}"
+
+    def connect(self) -> None:
+        """
+        For the first time, or where ZeroMQ has given up.
+        """
+        with suppress(zmq.ZMQError):  # there is none
+            self.socket.disconnect(self._endpoint)
+        self.socket.connect(self._endpoint)
+
+
 @contextmanager
-def _connected(host: str, port: int, topics: Sequence[bytes]) -> Iterator[tuple[Socket, Socket]]:
+def _connected(
+    host: str, port: int, topics: Sequence[bytes], keys: Keys | None
+) -> Iterator[tuple[_Line, _Line]]:
     """
     A publishing and a subscribing socket on their way to the broker.
     """
     with (
         zmq.Context() as context,
-        tuned(context, zmq.XPUB) as voice,
-        tuned(context, zmq.SUB) as ear,
+        _line(context, zmq.XPUB, host, port, keys) as voice,
+        _line(context, zmq.SUB, host, port + 1, keys) as ear,
     ):
         # Only with a broker at the other end: with a lost broker its subscriptions end, so that
         # everyone is seen to go, and nothing is kept for it that would be stale when it is back.
-        voice.setsockopt(zmq.IMMEDIATE, 1)
+        voice.socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
-            voice.connect(f"tcp://{host}:{port}")
-            ear.connect(f"tcp://{host}:{port + 1}")
+            voice.connect()
+            ear.connect()
         except zmq.ZMQError as error:
             raise UsageError(f"{host}:{port} cannot be a broker's address: {error}") from None
         for topic in topics:
-            ear.subscribe(topic)
+            ear.socket.subscribe(topic)
         yield voice, ear
+
+
+@contextmanager
+def _line(
+    context: zmq.Context[Socket], kind: zmq.SocketType, host: str, port: int, keys: Keys | None
+) -> Iterator[_Line]:
+    with tuned(context, kind) as socket, context.socket(zmq.PAIR) as handshakes:
+        if keys is not None:
+            socket.curve_serverkey = keys.broker
+            socket.curve_publickey = keys.public
+            socket.curve_secretkey = keys.secret
+        socket.monitor(f"inproc://handshakes-{port}", _HANDSHAKES)
+        handshakes.linger = 0
+        handshakes.set_hwm(0)  # a full one would hold up ZeroMQ's own thread
+        handshakes.connect(f"inproc://handshakes-{port}")
+        yield _Line(socket, handshakes, host, port)
 
 
 class _Link:
@@ -118,15 +179,25 @@ class _Link:
     Two sockets and the participant they serve.
     """
 
-    def __init__(self, voice: Socket, ear: Socket, *, job: str, sender: str) -> None:
-        self._voice = voice
-        self._ear = ear
+    def __init__(
+        self, broker: str, voice: _Line, ear: _Line, *, job: str, sender: str, encrypts: bool
+    ) -> None:
+        self._broker = broker
+        self._voice = voice.socket
+        self._ear = ear.socket
+        self._lines = (voice, ear)
+        self._encrypts = encrypts
+        self._cut_off = 0
+        self._told: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self.participant = Participant(job=job, sender=sender, send=self._send)
 
     def open(self) -> None:
         self._loop.add_reader(self._voice, self._read_notices)
         self._loop.add_reader(self._ear, self._read_frames)
+        for line in self._lines:
+            self._loop.add_reader(line.handshakes, self._read_handshakes, line)
+            self._read_handshakes(line)
         # a descriptor tells what is new; what came before this is not
         self._read_notices()
         self._read_frames()
@@ -135,6 +206,8 @@ class _Link:
         self.participant.close()
         self._loop.remove_reader(self._voice)
         self._loop.remove_reader(self._ear)
+        for line in self._lines:
+            self._loop.remove_reader(line.handshakes)
 
     def _send(self, topic: bytes, frame: bytes) -> None:
         self._voice.send_multipart((topic, frame), zmq.NOBLOCK)
@@ -160,6 +233,53 @@ class _Link:
                     self.participant.malformed(
                         f"a message of {len(frames)} frames came; one of tft has a topic and a body"
                     )
+
+    def _read_handshakes(self, line: _Line) -> None:
+        """
+        Whether the broker has let this process in.
+        """
+        for event in self._waiting(line.handshakes, partial(self._read_handshakes, line)):
+            seen = parse_monitor_message(event)
+            match seen["event"]:
+                case zmq.Event.HANDSHAKE_SUCCEEDED:
+                    self._cut_off = 0
+                    self._told.clear()
+                case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+                    self._cut_off += 1  # on both lines: they lead to one broker
+                    if self._cut_off >= CUT_OFF:
+                        self._tell(self._why_cut_off())
+                case failed:
+                    self._tell(self._why_refused(failed, seen["value"]))
+                    self._loop.call_later(REFUSED_RETRY, self._try_again, line)
+
+    def _tell(self, why: str) -> None:
+        if why not in self._told:
+            self._told.add(why)
+            self.participant.not_let_in(why)
+
+    def _try_again(self, line: _Line) -> None:
+        if not line.socket.closed:
+            line.connect()
+
+    def _why_cut_off(self) -> str:
+        keys = (
+            "is its --curve the same?"
+            if self._encrypts
+            else "does it have a --curve that is missing here?"
+        )
+        return f"what listens at {self._broker} ends every connection without a word: {keys}"
+
+    def _why_refused(self, failed: int, value: int) -> str:
+        if failed == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            return (
+                f"the broker at {self._broker} does not let this process in, whose key is none of the "
+                "job's: is its --curve the same?"
+            )
+        if value != MISMATCH:
+            return f"what listens at {self._broker} is not the broker of this job"
+        if self._encrypts:
+            return f"the broker at {self._broker} does not encrypt: was it started without --curve?"
+        return f"the broker at {self._broker} encrypts, and --curve is missing here"
 
     def _waiting(self, socket: Socket, again: Callable[[], None]) -> Iterator[list[bytes]]:
         """

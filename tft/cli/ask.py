@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tft import checkpoint
-from tft.bus.base import Bus, Heard, Malformed
+from tft.bus.base import Bus, Heard, Malformed, NotLetIn
 from tft.bus.zeromq import open_bus
 from tft.cli.run import say
 from tft.cli.rundir import FreshReport, JobThere, job_there, shelf_there
@@ -196,7 +196,7 @@ class Leader:
                 if self._lead is None or lead.epoch >= self._lead.epoch:
                     self._lead, self._spoke = lead, self.now()
                     self._outbox.acknowledge(lead.heard.get(self._sender, 0))
-            case Malformed(why=why):
+            case Malformed(why=why) | NotLetIn(why=why):
                 self._odd = f" ({why})"
             case _:
                 self._complain_of_silence()
@@ -216,7 +216,9 @@ def _ask(run_dir: Path, asking: Callable[[Leader], Awaitable[int]]) -> int:
     )
 
     async def with_bus() -> int:
-        async with open_bus(there.broker, job=there.job, sender=sender, topics=[ORDERS]) as bus:
+        async with open_bus(
+            there.broker, job=there.job, sender=sender, topics=[ORDERS], curve=there.curve
+        ) as bus:
             return await asking(Leader(bus, sender, there))
 
     try:

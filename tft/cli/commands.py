@@ -126,14 +126,15 @@ def broker_command() -> click.Command:
     `tft broker`.
     """
 
-    def broker(host: str, port: int, insecure: bool) -> int:
+    def broker(host: str, port: int, insecure: bool, curve: Path | None) -> int:
         die_with_parent()
+        configure_logs()
         from tft.bus.broker import main
 
         def opened(first: int) -> None:
             click.echo(f"broker at {host}:{first}", err=True)
 
-        main(host, port, insecure=insecure, opened=opened)
+        main(host, port, insecure=insecure, curve=curve, opened=opened)
         return 0
 
     return click.Command(
@@ -148,6 +149,11 @@ def broker_command() -> click.Command:
                 help="Listen at PORT for publishers and PORT + 1 for subscribers; 0: a free pair.",
             ),
             _insecure_option(),
+            click.Option(
+                ["--curve"],
+                type=click.Path(path_type=Path),
+                help="The directory with the keys of a job: only who has them is let in.",
+            ),
         ],
         help="Forward the messages of jobs, until it is told to end. Holds no state.",
     )
@@ -226,6 +232,29 @@ def agent_command() -> click.Command:
         ],
         context_settings={"allow_interspersed_args": False},
         help="Start this node's ranks of SCRIPT as the controller orders, and speak for them.",
+    )
+
+
+def keys_command() -> click.Command:
+    """
+    `tft keys`.
+    """
+
+    def keys(directory: Path) -> int:
+        from tft.keys import make_keys
+
+        make_keys(directory)
+        click.echo(
+            f"tft: {directory} has the keys of a job: give it to `tft run --curve` on all nodes",
+            err=True,
+        )
+        return 0
+
+    return click.Command(
+        "keys",
+        callback=keys,
+        params=[click.Argument(["directory"], type=click.Path(path_type=Path))],
+        help="Make the keys of a job in DIRECTORY, for `tft run --curve`.",
     )
 
 
@@ -320,7 +349,7 @@ def _insecure_option() -> click.Option:
     return click.Option(
         ["--insecure"],
         is_flag=True,
-        help="Allow addresses that other machines can reach; the bus is not encrypted.",
+        help="Allow addresses that other machines can reach without --curve; nothing is encrypted.",
     )
 
 

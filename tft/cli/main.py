@@ -19,7 +19,7 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         jobs, parts = ["run", "pause", "resume", "dump"], ["lead", "broker", "controller", "agent"]
-        return [*jobs, *parts, "replay", "replicas", "checkpoint"]
+        return [*jobs, *parts, "keys", "replay", "replicas", "checkpoint"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         from tft.cli import checkpoints, commands, replay, replicas
@@ -33,6 +33,7 @@ class _Commands(click.Group):
             "broker": commands.broker_command,
             "controller": commands.controller_command,
             "agent": commands.agent_command,
+            "keys": commands.keys_command,
             "replay": replay.replay_command,
             "replicas": replicas.replicas_command,
             "checkpoint": checkpoints.checkpoint_command,

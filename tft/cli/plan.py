@@ -21,7 +21,9 @@ from tft.cli.settings import LOOPBACK, job_arguments, job_settings
 from tft.config import RUN_OPTIONS, JobSettings
 from tft.core.policy import STRATEGIES
 from tft.errors import UsageError
+from tft.keys import read_keys
 from tft.plugins import find_adaptor
+from tft.transfer.tls import read_tls
 
 LEADER = -1
 """Stands for the node of a launcher that has none: it runs broker and controller, for nodes elsewhere."""
@@ -118,6 +120,8 @@ class Plan:
             return parts
         host, port = host_and_port(self.settings.broker)
         broker = ["broker", "--host", host, "--port", str(port)]
+        if self.settings.curve is not None:
+            broker += ["--curve", str(self.settings.curve)]
         if self.insecure:
             broker.append("--insecure")
         return {"broker": broker, "controller": ["controller", *job], **parts}
@@ -151,6 +155,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     led_elsewhere = options["led_elsewhere"]
     _check_shared(options, alone=options["nnodes"] == 1 and placed is None, launched=launched)
     checkpoint_dir: Path | None = options["checkpoint_dir"]
+    curve: Path | None = options["curve"]
     if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
         raise UsageError(
             "--resume needs the --run-dir of the run to be continued, or the --checkpoint-dir in which "
@@ -164,6 +169,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
         "broker": options["broker"] or free_address(LOOPBACK),
         "run_dir": run_dir,
         "checkpoint_dir": checkpoint_dir and checkpoint_dir.absolute(),
+        "curve": curve and curve.absolute(),
     }
     settings = job_settings({**options, **found})
     # who leads decides; another may look when the story has begun already
@@ -255,9 +261,13 @@ def check_plan(plan: Plan) -> None:
     elif plan.trains and not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"there is no script at {plan.script}")
     find_adaptor(settings.adaptor)
-    check_open(plan.host, "--host", insecure=plan.insecure)
+    if settings.curve is not None:
+        read_keys(settings.curve, broker=plan.leads)
+        read_tls(settings.curve)
+    allowed = plan.insecure or settings.curve is not None
+    check_open(plan.host, "--host", allowed=allowed)
     broker, port = host_and_port(settings.broker)
-    check_open(broker, "--broker", insecure=plan.insecure)
+    check_open(broker, "--broker", allowed=allowed)
     if plan.report is not None and not plan.report.absolute().parent.is_dir():
         raise UsageError(f"--report {plan.report}: there is no directory {plan.report.parent}")
     check_run_dir(settings, plan.node, leads=plan.leads, may_begin=plan.may_begin)
@@ -277,13 +287,13 @@ def _check_starter(starter: StartedElsewhere) -> None:
         )
 
 
-def check_open(host: str, option: str, *, insecure: bool) -> None:
+def check_open(host: str, option: str, *, allowed: bool) -> None:
     """
     Raises `UsageError` where others could reach this job's ports and nobody allowed it.
     """
-    if not insecure and not is_loopback(host):
+    if not allowed and not is_loopback(host):
         raise UsageError(
             f"{option} {host} can be reached from other machines, and the bus is not encrypted: "
-            "whoever reaches it can run the job's processes. Add --insecure if the network is "
-            "trusted"
+            "whoever reaches it can run the job's processes. Encrypt it with --curve, or add --insecure "
+            "if the network is trusted"
         )

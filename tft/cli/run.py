@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from tft.bus.base import Bus, Heard
+from tft.bus.base import Bus, Heard, NotLetIn
 from tft.bus.zeromq import open_bus
 from tft.checkpoint import Shelf, give_up, manifest_of, newest, shelf_of
 from tft.cli.children import Child, Children
@@ -42,6 +42,9 @@ _REPEAT = 0.1  # how often a report is sent until it is acknowledged
 _TOLD_GRACE = 15.0  # an agent that was told to end gives its ranks time to unwind
 _STOP_LIMIT = Policy().stop + Policy().save  # what the judgement allows for a last checkpoint
 _NEWS_LIMIT = 10.0  # for being heard by a controller on another node, which may be gone with it
+_SHUT_OUT_LIMIT = (
+    10.0  # another job's broker may be on its way out, and the right one on its way in
+)
 _ORPHANS_LIMIT = 5.0  # a guard needs a moment to end what a killed agent leaves
 
 
@@ -109,8 +112,9 @@ async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) 
     settings = plan.settings
     with Children() as children:
         async with open_bus(
-            settings.broker, job=settings.job, sender=plan.sender, topics=[ORDERS]
-        ) as bus:
+            settings.broker, job=settings.job, sender=plan.sender, topics=[ORDERS],
+            curve=settings.curve,
+        ) as bus:  # fmt: skip
             return await Launcher(plan, environment, children, bus, report).run()
 
 
@@ -145,6 +149,7 @@ class Launcher:
         self._outbox = Outbox()
         self._grace = 0.0
         self._led = False
+        self._shut_out: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[signal.Signals] = loop.create_future()
         self._over: asyncio.Future[int] = loop.create_future()
@@ -341,5 +346,20 @@ class Launcher:
                 case Heard(envelope=Envelope(message=Lead(heard=heard))):
                     self._led = True
                     self._outbox.acknowledge(heard.get(self._plan.sender, 0))
+                    if self._shut_out is not None:
+                        self._shut_out.cancel()
+                        self._shut_out = None
+                case NotLetIn(why=why):
+                    self._not_let_in(why)
                 case _:
                     pass  # orders are for ranks and agents
+
+    def _not_let_in(self, why: str) -> None:
+        """
+        A node that has not been let in gives up after a while: with the wrong keys it would wait for ever.
+        One that was in before looks for its broker until the job is over.
+        """
+        say(why)
+        if not self._led and not self._plan.leads and self._shut_out is None:
+            loop = asyncio.get_running_loop()
+            self._shut_out = loop.call_later(_SHUT_OUT_LIMIT, self._finish, REFUSED)

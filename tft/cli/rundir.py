@@ -198,6 +198,7 @@ def write_job(settings: JobSettings, command: Sequence[str]) -> None:
         **asdict(settings),
         "run_dir": str(settings.run_dir),
         "checkpoint_dir": str(settings.checkpoints),
+        "curve": settings.curve and str(settings.curve),
     }
     written = {"command": list(command), "directory": str(Path.cwd()), "settings": facts}
     write_whole(settings.run_dir / JOB, json.dumps(written, indent=2) + "\n")
@@ -213,6 +214,8 @@ class JobThere:
     broker: str
     log: Path
     """Of its controller."""
+    curve: Path | None = None
+    """Where its keys are, if it has some."""
 
 
 def job_there(run_dir: Path) -> JobThere:
@@ -227,6 +230,7 @@ def job_there(run_dir: Path) -> JobThere:
             job=str(settings["job"]),
             broker=str(settings["broker"]),
             log=log_file(run_dir, "controller"),
+            curve=Path(settings["curve"]) if settings.get("curve") else None,
         )
     except FileNotFoundError:
         raise UsageError(f"no job runs in {run_dir}: there is no {JOB}") from None

@@ -13,7 +13,7 @@ from typing import Any, assert_never, get_args
 import structlog
 
 from tft import checkpoint
-from tft.bus.base import Arrival, Bus, Gone, Heard, Malformed, Present
+from tft.bus.base import Arrival, Bus, Gone, Heard, Malformed, NotLetIn, Present
 from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.config import JobSettings
@@ -152,7 +152,9 @@ class Controller:
         sender = f"controller/{self._epoch}"
         topics = (REPORTS, BEATS)
         settings = self._settings
-        async with open_bus(settings.broker, job=settings.job, sender=sender, topics=topics) as bus:
+        async with open_bus(
+            settings.broker, job=settings.job, sender=sender, topics=topics, curve=settings.curve
+        ) as bus:
             self._bus = bus
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
@@ -203,6 +205,8 @@ class Controller:
                 if why not in self._malformed:  # it is repeated until it is heard, so for ever
                     self._malformed = {*list(self._malformed)[-REMEMBERED:], why}
                     log.warning("malformed_message", why=why)
+            case NotLetIn(why=why):
+                log.warning("not_let_in", why=why)
             case Present(sender=sender):
                 if sender.startswith("node."):
                     self._nodes.add(sender)

@@ -14,6 +14,7 @@ from tft.hooks import Buffer
 from tft.protocol.messages import Transfer
 from tft.transfer.board import Board
 from tft.transfer.source import TICK, bring
+from tft.transfer.tls import Tls
 from tft.transfer.wire import Hello, Offer, Run, chunks
 
 log = structlog.get_logger()
@@ -35,6 +36,7 @@ def fetch(
     taken: Callable[[bytes], None],
     abandoned: threading.Event,
     *,
+    tls: Tls | None = None,
     patience: float = PATIENCE,
 ) -> None:
     """
@@ -42,7 +44,8 @@ def fetch(
 
     `take(meta)` makes room: writable buffers with the names and sizes of the source's, which are
     written in place and out of order. `taken(meta)` is called when every digest holds, and not
-    before. Both are called on this thread. `job` is the key to the sources, `rank` who fetches.
+    before. Both are called on this thread. `job` is the key to the sources, `rank` who fetches; with `tls`
+    it is spoken to them.
 
     Sources must agree on what the shard consists of; those that say otherwise than most are not
     used. A source that gives no byte for `patience` seconds counts as lost, also while it gets its
@@ -59,7 +62,7 @@ def fetch(
         for place, source in enumerate(transfer.sources):
             thread = threading.Thread(
                 target=bring,
-                args=(source, place, hello, board, patience),
+                args=(source, place, hello, board, patience, tls),
                 name=f"tft-fetch-{transfer.shard}-from-{source.rank}",
                 daemon=True,
             )

@@ -7,6 +7,7 @@ is sent is digested as it is sent, from the memory it lies in.
 
 import hmac
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ import structlog
 from tft.errors import InternalError, MalformedMessage, OrderRefused, UsageError
 from tft.hooks import Parcel
 from tft.protocol.messages import VERSION
+from tft.transfer.tls import Tls, reader, sender
 from tft.transfer.wire import (
     FROM_CLIENT,
     Hello,
@@ -45,15 +47,17 @@ _BREATH = 0.1
 
 class ShardServer:
     """
-    Serves the shards that `give` hands out, to clients that know the job's name.
+    Serves the shards that `give` hands out, to clients that know the job's name; with `tls` to those that
+    have its keys, too.
 
     `give(shard, step)` is called on the thread of a connection, on several at once if several
     clients come; the memory of its parcel is read until that client leaves, and must hold the end
     of `step` for so long. The sentence of an `OrderRefused` it raises is sent to the client.
     """
 
-    def __init__(self, host: str, job: str, give: Give) -> None:
+    def __init__(self, host: str, job: str, give: Give, tls: Tls | None = None) -> None:
         self._host = host
+        self._tls = tls
         self._job = job
         self._give = give
         self._listener: socket.socket | None = None
@@ -107,6 +111,10 @@ class ShardServer:
         while not self._closing.is_set():
             try:
                 connection, peer = listener.accept()
+                if self._tls is not None:  # its handshake is the guest's thread's to wait for
+                    connection = self._tls.giving.wrap_socket(
+                        connection, server_side=True, do_handshake_on_connect=False
+                    )
             except OSError as error:
                 if not self._closing.is_set():
                     log.warning("shard_server_cannot_accept", error=str(error))
@@ -136,11 +144,10 @@ class ShardServer:
             connection.close()
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
-        def read(views: list[memoryview]) -> int:
-            return connection.recvmsg_into(views)[0]
-
+        read, send = reader(connection), sender(connection)
         _prepare(connection)
         connection.settimeout(_MANNERS)
+        _shake_hands(connection)
         match read_frame(read, FROM_CLIENT):
             case Hello() as hello:
                 answer = self._answer(hello, peer)
@@ -160,7 +167,7 @@ class ShardServer:
         while True:
             match read_frame(read, FROM_CLIENT):
                 case Request() as chunk if chunk.offset + chunk.length <= run.size:
-                    send_chunk(run, chunk, key, connection.sendmsg)
+                    send_chunk(run, chunk, key, send)
                 case other:
                     raise MalformedMessage(
                         f"the client asked for {other!r:.80}, which is no part of the "
@@ -185,6 +192,17 @@ class ShardServer:
             return Refusal(why=f"giving shard {hello.shard!r} failed: {error!r}")
 
 
+def _shake_hands(connection: socket.socket) -> None:
+    if not isinstance(connection, ssl.SSLSocket):
+        return
+    try:
+        connection.do_handshake()
+    except ssl.SSLError as refused:
+        raise MalformedMessage(
+            f"TLS with it failed ({refused.reason}): is its --curve the same?"
+        ) from None
+
+
 def _prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A client whose machine vanished sends no end, and its parcel would be held for ever: the
@@ -197,4 +215,5 @@ def _prepare(connection: socket.socket) -> None:
 
 def _end(connection: socket.socket) -> None:
     with suppress(OSError):  # it has ended already
-        connection.shutdown(socket.SHUT_RDWR)
+        # of the connection itself: TLS would have its thread read plain bytes from here on
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -8,15 +8,19 @@ ticks and not taken from a clock: when this process itself was stopped, its sour
 import os
 import select
 import socket
+import ssl
 from collections import deque
+from collections.abc import Callable
 from contextlib import closing
 from errno import EINPROGRESS
+from typing import TypeVar
 
 import structlog
 
 from tft.errors import MalformedMessage, TransferFailed
 from tft.protocol.messages import Source
 from tft.transfer.board import Board
+from tft.transfer.tls import Tls, reader
 from tft.transfer.wire import (
     FROM_SERVER,
     Hello,
@@ -30,6 +34,8 @@ from tft.transfer.wire import (
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 TICK = 0.02
 """Seconds after which a waiting thread looks whether the fetch is over."""
 
@@ -37,20 +43,29 @@ _ASKED = 2
 """Chunks asked of a source at a time: it works on one while the other's request is on its way."""
 
 
-def bring(source: Source, place: int, hello: Hello, board: Board, patience: float) -> None:
+def bring(
+    source: Source, place: int, hello: Hello, board: Board, patience: float, tls: Tls | None
+) -> None:
     """
     Bring what the board wants from this source, which is `place` in its list, until all is there;
     the body of a thread. The board hears of it when the source is lost.
     """
     why: str | None = "the thread that served it ended by an error of tft, see its traceback"
     try:
-        with closing(_connect(source.address, board, patience)) as connection:
-            _converse(_Line(connection, board, patience), source, place, hello, board)
+        with (
+            closing(_connect(source.address, board, patience)) as plain,
+            closing(_wrapped(plain, tls)) as connection,
+        ):
+            line = _Line(connection, board, patience)
+            line.shake_hands()
+            _converse(line, source, place, hello, board)
         why = None
     except (TransferFailed, MalformedMessage) as error:
         why = str(error)
     except EOFError:
         why = "it ended the connection"
+    except ssl.SSLError as error:
+        why = f"TLS with it failed ({error.reason}): is its --curve the same?"
     except OSError as error:
         why = f"the connection broke: {error.strerror or error}"
     finally:
@@ -69,15 +84,26 @@ class _Line:
         self._patience = patience
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(TICK)
+        self._read = reader(connection)
+
+    def shake_hands(self) -> None:
+        """
+        Make sure of each other, where the connection is one of TLS.
+        """
+        if isinstance(self._connection, ssl.SSLSocket):
+            self._patiently(self._connection.do_handshake)
 
     def read(self, views: list[memoryview]) -> int:
         """
         Wait for bytes and put them into the views; how many. 0: the source has closed.
         """
+        return self._patiently(lambda: self._read(views))
+
+    def _patiently(self, act: Callable[[], T]) -> T:
         silent = 0.0
         while not self._board.closed:
             try:
-                return self._connection.recvmsg_into(views)[0]
+                return act()
             except TimeoutError:
                 silent = _longer(silent, self._patience)
         raise TransferFailed("the fetch is over")
@@ -115,6 +141,12 @@ def _converse(line: _Line, source: Source, place: int, hello: Hello, board: Boar
         log.warning("chunk_damaged", shard=hello.shard, source=source.rank, offset=chunk.offset)
         if not board.spoilt(place, chunk):
             raise TransferFailed("it repeatedly sent bytes that do not match their digest")
+
+
+def _wrapped(connection: socket.socket, tls: Tls | None) -> socket.socket:
+    if tls is None:
+        return connection
+    return tls.fetching.wrap_socket(connection, do_handshake_on_connect=False)
 
 
 def _connect(address: str, board: Board, patience: float) -> socket.socket:

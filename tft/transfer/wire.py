@@ -9,7 +9,8 @@ The bytes of a transfer: what the two ends of a connection say, and in which ord
 To both ends a shard is one run of bytes: its buffers, end to end. A chunk is any part of that
 run, so many small buffers cost no more than a large one. What is said travels in frames: length
 (4 bytes), digest of the body (16), body (MessagePack). All digests are XXH3-128: they tell
-damage, not malice. Whoever knows the job's name is trusted.
+damage, not malice. Whoever knows the job's name is trusted; with the keys of a job all of this is
+spoken through TLS (`tls.py`), and whoever has them is.
 """
 
 import struct

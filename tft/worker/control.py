@@ -12,7 +12,7 @@ from typing import Any, Protocol, assert_never, get_args
 
 import structlog
 
-from tft.bus.base import Bus, Gone, Heard, Malformed, Present
+from tft.bus.base import Bus, Gone, Heard, Malformed, NotLetIn, Present
 from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.config import RankSettings
@@ -150,8 +150,9 @@ class Control:
         self._loop.set_exception_handler(_give_up)
         settings = self._settings
         async with open_bus(
-            settings.broker, job=settings.job, sender=self._sender, topics=(ORDERS,)
-        ) as bus:
+            settings.broker, job=settings.job, sender=self._sender, topics=(ORDERS,),
+            curve=settings.curve,
+        ) as bus:  # fmt: skip
             self._bus = bus
             await bus.listened(REPORTS)
             if self._joined is not None:
@@ -172,6 +173,8 @@ class Control:
                     self._hear(envelope.message)
                 case Malformed(why=why):
                     log.warning("malformed_message", why=why)
+                case NotLetIn(why=why):
+                    log.warning("not_let_in", why=why)
                 case Present() | Gone():
                     pass
                 case _:

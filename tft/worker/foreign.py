@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import msgspec
 
-from tft.bus.ports import free_address, host_for_all, own_address
+from tft.bus.ports import free_address, host_for_all, may_be_reached, own_address
 from tft.config import JobSettings, inherited_environment, run_options
 from tft.errors import UsageError
 from tft.plugins import load_adaptor
@@ -152,7 +152,7 @@ def _host(launcher: Launcher, options: Sequence[str]) -> str:
     """
     if launcher.alone:
         return LOOPBACK
-    return host_for_all(launcher.address, trusted="--insecure" in options, named="MASTER_ADDR")
+    return host_for_all(launcher.address, trusted=may_be_reached(options), named="MASTER_ADDR")
 
 
 def _meet(launcher: Launcher, host: str) -> Meeting:

@@ -41,6 +41,7 @@ from tft.protocol.messages import (
     Verdict,
 )
 from tft.transfer.client import fetch
+from tft.transfer.tls import Tls
 from tft.worker.gate import Gate
 from tft.worker.saving import Saving
 
@@ -75,6 +76,10 @@ class State(Protocol):
     @property
     def job(self) -> str:
         """The job's name, and the key of its transfer ports."""
+
+    @property
+    def tls(self) -> Tls | None:
+        """What transfers are encrypted with."""
 
     @property
     def shelf(self) -> Shelf:
@@ -223,6 +228,7 @@ class Hands:
                 take=partial(self._hook_take, transfer.shard),
                 taken=partial(self._hook_taken, transfer.shard),
                 abandoned=self._gate.abandoned,
+                tls=self._state.tls,
             )
         self._hold(order.step)
 

@@ -40,6 +40,7 @@ from tft.protocol.messages import (
     Trained,
 )
 from tft.transfer.server import ShardServer
+from tft.transfer.tls import Tls, read_tls
 from tft.worker.control import Control
 from tft.worker.diagnosis import Diagnostician
 from tft.worker.foreign import become_launcher
@@ -97,7 +98,8 @@ class Session:
         self._saving = Saving(self._adaptor.hook)
         self._hands = Hands(self, self._gate, self._adaptor.hook, self._page, self._saving, check)
         self._diagnose = Diagnostician(self._classify, self._observers.device_faults()).diagnose
-        self._server = ShardServer(settings.host, settings.job, self._give)
+        self._tls = read_tls(settings.curve)
+        self._server = ShardServer(settings.host, settings.job, self._give, self._tls)
         self._capture: Callable[..., bytes] = self._adaptor.hook.tft_capture
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._periodic = Periodic(
@@ -154,6 +156,13 @@ class Session:
         The job's name.
         """
         return self._settings.job
+
+    @property
+    def tls(self) -> Tls | None:
+        """
+        What transfers are encrypted with; None: they are not.
+        """
+        return self._tls
 
     @property
     def adaptor(self) -> str:

@@ -1,0 +1,145 @@
+"""
+The keys of a job as files: made once, read by nobody else, and refused with a sentence.
+"""
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tft.errors import UsageError
+from tft.keys import BROKER, JOB, SEED, TRANSFER, make_keys, read_keys, transfer_files
+
+NAMES = {*BROKER, *JOB, *TRANSFER}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    directory = tmp_path / "keys"
+    make_keys(directory)
+    return directory
+
+
+def test_keys_are_for_their_owner_alone(keys: Path) -> None:
+    """
+    When keys are made, then only their owner can read them, whatever the umask is.
+    """
+    assert {path.name for path in keys.iterdir()} == NAMES
+    assert {stat.S_IMODE(path.stat().st_mode) for path in keys.iterdir()} == {0o600}
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o700
+
+
+def test_what_was_made_can_be_read(keys: Path) -> None:
+    """
+    When keys are read, then the secret one of the broker is there for the broker alone, and no secret
+    shows where they are printed.
+    """
+    read = read_keys(keys, broker=True)
+
+    assert read.broker_secret == (keys / BROKER[0]).read_bytes()
+    assert read_keys(keys).broker_secret == b""
+    assert read.secret.decode() not in repr(read)
+    assert read.broker_secret.decode() not in repr(read)
+    assert transfer_files(keys) == (keys / TRANSFER[0], keys / TRANSFER[1])
+
+
+def test_two_jobs_have_nothing_in_common(keys: Path, tmp_path: Path) -> None:
+    """
+    When keys are made again elsewhere, then no file is the same.
+    """
+    make_keys(tmp_path / "others")
+
+    assert all((keys / n).read_bytes() != (tmp_path / "others" / n).read_bytes() for n in NAMES)
+
+
+def test_one_secret_makes_the_same_keys_everywhere(tmp_path: Path) -> None:
+    """
+    When keys are made of a secret that two machines share, then they are the same, and another secret
+    makes others.
+    """
+    for name, seed in (("a", b"s" * SEED), ("b", b"s" * SEED), ("c", b"t" * SEED)):
+        make_keys(tmp_path / name, seed)
+
+    for name in NAMES:
+        a, b, c = ((tmp_path / each / name).read_bytes() for each in "abc")
+        assert a == b != c
+
+
+@pytest.mark.parametrize("there", [*sorted(NAMES)])
+def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
+    """
+    When one of the files is there already, then it stays as it is and nothing is added.
+    """
+    (tmp_path / there).write_text("another job's")
+
+    with pytest.raises(UsageError, match=f"has keys already .{there}."):
+        make_keys(tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] == [there]
+    assert (tmp_path / there).read_text() == "another job's"
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """
+    When there is a file where the directory should be, then the sentence says so.
+    """
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UsageError, match=r"cannot be written to .*file"):
+        make_keys(tmp_path / "file")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda keys: (keys / "job.key").unlink(), "there is no .*job.key"),
+    "missing public": (lambda keys: (keys / "broker.pub").unlink(), "there is no .*broker.pub"),
+    "missing secret": (lambda keys: (keys / "broker.key").unlink(), "there is no .*broker.key"),
+    "readable": (lambda keys: (keys / "job.key").chmod(0o640), "chmod 600 .*job.key"),
+    "of all": (lambda keys: (keys / "broker.key").chmod(0o604), "chmod 600 .*broker.key"),
+    "public, of all": (lambda keys: (keys / "broker.pub").chmod(0o666), "chmod 600 .*broker.pub"),
+    "directory": (lambda keys: keys.chmod(0o770), "chmod go-w"),
+    "cut": (lambda keys: (keys / "job.key").write_bytes(b"short"), "job.key holds no key"),
+    "no letters": (lambda keys: (keys / "job.pub").write_bytes(b"~" * 40), "job.pub holds no key"),
+    "other job": (
+        lambda keys: (keys / "job.pub").write_bytes((keys / "broker.pub").read_bytes()),
+        "job.key and job.pub are not a pair",
+    ),
+    "other broker": (
+        lambda keys: (keys / "broker.key").write_bytes((keys / "job.key").read_bytes()),
+        "broker.key and broker.pub are not a pair",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_keys_that_cannot_be_used_are_refused(keys: Path, damage: str) -> None:
+    """
+    When a file is missing, open to others, damaged, or of other keys, then the sentence names it.
+    """
+    do, sentence = DAMAGES[damage]
+    do(keys)
+
+    with pytest.raises(UsageError, match=sentence):
+        read_keys(keys, broker=True)
+
+
+def test_a_node_without_the_broker_needs_no_secret_of_it(keys: Path) -> None:
+    """
+    When the broker runs elsewhere, then its secret key need not be there.
+    """
+    (keys / "broker.key").unlink()
+
+    assert read_keys(keys).public
+
+
+@pytest.mark.parametrize("name", TRANSFER)
+def test_the_transfers_are_looked_at_as_well(keys: Path, name: str) -> None:
+    """
+    When the transfer ports could not be opened with the keys, then that is known beforehand.
+    """
+    (keys / name).chmod(0o644)
+    with pytest.raises(UsageError, match=f"chmod 600 .*{name}"):
+        transfer_files(keys)
+    (keys / name).unlink()
+    with pytest.raises(UsageError, match=f"there is no .*{name}"):
+        transfer_files(keys)

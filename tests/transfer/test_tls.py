@@ -1,0 +1,165 @@
+"""
+Transfers between ranks with the keys of a job: nobody else fetches, and nobody reads along.
+"""
+
+import socket
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.transfer.peers import Opened, Room, Tap, content, fetch_into, serve
+from tft.errors import TransferFailed, UsageError
+from tft.keys import make_keys
+from tft.transfer import Tls, read_tls
+
+SHARD = {"weights": content(3_000_000), "bias": b"a bias that nobody is to see" * 10, "none": b""}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("keys") / "job"
+    make_keys(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("keys") / "others"
+    make_keys(directory)
+    return directory
+
+
+def tls(directory: Path) -> Tls:
+    made = read_tls(directory)
+    assert made is not None
+    return made
+
+
+def test_a_shard_comes_whole_from_several_sources_at_once(opened: Opened, keys: Path) -> None:
+    """
+    When all have the keys of the job, then a shard is what its sources hold.
+    """
+    sources = [opened(serve(SHARD, tls=tls(keys))) for _ in range(3)]
+    room = Room(SHARD)
+
+    fetch_into(room, *(source.address for source in sources), tls=tls(keys))
+
+    assert room.whole()
+    assert len(room.taken) == 1
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_nobody_on_the_way_reads_what_is_moved(opened: Opened, keys: Path, encrypted: bool) -> None:
+    """
+    When somebody sees every byte that passes, then neither state nor the name of the job is among them;
+    without keys both are.
+    """
+    passed: dict[str, bytearray] = {"up": bytearray(), "down": bytearray()}
+    source = opened(serve(SHARD, tls=tls(keys) if encrypted else None))
+    tap = opened(
+        Tap(
+            source.address,
+            down=lambda _, piece: passed["down"].extend(piece),
+            up=lambda _, piece: passed["up"].extend(piece),
+        )
+    )
+    room = Room(SHARD)
+
+    fetch_into(room, tap.address, tls=tls(keys) if encrypted else None)
+    tap.close()
+
+    assert room.whole()
+    assert (b"that nobody is to see" in passed["down"]) is not encrypted
+    assert (b"job-of-the-test" in passed["up"]) is not encrypted
+
+
+def test_what_is_changed_on_the_way_is_not_taken(opened: Opened, keys: Path) -> None:
+    """
+    When a bit is flipped on the way, then that source is lost: nothing of it can be told from malice.
+    """
+
+    def damage(position: int, piece: bytearray) -> None:
+        if position > 500_000:
+            piece[0] ^= 1
+
+    source = opened(serve(SHARD, tls=tls(keys)))
+    tap = opened(Tap(source.address, down=damage))
+    good = opened(serve(SHARD, tls=tls(keys)))
+    room = Room(SHARD)
+
+    fetch_into(room, tap.address, good.address, tls=tls(keys))
+
+    assert room.whole()
+
+
+@pytest.mark.parametrize("who", ["of another job", "plain"])
+def test_who_has_no_key_of_the_job_fetches_nothing(
+    opened: Opened, keys: Path, others: Path, who: str
+) -> None:
+    """
+    When a client has keys of another job, or none, then it gets no byte, and both sides say why.
+    """
+    source = opened(serve(SHARD, tls=tls(keys)))
+    room = Room(SHARD)
+
+    with capture_logs() as logs:
+        with pytest.raises(TransferFailed) as failed:
+            fetch_into(room, source.address, tls=tls(others) if who == "of another job" else None)
+        source.close()
+
+    assert not any(map(any, room.memory.values()))
+    if who == "of another job":
+        assert "is its --curve the same?" in str(failed.value)
+    [refused] = [log for log in logs if log["event"] == "shard_client_dropped"]
+    assert "is its --curve the same?" in refused["why"]
+
+
+def test_a_source_without_the_key_of_the_job_is_not_believed(
+    opened: Opened, keys: Path, others: Path
+) -> None:
+    """
+    When sources have keys of another job, or none, then nothing is taken from them.
+    """
+    pretending = opened(serve(SHARD, tls=tls(others)))
+    plain = opened(serve(SHARD))
+    room = Room(SHARD)
+
+    with pytest.raises(TransferFailed, match="is its --curve the same"):
+        fetch_into(room, pretending.address, plain.address, tls=tls(keys))
+
+    assert not any(map(any, room.memory.values()))
+
+
+def test_a_source_that_says_nothing_is_given_up(keys: Path) -> None:
+    """
+    When a source accepts and then is silent, then it is lost after the patience of the fetch.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(TransferFailed, match="nothing came from it for"):
+            fetch_into(Room(SHARD), address, tls=tls(keys), patience=0.2)
+
+
+def test_a_client_that_says_nothing_does_not_hold_up_the_end(opened: Opened, keys: Path) -> None:
+    """
+    When somebody connects and never shakes hands, then the server can be closed at once.
+    """
+    source = serve(SHARD, tls=tls(keys))
+    host, _, port = source.address.rpartition(":")
+    with socket.create_connection((host, int(port))):
+        fetch_into(Room(SHARD), source.address, tls=tls(keys))  # it has been accepted before this
+
+        source.close()
+
+
+def test_files_that_are_no_pair_are_refused(keys: Path, others: Path, tmp_path: Path) -> None:
+    """
+    When the key of one job stands beside the certificate of another, then that is said.
+    """
+    for directory, name in ((keys, "transfer.key"), (others, "transfer.crt")):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+        (tmp_path / name).chmod(0o600)
+
+    with pytest.raises(UsageError, match=r"transfer\.key and transfer\.crt are not a pair"):
+        read_tls(tmp_path)

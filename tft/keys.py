@@ -1,0 +1,210 @@
+"""
+The keys of a job: a directory that `tft keys` makes and all processes of the job read.
+
+    broker.key, broker.pub       the pair of the broker: by the second a participant knows it
+    job.key, job.pub             the pair of the job: who has the first is let in
+    transfer.key, transfer.crt   the same for the ports where ranks fetch state, which speak TLS
+
+All of it follows from 32 bytes, so that machines which share a secret already can make the same keys.
+"""
+
+import hmac
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from tft.errors import UsageError
+
+SEED = 32
+"""Bytes that keys are made of."""
+
+BROKER = ("broker.key", "broker.pub")
+JOB = ("job.key", "job.pub")
+TRANSFER = ("transfer.key", "transfer.crt")
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_KEY = 40
+"""Letters of a CURVE key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """
+    What a process has read.
+    """
+
+    broker: bytes
+    """What the broker is known by."""
+    public: bytes
+    """What a participant of the job is known by."""
+    secret: bytes = field(repr=False)
+    broker_secret: bytes = field(default=b"", repr=False)
+    """Empty where it was not asked for: only the broker has use for it."""
+
+
+def make_keys(directory: Path, seed: bytes | None = None) -> None:
+    """
+    Make the keys of a job, anew or from a secret of `SEED` bytes. The directory is made if it is not
+    there. Raises `UsageError` where one of the files is there already, and without the package
+    `cryptography`; nothing was changed then.
+    """
+    files = _files(os.urandom(SEED) if seed is None else seed)
+    there = [name for name in files if (directory / name).exists()]
+    if there:
+        raise UsageError(
+            f"{directory} has keys already ({', '.join(there)}), and nothing is written over them: a "
+            "job may be using them. Choose another directory"
+        )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, content in files.items():
+            _write(directory / name, content)
+    except OSError as refused:
+        raise UsageError(f"the keys cannot be written to {directory}: {refused.strerror}") from None
+
+
+def read_keys(directory: Path, *, broker: bool = False) -> Keys:
+    """
+    The keys in a directory, with the secret one of the broker if this process is it. Raises `UsageError`
+    where a file is missing, can be read by others than its owner, or does not belong to the rest.
+    """
+    _check_directory(directory)
+    secret, public = (_key(directory / name) for name in JOB)
+    _check_pair(directory, JOB, secret, public)
+    known = _key(directory / BROKER[1])
+    broker_secret = b""
+    if broker:
+        broker_secret = _key(directory / BROKER[0])
+        _check_pair(directory, BROKER, broker_secret, known)
+    return Keys(broker=known, public=public, secret=secret, broker_secret=broker_secret)
+
+
+def transfer_files(directory: Path) -> tuple[Path, Path]:
+    """
+    Where key and certificate of the transfer ports are. Raises `UsageError` where one is missing or can
+    be read by others.
+    """
+    _check_directory(directory)
+    key, certificate = (directory / name for name in TRANSFER)
+    for path in (key, certificate):
+        _read(path)
+    return key, certificate
+
+
+# ---------------------------------------------------------------- made
+
+
+def _files(seed: bytes) -> Mapping[str, bytes]:
+    if len(seed) != SEED:
+        raise UsageError(f"keys are made of {SEED} bytes, not of {len(seed)}")
+    made: dict[str, bytes] = {}
+    for secret, public in (BROKER, JOB):
+        made[secret] = z85.encode(_derived(seed, secret))
+        made[public] = zmq.curve_public(made[secret])
+    made[TRANSFER[0]], made[TRANSFER[1]] = _certificate(_derived(seed, TRANSFER[0]))
+    return made
+
+
+def _derived(seed: bytes, name: str) -> bytes:
+    """
+    32 bytes of their own for each name: who knows some of them does not know the others.
+    """
+    return hmac.digest(seed, f"tft {name}".encode(), "sha256")
+
+
+def _certificate(seed: bytes) -> tuple[bytes, bytes]:
+    """
+    A key and a certificate that it has signed itself, both as PEM and the same for the same seed.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError:
+        raise UsageError(
+            "to make keys takes the package cryptography: pip install 'tft-bus[keys]'. To use them "
+            "does not: they may be made on another machine"
+        ) from None
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a job of tft")])
+    # Valid for as long as a certificate can say: it is compared as a whole and renewed with the job's
+    # other keys, and no job is to end because a date has passed.
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1)
+        .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))
+        .not_valid_after(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC))
+        .sign(key, None)
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private, certificate.public_bytes(pem)
+
+
+def _write(path: Path, content: bytes) -> None:
+    made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(made, content)
+    finally:
+        os.close(made)
+
+
+# ---------------------------------------------------------------- read
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise UsageError(
+            f"--curve {directory}: there is no such directory; `tft keys {directory}` makes it, with "
+            "the keys of a job"
+        )
+    if directory.stat().st_mode & _OTHERS_WRITE:
+        raise UsageError(
+            f"--curve {directory}: others than its owner can write there, and put keys of their own in "
+            f"the place of the job's: chmod go-w {directory}"
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & _OTHERS:
+                raise UsageError(
+                    f"--curve: others than its owner have access to {path}, and could take part in the "
+                    f"job: chmod 600 {path}"
+                )
+            return file.read()
+    except FileNotFoundError:
+        raise UsageError(
+            f"--curve: there is no {path}; copy the directory as `tft keys` has made it"
+        ) from None
+    except OSError as refused:
+        raise UsageError(f"--curve: {path} cannot be read: {refused.strerror}") from None
+
+
+def _key(path: Path) -> bytes:
+    key = _read(path).strip()
+    try:
+        if len(key) != _KEY or len(z85.decode(key)) != 32:
+            raise ValueError
+    except (ValueError, KeyError):
+        raise UsageError(
+            f"--curve: {path} holds no key; copy the directory as `tft keys` has made it"
+        ) from None
+    return key
+
+
+def _check_pair(directory: Path, names: tuple[str, str], secret: bytes, public: bytes) -> None:
+    if zmq.curve_public(secret) != public:
+        raise UsageError(
+            f"--curve {directory}: {names[0]} and {names[1]} are not a pair; copy the directory as "
+            "`tft keys` has made it"
+        )
