@@ -67,6 +67,16 @@ SIGNATURES = {
         )
     },
 }  # fmt: skip
+ORCHESTRATORS = {
+    "tft_register_mindx_callback": "(action, func)",
+    "tft_notify_controller_stop_train": "(fault_ranks, stop_type='stop', timeout=None)",
+    "tft_notify_controller_on_global_rank": "(fault_ranks, time=1)",
+    "tft_notify_controller_prepare_action": "(action, fault_ranks=None)",
+    "tft_notify_controller_change_strategy": "(strategy, params='')",
+    "tft_notify_controller_dump": "()",
+    "tft_query_high_availability_switch": "()",
+}
+"""Of `mindio_ttp.controller_ttp` alone."""
 REGISTRARS = sorted(name for name in SIGNATURES if SIGNATURES[name] == "(func, ctx=None)")
 
 MINDSPORE = [
@@ -94,12 +104,13 @@ def shape(function: Any) -> str:  # Any: any function
     return str(inspect.Signature(parameters))
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize("name", [*SIGNATURES, *ORCHESTRATORS])
 def test_arguments_and_defaults_are_those_of_mindio(name: str) -> None:
     """
     When a program passes arguments by place, by name or not at all, they mean what they mean to MindIO.
     """
-    assert shape(getattr(framework_ttp, name)) == SIGNATURES[name]
+    module = controller_ttp if name in ORCHESTRATORS else framework_ttp
+    assert shape(getattr(module, name)) == (SIGNATURES | ORCHESTRATORS)[name]
 
 
 def test_all_functions_are_in_the_table() -> None:
@@ -108,6 +119,8 @@ def test_all_functions_are_in_the_table() -> None:
     """
     kinds = {"Action", "OptimizerType", "RepairType", "ReportState"}
     assert set(framework_ttp.__all__) - kinds == set(SIGNATURES)
+    in_controller = {name for name in vars(controller_ttp) if name.startswith("tft_")}
+    assert in_controller - set(SIGNATURES) == set(ORCHESTRATORS)
 
 
 @pytest.mark.parametrize(

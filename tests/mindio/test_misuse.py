@@ -114,8 +114,32 @@ def test_a_life_in_which_much_is_wrong(tmp_path: Path) -> None:
             assert result == {"returned": expected}, told
 
 
-CONTROLLER: list[list[tuple[list[Any], str | None]]] = [
+def test_who_leaves_without_a_word_has_not_finished(tmp_path: Path) -> None:
+    """
+    When a process ends and has not said that it has trained to the end, the job ends and says so; MindIO says it for
+    the process at its exit, whatever that was for.
+    """
+    calls = [INIT, START, ["train", [5]]]
+    with job(tmp_path / "job", world=1, program=CALLS, calls=calls) as running:
+        outcome = running.end()
+    assert outcome.codes == [4]
+    assert "rank 0 left with code 0 before all ranks had finished" in came_of(outcome)
+
+
+CONTROLLER: list[list[tuple[list[Any], str | int | None]]] = [
     [
+        (["tft_query_high_availability_switch"], False),
+        (["tft_notify_controller_dump"], 1),
+        (["tft_notify_controller_stop_train", [{}]], 1),
+        (["tft_notify_controller_stop_train", [{"0": 1}]], 1),
+        (["tft_notify_controller_stop_train", [{}, "rest"]], 1),
+        (["tft_notify_controller_on_global_rank", [{}, 0]], 1),
+        (["tft_notify_controller_on_global_rank", [{}, 3601]], 1),
+        (["tft_notify_controller_prepare_action", ["cold switch"]], 1),
+        (["tft_notify_controller_change_strategy", ["downgrade", ""]], 1),
+        (["tft_notify_controller_change_strategy", ["retry"]], 1),
+        (["tft_register_mindx_callback", ["report_weather", None]], 1),
+        (["tft_register_mindx_callback", ["report_result", "no function"]], 1),
         (
             ["tft_start_controller", ["127.0.0.1", "$port", False]],
             "tft_init_controller comes first",
@@ -137,11 +161,11 @@ CONTROLLER: list[list[tuple[list[Any], str | None]]] = [
 
 @pytest.mark.parametrize("calls", CONTROLLER, ids=["rank 0", "rank -1"])
 def test_a_controller_that_cannot_be_is_refused(
-    calls: list[tuple[list[Any], str | None]], tmp_path: Path
+    calls: list[tuple[list[Any], str | int | None]], tmp_path: Path
 ) -> None:
     """
     When the controller's functions are called in a wrong order or with what cannot be, an `Exception` says so; it
-    is a `SystemExit` of MindIO, which few programs expect.
+    is a `SystemExit` of MindIO, which few programs expect. Those that tell it something return 1, as MindIO's do.
     """
     words = ["8000", "0", str(tmp_path), "0", json.dumps({"calls": [each for each, _ in calls]})]
     done = subprocess.run(
@@ -151,8 +175,8 @@ def test_a_controller_that_cannot_be_is_refused(
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results-0.json").read_text())
     for (called, says), result in zip(calls, results, strict=True):
-        if says is None:
-            assert result == {"returned": None}, called
+        if not isinstance(says, str):
+            assert result == {"returned": says}, called
         else:
             assert result.get("raised") == "Refused", (called, result)
             assert says in result["says"], called
@@ -225,12 +249,15 @@ def test_groups_may_be_of_different_sizes(tmp_path: Path) -> None:
 def test_a_missing_repair_is_noticed_when_it_is_needed(tmp_path: Path) -> None:
     """
     When a rank needs the state of another and there is no function for that, a last checkpoint is saved, and
-    the reason is said; MindIO goes on without the state.
+    the reason is said; MindIO goes on without the state. The groups are formed anew for each attempt.
     """
     outcome = run(tmp_path, [1, 4, "loop", "kill"], without=["repair"])
     assert outcome.codes == [3], outcome.output
     assert "has registered no repair function, and rank 1 needs group0.0.0" in came_of(outcome)
     assert [call["step"] for _, call in outcome.called("save")] == [3]
+    survivors = [call["ranks"] for rank, call in outcome.called("rebuild") if rank == 0]
+    assert len(survivors) > 1
+    assert all(replaced == [1] for replaced in survivors)
 
 
 def test_a_missing_save_is_noticed_when_it_is_needed(tmp_path: Path) -> None:
