@@ -30,7 +30,7 @@ class Watch:
         self._last: dict[int, tuple[int, int, float]] = {}  # rank: incarnation, step, moved
         self._moved = float("-inf")
         self._warming = False
-        self._beats: dict[int, float] = {}
+        self._beats: dict[int, float] = {}  # node: when it was heard last, the longest silent first
         self._sent: dict[int, float] = {}
         self._offsets: dict[int, float] = {}  # node: what its clock lacks of ours, at most
 
@@ -69,6 +69,7 @@ class Watch:
         a delayed beat is not a rank that hangs. What lies between that clock and ours is known
         from the beat that took the shortest time to come.
         """
+        self._beats.pop(beat.node, None)
         self._beats[beat.node] = at
         before = self._sent.get(beat.node, beat.at)
         if beat.at < before:  # the node was started anew, and its clock with it
@@ -95,9 +96,16 @@ class Watch:
         """
         The nodes without a beat for too long while another one beats.
         """
-        if not self._beats or at - max(self._beats.values()) > 1.0:
+        if not self._beats or at - next(reversed(self._beats.values())) > 1.0:
             return []  # nobody is heard: that is the bus, or us
-        gone = [n for n, last in self._beats.items() if at - last > self._policy.node_silence]
+        gone = []
+        for (
+            node,
+            last,
+        ) in self._beats.items():  # asked after every beat: it must not cost a look at all
+            if at - last <= self._policy.node_silence:
+                break
+            gone.append(node)
         for node in gone:
             del self._beats[node]
-        return gone
+        return sorted(gone)
