@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import structlog
 from mindio_ttp import controller_ttp as controller
 
 from tests.mindio.stub import Stub
@@ -36,6 +37,9 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+structlog.configure(
+    logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+)  # its output is answers
 controller.tft_init_controller(-1, world, False, enable_arf=True)
 Stub(note, options.get("choices", {})).register()
 controller.tft_start_controller("127.0.0.1", port, enable_tls=False)

@@ -1,6 +1,6 @@
 """
 An orchestrator that sees what the job sees, and chooses the last of what is offered, or what it was told to
-choose from a list.
+choose from a list. Told `raise`, it fails there.
 """
 
 from collections.abc import Callable
@@ -48,6 +48,8 @@ class Stub:
         """
         self._note("report_strategies", strategies=strategies)
         choice = self._choices.get(",".join(strategies), strategies[-1])
+        if choice == "raise":
+            raise OSError("the cluster does not answer")
         assert controller.tft_notify_controller_change_strategy(choice) == 0
 
     def result(self, code: int, message: str, ranks: dict[int, int], strategy: str) -> None:

@@ -105,6 +105,8 @@ class Manager:
         What it was reported.
         """
         path = self._directory / "heard.jsonl"
+        if not path.exists():
+            return []
         return [said(json.loads(line)) for line in path.read_text().splitlines()]
 
 

@@ -9,7 +9,7 @@ decides and the plugin is asked; that is enough to speak as the other one does.
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tft.hooks import Advice, IncidentView, hookimpl
@@ -33,6 +33,8 @@ OURS_TO_THEIRS = {
     "scale_in": "downgrade", "scale_out": "upgrade", "migrate": "migration",
 }  # fmt: skip
 """In the order in which they are offered: the last one is the best."""
+GIVE_UP = ("dump", "exit")
+"""What may be chosen while something else is being done."""
 THEIRS_TO_OURS = {theirs: ours for ours, theirs in OURS_TO_THEIRS.items()}
 
 OK, ISOLATED, NOTHING_THERE, RECOVER_LEFT, DUMP_LEFT, NOTHING_LEFT = 0, 201, 404, 405, 406, 499
@@ -113,11 +115,14 @@ class Negotiator:
 
     def change_strategy(self, strategy: str) -> None:
         """
-        What is to be done.
+        What is to be done; while something else is being done, only its end can be chosen.
         """
         with self._turn:
             if strategy == "continue":
                 self.continue_train()
+            elif self.followed and strategy in GIVE_UP:
+                self.followed = "dump"  # of what is to end, what can be saved is saved
+                self._say(StopRequested(why=f"the cluster chose {strategy}", signal=0, at=0.0))
             else:
                 self.wanted = strategy
             self._news()
@@ -223,15 +228,21 @@ class Negotiator:
             asked, left = self._asked, self.block
             while self.orchestrator.present():
                 advice = self._consider(incident)
-                if not advice.wait or left <= 0.0 or self.joining:
+                if not advice.wait or self.joining:
                     return advice
+                rest = self.limit - self._silent
+                if rest <= 0.0:
+                    return Advice(why=f"the cluster has not answered for {self._silent:.0f} s")
+                if left <= 0.0:
+                    wait = min(advice.wait, rest)
+                    self._silent += wait
+                    return replace(advice, wait=wait)
+                left = min(left, rest)
                 if not self._turn.wait(left):
                     self._silent += left
                     left = 0.0
                 if self._asked > asked:
                     return None  # it is asked again, about more
-                if self._silent >= self.limit:
-                    return Advice(why=f"the cluster has not answered for {self._silent:.0f} s")
         return None
 
     def _consider(self, incident: IncidentView) -> Advice:
@@ -295,8 +306,8 @@ class Negotiator:
             code = RECOVER_LEFT
         elif "dump" in possible:
             code = DUMP_LEFT
-        self._hear("result", code, "it did not help", self.faults, self.followed)
-        self.followed, self.offered = "", []
+        failed, self.followed, self.offered = self.followed, "", []
+        self._hear("result", code, "it did not help", self.faults, failed)
 
     def _hear(self, name: str, *facts: Any) -> None:  # Any: each report's own
         self.orchestrator.hear(name, *(dict(f) if isinstance(f, dict) else f for f in facts))

@@ -1,0 +1,269 @@
+"""
+MindIO's own tests of an orchestrator that has its say: what it chooses, and what it does wrong.
+
+Where only words pass between the two, a scripted job stands for the ranks: the judgement, the advisors and the
+negotiator are the real ones.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mindio_ttp.negotiator import MEMORY, PROCESS, Negotiator
+
+from tests.mindio.jobs import Outcome, job
+from tests.mindio.test_jobs import HALVES, assert_same
+from tests.mindio.test_jobs import run as run_alone
+from tests.mindio.test_orchestrated import Manager, heard, manager
+from tests.plugins.negotiation import Negotiation
+from tests.plugins.test_negotiation import agreeable, strategies
+from tft.bus.ports import free_address
+from tft.protocol.messages import Load, Order, Restore, Rollback, Save
+
+LIVE = "exit,dump,retry,recover"
+"""What is offered where every process lives."""
+WAYS_BACK: tuple[type[Order], ...] = (Rollback, Load, Restore)
+LOST = "exit,dump,recover"
+
+
+def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any: JSON
+    """
+    A job whose rank 0 speaks for the cluster.
+    """
+    return run_alone(
+        directory,
+        *faults,
+        orchestrated=True,
+        run_options="--orchestrated",
+        groups=HALVES,
+        **options,
+    )
+
+
+# ---------------------------------------------------------------- what it chooses, over whole jobs
+
+
+def test_an_end_that_is_chosen_repairs_and_saves_nothing(tmp_path: Path) -> None:
+    """
+    When rank 3 is lost and an end is chosen, nothing is cleaned, repaired or saved, and the survivors' waits
+    say that they are to exit.
+    """
+    outcome = run(tmp_path, [3, 4, "update", "kill"], choices={LOST: "exit"})
+    assert outcome.codes == [4], outcome.output
+    for what in ("clean", "repair", "rollback", "save", "rename", "returned"):
+        assert outcome.called(what) == []
+    assert heard(outcome)[2] == ("strategies", ["exit", "dump", "recover"])
+
+
+def test_a_last_checkpoint_that_is_chosen_is_saved_by_one_of_each_part(tmp_path: Path) -> None:
+    """
+    When rank 3 is lost and a last checkpoint is chosen, ranks 0 and 1 save, one of them names it, nobody
+    repairs, and the orchestrator hears that it is written.
+    """
+    outcome = run(tmp_path, [3, 4, "loop", "kill"], choices={LOST: "dump"})
+    assert outcome.codes == [3], outcome.output
+    assert outcome.ranks_called("save") == [0, 1]
+    assert len(outcome.called("rename")) == 1
+    for what in ("clean", "repair", "rollback", "returned"):
+        assert outcome.called(what) == []
+
+
+def test_what_was_never_offered_ends_the_job(tmp_path: Path) -> None:
+    """
+    When something is chosen that nobody has heard of, the orchestrator is told (499), nothing is repaired
+    and nothing is saved.
+    """
+    outcome = run(tmp_path, [3, 4, "loop", "kill"], choices={LOST: "reboot the moon"})
+    assert outcome.codes == [4], outcome.output
+    assert heard(outcome)[3] == ("result", (499, "reboot the moon"))
+    for what in ("clean", "repair", "rollback", "save", "rename"):
+        assert outcome.called(what) == []
+
+
+def test_an_orchestrator_whose_function_fails_is_done_without(tmp_path: Path) -> None:
+    """
+    When the orchestrator cannot take the offer, it is waited for as long as it may take, and the job decides
+    by itself: rank 3's part, lost in its update, comes from rank 1.
+    """
+    outcome = run(
+        tmp_path, [3, 4, "update", "UCE ERROR"], choices={LIVE: "raise"},
+        environment={"MINDIO_WAIT_MINDX_TIME": "1"},
+    )  # fmt: skip
+    assert_same(outcome)
+    assert outcome.strategies == ["retry"]
+    assert {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")} == {(1, 3)}
+
+
+def test_a_manager_pauses_asks_too_much_and_ends_the_job(tmp_path: Path) -> None:
+    """
+    When a manager stops the training before there is any, or names ranks that there are not, nothing comes of
+    it. A pause holds everyone between two steps, none is stopped or cleaned for it, and they go on at its word;
+    a switch of hardware without a place to go is refused; its word for a last checkpoint saves and ends.
+    """
+    port = int(free_address("127.0.0.1").rpartition(":")[2])
+    with manager(tmp_path / "manager", port) as managing:
+        assert managing.ask("query_high_availability_switch") is True
+        assert managing.ask("notify_controller_stop_train", {"3": PROCESS}) == 0
+        assert managing.ask("notify_controller_stop_train", {"4": PROCESS}) == 1
+        assert managing.ask("notify_controller_stop_train", {"3": 3}) == 1
+        assert managing.ask("notify_controller_stop_train", {}, "rest") == 1
+        assert managing.ask("notify_controller_on_global_rank", {"0": PROCESS}, 3601) == 1
+        assert managing.ask("notify_controller_prepare_action", "cold switch", {}) == 1
+        assert managing.ask("notify_controller_change_strategy", "downgrade") == 1
+        with job(
+            tmp_path / "job", launched=True, groups=HALVES, port=port, steps=100_000,
+            environment={"MINDX_TASK_ID": "task-7"},
+        ) as running:  # fmt: skip
+            until(running.directory / "losses-3.jsonl")
+            assert managing.ask("notify_controller_stop_train", {}, "pause", 60) == 0
+            said(managing, ("stop_complete", 0))
+            told = steps_done(running.directory)
+            assert managing.ask("notify_controller_change_strategy", "continue") == 0
+            said(managing, ("result", (0, "continue")))
+            assert len(set(told)) == 1
+            assert managing.ask("notify_controller_prepare_action", "hot switch", {"3": 1}) == 0
+            said(managing, ("result", (406, "hot switch")))
+            assert managing.ask("notify_controller_dump") == 0
+            outcome = running.end()
+        said(managing, ("result", (0, "dump")))
+    assert set(outcome.codes) == {3}, outcome.output
+    assert outcome.ranks_called("save") == [0, 1]
+    assert len(outcome.called("rename")) == 1
+    for what in ("clean", "repair", "rollback"):
+        assert outcome.called(what) == []
+
+
+def until(path: Path) -> None:
+    """
+    Waits for a file.
+    """
+    while not path.exists():
+        time.sleep(0.02)
+
+
+def said(managing: Manager, report: tuple[str, Any]) -> None:
+    """
+    Waits until a manager has heard this last.
+    """
+    while managing.heard()[-1:] != [report]:
+        time.sleep(0.02)
+
+
+def steps_done(directory: Path) -> list[int]:
+    """
+    How many losses each rank has computed.
+    """
+    return [len((directory / f"losses-{rank}.jsonl").read_text().splitlines()) for rank in range(4)]
+
+
+# ---------------------------------------------------------------- what it says too early, too late or twice
+
+
+def test_answers_in_the_wrong_order_are_taken_as_they_come() -> None:
+    """
+    When the orchestrator gives the cluster's view where a stop was expected, and stops where the view was
+    expected, the dialogue is carried on all the same, and nobody is harmed.
+    """
+    talk = Negotiation()
+    talk.on("fault_ranks", lambda us: us.on_global_rank({2: MEMORY}))
+    talk.on("stop_complete", lambda us: us.stop_train({2: MEMORY}))
+    talk.on("strategies", lambda us: us.change_strategy("retry"))
+    talk.job.fault(2, "memory")
+    talk.settle()
+    talk.train()
+    assert [name for name, *_ in talk.news()] == [
+        "fault_ranks", "stop_complete", "strategies", "result",
+    ]  # fmt: skip
+    assert strategies(talk) == ["retry"]
+
+
+def twice(answer: Callable[[Negotiator], None]) -> Callable[[Negotiator], None]:
+    """
+    The same answer, two times.
+    """
+
+    def answer_twice(us: Negotiator) -> None:
+        answer(us)
+        answer(us)
+
+    return answer_twice
+
+
+def test_an_answer_that_is_given_twice_counts_once() -> None:
+    """
+    When everything the orchestrator says is said twice, there is one incident, and one result.
+    """
+    talk = Negotiation()
+    talk.on("fault_ranks", twice(lambda us: us.stop_train({2: MEMORY})))
+    talk.on("stop_complete", twice(lambda us: us.on_global_rank({})))
+    talk.on("strategies", twice(lambda us: us.change_strategy("retry")))
+    talk.job.fault(2, "memory")
+    talk.settle()
+    talk.train()
+    assert [name for name, *_ in talk.news()].count("result") == 1
+    assert strategies(talk) == ["retry"]
+
+
+@pytest.mark.parametrize("early", ["dump", "exit", "migration", "retry"])
+def test_a_choice_that_nobody_was_asked_for_ends_nothing(early: str) -> None:
+    """
+    When a strategy is named while the job trains, it trains on, and the next incident is about what is offered
+    then.
+    """
+    talk = agreeable("retry")
+    talk.negotiator.change_strategy(early)
+    talk.settle()
+    talk.train()
+    assert talk.job.doing == "healthy"
+    talk.job.fault(2, "memory")
+    talk.settle()
+    talk.train()
+    assert strategies(talk) == ["retry"]
+
+
+@pytest.mark.parametrize("choice", ["dump", "exit"])
+def test_a_replacement_that_does_not_come_can_be_given_up(choice: str) -> None:
+    """
+    When the new process of a rank is waited for, and the orchestrator would rather end, it ends at once, with
+    a last checkpoint: that of the survivors is not thrown away.
+    """
+    talk = agreeable("recover")
+    talk.job.slow = {3}
+    talk.job.kill(3)
+    talk.settle()
+    assert talk.job.doing == "awaiting"
+    talk.negotiator.change_strategy(choice)
+    talk.settle()
+    assert {each.step for each in talk.job.orders(Save)} == {3}
+    why = f"the cluster chose {choice}; a last checkpoint of step 3 is written"
+    assert talk.news()[-1] == ("result", 0, why, {3: PROCESS}, "dump")
+
+
+def test_a_pause_that_nobody_ends_is_over_when_it_has_lasted_long_enough() -> None:
+    """
+    When nobody says to go on, the orchestrator hears that the pause has failed (406), and the job trains on.
+    """
+    talk = Negotiation()
+    talk.negotiator.pause_train(0.0)
+    talk.settle()
+    while talk.job.doing != "healthy":
+        talk.settle()
+        talk.job.train()
+    assert ("result", 406, "nobody has said to go on for 0 s", {}, "continue") in talk.news()
+    assert talk.job.doing == "healthy"
+
+
+def test_what_is_saved_is_never_of_a_step_that_may_be_wrong() -> None:
+    """
+    When numbers went wrong on every rank, neither a repair from copies nor a last checkpoint is offered.
+    """
+    talk = agreeable("exit")
+    before = [talk.job.orders(kind) for kind in WAYS_BACK]
+    for rank in range(4):
+        talk.job.fault(rank, "numeric", polluted=True)
+    talk.settle()
+    assert ("strategies", dict.fromkeys(range(4), MEMORY), ["exit"]) in talk.news()
+    assert talk.job.orders(Save) == []
+    assert [talk.job.orders(kind) for kind in WAYS_BACK] == before
