@@ -92,6 +92,8 @@ class Processor:
         self._begun = self._inside = self._window = False
         self._leaving = False
         """The loop is to be left: this step was the last one."""
+        self._initialises = False
+        """A replacement has said that it is there, and waits to be let go on with its own beginning."""
         self._expects_finish = False
         """The program knows that it is a replacement, and says when it is ready."""
         self._said_ready = False
@@ -365,6 +367,9 @@ class Processor:
         returns when the job is over for it.
         """
         self.session  # noqa: B018 (refused before there is one)
+        if state is ReportState.RS_INIT_FINISH and not self._begun:
+            self._initialises = True  # who holds what, and its functions, it has yet to say
+            return
         if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
             self._ready(state)
             return
@@ -407,6 +412,9 @@ class Processor:
         `EXIT` when the job is over.
         """
         until = (*until, "resume", "complete")
+        if self._initialises:
+            self._initialises = False
+            return Action.RETRY
         self._begin()
         while not self._inside and self._exit is None:
             try:

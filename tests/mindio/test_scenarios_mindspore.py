@@ -1,0 +1,133 @@
+"""
+Programs with a loop as MindSpore's: ranks 0 and 2 hold the same, and so do 1 and 3. Each test is one of MindIO's
+own, over a whole job.
+"""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.mindio.jobs import Outcome, job
+
+PROGRAM = Path(__file__).parent / "mindspore_program.py"
+MINDSPORE = {"MINDIO_FOR_MINDSPORE": "1"}
+
+
+def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any: JSON
+    """
+    A job with these faults.
+    """
+    with job(
+        directory / "job", program=PROGRAM, environment=MINDSPORE, faults=list(faults), **options
+    ) as running:
+        return running.end()
+
+
+def finals(outcome: Outcome) -> list[str]:
+    """
+    The numbers at the end, by rank.
+    """
+    return [(outcome.directory / f"final-{rank}.hex").read_text() for rank in range(outcome.world)]
+
+
+@cache
+def undisturbed() -> tuple[list[str], dict[tuple[int, int], set[str]]]:
+    """
+    What comes of it when nothing happens.
+    """
+    with TemporaryDirectory() as directory:
+        outcome = run(Path(directory))
+        assert outcome.codes == [0], outcome.output
+        found = finals(outcome)
+        assert found[0] == found[2] != found[1] == found[3]
+        return found, outcome.losses()
+
+
+def assert_same(outcome: Outcome) -> None:
+    """
+    As if nothing had happened.
+    """
+    assert not any(outcome.codes), outcome.output
+    assert (finals(outcome), outcome.losses()) == undisturbed()
+
+
+def pairs(outcome: Outcome) -> set[tuple[int, int]]:
+    """
+    Who has sent to whom.
+    """
+    return {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
+
+
+def test_each_gets_its_state_from_the_one_that_holds_the_same(tmp_path: Path) -> None:
+    """
+    When ranks 1 and 2 lose their memory, rank 0 gives to 2 and 3 to 1, and everyone is brought back to one
+    step, which the loop asks for.
+    """
+    outcome = run(tmp_path, [1, 4, "loop", "UCEError"], [2, 4, "loop", "UCEError"])
+    assert_same(outcome)
+    assert pairs(outcome) == {(0, 2), (3, 1)}
+    for what in ("stop", "clean", "rollback"):
+        assert outcome.ranks_called(what) == [0, 1, 2, 3]
+    assert {call["step"] for _, call in outcome.called("rollback")} == {3}
+    assert [call["action"] for _, call in outcome.called("action")] == [0, 0, 0, 0]
+    assert outcome.called("exit") == []
+
+
+def test_a_replacement_says_that_it_is_there_and_then_that_it_is_ready(tmp_path: Path) -> None:
+    """
+    When a rank is killed, its new process is let go on with its own beginning, registers its functions after
+    that, and is brought to the others when it says that it is ready.
+    """
+    outcome = run(tmp_path, [1, 4, "update", "kill"])
+    assert_same(outcome)
+    assert [call["action"] for _, call in outcome.called("initialised")] == [0]
+    assert [call["ranks"] for _, call in outcome.called("rebuild")] == [[1]] * 4
+    for what in ("stop", "clean"):
+        assert outcome.ranks_called(what) == [0, 2, 3]
+    assert pairs(outcome) == {(3, 1)}
+    assert outcome.ranks_called("rollback") == [0, 1, 2, 3]
+
+
+def test_without_a_replacement_one_of_each_group_saves(tmp_path: Path) -> None:
+    """
+    When rank 1 is gone and nobody may take its place, 0 and 3 save, one of them names what was saved, and the
+    three that are left are told to exit.
+    """
+    outcome = run(tmp_path, [1, 4, "loop", "kill"], run_options="--enable dump")
+    assert outcome.codes == [3], outcome.output
+    assert [(rank, call["info"]) for rank, call in outcome.called("save")] == [
+        (0, [{"type": 0, "ranks": [0]}]),
+        (3, [{"type": 0, "ranks": [3]}]),
+    ]
+    assert {call["step"] for _, call in outcome.called("save")} == {3}
+    assert len(outcome.called("rename")) == 1
+    assert outcome.ranks_called("exit") == [0, 2, 3]
+
+
+def test_what_nobody_has_any_more_is_not_made_up(tmp_path: Path) -> None:
+    """
+    When all ranks have lost their memory, nothing is repaired and nothing is saved: all are told to exit.
+    """
+    everyone = [[rank, 4, "loop", "UCEError"] for rank in range(4)]
+    outcome = run(tmp_path, *everyone)
+    assert outcome.codes == [4], outcome.output
+    for what in ("repair", "rollback", "save", "rename"):
+        assert outcome.called(what) == []
+    assert outcome.ranks_called("exit") == [0, 1, 2, 3]
+
+
+def test_a_saver_that_fails_leaves_its_part_to_another(tmp_path: Path) -> None:
+    """
+    When rank 0 cannot save, rank 2 saves what both hold, with rank 3, and the job has its last checkpoint.
+    """
+    outcome = run(
+        tmp_path, [1, 4, "loop", "kill"], [0, 4, "save", "the disk is full"],
+        run_options="--enable dump",
+    )  # fmt: skip
+    assert outcome.codes == [3], outcome.output
+    saved = {rank for rank, _ in outcome.called("save")}
+    assert saved == {0, 2, 3}
+    assert (outcome.directory / "saved-2.bin").exists()
+    assert not (outcome.directory / "saved-0.bin").exists()
+    assert len(outcome.called("rename")) == 1
