@@ -6,16 +6,16 @@ A program written for MindIO, with numbers in the place of a model: it imports n
 Its rank is in RANK, as launchers have it. DIRECTORY takes what it writes: losses, what is called, its last
 checkpoint. OPTIONS is JSON:
 
-- `faults`: a list of [rank, step, where, text], struck once each. `where` is `loop` (before the sum), `summed`
-  (after it), `update` (with half of the numbers changed) or `replaced` (in a replacement, before it is ready). A
-  text `kill`
-  kills; one that begins with the name of an exception raises that, any other a RuntimeError.
+- `faults`: a list of [rank, step, where, text], struck once each, those of one step and place together. `where`
+  is `loop` (before the sum), `summed` (after it), `update` (with half of the numbers changed) or `replaced` (in a
+  replacement, before it is ready). A text `kill` kills, `hang` never ends; one that begins with the name of an
+  exception raises that, any other a RuntimeError.
 - `without`: functions that are not registered. `raises`: by function, the rank whose one raises.
 - `clean`: by rank, what its clean function says. `uce`: whether devices are repaired.
 - `asks`: the step to go on from is asked for. `ready`: a replacement says so `once` or `always`.
 - `early`: by rank, the step after which it returns, and all sum up no more.
 - `pattern`: [text, name of a state, what the handler says].
-- `skip`: the step that is counted twice.
+- `skip`: the step that is counted twice. `pace`: how many seconds a step takes.
 - `loop`: it has one of its own, as MindSpore does.
 """
 
@@ -24,6 +24,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -82,8 +84,14 @@ def strike(where: str) -> None:
         mark = directory / f"struck-{place}"
         if (whom, step, at) == (rank, state.step + 1, where) and not mark.exists():
             mark.touch()
+            # those who are struck at the same place are struck together, however busy the machine is
+            there = [n for n, (_, *when, _) in enumerate(faults) if when == [step, at]]
+            while not all((directory / f"struck-{n}").exists() for n in there):
+                time.sleep(0.005)
             if text == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if text == "hang":
+                threading.Event().wait()
             raise RAISED.get(text.partition(" ")[0], RuntimeError)(text)
 
 
@@ -211,6 +219,7 @@ def train(first: int) -> str:
         except ConnectionError as error:
             raise RuntimeError(f"FORCE STOP: {error}") from error
     while state.step < early.get(str(rank), steps):
+        time.sleep(options.get("pace", 0.0))
         strike("loop")
         loss = draw() + state.numbers[0]
         with (directory / f"losses-{rank}.jsonl").open("a") as file:

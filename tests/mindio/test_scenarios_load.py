@@ -1,0 +1,108 @@
+"""
+More than a job should have to bear: clients that say nothing or nonsense, ten thousand ranks, orders without end.
+"""
+
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.mindio.jobs import job
+from tests.mindio.test_jobs import HALVES, assert_same
+from tft.bus.ports import free_address
+from tft.core.policy import Policy
+from tft.core.watch import Watch
+from tft.protocol.codec import decode, encode
+from tft.protocol.messages import Beat, Envelope, Position, Pulse
+from tft.testing.scripted import ScriptedJob
+
+NODES, EACH = 1250, 8
+
+
+def test_strangers_hold_up_nobody(tmp_path: Path) -> None:
+    """
+    When clients connect to the job's address before any rank and say nothing, or what is no message, the ranks
+    join all the same, and a lost one is replaced.
+    """
+    address = free_address("127.0.0.1")
+    host, _, port = address.rpartition(":")
+    with (
+        ExitStack() as strangers,
+        job(
+            tmp_path / "job", groups=HALVES, faults=[[3, 4, "loop", "kill"]],
+            run_options=f"--broker {address}",
+        ) as running,
+    ):  # fmt: skip
+        for place in range(40):
+            stranger = strangers.enter_context(connected(host, int(port) + place % 2))
+            if place % 4 > 1:
+                stranger.sendall(bytes(range(256)) * 64)
+        outcome = running.end()
+    assert_same(outcome)
+    assert outcome.strategies == ["recover"]
+
+
+def connected(host: str, port: int) -> socket.socket:
+    """
+    A connection to a port that is about to be listened at.
+    """
+    while True:
+        try:
+            return socket.create_connection((host, port))
+        except ConnectionRefusedError:
+            continue
+
+
+def beat(node: int, turn: int) -> bytes:
+    """
+    What a node of eight ranks says ten times a second.
+    """
+    at = turn / 10
+    pulses = tuple(
+        Pulse(
+            rank=node * EACH + place, incarnation=0, position=Position(step=turn, window=False),
+            training=True, moved=at,
+        )
+        for place in range(EACH)
+    )  # fmt: skip
+    message = Beat(node=node, pulses=pulses, at=at)
+    return encode(Envelope(job="j", sender=f"node.{node}", number=turn + 1, message=message))
+
+
+def test_one_node_of_ten_thousand_ranks_is_missed() -> None:
+    """
+    When 1,250 nodes of eight ranks beat, and one of them falls silent, that one is named after its limit, and
+    until then nobody is.
+    """
+    watch = Watch(Policy(node_silence=1.0))
+    named = {}
+    for turn in range(14):
+        now = turn / 10
+        for node in range(NODES):
+            if node != 700 or turn == 0:
+                message = decode(beat(node, turn)).message
+                assert isinstance(message, Beat)
+                assert watch.heard(message, now) is None
+                if silent := watch.silent(now):
+                    named[turn] = silent
+    assert named == {11: [700]}
+
+
+def test_orders_do_not_run_out() -> None:
+    """
+    When a job is paused so often that more than 20,001 orders are given, the last is followed as the first,
+    and after it a lost rank is replaced.
+    """
+    job = ScriptedJob(2, Policy(max_incidents=10**6)).start()
+    job.train()
+    while len(job.said) <= 20_001:
+        job.pause()
+        job.settle()
+        assert job.doing == "paused"
+        job.go_on()
+        job.settle()
+        job.train()
+    job.kill(1)
+    job.settle()
+    job.train()
+    assert [incident.strategy for incident in job.machine.incidents] == ["recover"]
+    assert job.doing == "healthy"

@@ -1,0 +1,127 @@
+"""
+MindIO's own tests of processes that are lost, and those its facts ask for beyond them: each over a whole job of
+four ranks with two copies of two parts.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.mindio.expected import assert_expected
+from tests.mindio.jobs import Outcome
+from tests.mindio.test_jobs import HALVES, assert_same, run
+
+
+def pairs(outcome: Outcome) -> set[tuple[int, int]]:
+    """
+    Who has sent to whom.
+    """
+    return {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
+
+
+def test_a_rank_lost_in_its_update_is_replaced(tmp_path: Path) -> None:
+    """
+    When rank 3 is killed with half of its state changed, the three others stop and clean once, all four form
+    their groups without the lost process, rank 1 sends to its replacement, and all go back to one step.
+    """
+    outcome = run(tmp_path, [3, 4, "update", "kill"], groups=HALVES)
+    assert_same(outcome)
+    assert outcome.strategies == ["recover"]
+    for what in ("stop", "clean"):
+        assert outcome.ranks_called(what) == [0, 1, 2]
+    assert [call["ranks"] for _, call in outcome.called("rebuild")] == [[3]] * 4
+    sent = [(rank, call["repair_type"]) for rank, call in outcome.called("repair")]
+    assert sent == [(1, 0), (3, 3)]
+    assert outcome.ranks_called("rollback") == [0, 1, 2, 3]
+    assert {call["type"] for _, call in outcome.called("clean")} == {"recover"}
+
+
+def test_two_lost_ranks_of_different_parts_are_replaced_together(tmp_path: Path) -> None:
+    """
+    When ranks 0 and 3 are killed together, 2 sends to 0 and 1 to 3.
+    """
+    outcome = run(tmp_path, [0, 4, "loop", "kill"], [3, 4, "loop", "kill"], groups=HALVES)
+    assert_same(outcome)
+    assert pairs(outcome) == {(2, 0), (1, 3)}
+
+
+def test_a_part_that_is_lost_whole_is_neither_saved_nor_made_up(tmp_path: Path) -> None:
+    """
+    When ranks 1 and 3 are killed together, nobody has their part: nothing is saved, and the job ends.
+    """
+    outcome = run(tmp_path, [1, 4, "loop", "kill"], [3, 4, "loop", "kill"], groups=HALVES)
+    assert outcome.codes == [4], outcome.output
+    for what in ("repair", "rollback", "save", "rename"):
+        assert outcome.called(what) == []
+
+
+def test_who_is_left_of_each_part_saves(tmp_path: Path) -> None:
+    """
+    When rank 0 is lost and only a last checkpoint is to be made, ranks 2 and 1 save it together, in the order
+    of the parts, and one of them names it.
+    """
+    outcome = run(tmp_path, [0, 4, "loop", "kill"], groups=HALVES, run_options="--enable dump")
+    assert outcome.codes == [3], outcome.output
+    assert outcome.ranks_called("save") == [1, 2]
+    infos = [call["info"] for _, call in outcome.called("save")]
+    assert infos == [[{"type": 0, "ranks": [2, 1]}]] * 2
+    [(_, named)] = outcome.called("rename")
+    assert named["step"] == 3
+
+
+def test_a_rank_that_hangs_is_found_though_its_process_lives(tmp_path: Path) -> None:
+    """
+    When the training thread of rank 2 comes no further, once it is known how long a step takes, that is noticed, it is replaced, and the job goes on.
+    """
+    outcome = run(tmp_path, [2, 60, "loop", "hang"], groups=HALVES, steps=70, pace=0.05)
+    assert_expected(outcome, 70)
+    assert outcome.strategies == ["recover"]
+    assert pairs(outcome) == {(0, 2)}
+
+
+def test_a_replacement_that_dies_as_it_waits_is_replaced(tmp_path: Path) -> None:
+    """
+    When the process that takes rank 3's place is killed before it is ready, the next one takes it.
+    """
+    outcome = run(tmp_path, [3, 4, "loop", "kill"], [3, 1, "replaced", "kill"], groups=HALVES)
+    assert_same(outcome)
+    assert [call["reboot"] for call in outcome.calls(3) if call["what"] == "started"] == [
+        False, True, True,
+    ]  # fmt: skip
+    assert pairs(outcome) == {(1, 3)}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "regroup",
+        *(pytest.param(each, marks=pytest.mark.soak) for each in ("stop", "rebuild", "rollback")),
+    ],
+)
+def test_a_second_rank_lost_while_the_first_is_replaced_joins(tmp_path: Path, order: str) -> None:
+    """
+    When rank 0 is killed as it is about to carry out an order of the incident, it is replaced with rank 3,
+    and one incident is all there was.
+    """
+    outcome = run(
+        tmp_path, [3, 4, "loop", "kill"], groups=HALVES,
+        run_options=f"--chaos kill:rank=0,phase=repair,order={order},step=2",
+    )  # fmt: skip
+    assert_same(outcome)
+    assert outcome.strategies == ["recover"]
+    assert {fault["rank"] for fault in outcome.report["incidents"][0]["faults"]} == {0, 3}
+    assert pairs(outcome) >= {(1, 3), (2, 0)}
+
+
+@pytest.mark.parametrize("part", ["controller", pytest.param("broker", marks=pytest.mark.soak)])
+def test_a_controller_that_dies_in_the_incident_leads_on(tmp_path: Path, part: str) -> None:
+    """
+    When the controller is killed as a rank is, it goes on with the recovery where it was.
+    """
+    outcome = run(
+        tmp_path, [3, 4, "loop", "kill"], groups=HALVES,
+        run_options=f"--chaos kill:{part},step=3",
+    )  # fmt: skip
+    assert_same(outcome)
+    assert outcome.strategies == ["recover"]
+    assert pairs(outcome) == {(1, 3)}

@@ -1,0 +1,66 @@
+"""
+docs/mindio_scenarios.md names a test for every scenario, and each of them is there.
+"""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "docs" / "mindio_scenarios.md").read_text()
+VERDICTS = ("the same", "better", "worse", "not there", "other")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if line.startswith("|") and not line.startswith(("| scenario |", "|---"))
+]
+
+
+@cache
+def functions_in(path: str) -> set[str]:
+    """
+    The names of the tests in a file.
+    """
+    tree = ast.parse((TESTS / path).read_text())
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in tree.body if isinstance(node, kinds)}
+
+
+def test_every_scenario_has_its_tests() -> None:
+    """
+    When a test is renamed or taken away, the rows that name it say so.
+    """
+    for scenario, *_, named in ROWS:
+        found = re.findall(r"`([^`]+)::(test_\w+)`", named)
+        assert found, f"{scenario}: no test"
+        assert len(found) == named.count("`") // 2, f"{scenario}: {named}"
+        for path, test in found:
+            assert test in functions_in(path), f"{scenario}: {path}::{test} is not there"
+
+
+def test_every_scenario_says_what_comes_of_it() -> None:
+    """
+    A row has its four cells, and begins what comes of it here with whether that is the same; none is there
+    twice within a section.
+    """
+    for row in ROWS:
+        assert len(row) == 4, row
+        assert row[2].startswith(VERDICTS), row[:3]
+        assert row[1], row
+    for section in PAGE.split("\n## "):
+        names = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)
+        assert len(names) == len(set(names)), section.splitlines()[0]
+
+
+def test_every_test_of_a_scenario_has_its_row() -> None:
+    """
+    When a test of the scenarios is written, it is named by a row.
+    """
+    for path in Path(__file__).parent.glob("test_scenarios_*.py"):
+        if path != Path(__file__):
+            name = str(path.relative_to(TESTS))
+            for test in functions_in(name):
+                assert not test.startswith("test_") or f"`{name}::{test}`" in PAGE, (
+                    f"{name}::{test}"
+                )

@@ -1,0 +1,99 @@
+"""
+MindIO's own tests that need no job: what is read of TLS and of groups, and where the time comes from.
+"""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mindio_ttp import replicas, tls
+from mindio_ttp.checks import Refused
+
+ROOT = Path(__file__).parents[2]
+TLS = {
+    "tlsCert": "certificates/cert.pem",
+    "tlsCaPath": "certificates",
+    "tlsCaFile": "ca_1.pem,ca_2.pem",
+    "tlsCrlPath": "lists",
+    "tlsCrlFile": "crl.pem",
+    "tlsPk": "a key",
+    "tlsPkPwd": "a password",
+    "packagePath": "libraries",
+}
+NUMBERS = st.integers(-2, 9)
+
+
+def test_all_keys_of_tls_info_are_read() -> None:
+    """
+    When a text has all eight keys, with room round them, one that nobody knows and a pair that is none, the
+    eight are read.
+    """
+    pairs = " ; ".join(f"{name} : {value}" for name, value in TLS.items())
+    assert tls.read(f"{pairs}; colour: blue; ;nothing") == TLS
+
+
+@pytest.mark.parametrize("named", ["tlsCert", "tlsCaPath", "packagePath"])
+def test_a_link_is_no_file_of_tls(tmp_path: Path, named: str) -> None:
+    """
+    When what is named is a link, it is refused, though what it points to would do.
+    """
+    (tmp_path / "real").mkdir()
+    (tmp_path / "certificates").mkdir()
+    for name in ("cert.pem", "ca_1.pem", "ca_2.pem"):
+        (tmp_path / "certificates" / name).touch()
+    (tmp_path / "link").symlink_to(
+        tmp_path / ("certificates/cert.pem" if named == "tlsCert" else "certificates")
+    )
+    paths = {
+        "tlsCert": str(tmp_path / "certificates" / "cert.pem"),
+        "tlsCaPath": str(tmp_path / "certificates"),
+        "packagePath": str(tmp_path / "real"),
+    }
+    given_paths = {name: value for name, value in TLS.items() if "Crl" not in name} | paths
+    tls.check_files(given_paths)
+    with pytest.raises(Refused, match=named):
+        tls.check_files(given_paths | {named: str(tmp_path / "link")})
+
+
+@given(
+    st.recursive(
+        st.none() | NUMBERS | st.booleans() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.sampled_from(["rank_list", "replica_cnt", "other"]), inner)
+            | st.fixed_dictionaries(
+                {"rank_list": st.lists(NUMBERS), "replica_cnt": inner, "replica_shift": inner}
+            )
+        ),
+        max_leaves=12,
+    ),
+    st.booleans(),
+)
+def test_no_group_whatever_raises_anything_else(info: Any, whole: bool) -> None:
+    """
+    When anything at all is told of the copies, it is refused with a sentence, or every rank of a group holds a
+    part that as many hold as there are copies.
+    """
+    try:
+        groups = replicas.read(0, 8, info, whole=whole)
+    except Refused:
+        return
+    for group in groups:
+        for rank in group.ranks:
+            assert rank in group.holders(group.part_of(rank))
+            assert len(group.holders(group.part_of(rank))) == group.copies
+
+
+def test_no_deadline_comes_from_a_wall_clock() -> None:
+    """
+    When the clock of a machine is set, no limit is touched by that: nothing that decides asks for the time of
+    day.
+    """
+    for path in [*ROOT.glob("tft/**/*.py"), *ROOT.glob("adaptors/mindio_ttp/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("time", "time_ns"):
+                asked = isinstance(node.value, ast.Name) and node.value.id == "time"
+                assert not asked, f"{path}:{node.lineno}"
