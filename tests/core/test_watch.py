@@ -129,3 +129,16 @@ def test_a_node_may_have_a_clock_of_its_own() -> None:
         assert watch.heard(beat(1.0, 1, moved=1.0), ours + 30.0) is None
         hang = watch.heard(beat(1.9, 1, moved=1.0), ours + 30.9)
         assert hang is None
+
+
+def test_whoever_came_first_does_not_hide_who_falls_silent() -> None:
+    """
+    When of four nodes the first and the last are heard on, then the two between them are named in order,
+    whichever of them was heard last.
+    """
+    watch = Watch(Policy(node_silence=10.0))
+    for at, nodes in ((0.0, (0, 1, 2, 3)), (1.0, (0, 2, 3)), (2.0, (0, 1, 3)), (12.5, (0, 3))):
+        for node in nodes:
+            watch.heard(Beat(node=node, pulses=(), at=at), at)
+    assert watch.silent(12.5) == [1, 2]
+    assert watch.silent(12.5) == []

@@ -99,12 +99,9 @@ class Watch:
         if not self._beats or at - next(reversed(self._beats.values())) > 1.0:
             return []  # nobody is heard: that is the bus, or us
         gone = []
-        for (
-            node,
-            last,
-        ) in self._beats.items():  # asked after every beat: it must not cost a look at all
+        for node, last in self._beats.items():
             if at - last <= self._policy.node_silence:
-                break
+                break  # it is asked after every beat: no further than to the first that was heard
             gone.append(node)
         for node in gone:
             del self._beats[node]
