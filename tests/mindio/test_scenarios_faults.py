@@ -36,7 +36,9 @@ def test_links_of_two_ranks_are_retried_and_their_memory_is_repaired(tmp_path: P
         [3, 6, "loop", UCE], groups=HALVES,
     )  # fmt: skip
     assert_same(outcome)
-    assert outcome.strategies == ["retry", "retry"]
+    assert set(outcome.strategies) == {
+        "retry"
+    }  # of one incident, where the second came soon enough
     for what in ("stop", "clean", "rollback"):
         assert outcome.ranks_called(what) == sorted(ALL * 2)
     assert repairs(outcome) == [
@@ -59,7 +61,9 @@ def test_what_was_cleaned_is_whole_but_where_it_was_being_changed(tmp_path: Path
         groups=HALVES, clean={"0": 2, "2": 2, "3": 2},
     )  # fmt: skip
     assert_same(outcome)
-    assert outcome.strategies == ["retry", "retry"]
+    assert set(outcome.strategies) == {
+        "retry"
+    }  # of one incident, where the second came soon enough
     assert outcome.ranks_called("rollback") == sorted(ALL * 2)
     assert {(source, to) for *_, [source], [to] in repairs(outcome)} == {(0, 2)}
 
