@@ -20,16 +20,32 @@ from tft.protocol.messages import FaultKind, ShardCopies
 
 if TYPE_CHECKING:
     from tft_mindspore.adopted import Adopted
+    from tft_mindspore.callback import TrainFaultTolerance
     from tft_mindspore.datasets import Rows
     from tft_mindspore.groups import Group, GroupBroken, Groups
     from tft_mindspore.state import Part
 
-__all__ = ["Group", "GroupBroken", "Part", "Rows", "group"]
+__all__ = ["Group", "GroupBroken", "Part", "Rows", "TrainFaultTolerance", "group"]
 
-_OFFERED = {"Group": "groups", "GroupBroken": "groups", "Part": "state", "Rows": "datasets"}
+_OFFERED = {
+    "Group": "groups", "GroupBroken": "groups", "Part": "state", "Rows": "datasets",
+    "TrainFaultTolerance": "callback",
+}  # fmt: skip
 """What scripts use, by the module it is in."""
 
+_STRATEGIES = ("retry", "recover", "dump")
+
 _adopted: "Adopted | None" = None
+_model_train: "TrainFaultTolerance | None" = None
+"""Of a script that trains with `Model.train`: it says what is enabled, and writes last checkpoints."""
+
+
+def trained_by_model(callback: "TrainFaultTolerance") -> None:
+    """
+    This script trains with `Model.train`, and this is its callback.
+    """
+    global _model_train
+    _model_train = callback
 
 
 def __getattr__(name: str) -> Any:  # Any: classes
@@ -64,7 +80,9 @@ def _state() -> "Adopted":
 
 @hookimpl
 def tft_strategies() -> Sequence[str]:
-    return ("retry", "recover", "dump")
+    if _model_train is None:
+        return _STRATEGIES
+    return tuple(each for each in _STRATEGIES if each in _model_train.strategies)
 
 
 @hookimpl
@@ -189,7 +207,14 @@ def tft_rebuild() -> Any:  # Any: the user's own wrapper
 
 @hookimpl
 def tft_save(directory: Path, shard: str, step: int) -> Sequence[str]:
+    if _model_train is not None:
+        return _model_train.save(directory, shard, step)
     return _state().save(directory, shard, step)
+
+
+@hookimpl
+def tft_join(directory: Path, files: Sequence[str], step: int) -> Sequence[str]:
+    return () if _model_train is None else _model_train.rename(directory, files, step)
 
 
 @hookimpl
@@ -199,6 +224,8 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_load(directory: Path, shard: str) -> None:
+    if _model_train is not None and _model_train.has_saved(directory, shard):
+        return  # it has read its own file before it trains
     _state().load(directory, shard)
 
 

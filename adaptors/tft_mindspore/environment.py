@@ -138,6 +138,22 @@ def settle() -> Environment:
     return asked
 
 
+def place() -> tuple[int, int]:
+    """
+    The rank of this process and the number of ranks, as msrun or a tft agent has told them. What MindSpore
+    asks for them where its own collectives are not begun is set to the same. Raises `UsageError`.
+    """
+    for rank, world in (("MS_NODE_ID", "MS_WORKER_NUM"), ("RANK", "WORLD_SIZE")):
+        told = os.environ.get(rank, ""), os.environ.get(world, "")
+        if all(text.isdecimal() for text in told):
+            os.environ["RANK_ID"], os.environ["RANK_SIZE"] = told
+            return int(told[0]), int(told[1])
+    raise UsageError(
+        "this process has not been told which rank it is: start it with msrun or tft run, which set "
+        "MS_NODE_ID and MS_WORKER_NUM, or RANK and WORLD_SIZE"
+    )
+
+
 def _features(text: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for item in _items(text):

@@ -7,7 +7,7 @@ brings it out of there and what sends to others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tft
@@ -99,9 +99,13 @@ class Processor:
         self._said_ready = False
         self._exit: int | None = None
         self._completed = False
+        self._returned = False
+        """The program had trained all it was to, and is to train on: the others have not."""
         self.args: Any = None
         """What functions are handed. Any: the program's own."""
         self._exports = ""
+        self.position: Callable[[], int] | None = None
+        """The program's step that its state is of, where an adaptor of its framework keeps it."""
 
     # ---------------------------------------------------------------- the beginning
 
@@ -215,6 +219,9 @@ class Processor:
         if rank != program.rank:
             raise Refused(f"{replicas.CALL}: this process is rank {program.rank}, not {rank}")
         groups = replicas.read(rank, program.world, info, whole=self.variables.mindspore)
+        for group in groups:
+            told = f"rank:{rank}, report group list: {list(group.ranks)}"
+            log.info(told)  # in these words operators look for it
         if self._begun and groups != program.groups:
             raise Refused(
                 f"{replicas.CALL}: training has begun with other groups; tell of them before the first "
@@ -243,6 +250,13 @@ class Processor:
         if self._program is not None:
             self._program.args = args
 
+    def for_mindspore(self) -> None:
+        """
+        The program is one for MindSpore, whatever the environment says.
+        """
+        self.variables = replace(self.variables, mindspore=True)
+        self.handlers.mindspore = True
+
     def keep_args(self, args: list[Any]) -> None:  # Any: the program's own
         """
         What the training function is called with: handed to every function, too, unless something else
@@ -267,6 +281,7 @@ class Processor:
         """
         Into the loop, when all ranks are there.
         """
+        self._returned = False
         if self._inside:
             return
         if self.session.incarnation > 0 and self._expects_finish and not self._begun:
@@ -373,6 +388,9 @@ class Processor:
         if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
             self._ready(state)
             return
+        if self._returned:
+            self._returned = False
+            return  # the loop is to be entered, which the program was told by what it reports
         fault = FAULTS.get(state)
         if not self._begun:
             if fault is not None and state is not ReportState.RS_UNKNOWN:
@@ -423,6 +441,8 @@ class Processor:
                 self._ended(int(ended.code or 0))
                 break
             self._inside = order == "resume"
+            if self._inside and self.position is not None:
+                self.program.brought_to(self.position())
             self._completed = order == "complete"
             self.dumped = self.dumped or order in ("save", "commit")
             if self._inside:
@@ -439,6 +459,21 @@ class Processor:
             self._inside = False
             self.session.finish()
             self.wait(("complete",))
+            self._returned = self._inside
+
+    @property
+    def window(self) -> bool:
+        """
+        Whether the state is being changed.
+        """
+        return self._window
+
+    @property
+    def returned(self) -> bool:
+        """
+        Whether the program is to train on when it had trained all it was to.
+        """
+        return self._returned
 
     def destroy(self) -> None:
         """

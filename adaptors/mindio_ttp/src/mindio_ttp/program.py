@@ -102,6 +102,13 @@ class Program:
         """
         return step + (self.base or 0)
 
+    def brought_to(self, step: int) -> None:
+        """
+        The state is that of the end of this step, as the program counts.
+        """
+        self.base = step - self.completed()
+        self.repaired_to = step
+
     def private(self) -> bytes:
         """
         What only this rank has: nothing but how it counts.

@@ -1,0 +1,455 @@
+"""
+MindSpore's own loop: `Model.train` with its callback `TrainFaultTolerance`, which retries, saves and names
+as MindSpore does, and has the state moved and the gradients summed by this adaptor.
+
+The callback of MindSpore's is for Ascend alone: it stops, cleans and repairs devices, and lets a kernel
+count the ranks that have begun an update. Nothing of MindSpore is replaced for that here. The class below
+derives from it, so that `Model.train` takes it for its own, and does in Python what it does on the device.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mindspore
+from mindspore import nn, train
+from mindspore.train.callback import _train_fault_tolerance as stock
+
+import tft_mindspore
+from tft.errors import JobEnded, OrderRefused, UsageError
+from tft.files import sync
+from tft_mindspore import environment
+from tft_mindspore.groups import GroupBroken
+from tft_mindspore.layout import Series, open_series
+from tft_mindspore.memory import content, put
+from tft_mindspore.state import Part, named_parameters
+
+_ADAPTOR = "mindspore"
+_NEEDED = ("TTP", "UCE", "HCCE", "ARF")
+_ANYWHERE = ("127.0.0.1", 30051)
+"""Where nobody says where the controller is: for a process that a tft agent has started, which knows."""
+
+_STEP_FINISH = "STEP FINISH"
+_ARF_FINISH = "ARF FINISH"
+_FORCE_STOP = "ForceStopError"
+_CONNECTION = "HCCEError"
+"""Words that `Model.train` looks for."""
+
+
+class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # MindSpore ships no types
+    """
+    For `Model.train(..., callbacks=[...])`, in PyNative mode and without a data sink. The optimizer must
+    come from `TrainFaultTolerance.get_optimizer_wrapper(nn.Adam)(...)`.
+    """
+
+    def __init__(
+        self,
+        ckpt_save_path: str | None = None,
+        *,
+        prefix: str | None = None,
+        ranks: Sequence[int] | None = None,
+        **others: Any,  # Any: what MindSpore's own takes
+    ) -> None:
+        """
+        `ckpt_save_path` is where last checkpoints go: as MindSpore calls them, or in the layout of
+        MindSpore Transformers, `rank_0/PREFIX_rank_0-5_1.ckpt`, where a `prefix` is given. `ranks` are
+        those that hold the same as this one, itself included; all, if it is not said. `ckpt_save_fn` and
+        `initial_step` are those of MindSpore.
+
+        Joins the job. Raises `UsageError` for what cannot be handled.
+        """
+        self._ranks = None if ranks is None else tuple(sorted(ranks))
+        self._prefix = prefix
+        self._series: Series | None = None
+        self._position = _Position(int(others.get("initial_step", 0)))
+        self._adopted = self._entered = self._retried = False
+        self.strategies: tuple[str, ...] = ()
+        """What the environment enables, as tft calls it."""
+        if prefix is not None:
+            if ckpt_save_path is None or "ckpt_save_fn" in others:
+                raise UsageError(
+                    "prefix names the files of last checkpoints under ckpt_save_path: give both, and no "
+                    "ckpt_save_fn"
+                )
+            others["ckpt_save_fn"] = self._write
+        _check_enabled(environment.settle())
+        super().__init__(ckpt_save_path, **others)
+
+    # ---------------------------------------------------------------- what MindSpore's own begins with
+
+    def _check_init(self) -> None:
+        """
+        Called by the constructor: the place of MindSpore's check for Ascend.
+        """
+        asked = environment.settle()
+        if mindspore.get_context("mode") != mindspore.PYNATIVE_MODE:
+            raise UsageError(
+                "a compiled step cannot be left and entered again in its process: train with "
+                "mindspore.set_context(mode=mindspore.PYNATIVE_MODE)"
+            )
+        self.strategies = asked.strategies
+        tft_mindspore.trained_by_model(self)
+        try:
+            from mindio_ttp import framework_ttp, hosted
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                "Model.train speaks to tft as it does to MindIO, which takes the package tft-mindio: "
+                "pip install tft-mindio"
+            ) from error
+        self.tft = framework_ttp
+        self._hosted = hosted
+        rank, world = environment.place()
+        if self._ranks is not None and rank not in self._ranks:
+            raise UsageError(
+                f"ranks are those that hold the same as this one, which is rank {rank}, and "
+                f"{list(self._ranks)} does not have it"
+            )
+        hosted.for_mindspore()
+        self.tft.tft_init_processor(
+            rank, world, False, False, "",
+            enable_uce="retry" in asked.strategies, enable_arf="recover" in asked.strategies,
+        )  # fmt: skip
+        self._session = hosted.start(*self._controller(asked), _ADAPTOR)
+        hosted.count_by(lambda: self._position.step)
+
+    def _controller(self, asked: environment.Environment) -> tuple[str, int]:
+        if asked.address is None and asked.port is None:
+            return _ANYWHERE
+        return asked.controller()
+
+    def _tft_register(self) -> None:
+        """
+        Called by the constructor. What stops, cleans, repairs and forms groups is the adaptor.
+        """
+        self.tft.tft_register_save_ckpt_handler(stock._save_checkpoint_on_failure, self)
+        self.tft.tft_register_rename_handler(stock._rename_save_result, self)
+
+    @classmethod
+    def get_optimizer_wrapper(cls, origin_opt_cls: type) -> type:
+        """
+        The class of an optimizer that takes the mean of the gradients of all ranks that hold the same,
+        and marks its update. It does so when it is called, which is Python in PyNative mode; what it
+        computes is compiled as before, and is the same, bit for bit.
+        """
+        return _marked(origin_opt_cls)
+
+    # ---------------------------------------------------------------- in the loop
+
+    def on_train_begin(self, run_context: train.RunContext) -> None:
+        """
+        Hands over the state, the first time.
+        """
+        super().on_train_begin(run_context)
+        told = self.cb_params
+        if not self._adopted:
+            self._adopt(told)
+        if self._retried:
+            # MindSpore begins to count in the epoch it goes on in
+            told.cur_step_num = self._position.step - self.initial_step
+
+    def on_train_step_begin(self, run_context: train.RunContext) -> None:
+        """
+        Into the loop, the first time. A process that takes the place of another one goes to where the others
+        are instead.
+        """
+        super().on_train_step_begin(run_context)
+        if not self._entered:
+            self._enter()
+        told = run_context.original_args()
+        self._position.step = told.cur_step_num + self.initial_step
+
+    def _enter(self) -> None:
+        self._entered = True
+        before, batches = self._epochs_before(self.cb_params), self.cb_params.batch_num
+        if self.cb_params.cur_epoch_num != before + 1 and not self._retried:
+            raise UsageError(
+                f"{self.initial_step} steps were trained before, of which {batches} are an epoch, and "
+                f"Model.train begins with epoch {self.cb_params.cur_epoch_num}: expected is "
+                f"initial_epoch={before}"
+            )
+        if self._session.incarnation > 0 and self._reenters:
+            raise RuntimeError(f"{_ARF_FINISH}: this process takes the place of another one")
+        at = self._position.step
+        self._hosted.enter()
+        if self._position.step != at:
+            raise RuntimeError(f"{_STEP_FINISH}: training goes on at another step")
+
+    def update(self, gradients: Sequence[Any], write: Callable[[tuple[Any, ...]], Any]) -> Any:
+        """
+        One update of the optimizer's, `write`. Any: Tensors.
+        """
+        try:
+            group = tft_mindspore.group()
+            summed = tuple(group.mean(list(gradients), self._ranks))
+        except GroupBroken as broken:
+            raise self._out(self._left_by(broken)) from None
+        self._open()
+        return write(summed)
+
+    def _open(self) -> None:
+        try:
+            self.tft.tft_start_updating_os()
+        except RuntimeError as stopped:
+            raise self._out(stopped) from None
+
+    def _left_by(self, broken: GroupBroken) -> RuntimeError:
+        """
+        What `Model.train` knows such a thing by. A connection that nobody has cut is a fault.
+        """
+        try:
+            cut = tft_mindspore.group().broken
+        except GroupBroken:
+            cut = True
+        return RuntimeError(f"{_FORCE_STOP if cut else _CONNECTION}: {broken}")
+
+    @property
+    def _reenters(self) -> bool:
+        """
+        Whether `Model.train` enters its loop again after an incident. With nothing but last checkpoints
+        enabled it takes whatever leaves its loop for a fault of this rank that nobody knows.
+        """
+        return "retry" in self.strategies or "recover" in self.strategies
+
+    def _out(self, error: RuntimeError) -> RuntimeError:
+        """
+        The loop is to be left, for what is no fault of this rank: what to raise.
+        """
+        if not self._reenters:
+            states = self.tft.ReportState
+            failed = _CONNECTION in str(error)
+            self._await(states.RS_HCCL_FAILED if failed else states.RS_NORMAL)
+        return error
+
+    def _await(self, state: Any) -> None:  # Any: a ReportState
+        """
+        Out of the loop until it is entered again. Raises `JobEnded` where it is not.
+        """
+        self.tft.tft_report_error(state.value)
+        if self.tft.tft_wait_next_action() == self.tft.Action.EXIT.value:
+            raise JobEnded(self._hosted.exit_code())
+
+    def _end_update_report(self, cb_params: Any) -> None:  # Any: MindSpore's own
+        """
+        Called at the end of each step.
+        """
+        if not self._hosted.in_window():  # a step that has left the state as it was is one, too
+            self._open()
+        step = self.cur_step_num + self.initial_step
+        self.tft.tft_end_updating_os(step)
+        try:
+            self.tft.tft_pause_train(step)
+        except RuntimeError:
+            if self._reenters:
+                raise
+            self._await(self.tft.ReportState.RS_STEP_FINISH)
+            if self._position.step != step:
+                raise
+
+    def _reset_acc_grads(self) -> None:
+        """
+        Called when the loop is about to be entered again, on a step that was agreed.
+        """
+        self._retried = True
+        network = self.cb_params.train_network
+        sums = {p.name: p for p in network.get_parameters() if p.name.startswith("accu_grads")}
+        put({name: content(p) * 0 for name, p in sums.items()}, sums)
+        data = self.cb_params.train_dataset
+        done = self._position.step
+        size = data.get_dataset_size()
+        # MindSpore has the data go on in its first epoch, whose order is not that of the others
+        data.set_init_step(done if done < self._epochs * size else 0)
+
+    def end(self, run_context: train.RunContext) -> None:
+        """
+        All steps were trained here. Returns when all ranks have come so far, and goes back with them
+        where they have not.
+        """
+        if not self._hosted.finish():
+            raise RuntimeError(f"{_STEP_FINISH}: the others have not come to the end")
+
+    # ---------------------------------------------------------------- the state
+
+    def _adopt(self, told: Any) -> None:  # Any: MindSpore's own
+        optimizer = self._get_optim(told)
+        if not isinstance(optimizer, _Marks):
+            name = type(optimizer).__name__
+            raise UsageError(
+                f"the optimizer must say when it changes the state: make it with "
+                f"TrainFaultTolerance.get_optimizer_wrapper({name})(...), not with {name}(...)"
+            )
+        if told.loss_scale_mananger and told.loss_scale_mananger.get_drop_overflow_update():
+            raise UsageError(
+                "a loss scale that drops updates drops them on one rank and not on another here: set "
+                "drop_overflow_update=False"
+            )
+        rank, world = self._session.rank, self._session.world
+        ranks = self._ranks or tuple(range(world))
+        told.setdefault("net_outputs", None)  # looked for, of a rank that has computed none, too
+        same = {"type": 1, "rank_list": list(ranks), "replica_cnt": len(ranks), "replica_shift": 0}
+        self.tft.tft_set_optimizer_replica(rank, [same])
+        self.has_init_replica = True
+        self._session.adopt(
+            model=told.network, optimizer=optimizer, data=self._position,
+            shards=self._parts(told.network, optimizer, ranks),
+        )  # fmt: skip
+        self._epochs = told.epoch_num + self._epochs_before(told)
+        if self._prefix is not None:
+            self._series = open_series(Path(self.ckpt_save_path), rank, self._prefix)
+        optimizer.tft_callback(self)
+        self._adopted = True
+
+    def _parts(
+        self, network: nn.Cell, optimizer: nn.Cell, ranks: tuple[int, ...]
+    ) -> Mapping[str, Part]:
+        if len(ranks) == self._session.world:
+            return {}
+        names = [*named_parameters(network), *named_parameters(optimizer)]
+        return {f"part{ranks[0]}": Part(names=tuple(dict.fromkeys(names)), ranks=ranks)}
+
+    def _epochs_before(self, told: Any) -> int:  # Any: MindSpore's own
+        return int(self.initial_step) // int(told.batch_num)
+
+    def _is_params_consistent(self) -> bool:
+        """
+        Asked for before a checkpoint is written.
+        """
+        return not self._hosted.in_window()
+
+    # ---------------------------------------------------------------- the last checkpoint
+
+    def save(self, directory: Path, shard: str, step: int) -> list[str]:
+        """
+        Have the state saved as MindSpore saves it; what tft keeps is a note of that.
+        """
+        at = self._hosted.program_step(step)
+        batches = int(self.cb_params.batch_num)
+        # what was noted at the end of the last step here, which may have been another one
+        self.cur_step_num, self.cur_epoch_num = at, (at - 1) // batches + 1
+        self.global_step = self._get_optim(self.cb_params).global_step
+        self._hosted.save(at, [self._session.rank])
+        note = self._note(directory, shard)
+        note.write_text(json.dumps({"step": at, "rank": self._session.rank}))
+        sync(note)
+        return [note.name]
+
+    def rename(self, directory: Path, files: Sequence[str], step: int) -> list[str]:
+        """
+        All is saved: MindSpore gives it its name, once.
+        """
+        mark = directory / "named"
+        notes = [directory / name for name in files if name.endswith(_NOTE)]
+        if notes and not mark.exists():
+            self._hosted.rename(int(json.loads(notes[0].read_bytes())["step"]))
+            mark.touch()
+        return []
+
+    def has_saved(self, directory: Path, shard: str) -> bool:
+        """
+        Whether a checkpoint is one that MindSpore has saved. Raises `OrderRefused` where the script goes on
+        from another step.
+        """
+        note = self._note(directory, shard)
+        if not note.exists():
+            return False
+        step = int(json.loads(note.read_bytes())["step"])
+        if step != self._position.step:
+            raise OrderRefused(
+                f"{directory} was saved by the script's own callback at step {step}, and the script goes "
+                f"on from step {self._position.step}: load its checkpoint, and give the callback "
+                f"initial_step={step}; or begin with another --run-dir"
+            )
+        return True
+
+    def _note(self, directory: Path, shard: str) -> Path:
+        return directory / f"{shard}{_NOTE}"
+
+    def _write(self, told: Any, beside: Mapping[str, Any]) -> None:  # Any: MindSpore's own
+        assert self._series is not None  # given before anything is trained
+        step = (told.cur_step_num - 1) % told.batch_num + 1
+        kept = {"epoch_num": told.cur_epoch_num, "step_num": told.cur_step_num}
+        self._series.save(
+            told.cur_epoch_num, step,
+            lambda path: mindspore.save_checkpoint(
+                told.train_network, str(path), integrated_save=False, append_dict=kept
+            ),
+        )  # fmt: skip
+        self._series.note(told.cur_epoch_num, step)
+
+
+_NOTE = ".saved.json"
+
+
+def _check_enabled(asked: environment.Environment) -> None:
+    """
+    Raises `UsageError` where MindSpore's callback would do something else than is done here.
+    """
+    if not any(feature in asked.features for feature in _NEEDED):
+        raise UsageError(
+            f"{environment.ENABLE} switches on none of {', '.join(_NEEDED)}: expected is for example "
+            f"{environment.ENABLE}={{TTP:1,UCE:1,ARF:1}}"
+        )
+    if "TRE" in asked.features:
+        raise UsageError(
+            f"{environment.ENABLE} switches on TRE, for which MindSpore loads a checkpoint by itself, on one "
+            "rank and not on another: leave it out, and report wrong numbers to tft"
+        )
+
+
+class _Position:
+    """
+    How many steps were drawn, as the program counts: the data position of a script whose data is
+    `Model.train`'s.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def state_dict(self) -> dict[str, int]:
+        """
+        As plain values.
+        """
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """
+        The step that is gone on from.
+        """
+        self.step = state["step"]
+
+
+class _Marks:
+    """
+    What optimizers that mark their updates have in common.
+    """
+
+    _callback: TrainFaultTolerance | None = None
+
+    def tft_callback(self, callback: TrainFaultTolerance) -> None:
+        """
+        This is the callback that hears of updates.
+        """
+        object.__setattr__(self, "_callback", callback)  # no Cell and no parameter of this one
+
+
+@cache
+def _marked(origin: type) -> type:
+    # Not `construct`: MindSpore compiles what its optimizers construct, and a call out of there is lost
+    class Marked(_Marks, origin):  # type: ignore[misc]  # whatever optimizer it is
+        """
+        Marks its updates.
+        """
+
+        def __call__(self, gradients: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            callback = self._callback
+            if callback is None:
+                raise UsageError(
+                    "an optimizer that marks its updates is called by Model.train with the callback "
+                    "TrainFaultTolerance of tft_mindspore"
+                )
+            step = super().__call__
+            return callback.update(gradients, lambda summed: step(summed, *args, **kwargs))
+
+    Marked.__name__ = Marked.__qualname__ = f"Marked{origin.__name__}"
+    return Marked

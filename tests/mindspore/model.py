@@ -1,0 +1,77 @@
+"""
+Jobs of `Model.train`: `model_job.py` under `tft run`, with an environment as a user of MindSpore sets it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.jobs import Outcome, run
+
+JOB = Path(__file__).with_name("model_job.py")
+ALL = "{TTP:1,UCE:1,HCCE:1,ARF:1}"
+LAST = "{TTP:1}"
+
+Fault = list[Any]
+"""Rank, step, where, text. Any: JSON."""
+
+
+def train(
+    run_dir: Path,
+    *words: str,
+    faults: Sequence[Fault] = (),
+    nproc: int = 2,
+    epochs: int = 3,
+    enable: str = ALL,
+    **options: Any,  # Any: JSON
+) -> Outcome:
+    """
+    A job from its start to its end; `words` are for `tft run`.
+    """
+    told = json.dumps({"faults": list(faults), **options})
+    return run(
+        run_dir, "--adaptor", "mindspore", *words,
+        script=JOB, arguments=(str(run_dir), str(epochs), told), nproc=nproc,
+        environment={"MS_ENABLE_TFT": enable},
+    )  # fmt: skip
+
+
+def layout(directory: Path, **more: Any) -> dict[str, Any]:  # Any: JSON
+    """
+    What the callback is made with to write the layout of MindSpore Transformers.
+    """
+    return {"ckpt_save_path": str(directory), "prefix": "llama2_13b", **more}
+
+
+def files(directory: Path) -> list[str]:
+    """
+    The checkpoints under a directory.
+    """
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*.ckpt"))
+
+
+def same(outcome: Outcome, calm: Outcome, *, without: Sequence[tuple[int, int]] = ()) -> None:
+    """
+    As undisturbed, bit for bit; `without` are steps, by rank, that the others had completed when it was lost
+    in its update, and that it did not compute again.
+    """
+    assert outcome.code == 0, outcome.output
+    rows, expected = outcome.rows(), calm.rows()
+    assert rows == {place: loss for place, loss in expected.items() if place not in without}
+    assert outcome.finals() == calm.finals()
+    assert calm.finals()
+
+
+def told(outcome: Outcome) -> list[tuple[str, list[tuple[str, int]], int]]:
+    """
+    Of each incident the strategy, its faults by kind and rank, and how many processes were started.
+    """
+    return [
+        (
+            each["strategy"],
+            [(f["kind"], f["rank"]) for f in each["faults"]],
+            each["processes_started"],
+        )
+        for each in outcome.incidents
+    ]

@@ -1,0 +1,170 @@
+"""
+`Model.train` of real MindSpore, with its own loop over an incident, its own last checkpoints, and the callback
+of the adaptor: compared bit for bit with undisturbed jobs.
+"""
+
+from pathlib import Path
+
+import mindspore
+import pytest
+from tft_mindspore import TrainFaultTolerance
+
+from tests.e2e.jobs import Outcome
+from tests.mindspore.model import ALL, LAST, Fault, files, layout, same, told, train
+from tft.errors import UsageError
+
+UCE = "UCEError occurs in a test, error_code=507053"
+HCCE = "HCCEError occurs in a test"
+
+
+@pytest.fixture(scope="module")
+def calm_pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """
+    Three epochs of four batches on two ranks.
+    """
+    outcome = train(tmp_path_factory.mktemp("calm") / "run")
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def calm_four(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """
+    The same on four.
+    """
+    outcome = train(tmp_path_factory.mktemp("calm") / "run", nproc=4)
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+def test_the_loop_of_mindspore_survives_lost_memory_links_and_processes(
+    tmp_path: Path, calm_pair: Outcome
+) -> None:
+    """
+    When memory is lost in a forward pass and with the state half changed, a link fails, and both ranks are
+    killed in turn, in different epochs, the second when the other one has finished, then the loop is entered again
+    on the step that was agreed, with the data in the order of its epoch, and losses and final parameters are
+    those of the undisturbed job.
+    """
+    faults: list[Fault] = [
+        [1, 3, "forward", UCE], [0, 6, "update", UCE], [1, 8, "forward", HCCE],
+        [1, 9, "forward", "kill"], [0, 12, "end", "kill"],
+    ]  # fmt: skip
+    outcome = train(tmp_path / "run", faults=faults)
+    same(outcome, calm_pair, without=[(0, 6)])
+    assert told(outcome) == [
+        ("retry", [("memory", 1)], 0),
+        ("retry", [("memory", 0)], 0),
+        ("retry", [("network", 1)], 0),
+        ("recover", [("process", 1)], 1),
+        ("recover", [("process", 0)], 1),
+    ]
+    assert all(incident["steps_lost"] == 0 for incident in outcome.incidents)
+
+
+def test_four_ranks_survive_the_same(tmp_path: Path, calm_four: Outcome) -> None:
+    """
+    When two of four ranks lose their memory at once, and later rank 0 is killed, and after it two others at
+    once, then nothing changes.
+    """
+    faults: list[Fault] = [
+        [1, 2, "forward", UCE], [2, 2, "forward", UCE], [0, 6, "forward", "kill"],
+        [1, 10, "end", "kill"], [3, 10, "forward", "kill"],
+    ]  # fmt: skip
+    outcome = train(tmp_path / "run", faults=faults, nproc=4)
+    same(outcome, calm_four)
+    assert [strategy for strategy, *_ in told(outcome)] == ["retry", "recover", "recover"]
+
+
+def test_a_last_checkpoint_is_named_as_mindspore_transformers_does_and_gone_on_from(
+    tmp_path: Path, calm_pair: Outcome
+) -> None:
+    """
+    When nothing but last checkpoints is enabled and rank 0 is killed, then the other one writes under its
+    epoch and step, nobody else is at fault, and the same command with --resume ends as the undisturbed job.
+    """
+    run_dir, there = tmp_path / "run", tmp_path / "checkpoint"
+    faults: list[Fault] = [[0, 7, "forward", "kill"]]
+    outcome = train(run_dir, faults=faults, enable=LAST, callback=layout(there))
+    assert outcome.code == 3, outcome.output
+    assert told(outcome)[0][:2] == ("dump", [("process", 0)])
+    assert files(there) == ["rank_1/llama2_13b_rank_1-2_2.ckpt"]
+    assert "rank:1, report group list: [0, 1]" in outcome.output
+
+    resumed = train(run_dir, "--resume", enable=LAST, resume=True, callback=layout(there))
+    assert resumed.code == 0, resumed.output
+    assert resumed.finals() == calm_pair.finals()
+    rows, expected = resumed.rows(), calm_pair.rows()
+    assert rows == expected
+
+
+def test_without_a_prefix_it_is_mindspores_own_file_with_its_final_name(tmp_path: Path) -> None:
+    """
+    When a rank raises what nobody knows, then MindSpore's own function writes and names the checkpoint, and
+    the exit code is 3.
+    """
+    faults: list[Fault] = [[1, 5, "forward", "a bug in a test"]]
+    outcome = train(tmp_path / "run", faults=faults)
+    assert outcome.code == 3, outcome.output
+    assert told(outcome)[0][:2] == ("dump", [("software", 1)])
+    last = tmp_path / "run" / "last"
+    assert files(last) == ["ttp_saved_checkpoints-step_4/rank_0/ttp_rank_0-1_4.ckpt"]
+    found = mindspore.load_checkpoint(str(last / files(last)[0]))
+    assert int(found["step_num"].asnumpy()) == int(found["global_step"].asnumpy()[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("enable", "mode", "said"),
+    [
+        ("", mindspore.PYNATIVE_MODE, "switches on none of TTP, UCE, HCCE, ARF"),
+        ("{TSP:1}", mindspore.PYNATIVE_MODE, "switches on none of"),
+        ("{TRE:1,HCCE:1}", mindspore.PYNATIVE_MODE, "switches on TRE"),
+        (ALL, mindspore.GRAPH_MODE, "cannot be left and entered again"),
+    ],
+)
+def test_what_cannot_be_handled_is_refused_first(
+    enable: str, mode: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    When nothing is enabled, or a mode is set in which a step cannot be left, then the callback says so.
+    """
+    monkeypatch.setenv("MS_ENABLE_TFT", enable)
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=mode)
+    try:
+        with pytest.raises(UsageError, match=said):
+            TrainFaultTolerance(str(tmp_path))
+    finally:
+        mindspore.set_context(mode=before)
+
+
+@pytest.mark.soak
+def test_an_optimizer_that_marks_nothing_is_refused(tmp_path: Path) -> None:
+    """
+    When the optimizer is not one of `get_optimizer_wrapper`, then the job ends before a step is trained, and
+    says what to write.
+    """
+    outcome = train(tmp_path / "run", plain=True)
+    assert outcome.code != 0
+    assert "get_optimizer_wrapper(Adam)" in outcome.output
+    assert outcome.rows() == {}
+
+
+# ---------------------------------------------------------------- the whole table
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("where", ["forward", "update", "end"])
+@pytest.mark.parametrize("text", [UCE, HCCE, "kill"])
+def test_every_rank_everywhere(
+    text: str, where: str, rank: int, tmp_path: Path, calm_four: Outcome
+) -> None:
+    """
+    When any rank is lost or disturbed anywhere in a step of the second epoch, then nothing changes.
+    """
+    outcome = train(tmp_path / "run", faults=[[rank, 7, where, text]], nproc=4)
+    same(outcome, calm_four, without=[(rank, 7)] if where == "update" else [])
+    [(strategy, faults, started)] = told(outcome)
+    assert (strategy, started) == (("recover", 1) if text == "kill" else ("retry", 0))
+    assert [who for _, who in faults] == [rank]
