@@ -1,0 +1,58 @@
+"""
+What MindSpore's own files call of `mindio_ttp`, read from them as they are installed: all of it is there.
+"""
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from mindio_ttp import controller_ttp, framework_ttp
+
+FILES = ("train/callback/_train_fault_tolerance.py", "train/model.py", "utils/utils.py")
+
+
+def tree(name: str) -> ast.Module:
+    """
+    One of MindSpore's files.
+    """
+    spec = find_spec("mindspore")
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.parse((Path(spec.origin).parent / name).read_text())
+
+
+def called(module: ast.Module) -> set[str]:
+    """
+    What is taken of anything that is called `tft`.
+    """
+    return {
+        node.attr
+        for node in ast.walk(module)
+        if isinstance(node, ast.Attribute)
+        and (getattr(node.value, "id", "") == "tft" or getattr(node.value, "attr", "") == "tft")
+    }
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_all_that_mindspore_takes_of_the_framework_is_there(name: str) -> None:
+    """
+    When MindSpore takes a name of `mindio_ttp.framework_ttp`, then it is one of ours.
+    """
+    names = called(tree(name))
+    assert names
+    assert [each for each in sorted(names) if not hasattr(framework_ttp, each)] == []
+
+
+def test_all_that_mindspore_imports_of_the_controller_is_there() -> None:
+    """
+    When MindSpore imports from `mindio_ttp.controller_ttp`, then it finds what it asks for.
+    """
+    names = {
+        alias.name
+        for node in ast.walk(tree("utils/utils.py"))
+        if isinstance(node, ast.ImportFrom) and node.module == "mindio_ttp.controller_ttp"
+        for alias in node.names
+    }
+    assert len(names) == 5
+    assert all(hasattr(controller_ttp, name) for name in names)
