@@ -4,12 +4,22 @@ The keys of a job as files: made once, read by nobody else, and refused with a s
 
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tft.errors import UsageError
-from tft.keys import BROKER, JOB, SEED, TRANSFER, make_keys, read_keys, transfer_files
+from tft.keys import (
+    BROKER,
+    JOB,
+    SEED,
+    TRANSFER,
+    make_keys,
+    read_keys,
+    share_keys,
+    transfer_files,
+)
 
 NAMES = {*BROKER, *JOB, *TRANSFER}
 
@@ -143,3 +153,29 @@ def test_the_transfers_are_looked_at_as_well(keys: Path, name: str) -> None:
     (keys / name).unlink()
     with pytest.raises(UsageError, match=f"there is no .*{name}"):
         transfer_files(keys)
+
+
+def test_those_who_share_a_secret_share_a_directory(tmp_path: Path) -> None:
+    """
+    When many make the keys of one secret in one place at once, then they are there once and whole, and
+    nothing is left beside them.
+    """
+    where = tmp_path / "of-all" / "keys"
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(share_keys, where, b"s" * SEED) for _ in range(8)]:
+            done.result()
+
+    assert {path.name for path in where.iterdir()} == NAMES
+    assert [path.name for path in where.parent.iterdir()] == ["keys"]
+
+
+def test_a_directory_of_another_secret_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    """
+    When keys of another secret are there, then that is said, and they stay.
+    """
+    share_keys(tmp_path / "keys", b"s" * SEED)
+
+    with pytest.raises(UsageError, match="is not what follows from the secret of the job"):
+        share_keys(tmp_path / "keys", b"t" * SEED)
+
+    share_keys(tmp_path / "keys", b"s" * SEED)

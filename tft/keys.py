@@ -10,6 +10,8 @@ All of it follows from 32 bytes, so that machines which share a secret already c
 
 import hmac
 import os
+import secrets
+import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,6 +70,27 @@ def make_keys(directory: Path, seed: bytes | None = None) -> None:
             _write(directory / name, content)
     except OSError as refused:
         raise UsageError(f"the keys cannot be written to {directory}: {refused.strerror}") from None
+
+
+def share_keys(directory: Path, seed: bytes) -> None:
+    """
+    Have the keys of a secret in this directory, which others who know it may make at the same time.
+    Raises `UsageError` where something else is there.
+    """
+    files = _files(seed)
+    if not directory.exists():
+        mine = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}")
+        make_keys(mine, seed)
+        try:
+            mine.rename(directory)
+        except OSError:  # somebody else's are there by now
+            shutil.rmtree(mine)
+    _check_directory(directory)
+    for name, content in files.items():
+        if _read(directory / name) != content:
+            raise UsageError(
+                f"{directory / name} is not what follows from the secret of the job: remove {directory}"
+            )
 
 
 def read_keys(directory: Path, *, broker: bool = False) -> Keys:

@@ -16,6 +16,7 @@ checkpoint. OPTIONS is JSON:
 - `early`: by rank, the step after which it returns, and all sum up no more.
 - `pattern`: [text, name of a state, what the handler says].
 - `skip`: the step that is counted twice. `pace`: how many seconds a step takes.
+- `tls`: what TLS is made of; without it there is none.
 - `loop`: it has one of its own, as MindSpore does.
 """
 
@@ -46,6 +47,7 @@ faults: list[list[Any]] = options.get("faults", [])
 RAISED: dict[str, type[BaseException]] = {
     "ValueError": ValueError, "KeyboardInterrupt": KeyboardInterrupt, "SystemExit": SystemExit,
 }  # fmt: skip
+TLS: dict[str, Any] = {"enable_tls": "tls" in options, "tls_info": options.get("tls", "")}
 early: dict[str, int] = options.get("early", {})
 groups: list[dict[str, Any]] = options.get("groups") or [
     {"rank_list": list(range(world)), "replica_cnt": world, "replica_shift": 0}
@@ -260,9 +262,9 @@ if rank == 0 and not os.environ.get("MINDX_TASK_ID"):
     tft_init_controller(rank, world, False, enable_arf=True)
     if options.get("orchestrated"):
         Stub(note, options.get("choices", {})).register()
-    tft_start_controller("127.0.0.1", port, enable_tls=False)
+    tft_start_controller("127.0.0.1", port, **TLS)
 ttp.tft_init_processor(
-    rank, world, False, enable_tls=False,
+    rank, world, False, **TLS,
     enable_uce=options.get("uce", True), enable_arf=True,
 )  # fmt: skip
 ttp.tft_start_processor("127.0.0.1", port)

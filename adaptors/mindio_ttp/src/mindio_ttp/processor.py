@@ -8,6 +8,7 @@ brings it out of there and what sends to others.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tft
@@ -157,6 +158,11 @@ class Processor:
             raise Refused(
                 f"{call}: tft_init_processor was told rank {told.rank} of {told.world}, and this process "
                 f"was started as rank {session.rank} of {session.world}"
+            )
+        if told.curve and session.tls is None:
+            raise Refused(
+                f"{call}: tft_init_processor was told enable_tls=True, and the job was started without "
+                "--curve: add it to the command line of `tft run`, with a directory of `tft keys`"
             )
         program.completed = lambda: session.step - 1
         program.incarnation = session.incarnation
@@ -556,4 +562,8 @@ def curve(tls_on: Any, info: Any) -> tuple[str, ...]:  # Any: as given
     """
     The options of `tft run` that encrypt the bus, from what TLS was to be made of.
     """
-    return tls.options(info) if tls_on else ()
+    if not tls_on:
+        return ()
+    handlers = processor.handlers
+    decrypt = partial(handlers.call, "decrypt") if handlers.has("decrypt") else None
+    return tls.options(info, decrypt, processor.variables.certificate_ahead)

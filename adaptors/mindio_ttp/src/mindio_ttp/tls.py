@@ -1,18 +1,22 @@
 """
 `tls_info`: what MindIO makes TLS of, and what becomes of it here.
 
-The bus is encrypted by CURVE, which knows keys and no certificates. What `tls_info` says is checked as
-MindIO checks it.
+tft encrypts with the keys of a job, which know no certificates. What `tls_info` says is checked as MindIO
+checks it, and the keys are made of the private key in it: who has the same one has the same keys.
 """
 
+import hmac
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import structlog
-
+from mindio_ttp import logs
+from mindio_ttp.certificate import Identity, private_key
 from mindio_ttp.checks import Refused
+from tft.errors import UsageError
+from tft.keys import share_keys
 
-log = structlog.get_logger()
+log = logs.get_logger()
 
 KEYS = (
     "tlsCert",
@@ -27,6 +31,11 @@ KEYS = (
 NEEDED = ("tlsCert", "tlsCaPath", "tlsCaFile", "tlsPk", "packagePath")
 LARGEST = 10 * 1024
 """Characters of a `tls_info`."""
+LARGEST_FILE = 10 * 1024 * 1024
+"""Bytes of a certificate or of a list of revoked ones."""
+
+Decrypt = Callable[[str], Any]
+"""What `tft_register_decrypt_handler` was given. Any: the program's own."""
 
 
 def read(info: Any) -> dict[str, str]:  # Any: as given
@@ -56,18 +65,70 @@ def read(info: Any) -> dict[str, str]:  # Any: as given
     return found
 
 
-def check_files(pairs: dict[str, str]) -> None:
+def check_files(pairs: dict[str, str]) -> Identity:
     """
-    Raises `Refused` where a file that is named is not there, or is a link.
+    The files that are named. Raises `Refused` where one is not there, is a link or too large.
     """
-    certificates = Path("/" + pairs["tlsCaPath"].lstrip("/"))
-    _directory("tlsCaPath", certificates)
-    _directory("packagePath", Path("/" + pairs["packagePath"].lstrip("/")))
-    _file("tlsCert", Path("/" + pairs["tlsCert"].lstrip("/")))
-    for name in pairs["tlsCaFile"].split(","):
-        _file("tlsCaFile", certificates / name.strip())
-    if "tlsCrlPath" in pairs:
-        _directory("tlsCrlPath", Path("/" + pairs["tlsCrlPath"].lstrip("/")))
+    _directory("packagePath", _path(pairs["packagePath"]))
+    return Identity(
+        certificate=_file("tlsCert", _path(pairs["tlsCert"])),
+        trusted=_files("tlsCaPath", "tlsCaFile", pairs),
+        revoked=_files("tlsCrlPath", "tlsCrlFile", pairs) if "tlsCrlPath" in pairs else (),
+    )
+
+
+def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
+    """
+    The password of the private key: what the program's own function says to the one in `tls_info`.
+    """
+    cipher = pairs.get("tlsPkPwd")
+    if cipher is None or decrypt is None:
+        return cipher
+    try:
+        said = decrypt(cipher)
+    except Exception as error:
+        raise Refused(
+            f"the decrypt function of the program has failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(said, str) or len(said) >= 2 * len(cipher):
+        raise Refused(
+            "the decrypt function of the program is to say a text of less than twice the length of "
+            "tlsPkPwd"
+        )
+    return said
+
+
+def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:  # Any: as given
+    """
+    The options of `tft run` for an encrypted bus. A certificate that has `ahead` days left, or less, is
+    warned of.
+    """
+    pairs = read(info)
+    identity = check_files(pairs)
+    key = private_key(pairs["tlsPk"], password_of(pairs, decrypt))
+    days = identity.check(key)
+    if days <= ahead:
+        log.warning("certificate_expires", certificate=pairs["tlsCert"], days=days)
+    seed = hmac.digest(b"tft mindio_ttp tlsPk", key.content, "sha256")
+    # The name says nothing of the key, and the same key has the same directory on every start.
+    name = hmac.digest(seed, b"directory", "sha256").hex()[:16]
+    directory = Path.home() / ".tft" / f"keys-{name}"
+    try:
+        share_keys(directory, seed)
+    except UsageError as refused:
+        raise Refused(f"tls_info: {refused}") from refused
+    return "--curve", str(directory)
+
+
+def _path(value: str) -> Path:
+    return Path("/" + value.lstrip("/"))
+
+
+def _files(directory: str, names: str, pairs: dict[str, str]) -> tuple[Path, ...]:
+    where = _path(pairs[directory])
+    _directory(directory, where)
+    listed = [name.strip() for name in pairs.get(names, "").split(",") if name.strip()]
+    return tuple(_file(names, where / name) for name in listed)
 
 
 def _directory(key: str, path: Path) -> None:
@@ -75,17 +136,9 @@ def _directory(key: str, path: Path) -> None:
         raise Refused(f"{key} of tls_info: {path} is no directory, or a link to one")
 
 
-def _file(key: str, path: Path) -> None:
+def _file(key: str, path: Path) -> Path:
     if path.is_symlink() or not path.is_file():
         raise Refused(f"{key} of tls_info: {path} is no file, or a link to one")
-
-
-def options(info: Any) -> tuple[str, ...]:  # Any: as given
-    """
-    The options of `tft run` for an encrypted bus.
-    """
-    check_files(read(info))
-    raise Refused(
-        "enable_tls is True, and this version of tft does not encrypt its bus: pass enable_tls=False "
-        "where the network is trusted"
-    )
+    if path.stat().st_size > LARGEST_FILE:
+        raise Refused(f"{key} of tls_info: {path} has more than {LARGEST_FILE} bytes")
+    return path

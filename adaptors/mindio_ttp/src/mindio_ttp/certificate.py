@@ -1,0 +1,193 @@
+"""
+Certificates as MindIO takes them: of now, signed by who is trusted, not revoked, with a key that is long
+enough and is that of the private key beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindio_ttp import logs
+from mindio_ttp.checks import Refused
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+log = logs.get_logger()
+
+LEAST_BITS = 3072
+"""Of an RSA key."""
+LEAST_CURVE_BITS = 256
+"""Of a key on an elliptic curve, as strong as the other. MindIO counts both alike, and takes none of these."""
+LONGEST_CHAIN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateKey:
+    """
+    One that has been read.
+    """
+
+    content: bytes = field(repr=False)
+    """Without its password, in the one form that the same key always has (DER)."""
+    public: bytes
+    """The public key that belongs to it, in the like form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """
+    The files that say who this process is, and whom it trusts.
+    """
+
+    certificate: Path
+    trusted: tuple[Path, ...]
+    revoked: tuple[Path, ...] = ()
+
+    def check(self, key: PrivateKey) -> int:
+        """
+        For how many days the certificate is still good. Raises `Refused`, with the file, where it is not.
+        """
+        mine = _certificates(self.certificate)[0]
+        now = datetime.now(UTC)
+        if now < mine.not_valid_before_utc:
+            raise Refused(
+                f"{self.certificate} is valid from {mine.not_valid_before_utc} on, not yet"
+            )
+        if now > mine.not_valid_after_utc:
+            raise Refused(
+                f"{self.certificate} has expired: it was valid until {mine.not_valid_after_utc}"
+            )
+        _check_length(self.certificate, mine)
+        if _public(mine) != key.public:
+            raise Refused(f"tlsPk of tls_info is not the private key of {self.certificate}")
+        trusted = [each for path in self.trusted for each in _certificates(path)]
+        chain = _chain(self.certificate, mine, trusted, now)
+        self._check_not_revoked(chain, now)
+        return (mine.not_valid_after_utc - now).days
+
+    def _check_not_revoked(self, chain: Sequence["Certificate"], now: datetime) -> None:
+        from cryptography import x509
+
+        for path in self.revoked:
+            try:
+                revoked = x509.load_pem_x509_crl(path.read_bytes())
+            except ValueError as wrong:
+                raise Refused(f"{path} holds no list of revoked certificates: {wrong}") from None
+            if revoked.next_update_utc is not None and revoked.next_update_utc < now:
+                log.warning(
+                    "revocations_out_of_date", file=str(path), since=revoked.next_update_utc
+                )
+            for certificate, issuer in zip(chain, [*chain[1:], chain[-1]], strict=True):
+                if revoked.issuer != issuer.subject:
+                    continue
+                if not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type] # of any kind that signs
+                    raise Refused(f"{path} is not signed by {issuer.subject.rfc4514_string()}")
+                number = certificate.serial_number
+                if revoked.get_revoked_certificate_by_serial_number(number) is not None:
+                    raise Refused(
+                        f"{self.certificate} is revoked, or one that has signed it, by {path}"
+                    )
+
+
+def private_key(text: str, password: str | None) -> PrivateKey:
+    """
+    Read one from PEM. Raises `Refused` for what is none, or cannot be opened with the password.
+    """
+    try:
+        from cryptography.hazmat.primitives import serialization
+    except ImportError:
+        raise Refused(
+            "enable_tls=True takes the package cryptography: pip install 'tft-mindio[tls]'"
+        ) from None
+    pem = text.encode()
+    try:
+        try:
+            key = serialization.load_pem_private_key(
+                pem, None if password is None else password.encode()
+            )
+        except TypeError:
+            if password is None:
+                raise
+            key = serialization.load_pem_private_key(pem, None)  # it has none, and needs none
+    except (ValueError, TypeError) as wrong:
+        # the words of the library only: the key itself is in no sentence
+        raise Refused(
+            f"tlsPk of tls_info is no private key, or its password is wrong: {wrong}"
+        ) from None
+    return PrivateKey(
+        content=key.private_bytes(
+            serialization.Encoding.DER,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+        public=key.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        ),
+    )
+
+
+def _certificates(path: Path) -> Sequence["Certificate"]:
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError as wrong:
+        raise Refused(f"{path} holds no certificate: {wrong}") from None
+
+
+def _public(certificate: "Certificate") -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return certificate.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def _check_length(path: Path, certificate: "Certificate") -> None:
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+    match certificate.public_key():
+        case rsa.RSAPublicKey(key_size=bits):
+            least = LEAST_BITS
+        case ec.EllipticCurvePublicKey(key_size=bits):
+            least = LEAST_CURVE_BITS
+        case _:
+            return  # Ed25519 and the like have one length
+    if bits < least:
+        raise Refused(f"the key of {path} has {bits} bits, and is to have {least} or more")
+
+
+def _chain(
+    path: Path, mine: "Certificate", trusted: Sequence["Certificate"], now: datetime
+) -> list["Certificate"]:
+    """
+    The certificate, who has signed it, and so on to one that has signed itself.
+    """
+    chain = [mine]
+    while len(chain) < LONGEST_CHAIN:
+        issuer = next((each for each in trusted if _signed(chain[-1], each)), None)
+        if issuer is None:
+            break
+        if not issuer.not_valid_before_utc <= now <= issuer.not_valid_after_utc:
+            raise Refused(
+                f"the certificate of {issuer.subject.rfc4514_string()} in tlsCaFile is not valid now"
+            )
+        if issuer == chain[-1]:
+            return chain
+        chain.append(issuer)
+    raise Refused(
+        f"{path} is not signed by one of the certificates in tlsCaFile, or one that has signed it is missing"
+    )
+
+
+def _signed(certificate: "Certificate", issuer: "Certificate") -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

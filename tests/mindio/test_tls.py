@@ -1,0 +1,318 @@
+"""
+`enable_tls=True`: real certificates, checked as MindIO checks them, and jobs that are encrypted by their key.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from mindio_ttp import tls
+from mindio_ttp.checks import Refused
+
+from tests.mindio.authority import DAY, NOW, Signed, revoke, sign, told
+from tests.mindio.jobs import job
+from tests.mindio.test_jobs import assert_same
+from tft.keys import read_keys
+
+AUTHORITY = sign("authority", authority=True)
+BETWEEN = sign("between", AUTHORITY, authority=True)
+MINE = sign("rank", AUTHORITY)
+AHEAD = 30
+WORDS = "a password, as it is kept"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    Where keys are kept.
+    """
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def directory(info: str, decrypt: tls.Decrypt | None = None) -> Path:
+    """
+    The keys that follow from it.
+    """
+    option, where = tls.options(info, decrypt, AHEAD)
+    assert option == "--curve"
+    return Path(where)
+
+
+def refusal(info: str, decrypt: tls.Decrypt | None = None) -> str:
+    """
+    Why it is refused.
+    """
+    with pytest.raises(Refused) as refused:
+        tls.options(info, decrypt, AHEAD)
+    return str(refused.value)
+
+
+# ---------------------------------------------------------------- the keys
+
+
+def test_who_has_the_same_private_key_has_the_same_keys(tmp_path: Path, home: Path) -> None:
+    """
+    When processes name the same private key, with a password or without, then they have the same keys,
+    which only their owner reads; the key itself is nowhere.
+    """
+    plain = directory(told(tmp_path / "a", MINE, AUTHORITY))
+    hidden = directory(told(tmp_path / "b", MINE, AUTHORITY, password="secret"))
+
+    assert plain == hidden
+    assert plain.is_relative_to(home)
+    read_keys(plain, broker=True)
+    for path in plain.iterdir():
+        assert path.read_bytes() not in MINE.secret().encode()
+        assert MINE.secret().encode() not in path.read_bytes()
+
+
+def test_who_has_another_private_key_has_other_keys(tmp_path: Path) -> None:
+    """
+    When two certificates of one authority have keys of their own, then the keys of the job differ.
+    """
+    other = directory(told(tmp_path / "b", sign("rank", AUTHORITY), AUTHORITY))
+
+    assert directory(told(tmp_path / "a", MINE, AUTHORITY)) != other
+
+
+def test_keys_that_somebody_has_changed_are_not_used(tmp_path: Path) -> None:
+    """
+    When there are others where the keys are to be, then that is refused.
+    """
+    info = told(tmp_path / "a", MINE, AUTHORITY)
+    where = directory(info)
+    (where / "job.key").write_bytes(b"0" * 40)
+
+    assert "is not what follows from the secret of the job" in refusal(info)
+
+
+# ---------------------------------------------------------------- what is taken
+
+
+TAKEN: dict[str, Callable[[Path], str]] = {
+    "between": lambda at: told(at, sign("rank", BETWEEN), BETWEEN, AUTHORITY),
+    "of itself": lambda at: told(at, AUTHORITY, AUTHORITY),
+    "rsa": lambda at: told(
+        at, sign("rank", AUTHORITY, key=rsa.generate_private_key(65537, 3072)), AUTHORITY
+    ),
+    "others revoked": lambda at: told(at, MINE, AUTHORITY, revoked=[revoke(AUTHORITY, 1, 2)]),
+    "an old list": lambda at: told(
+        at, MINE, AUTHORITY, revoked=[revoke(AUTHORITY, 1, ends=NOW - DAY)]
+    ),
+    "a password too many": lambda at: told(at, MINE, AUTHORITY) + "tlsPkPwd: none is needed;",
+}
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_a_certificate_that_is_good_is_taken(tmp_path: Path, what: str) -> None:
+    """
+    When a certificate is of now, signed by who is trusted and long enough, then it is good.
+    """
+    read_keys(directory(TAKEN[what](tmp_path / "a")))
+
+
+def test_one_that_expires_soon_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When a certificate has fewer days left than are to be warned of, then it is used and that is said.
+    """
+    directory(told(tmp_path / "a", sign("rank", AUTHORITY, ends=NOW + 10 * DAY), AUTHORITY))
+
+    written = capsys.readouterr()
+    assert "certificate_expires" in written.out + written.err
+
+
+# ---------------------------------------------------------------- what is not
+
+
+def _linked(at: Path) -> str:
+    info = told(at, MINE, AUTHORITY)
+    (at / "cert.pem").rename(at / "there.pem")
+    (at / "cert.pem").symlink_to(at / "there.pem")
+    return info
+
+
+def _large(at: Path) -> str:
+    info = told(at, MINE, AUTHORITY)
+    with (at / "ca0.pem").open("ab") as file:
+        file.truncate(10 * 1024 * 1024 + 1)
+    return info
+
+
+def _cut(at: Path) -> str:
+    info = told(at, MINE, AUTHORITY)
+    (at / "cert.pem").write_bytes(MINE.pem[:100])
+    return info
+
+
+def _without(at: Path) -> str:
+    info = told(at, MINE, AUTHORITY, revoked=[revoke(AUTHORITY)])
+    (at / "crl0.pem").unlink()
+    return info
+
+
+NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
+    "expired": (
+        lambda at: told(at, sign("r", AUTHORITY, begins=NOW - 9 * DAY, ends=NOW - DAY), AUTHORITY),
+        "has expired: it was valid until",
+    ),
+    "not yet": (
+        lambda at: told(at, sign("r", AUTHORITY, begins=NOW + DAY), AUTHORITY),
+        "is valid from",
+    ),
+    "an expired authority": (
+        lambda at: _by(at, sign("old", ends=NOW - DAY, begins=NOW - 9 * DAY, authority=True)),
+        "in tlsCaFile is not valid now",
+    ),
+    "a short key": (
+        lambda at: told(
+            at, sign("r", AUTHORITY, key=rsa.generate_private_key(65537, 2048)), AUTHORITY
+        ),
+        "has 2048 bits, and is to have 3072 or more",
+    ),
+    "a short curve": (
+        lambda at: told(
+            at, sign("r", AUTHORITY, key=ec.generate_private_key(ec.SECP224R1())), AUTHORITY
+        ),
+        "has 224 bits, and is to have 256 or more",
+    ),
+    "another authority": (
+        lambda at: told(at, MINE, sign("authority", authority=True)),
+        "is not signed by one of the certificates in tlsCaFile",
+    ),
+    "a link of the chain is missing": (
+        lambda at: told(at, sign("r", BETWEEN), AUTHORITY),
+        "is not signed by one of the certificates in tlsCaFile",
+    ),
+    "another's key": (
+        lambda at: told(at, Signed(sign("x").key, MINE.certificate), AUTHORITY),
+        "tlsPk of tls_info is not the private key of",
+    ),
+    "revoked": (
+        lambda at: told(
+            at, MINE, AUTHORITY, revoked=[revoke(AUTHORITY, MINE.certificate.serial_number)]
+        ),
+        "is revoked, or one that has signed it",
+    ),
+    "revoked between": (
+        lambda at: told(
+            at,
+            sign("r", BETWEEN),
+            BETWEEN,
+            AUTHORITY,
+            revoked=[revoke(BETWEEN), revoke(AUTHORITY, BETWEEN.certificate.serial_number)],
+        ),
+        "is revoked, or one that has signed it",
+    ),
+    "a false list": (
+        lambda at: told(
+            at, MINE, AUTHORITY, revoked=[revoke(Signed(sign("x").key, AUTHORITY.certificate))]
+        ),
+        "is not signed by CN=authority",
+    ),
+    "no list": (
+        lambda at: told(at, MINE, AUTHORITY, revoked=[b"none"]),
+        "holds no list of revoked certificates",
+    ),
+    "a missing list": (_without, "tlsCrlFile of tls_info: "),
+    "a wrong password": (
+        lambda at: told(at, MINE, AUTHORITY, password="one", said="another"),
+        "tlsPk of tls_info is no private key, or its password is wrong",
+    ),
+    "no key": (
+        lambda at: told(at, MINE, AUTHORITY).replace("BEGIN PRIVATE", "BEGIN NO"),
+        "tlsPk of tls_info is no private key",
+    ),
+    "a link": (_linked, "cert.pem is no file, or a link to one"),
+    "too large": (_large, "ca0.pem has more than 10485760 bytes"),
+    "cut": (_cut, "cert.pem holds no certificate"),
+}
+
+
+def _by(at: Path, authority: Signed) -> str:
+    return told(at, sign("r", authority), authority)
+
+
+@pytest.mark.parametrize("what", NOT_TAKEN)
+def test_what_is_not_good_is_refused_with_its_name(tmp_path: Path, home: Path, what: str) -> None:
+    """
+    When something about the certificate, its key or its files is wrong, then the sentence says what, the
+    key is not in it, and no keys are made.
+    """
+    make, sentence = NOT_TAKEN[what]
+
+    said = refusal(make(tmp_path / "a"))
+
+    assert sentence in said
+    assert not re.search(r"[A-Za-z0-9+]{40}", said)  # as keys are written
+    assert list(home.iterdir()) == []
+
+
+# ---------------------------------------------------------------- the password
+
+
+def test_a_password_is_what_the_programs_function_says(tmp_path: Path) -> None:
+    """
+    When a program has a function that decrypts, then the private key is opened with what that says.
+    """
+    info = told(tmp_path / "a", MINE, AUTHORITY, password="secret", said=WORDS)
+
+    read_keys(directory(info, {WORDS: "secret"}.__getitem__))
+
+
+@pytest.mark.parametrize(
+    ("decrypt", "sentence"),
+    [
+        (lambda cipher: cipher[100], "has failed: IndexError"),
+        (lambda cipher: b"secret", "is to say a text of less than twice the length"),
+        (lambda cipher: cipher * 2, "is to say a text of less than twice the length"),
+        (lambda cipher: "wrong", "or its password is wrong"),
+    ],
+    ids=["it fails", "no text", "too long", "wrong"],
+)
+def test_a_function_that_does_not_decrypt_is_said(
+    tmp_path: Path, decrypt: tls.Decrypt, sentence: str
+) -> None:
+    """
+    When the function does not say the password, then the sentence says that it was the function.
+    """
+    info = told(tmp_path / "a", MINE, AUTHORITY, password="secret", said=WORDS)
+
+    assert sentence in refusal(info, decrypt)
+
+
+# ---------------------------------------------------------------- whole jobs
+
+
+def test_a_job_with_tls_survives(tmp_path: Path, home: Path) -> None:
+    """
+    When the processes of a job name one private key, then it is encrypted with what follows from that,
+    and a rank that is killed is replaced, to the bit.
+    """
+    info = told(tmp_path / "certificates", MINE, AUTHORITY)
+    faults = [[1, 4, "loop", "kill"]]
+    with job(tmp_path / "job", launched=True, faults=faults, tls=info) as running:
+        outcome = running.end()
+
+    assert_same(outcome)
+    assert outcome.strategies == ["recover"]
+    [made] = (home / ".tft").iterdir()
+    assert str(made) in (tmp_path / "job" / "run" / "job.json").read_text()
+
+
+def test_a_program_with_tls_is_refused_a_job_without(tmp_path: Path) -> None:
+    """
+    When `tft run` was started without --curve, then a program that counts on TLS does not train in it.
+    """
+    info = told(tmp_path / "certificates", MINE, AUTHORITY)
+    with job(tmp_path / "job", world=1, tls=info) as running:
+        outcome = running.end()
+
+    assert outcome.codes != [0]
+    assert "the job was started without --curve" in outcome.output
