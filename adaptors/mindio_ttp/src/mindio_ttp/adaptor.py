@@ -72,8 +72,8 @@ def tft_capture() -> bytes:
 
 
 @hookimpl
-def tft_rollback(private: bytes) -> None:
-    _program().rollback(private)
+def tft_rollback() -> None:
+    _program().rollback()
 
 
 @hookimpl
@@ -135,7 +135,7 @@ def tft_join(directory: Path, step: int) -> Sequence[str]:
 
 @hookimpl
 def tft_load() -> None:
-    return None  # the program reads its checkpoint itself, before it trains
+    _program().load()
 
 
 @hookimpl

@@ -90,7 +90,7 @@ class Processor:
         self._told: Told | None = None
         self._session: tft.Session | None = None
         self._program: Program | None = None
-        self._begun = self._inside = self._window = False
+        self._begun = self._inside = self._window = self._counted = False
         self._leaving = False
         """The loop is to be left: this step was the last one."""
         self._initialises = False
@@ -308,6 +308,7 @@ class Processor:
             if self.session.incarnation > 0:
                 raise RuntimeError(f"{ARF_FINISH}: this process takes the place of another one")
             self.enter()
+            self.check_trains(call)
         if self._leaving:
             raise self._force_stop()
         self._check_step_is_known(call)
@@ -330,8 +331,9 @@ class Processor:
                 "could know when the state of this step was not whole; call it before the update"
             )
         base = step - session.step
-        if program.base is None or (session.step == 1 and session.incarnation == 0):
-            program.base = base
+        if program.base is None or (program.fresh and not self._counted):
+            program.base = base  # where the program began, whatever an earlier run has counted
+        self._counted = True
         expected = program.program_step(session.step)
         self._window = False
         try:
@@ -449,6 +451,7 @@ class Processor:
             self._inside = order == "resume"
             if self._inside and self.position is not None:
                 self.program.brought_to(self.position())
+            self._leaving = False
             self._completed = order == "complete"
             self.dumped = self.dumped or order in ("save", "commit")
             if self._inside:
@@ -461,8 +464,11 @@ class Processor:
         """
         The program has trained all it was to; returns when all have.
         """
+        if not self._begun and self._session is not None and self.session.incarnation > 0:
+            self.wait()  # what the others go on from is not known here yet: back into the loop
+            return
         if self._begun and self._inside:
-            self._inside = False
+            self._inside = self._leaving = False
             self.session.finish()
             self.wait(("complete",))
             self._returned = self._inside
@@ -480,6 +486,14 @@ class Processor:
         Whether the program is to train on when it had trained all it was to.
         """
         return self._returned
+
+    def loaded(self, step: int) -> None:
+        """
+        The program has loaded a checkpoint of its own, and begins from the end of that step.
+        """
+        checks.step("tft_report_load_ckpt_step", step, least=1)
+        if self._program is not None and self._program.fresh and not self._counted:
+            self._program.loaded = step
 
     def destroy(self) -> None:
         """

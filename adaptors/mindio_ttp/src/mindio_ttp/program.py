@@ -14,6 +14,7 @@ from typing import Any
 from mindio_ttp import logs, replicas
 from mindio_ttp.exchange import Body, Membership
 from mindio_ttp.handlers import Handlers
+from mindio_ttp.loans import Loans, agreed_base
 from mindio_ttp.replicas import Group
 from mindio_ttp.words import RepairType
 from tft.errors import OrderRefused
@@ -22,6 +23,7 @@ from tft.protocol.messages import ShardCopies
 
 log = logs.get_logger()
 
+NOTHING = pack(None)
 UNKNOWN = "unknow"
 """MindIO's spelling."""
 TICK = 0.05
@@ -48,6 +50,8 @@ class Program:
     """What is handed to every function. Any: the program's own."""
     groups: tuple[Group, ...] = ()
     base: int | None = None
+    loaded: int | None = None
+    """The step of the checkpoint that the program has loaded before it trains, if it has said so."""
     uce: bool = False
     """This rank has said that its memory is lost."""
     torn: bool = False
@@ -73,16 +77,13 @@ class Program:
     _grouped: threading.Event = field(default_factory=threading.Event)
     _stopping: threading.Thread | None = None
     _stop_failed: str = ""
-    _send_failed: str = ""
-    _lenders: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
-    """By shard and step: the ranks that lend it, and how each counts."""
-    _lent: threading.Condition = field(default_factory=threading.Condition)
+    _loans: Loans | None = None
+    _overwritten: bool = False
+    """What others have sent was being received: the state is theirs, or a part of it."""
     _void: threading.Event = field(default_factory=threading.Event)
-    """What this rank waits for has become void."""
+    """What this rank waits for in a save has become void."""
     _saved: tuple[Path, int] | None = None
     """Where the program has saved last, and in which attempt."""
-    _turn: int = 0
-    """How many groups have been left."""
 
     # ---------------------------------------------------------------- who holds what
 
@@ -98,9 +99,22 @@ class Program:
 
     def program_step(self, step: int) -> int:
         """
-        What the program calls a step of ours.
+        What the program calls a step of ours. Raises `OrderRefused` while that is not known.
         """
-        return step + (self.base or 0)
+        if self.base is None:
+            raise OrderRefused(
+                "no step of this program was completed since it was started, so that nobody knows which one "
+                "it is at: before that nothing can be repaired or saved, and nothing is lost. "
+                "tft_report_load_ckpt_step says it for a program that goes on from a checkpoint"
+            )
+        return step + self.base
+
+    @property
+    def fresh(self) -> bool:
+        """
+        No incident has been handled in this process, which takes nobody's place.
+        """
+        return self._fresh and self.incarnation == 0
 
     def brought_to(self, step: int) -> None:
         """
@@ -111,9 +125,19 @@ class Program:
 
     def private(self) -> bytes:
         """
-        What only this rank has: nothing but how it counts.
+        What only this rank has: nothing that its program does not make anew.
         """
-        return pack(self.base)
+        return NOTHING
+
+    def load(self) -> None:
+        """
+        The job goes on from a checkpoint: the program has read its own before it trains.
+        """
+        if not self.fresh:
+            raise OrderRefused(
+                "a program for MindIO reads its checkpoints itself, when it starts: it cannot be brought back "
+                "to one while it runs"
+            )
 
     # ---------------------------------------------------------------- out of the loop
 
@@ -122,8 +146,8 @@ class Program:
         Have the training thread leave whatever it waits in. On the control thread, again and again.
         """
         self._void.set()
-        with self._lent:
-            self._lent.notify_all()
+        if self._loans is not None:
+            self._loans.void()
         if self._membership is not None and not self._grouped.is_set():
             self._membership.shut()
         if self._stopping is None:
@@ -141,7 +165,8 @@ class Program:
         else:
             self._stopping.join()
         self._stopping = None
-        self._turn += 1
+        if self._loans is not None:
+            self._loans.void()
         self._grouped.clear()
         if self._membership is not None:
             self._membership.shut()
@@ -167,14 +192,13 @@ class Program:
         Meet the others, clean what is to be cleaned, and have the program form its groups anew if some
         have come anew.
         """
-        self._void.clear()
-        with self._lent:
-            self._lenders.clear()
-        self._membership = Membership(host, port, self._heard)
+        self._loans = loans = Loans(self.rank, self.world, self._send)
+        self._membership = loans.membership = Membership(host, port, loans.heard)
         facts = {
             "incarnation": self.incarnation,
             "groups": [[g.type, list(g.ranks), g.copies] for g in self.groups],
             "known": sorted(self._known.items()),
+            "base": self.base,
         }
         joined = self._membership.join(name, self.rank, world, facts)
         self._agree(joined)
@@ -190,6 +214,7 @@ class Program:
             if replaced and self.handlers.has("rebuild_group"):
                 self.handlers.call("rebuild_group", replaced, self.args)
         self._grouped.set()
+        loans.open()
 
     def _agree(self, joined: Mapping[int, Body]) -> None:
         told = {
@@ -199,6 +224,9 @@ class Program:
         why = replicas.disagreement(told)
         if why:
             raise OrderRefused(f"tft_set_optimizer_replica: {why}")
+        why = agreed_base({rank: each["base"] for rank, each in joined.items()})
+        if why:
+            raise OrderRefused(why)
 
     def _replaced(self, joined: Mapping[int, Body]) -> list[int]:
         """
@@ -217,24 +245,24 @@ class Program:
         result = self.handlers.call("clean", self.uce, self.args)
         if result not in (0, 2):
             raise OrderRefused(f"the program's clean function says {result!r}: it could not clean")
-        self._light = result == 2 and not self.torn
+        self._light = result == 2 and self.uce and not self.torn
 
     def rebuild(self) -> None:
         """
-        What others were sent has been sent.
+        What others were to be sent is sent.
         """
-        failed, self._send_failed = self._send_failed, ""
-        if failed:
-            raise OrderRefused(f"the program's repair function could not send: {failed}")
+        if self._loans is not None:
+            self._loans.settle()
 
-    def rollback(self, private: bytes) -> None:
+    def rollback(self) -> None:
         """
         Everyone goes on from one step.
         """
-        base = unpack(private)
-        self.base = base if base is not None else self.base
-        self.repaired_to = self.program_step(self.completed())
-        self.uce = self.torn = self._stopped = False
+        if not self._fresh:
+            self.repaired_to = self.program_step(self.completed())
+        elif self.loaded is not None:
+            self.base = self.loaded - self.completed()
+        self.uce = self.torn = self._stopped = self._overwritten = False
         self._known = self._met
         if self._fresh:
             return
@@ -248,61 +276,36 @@ class Program:
         """
         This rank has the shard; whoever needs it says so. On a transfer thread.
         """
-        if self._membership is not None:
-            at = self.program_step(step)
-            self._membership.say({"lends": shard, "step": step, "base": at - step})
+        if self._loans is not None:
+            self._loans.lend(shard, step, self.base)
         return pack({"step": step})
 
     def borrow(self, shard: str, meta: bytes) -> None:
         """
         Have the program receive a shard from one of those who lend it.
         """
-        if self._light:
+        step = int(unpack(meta)["step"])
+        if self._light and self.completed() == step and not self._overwritten:
             return
         if not self.handlers.has("repair"):
             raise OrderRefused(
                 f"the program has registered no repair function, and rank {self.rank} needs {shard} of "
                 "another rank: tft_register_repair_handler"
             )
-        step = int(unpack(meta)["step"])
-        with self._lent:
-            self._lent.wait_for(lambda: self._lenders.get((shard, step)) or self._void.is_set())
-            lenders = self._lenders.get((shard, step), {})
-        if self._void.is_set() or self._membership is None:
-            raise OrderRefused("the repair was given up: its order is no longer wanted")
-        source = min(lenders)
-        self.base = lenders[source]
-        self._membership.say({"borrows": shard, "step": step}, source)
+        if self._loans is None:
+            raise OrderRefused("there is no group to receive a shard in")
+        source, base = self._loans.lender(shard, step)
+        self.base = base
+        at = self.program_step(
+            step
+        )  # before anything is asked for that could not be called by its step
+        self._overwritten = True
+        self._loans.ask(source, shard, step)
         kind = RepairType.RT_UCE_HIGHLEVEL if self.uce else RepairType.RT_RECV_REPAIR
-        self._repair(kind, shard, self.program_step(step), source, self.rank)
+        self._repair(kind, shard, at, source, self.rank)
 
-    def _heard(self, rank: int, body: Body) -> None:
-        """
-        On a thread of the exchange.
-        """
-        if "lends" in body:
-            with self._lent:
-                lenders = self._lenders.setdefault((body["lends"], body["step"]), {})
-                lenders[rank] = body["base"]
-                self._lent.notify_all()
-        elif "borrows" in body:
-            threading.Thread(
-                target=self._send,
-                args=(rank, body, self._turn),
-                name=f"mindio-send-{rank}",
-                daemon=True,
-            ).start()
-
-    def _send(self, to: int, body: Body, turn: int) -> None:
-        self._grouped.wait()
-        if turn != self._turn:
-            return  # it was for a group that is gone
-        try:
-            at = self.program_step(body["step"])
-            self._repair(RepairType.RT_SEND, body["borrows"], at, self.rank, to)
-        except Exception as error:
-            log.exception("repair_not_sent", to=to, shard=body["borrows"])
-            self._send_failed = f"{type(error).__name__}: {error}"
+    def _send(self, shard: str, step: int, to: int) -> None:
+        self._repair(RepairType.RT_SEND, shard, self.program_step(step), self.rank, to)
 
     def _repair(self, kind: RepairType, shard: str, step: int, source: int, to: int) -> None:
         group = int(shard.removeprefix("group").partition(".")[0])
@@ -323,6 +326,10 @@ class Program:
         Have the program save all that this rank was chosen for, once in an attempt, with the others who
         were chosen.
         """
+        if not attempt:
+            raise OrderRefused(
+                "a program for MindIO saves each part once: there are no copies of it"
+            )
         name = f"mindio-{self.rank}.json"
         if self._saved == (directory, attempt):
             return [name]
