@@ -97,7 +97,7 @@ def test_a_process_that_dies_late_in_a_step_is_replaced_for_the_next(
     """
     outcome = run(tmp_path, [2, 1, where, "kill"], [1, 5, where, "kill"])
     assert_same(outcome)
-    assert outcome.strategies == ["recover", "recover"]
+    assert set(outcome.strategies) == {"recover"}  # one incident, if the second comes soon
 
 
 def test_parts_come_from_those_who_have_them(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def tft_notify_controller_on_global_rank(fault_ranks: dict[int, int], time: int 
     call = "tft_notify_controller_on_global_rank"
     if not _are_faults(fault_ranks) or not 1 <= time <= 3600:
         return _refused(call, f"{fault_ranks!r} with time {time!r}")
-    return orchestrator.call("on_global_rank", fault_ranks)
+    return orchestrator.call("on_global_rank", fault_ranks, time)
 
 
 def tft_notify_controller_prepare_action(

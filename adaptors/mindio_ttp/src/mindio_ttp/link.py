@@ -6,6 +6,7 @@ Nobody waits for an orchestrator that is not there: the controller then decides 
 """
 
 import json
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -75,7 +76,8 @@ class Desk:
         log.info("orchestrator_came")
         try:
             for said in _lines(guest):
-                self._tell(guest, {"answer": self._answer(said["call"], said["arguments"])})
+                answer = self._answer(said["call"], said["arguments"])
+                self._tell(guest, {"answer": answer, "number": said["number"]})
         finally:
             log.info("orchestrator_left")
             if self._guest is guest:
@@ -105,27 +107,36 @@ class Line:
         self._heard = heard
         self._turn = threading.Condition()
         self._socket: socket.socket | None = None
-        self._answers: list[int] = []
+        self._calls = 0
+        self._answers: dict[int, int] = {}
+        self._reports: queue.SimpleQueue[tuple[str, list[Any]]] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._calling = threading.Lock()
         threading.Thread(target=self._keep, name="mindio-line", daemon=True).start()
+        # not on the thread that reads: what is called may call back, and wait for the answer
+        threading.Thread(target=self._report, name="mindio-report", daemon=True).start()
 
     def call(self, name: str, *arguments: Any) -> int:  # Any: JSON
         """
         Ask for something; 1 where nobody answers.
         """
         with self._calling, self._turn:
-            self._answers.clear()
-            if self._socket is None:
+            line = self._socket
+            if line is None:
                 return 1
+            self._calls += 1
+            number = self._calls
             try:
-                said = {"call": name, "arguments": _plain(arguments)}
-                self._socket.sendall(json.dumps(said).encode() + b"\n")
+                said = {"call": name, "arguments": _plain(arguments), "number": number}
+                line.sendall(json.dumps(said).encode() + b"\n")
             except OSError:
                 return 1
-            if not self._turn.wait_for(lambda: self._answers, timeout=ANSWER_LIMIT):
-                return 1
-            return self._answers[0]
+            self._turn.wait_for(
+                lambda: number in self._answers or self._socket is not line, timeout=ANSWER_LIMIT
+            )
+            answer = self._answers.get(number, 1)
+            self._answers.clear()  # later ones are of calls that nobody waits for
+            return answer
 
     def there(self, limit: float) -> bool:
         """
@@ -165,18 +176,19 @@ class Line:
             self._turn.notify_all()
 
     def _take(self, said: Mapping[str, Any]) -> None:
-        if "answer" in said:
-            with self._turn:
-                self._answers.append(said["answer"])
-                self._turn.notify_all()
+        if "answer" not in said:
+            self._reports.put((said["report"], said["facts"]))
             return
-        # on a thread of its own: what is called may call back, and wait for the answer
-        threading.Thread(
-            target=self._heard,
-            args=(said["report"], said["facts"]),
-            name="mindio-report",
-            daemon=True,
-        ).start()
+        with self._turn:
+            self._answers[said["number"]] = said["answer"]
+            self._turn.notify_all()
+
+    def _report(self) -> None:
+        """
+        One report after the other, in their order.
+        """
+        while True:
+            self._heard(*self._reports.get())
 
 
 def _lines(line: socket.socket) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from mindio_ttp import logs
 from tft.hooks import Advice, IncidentView, hookimpl
 from tft.protocol.messages import (
     FaultKind,
@@ -47,6 +48,8 @@ CODE = re.compile(r"device error ([0-9A-Za-z]+)")
 
 Ranks = dict[int, int]
 """Rank to type of fault."""
+
+log = logs.get_logger()
 
 
 class Orchestrator(Protocol):
@@ -90,6 +93,7 @@ class Negotiator:
         default_factory=lambda: threading.Condition(threading.RLock())
     )
     _pause_limit: threading.Timer | None = None
+    _pauses: int = 0
 
     # ---------------------------------------------------------------- what the orchestrator calls
 
@@ -103,12 +107,14 @@ class Negotiator:
                     self._notice(rank, TYPE_TO_KIND[kind], "the cluster reports it")
             self._news()
 
-    def on_global_rank(self, faults: Ranks) -> None:
+    def on_global_rank(self, faults: Ranks, seconds: float = 0.0) -> None:
         """
-        All faults that the cluster knows of: what the job has not seen becomes a fault of it.
+        All faults that the cluster knows of: what the job has not seen becomes a fault of it. Links may
+        need so many seconds to settle before the cluster can choose.
         """
         with self._turn:
             self.seen_whole = True
+            self.limit = max(self.limit, seconds)
             new = {rank: kind for rank, kind in faults.items() if rank not in self.faults}
             self.joining = bool(new)
             self.stop_train(new)
@@ -123,8 +129,10 @@ class Negotiator:
             elif self.followed and strategy in GIVE_UP:
                 self.followed = "dump"  # of what is to end, what can be saved is saved
                 self._say(StopRequested(why=f"the cluster chose {strategy}", signal=0, at=0.0))
-            else:
+            elif self.offered and not self.followed:
                 self.wanted = strategy
+            else:
+                log.warning("choice_ignored", strategy=strategy, why="nothing is offered")
             self._news()
 
     def prepare_action(self, action: str, ranks: Ranks) -> None:
@@ -143,9 +151,12 @@ class Negotiator:
         Stand still at a step boundary, for so long at most.
         """
         with self._turn:
+            self._forget_pause()
             self._say(PauseRequested(why="a link is switched over", check="", at=0.0))
             if seconds is not None:
-                self._pause_limit = threading.Timer(seconds, self._pause_over, (seconds,))
+                self._pauses += 1
+                told = (self._pauses, seconds)
+                self._pause_limit = threading.Timer(seconds, self._pause_over, told)
                 self._pause_limit.daemon = True
                 self._pause_limit.start()
 
@@ -162,9 +173,11 @@ class Negotiator:
         """
         self._say(StopRequested(why="the cluster is drained", signal=0, at=0.0))
 
-    def _pause_over(self, seconds: float) -> None:
+    def _pause_over(self, pause: int, seconds: float) -> None:
         why = f"nobody has said to go on for {seconds:.0f} s"
         with self._turn:
+            if self._pause_limit is None or pause != self._pauses:
+                return  # it was ended while this waited for its turn
             self._hear("result", DUMP_LEFT, why, {}, "continue")
             self._say(ResumeRequested(why=why, at=0.0))
 
@@ -260,11 +273,13 @@ class Negotiator:
         before = self.faults
         if incident.number != self.incident:
             self._forget()
+            self._forget_pause()
             self.incident, self.faults = incident.number, faults
             self._hear("fault_ranks", faults, codes)
             self._hear("stop_complete", NOTHING_THERE if possible == {"exit"} else OK, "", faults)
         elif faults != before:
             self.faults = faults
+            self.offered, self.wanted = [], ""  # what was chosen was chosen for less
             self._hear("fault_ranks", faults, codes)
         if self.joining:
             self.joining = False
@@ -280,7 +295,7 @@ class Negotiator:
 
     def _settle(self, incident: IncidentView, possible: list[str]) -> Advice:
         if possible != self.offered:
-            self.offered = possible
+            self.offered, self.wanted = possible, ""
             self._hear("strategies", self.faults, possible)
         veto = ("migrate",) if self.no_switch else ()
         if not self.wanted:

@@ -132,7 +132,7 @@ class Processor:
             raise Refused(f"{call}: tft_init_processor comes first")
         if self._session is not None:
             raise Refused(f"{call} was called before in this process")
-        host = checks.address(call, "master_ip", ip)
+        checks.address(call, "master_ip", ip)
         checks.port(call, port)
         if local_ip:
             checks.address(call, "local_ip", local_ip)
@@ -150,7 +150,7 @@ class Processor:
         elif orchestrator.registered:
             options.append("--orchestrated")
         try:
-            session = tft.init(self._launcher(told, host, port), options)
+            session = tft.init(self._launcher(told, ip, port), options)
         except UsageError as refused:
             raise Refused(f"{call}: {refused}") from refused
         environment.restore()
@@ -173,7 +173,8 @@ class Processor:
             session.adopt(program=program)
 
     def _launcher(self, told: Told, host: str, port: int) -> tft.Launcher:
-        alone = host.startswith("127.") or host == "::1"
+        # as it was given: the name of this very machine may stand for 127.0.1.1 here, and not elsewhere
+        alone = host.startswith("127.") or host in ("localhost", "::1")
         place = environment.place(told.rank, told.world, alone=alone)
         return tft.Launcher(
             name="mindio_ttp",
@@ -224,7 +225,13 @@ class Processor:
         checks.number(replicas.CALL, "rank", rank, 0, program.world - 1)
         if rank != program.rank:
             raise Refused(f"{replicas.CALL}: this process is rank {program.rank}, not {rank}")
-        groups = replicas.read(rank, program.world, info, whole=self.variables.mindspore)
+        groups = replicas.read(
+            rank,
+            program.world,
+            info,
+            whole=self.variables.mindspore,
+            shifted=self.variables.framework == 1,
+        )
         for group in groups:
             told = f"rank:{rank}, report group list: {list(group.ranks)}"
             log.info(told)  # in these words operators look for it

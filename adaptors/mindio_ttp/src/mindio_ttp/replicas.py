@@ -9,11 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindio_ttp import checks
+from mindio_ttp import checks, logs
 from mindio_ttp.checks import Refused
 from tft.protocol.messages import ShardCopies
 
 CALL = "tft_set_optimizer_replica"
+LARGEST = 2**31 - 1
+"""Of a shift, which MindIO ignores but for X1."""
+
+log = logs.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +60,21 @@ class Group:
 
 
 def read(
-    rank: int, world: int, info: Any, *, whole: bool
+    rank: int, world: int, info: Any, *, whole: bool, shifted: bool = True
 ) -> tuple[Group, ...]:  # Any: as it was given
     """
-    The groups of a rank; `whole`: each holds everything, as with MindSpore. Raises `Refused`.
+    The groups of a rank; `whole`: each holds everything, as with MindSpore; `shifted`: what is said of the
+    distance of copies counts, as with X1. Raises `Refused`.
     """
     return tuple(
-        _group(rank, world, place, group, whole=whole)
+        _group(rank, world, place, group, whole=whole, shifted=shifted)
         for place, group in enumerate(checks.groups(info))
     )
 
 
-def _group(rank: int, world: int, place: int, given: Mapping[str, Any], *, whole: bool) -> Group:
+def _group(
+    rank: int, world: int, place: int, given: Mapping[str, Any], *, whole: bool, shifted: bool
+) -> Group:
     ranks = checks.ranks(CALL, f"rank_list of group {place}", given["rank_list"], world)
     size = len(ranks)
     if rank not in ranks:
@@ -85,12 +92,16 @@ def _group(rank: int, world: int, place: int, given: Mapping[str, Any], *, whole
             f"{CALL}: {size} ranks cannot hold {copies} whole copies (group {place}): the number of "
             f"ranks must be a multiple of replica_cnt"
         )
-    shift = checks.number(CALL, f"replica_shift of group {place}", given["replica_shift"], 0, size)
+    shift = checks.number(
+        CALL, f"replica_shift of group {place}", given["replica_shift"], 0, LARGEST
+    )
     if shift not in (0, size // copies):
-        raise Refused(
-            f"{CALL}: replica_shift of group {place} is {shift}; copies lie {size // copies} places "
-            "apart here, which 0 stands for, too"
-        )
+        if shifted:
+            raise Refused(
+                f"{CALL}: replica_shift of group {place} is {shift}; copies lie {size // copies} places "
+                "apart here, which 0 stands for, too"
+            )
+        log.warning("replica_shift_ignored", group=place, shift=shift, used=size // copies)
     return Group(type=place, ranks=ranks, copies=copies)
 
 
