@@ -476,6 +476,7 @@ class Processor:
             return
         if self._begun and self._inside:
             self._inside = self._leaving = False
+            self.program.finished = True
             self.session.finish()
             self.wait(("complete",))
             self._returned = self._inside

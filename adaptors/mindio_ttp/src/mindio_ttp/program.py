@@ -61,6 +61,8 @@ class Program:
     repair_type: str = UNKNOWN
     step_is_known: bool = True
     """The program was told what step it was brought to."""
+    finished: bool = False
+    """All was trained that was to be: there is nothing that the program is to be brought out of."""
     clean_first: bool = False
     """The program's functions to stop and to clean are called before it saves a last checkpoint."""
     _fresh: bool = True
@@ -150,7 +152,7 @@ class Program:
             self._loans.void()
         if self._membership is not None and not self._grouped.is_set():
             self._membership.shut()
-        if self._stopping is None:
+        if self._stopping is None and not self.finished:
             self.repair_type = UNKNOWN  # until everybody stands still nothing is chosen
             self._stopping = threading.Thread(target=self._stop, name="mindio-stop", daemon=True)
             self._stopping.start()
@@ -159,6 +161,7 @@ class Program:
         """
         The loop has been left, by all: every rank's functions for that are called, once.
         """
+        self.finished = False
         if self._stopping is None:
             self.repair_type = UNKNOWN
             self._stop()
