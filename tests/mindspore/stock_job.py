@@ -1,0 +1,255 @@
+"""
+A script that trains with `Model.train` and MindSpore's own callback `TrainFaultTolerance`, over `mindio_ttp`:
+what `test_route_a.py` runs.
+
+    stock_job.py DIRECTORY RING STEPS FAULTS
+
+FAULTS is JSON: a list of [rank, step, where, text], struck once each: `loop`, before the sum of the gradients;
+`update`, with the state changed. A text `leaving` is nothing that fails: the rank stays in its update until it
+is to leave its loop after it. DIRECTORY takes the losses, how each loop was left, and the final state.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# what msrun tells its workers, which MindSpore reads
+os.environ.update(MS_NODE_ID=str(rank), MS_WORKER_NUM=str(world))
+os.environ.update(RANK_ID=str(rank), RANK_SIZE=str(world))
+
+import mindspore  # noqa: E402 (it reads its environment when it is imported)
+import numpy  # noqa: E402
+from mindio_ttp.processor import processor  # noqa: E402
+from mindspore import nn, train  # noqa: E402
+from mindspore.dataset import NumpySlicesDataset  # noqa: E402
+from mindspore.utils import _tft_handler  # noqa: E402
+
+from tests.e2e.jobs import until  # noqa: E402
+from tests.mindio.ring import Member  # noqa: E402
+from tests.mindspore import shim  # noqa: E402
+
+directory, ring, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+faults: list[list[Any]] = json.loads(sys.argv[4])  # Any: JSON
+INPUTS, OUTPUTS, ROWS = 3, 2, 4
+
+
+def note(what: str, **facts: Any) -> None:
+    """
+    A line of what has happened.
+    """
+    with (directory / f"calls-rank{rank}.jsonl").open("a") as file:
+        file.write(json.dumps({"what": what, **facts}) + "\n")
+
+
+class Link:
+    """
+    The way from rank to rank.
+    """
+
+    def __init__(self) -> None:
+        self._member: Member | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """
+        Whoever waits in a sum raises.
+        """
+        note("stop")
+        self._stopped = True
+        if self._member is not None:
+            self._member.shut()
+
+    def resume(self) -> None:
+        """
+        Sums are taken again.
+        """
+        note("resume")
+        self._member, self._stopped = None, False
+
+    def mean(self, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+        """
+        Of all ranks, in the order of the ranks.
+        """
+        try:
+            return tuple(self._mean(each) for each in gradients)
+        except ConnectionError as error:
+            raise RuntimeError(f"ForceStopError: {error}") from error
+
+    def _mean(self, gradient: Any) -> Any:
+        if self._member is None:
+            self._member = Member(rank, ring)
+            if self._stopped:
+                raise ConnectionError("there is nobody to wait for")
+            self._member.join()
+        array = gradient.asnumpy()
+        sums = [self._member.add(float(number)) / world for number in array.ravel()]
+        return mindspore.Tensor(numpy.array(sums, array.dtype).reshape(array.shape))
+
+    def send_recv(self, parameters: list[Any], source: int, target: int) -> int:
+        """
+        Through a pipe, which both ends open.
+        """
+        training = threading.current_thread() is threading.main_thread()
+        names = [parameter.name for parameter in parameters]
+        note("send_recv", source=source, target=target, training=training, names=names)
+        pipe = directory / f"pipe-{source}-{target}"
+        with suppress(FileExistsError):
+            os.mkfifo(pipe)
+        if rank == source:
+            with pipe.open("wb") as file:
+                for parameter in parameters:
+                    file.write(parameter.asnumpy().tobytes())
+            return 0
+        with pipe.open("rb") as file:
+            for parameter in parameters:
+                held = parameter.asnumpy()
+                got = numpy.frombuffer(file.read(held.nbytes), held.dtype).reshape(held.shape)
+                parameter.copy_(mindspore.Tensor(got.copy()))
+        return 0
+
+
+link = Link()
+
+
+class At:
+    """
+    Where this rank is.
+    """
+
+    step = 0
+
+
+def closed(incidents: int) -> bool:
+    """
+    Whether so many are behind the job.
+    """
+    log = (directory / "logs" / "controller.log").read_text()
+    return log.count("event=incident_closed") >= incidents
+
+
+def is_to_leave() -> bool:
+    """
+    Whether this rank was told to leave its loop after this step. Nothing of this is told a program.
+    """
+    return processor.session._gate.leaves(At.step)
+
+
+def strike(where: str) -> None:
+    """
+    What is to go wrong here.
+    """
+    for place, (whom, step, at, text) in enumerate(faults):
+        mark = directory / f"struck-{place}"
+        if (whom, step, at) != (rank, At.step, where) or mark.exists():
+            continue
+        before = len({earlier[1] for earlier in faults[:place]} - {step})
+        until(partial(closed, before), "the end of what was struck before")
+        mark.touch()
+        if text == "leaving":
+            until(is_to_leave, "the word to leave the loop")
+            return
+        if text == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "UCE" in text:
+            for parameter in step_cell.get_parameters():
+                parameter.copy_(mindspore.Tensor(parameter.asnumpy() * 0 + 9))
+        raise RuntimeError(text)
+
+
+class Struck(nn.Adam):  # type: ignore[misc]  # MindSpore ships no types
+    """
+    One that can be struck with the state changed.
+    """
+
+    def __call__(self, gradients: Any) -> Any:  # Any: Tensors
+        done = super().__call__(gradients)
+        strike("update")
+        return done
+
+
+class Step(nn.Cell):  # type: ignore[misc]  # as above
+    """
+    One step of training.
+    """
+
+    def __init__(self, network: Any, optimizer: Any) -> None:  # Any: Cells
+        super().__init__()
+        self.network, self.optimizer = network, optimizer
+        self.error = nn.MSELoss()
+        self.gradients_of = mindspore.value_and_grad(self.forward, None, optimizer.parameters)
+
+    def forward(self, x: Any, y: Any) -> Any:  # Any: Tensors
+        """
+        The loss.
+        """
+        return self.error(self.network(x), y)
+
+    def construct(self, x: Any, y: Any) -> Any:  # Any: Tensors
+        """
+        Called by MindSpore.
+        """
+        shim.started()
+        loss, gradients = self.gradients_of(x, y)
+        strike("loop")
+        self.optimizer(link.mean(gradients))
+        return loss
+
+
+def state() -> dict[str, str]:
+    """
+    All that is trained, bit for bit; not the mark of an update, which MindSpore's callback sets anew.
+    """
+    return {
+        parameter.name: parameter.asnumpy().tobytes().hex()
+        for parameter in step_cell.get_parameters()
+        if "tft_g_one_flag" not in parameter.name
+    }
+
+
+class Told(train.Callback):  # type: ignore[misc]  # as above
+    """
+    Keeps the losses.
+    """
+
+    def on_train_step_begin(self, run_context: train.RunContext) -> None:
+        """
+        Called by MindSpore.
+        """
+        At.step = run_context.original_args().cur_step_num
+
+    def on_train_step_end(self, run_context: train.RunContext) -> None:
+        """
+        Called by MindSpore.
+        """
+        loss = run_context.original_args().net_outputs.asnumpy().tobytes().hex()
+        with (directory / f"steps-rank{rank}.jsonl").open("a") as file:
+            file.write(json.dumps({"step": At.step, "loss": loss, "state": state()}) + "\n")
+
+
+mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
+mindspore.set_auto_parallel_context(parallel_mode="data_parallel")
+mindspore.set_seed(5)
+draw = numpy.random.RandomState(7)
+rows = draw.randn(world * steps * ROWS, INPUTS).astype(numpy.float32)
+wanted = numpy.tanh(rows @ draw.randn(INPUTS, OUTPUTS).astype(numpy.float32))
+data = NumpySlicesDataset(
+    {"x": rows, "y": wanted}, shuffle=True, num_shards=world, shard_id=rank
+).batch(ROWS, drop_remainder=True)  # fmt: skip
+begin = mindspore.Tensor(draw.randn(OUTPUTS, INPUTS).astype(numpy.float32))
+network = nn.Dense(INPUTS, OUTPUTS, weight_init=begin, bias_init="zeros")
+
+shim.install(link)
+if "ARF:1" in os.environ["MS_ENABLE_TFT"]:
+    _tft_handler.init(config=None)
+step_cell = Step(network, shim.optimizer(Struck, network.trainable_params(), 0.01))
+callback = train.TrainFaultTolerance(str(directory / "last"))
+model = train.Model(step_cell)
+model.train(1, data, callbacks=[Told(), callback], dataset_sink_mode=False)
+(directory / f"final-rank{rank}.json").write_text(json.dumps(state()))
