@@ -122,7 +122,11 @@ def chosen(places: list[str], kills: int) -> list[int]:
     return list(dict.fromkeys([*first.values(), *spread]))[: max(kills, len(first))]
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["another step", "the same step"])
+@pytest.mark.parametrize(
+    "again",
+    [pytest.param(False, marks=pytest.mark.soak), True],
+    ids=["another step", "the same step"],
+)
 @pytest.mark.parametrize(
     "kills", [0, pytest.param(KILLS // 2, marks=pytest.mark.soak)], ids=["each place", "fifty"]
 )

@@ -247,7 +247,7 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
 @pytest.mark.parametrize(
     ("recipe", "completed", "victims"),
     [
-        ("experts", 0, (1,)),
+        pytest.param("experts", 0, (1,), marks=pytest.mark.soak),
         ("experts", 2, (0, 3)),
         ("averaged experts", 4, (1, 2)),
         ("experts with shares", 3, (2,)),
@@ -255,7 +255,7 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
         pytest.param(
             "compiled shards", 2, (0,), marks=pytest.mark.soak
         ),  # compiling takes its time
-        ("steps of their own", 4, (0, 3)),
+        pytest.param("steps of their own", 4, (0, 3), marks=pytest.mark.soak),
     ],
 )
 def test_the_loss_of_ranks_changes_no_bit(
@@ -323,7 +323,10 @@ def whole(actor: Actor) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("recipe", ["averaged experts", "small beside shards"])
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param("averaged experts", marks=pytest.mark.soak), "small beside shards"],
+)
 def test_a_checkpoint_has_each_shard_once_and_plain_torch_reads_all_of_it(
     job: NewJob, undisturbed: Undisturbed, tmp_path: Path, recipe: str
 ) -> None:

@@ -78,8 +78,8 @@ ROWS: dict[str, str] = {
     "9.4.35": "test_a_request_to_end_is_heard_in_every_state",
     "9.5.36": "test_a_process_nobody_asked_for_is_no_replacement",
     "9.5.37": "tests/bus/test_zeromq.py::test_a_stopped_process_is_gone_and_comes_back_and_a_busy_one_stays",
-    "9.5.38": "docs/commands.md::The bus is not encrypted",
-    "9.5.39": "docs/commands.md::The bus is not encrypted",
+    "9.5.38": "tests/mindio/test_tls.py::test_a_certificate_that_is_good_is_taken",
+    "9.5.39": "tests/test_keys.py::test_keys_that_cannot_be_used_are_refused",
 }
 SHARDS = {"first": (0, 2), "second": (1, 3)}
 TWO_NODES = {0: (0, 1), 1: (2, 3)}

@@ -69,6 +69,7 @@ def test_who_is_left_of_each_part_saves(tmp_path: Path) -> None:
     assert named["step"] == 3
 
 
+@pytest.mark.soak
 def test_a_rank_that_hangs_is_found_though_its_process_lives(tmp_path: Path) -> None:
     """
     When the training thread of rank 2 comes no further, once it is known how long a step takes, that is noticed, it is replaced, and the job goes on.

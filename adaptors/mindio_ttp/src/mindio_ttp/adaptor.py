@@ -72,8 +72,8 @@ def tft_capture() -> bytes:
 
 
 @hookimpl
-def tft_rollback() -> None:
-    _program().rollback()
+def tft_rollback(private: bytes) -> None:
+    _program().rollback(private)
 
 
 @hookimpl

@@ -24,6 +24,7 @@ class Hub(socketserver.ThreadingTCPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 1024  # all ranks come at once
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Member)

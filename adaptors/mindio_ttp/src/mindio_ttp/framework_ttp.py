@@ -4,6 +4,7 @@ What a training process calls. The names, arguments, ranges and results are thos
 for what it cannot follow, with the reason.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -222,7 +223,9 @@ def tft_report_error(error_type: int, error_code: str = "") -> None:
     The loop was left, for the reason that the value of a `ReportState` says. Of what is unknown it returns
     when the job has ended for this rank.
     """
-    processor.report(checks.error(error_type, error_code), error_code)
+    handled = sys.exc_info()[1]  # a loop that catches its errors itself says no more than the state
+    said = "" if handled is None else f"{type(handled).__name__}: {handled}"
+    processor.report(checks.error(error_type, error_code), error_code, said)
 
 
 def tft_wait_next_action() -> int:

@@ -3,6 +3,7 @@ The process of an orchestrator: its functions hear the controller, its calls rea
 """
 
 import atexit
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,10 @@ from mindio_ttp.link import Line, ranks
 log = structlog.get_logger()
 
 REPORTS = ("report_fault_ranks", "report_stop_complete", "report_strategies", "report_result")
-START_LIMIT = 60.0
+START_LIMIT = 60
 """Seconds for a controller to lead: it is a new process on a busy machine."""
+END_LIMIT = 1860.0
+"""Seconds for it to end: what it leads may have to be saved."""
 
 
 class Orchestrator:
@@ -35,6 +38,8 @@ class Orchestrator:
         self._functions: dict[str, Callable[..., Any]] = {}  # Any: the program's own
         self._line: Line | None = None
         self._lead: subprocess.Popen[bytes] | None = None
+        self._room: Path | None = None
+        """The directory of the socket, where it was made here."""
 
     @property
     def registered(self) -> bool:
@@ -75,14 +80,22 @@ class Orchestrator:
         """
         End what was begun here.
         """
-        self._started = False
+        self._started, self._rank = False, None
         if self._line is not None:
             self._line.close()
             self._line = None
-        if self._lead is not None:
-            self._lead.terminate()
-            self._lead.wait()
-            self._lead = None
+        lead, self._lead = self._lead, None
+        if lead is None:
+            return
+        lead.terminate()  # a job that runs is saved first
+        try:
+            lead.wait(END_LIMIT)
+        except subprocess.TimeoutExpired:
+            log.warning("controller_killed", why=f"it has not ended for {END_LIMIT:.0f} s")
+            lead.kill()
+            lead.wait()
+        if self._room is not None:
+            shutil.rmtree(self._room, ignore_errors=True)
 
     def call(self, name: str, *arguments: Any) -> int:  # Any: JSON
         """
@@ -102,7 +115,8 @@ class Orchestrator:
         self._connect(path)
 
     def _start_alone(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
-        path = Path(tempfile.mkdtemp(prefix="tft-mindio-")) / "desk"
+        self._room = Path(tempfile.mkdtemp(prefix="tft-mindio-"))
+        path = self._room / "desk"
         name = task or f"mindio-{host}-{port}"
         words = [
             *("lead", "--nnodes", str(self.world), "--broker", f"{host}:{port}"),
@@ -117,10 +131,14 @@ class Orchestrator:
         atexit.register(self.destroy)
         self._connect(path)
         assert self._line is not None
-        if not self._line.there(START_LIMIT):
-            code = self._lead.poll()
-            self.destroy()
-            raise Refused(f"tft_start_controller: no controller leads (it ended with {code})")
+        for _ in range(START_LIMIT):
+            if self._line.there(1.0):
+                return
+            if self._lead.poll() is not None:
+                break  # it has said why
+        code = self._lead.poll()
+        self.destroy()
+        raise Refused(f"tft_start_controller: no controller leads (it ended with {code})")
 
     def _connect(self, path: Path) -> None:
         self._line = Line(path, self._heard)

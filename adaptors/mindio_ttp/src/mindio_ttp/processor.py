@@ -340,6 +340,12 @@ class Processor:
         base = step - session.step
         if program.base is None or (program.fresh and not self._counted):
             program.base = base  # where the program began, whatever an earlier run has counted
+            if program.earlier is not None and program.earlier != base:
+                log.warning(
+                    "program_began_elsewhere", saved=session.step - 1 + program.earlier, began=step - 1,
+                    why="the job goes on from its last checkpoint, and the program began at another step: "
+                    "its own count is the one that is saved by; have it read that checkpoint if it should",
+                )  # fmt: skip
         self._counted = True
         expected = program.program_step(session.step)
         self._window = False
@@ -563,7 +569,8 @@ class Processor:
         if not self._begun:
             self.session  # noqa: B018 (refused before there is one)
             for name, without in MISSED.items():
-                if not self.handlers.has(name):
+                # another adaptor than this package's own does all that by itself
+                if self.session.adaptor == "mindio" and not self.handlers.has(name):
                     log.warning("function_missing", name=name, without=without)
             self._begun = True
             self.session.begin()

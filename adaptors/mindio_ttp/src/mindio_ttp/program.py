@@ -23,7 +23,6 @@ from tft.protocol.messages import ShardCopies
 
 log = logs.get_logger()
 
-NOTHING = pack(None)
 UNKNOWN = "unknow"
 """MindIO's spelling."""
 TICK = 0.05
@@ -50,6 +49,8 @@ class Program:
     """What is handed to every function. Any: the program's own."""
     groups: tuple[Group, ...] = ()
     base: int | None = None
+    earlier: int | None = None
+    """The base of the run that saved what this one goes on from."""
     loaded: int | None = None
     """The step of the checkpoint that the program has loaded before it trains, if it has said so."""
     uce: bool = False
@@ -127,9 +128,9 @@ class Program:
 
     def private(self) -> bytes:
         """
-        What only this rank has: nothing that its program does not make anew.
+        What only this rank has: nothing that its program does not make anew, but how it counts.
         """
-        return NOTHING
+        return pack(self.base)
 
     def load(self) -> None:
         """
@@ -257,10 +258,11 @@ class Program:
         if self._loans is not None:
             self._loans.settle()
 
-    def rollback(self) -> None:
+    def rollback(self, private: bytes) -> None:
         """
         Everyone goes on from one step.
         """
+        self.earlier = unpack(private) if self._fresh and self.completed() else None
         if not self._fresh:
             self.repaired_to = self.program_step(self.completed())
         elif self.loaded is not None:
