@@ -155,3 +155,25 @@ def test_an_asked_for_end_leaves_a_last_checkpoint(tmp_path: Path) -> None:
     assert all(call["info"] == [{"type": 0, "ranks": [0, 1]}] for _, call in saved)
     [(_, named)] = outcome.called("rename")
     assert {call["step"] for _, call in saved} == {named["step"]}
+
+
+def test_a_program_that_goes_on_counts_its_own_steps(tmp_path: Path) -> None:
+    """
+    When a job goes on from its last checkpoint and the program begins at another step, that is said, and what
+    is saved next is called by the program's own step.
+    """
+    directory = tmp_path / "job"
+    steps = []
+    for options in ("", "--resume"):
+        with job(directory, steps=100_000, run_options=options) as running:
+            losses = running.directory / "losses-3.jsonl"
+            while not losses.exists():
+                assert all(process.poll() is None for process in running.processes)
+            running.processes[0].send_signal(signal.SIGTERM)
+            outcome = running.end()
+        [(_, saved)] = outcome.called("save")
+        steps.append((saved["step"], len(outcome.losses())))
+        assert ("program_began_elsewhere" in outcome.output) == bool(options)
+        for path in (*directory.glob("losses-*.jsonl"), *directory.glob("calls-*.jsonl")):
+            path.unlink()
+    assert all(4 * (step - 1) <= computed <= 4 * (step + 1) for step, computed in steps)
