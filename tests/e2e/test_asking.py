@@ -164,6 +164,7 @@ def test_a_fault_in_a_paused_job_is_repaired_and_the_pause_goes_on(
     assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
 
 
+@pytest.mark.soak
 def test_a_controller_that_dies_in_a_pause_leads_on(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_node_that_fails_a_check_is_left_out_of_the_last_checkpoint(
     identical(again, fake_undisturbed)
 
 
+@pytest.mark.soak
 def test_a_check_may_end_the_job(tmp_path: Path, lamps: dict[str, str]) -> None:
     """
     When a check says that the job must end, then it ends with a last checkpoint and its sentence.
@@ -250,6 +252,7 @@ def test_a_dump_that_is_asked_for_can_be_resumed(tmp_path: Path, fake_undisturbe
     identical(again, fake_undisturbed)
 
 
+@pytest.mark.soak
 def test_a_paused_job_can_be_dumped(tmp_path: Path, fake_undisturbed: Outcome) -> None:
     """
     When a job is dumped while it stands still, then nothing it had done is lost.

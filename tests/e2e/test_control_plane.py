@@ -73,7 +73,7 @@ def assert_told(outcome: Outcome) -> None:
     ]
 
 
-@pytest.mark.parametrize("part", ["broker", "controller"])
+@pytest.mark.parametrize("part", ["broker", pytest.param("controller", marks=pytest.mark.soak)])
 def test_a_part_that_dies_together_with_a_rank_does_not_stop_the_recovery(
     part: str, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_part_that_dies_together_with_a_rank_does_not_stop_the_recovery(
     assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_kills_at_random_moments_change_nothing(
     seed: int, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
@@ -117,7 +117,7 @@ def test_kills_at_random_moments_change_nothing(
         assert incident["steps_lost"] < max(1, len(incident["faults"]))
 
 
-@pytest.mark.parametrize("part", ["run", "agent-0"])
+@pytest.mark.parametrize("part", ["run", pytest.param("agent-0", marks=pytest.mark.soak)])
 def test_nothing_is_left_two_seconds_after_the_launcher_or_the_agent_is_killed(
     part: str, tmp_path: Path
 ) -> None:
@@ -145,7 +145,10 @@ def _lives(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak)],
+)
 def test_a_signal_saves_a_last_checkpoint_and_resume_continues(
     number: int, code: int, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

@@ -159,6 +159,7 @@ def test_a_job_that_cannot_recover_is_dumped_and_resumed_bit_for_bit(
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.soak
 def test_a_saver_that_dies_while_it_saves_is_not_waited_for(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_saver_that_dies_while_it_saves_is_not_waited_for(
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.soak
 def test_a_rank_that_dies_again_and_again_is_not_replaced_for_ever(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
@@ -197,6 +199,7 @@ def test_a_rank_that_dies_again_and_again_is_not_replaced_for_ever(
     identical(resumed, gpt_undisturbed)
 
 
+@pytest.mark.soak
 def test_a_paused_training_goes_on_bit_for_bit(tmp_path: Path, gpt_undisturbed: Outcome) -> None:
     """
     When the training is paused and resumed, then it goes on in the same groups, with the same
@@ -230,6 +233,7 @@ def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.soak
 def test_a_model_of_thirty_million_parameters_survives_the_same(tmp_path: Path) -> None:
     """
     When the state is a third of a gigabyte, then it is copied and nothing changes.

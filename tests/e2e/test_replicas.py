@@ -68,6 +68,7 @@ def test_a_rank_killed_in_any_phase_changes_nothing(tmp_path: Path, undisturbed:
     assert [i["processes_started"] for i in outcome.incidents] == [1] * len(PHASES)
 
 
+@pytest.mark.soak
 def test_two_ranks_that_leave_each_shard_a_holder_change_nothing(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
@@ -87,6 +88,7 @@ def test_two_ranks_that_leave_each_shard_a_holder_change_nothing(
     assert [i["steps_lost"] for i in outcome.incidents] == [0, 0, 0]
 
 
+@pytest.mark.soak
 def test_masters_survive_with_their_share(tmp_path: Path) -> None:
     """
     When parameters have 16 bits and ranks are lost, then nothing changes either.

@@ -76,7 +76,8 @@ def test_ranks_killed_and_broken_in_any_phase_change_nothing(
     assert [i["steps_lost"] for i in outcome.incidents] == [0] * (len(PHASES) + 1)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", pytest.param("pipeline", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", ["fsdp", "pipeline"])
 def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
     layout: str, tmp_path: Path, undisturbed: dict[str, Outcome]
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_part_does_not_run_ahead_of_one_that_cannot_follow(tmp_path: Path) -> 
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("recover", 10, 0)
 
 
+@pytest.mark.soak
 def test_stages_that_wait_for_one_that_hangs_leave_it(
     tmp_path: Path, undisturbed: dict[str, Outcome]
 ) -> None:
@@ -138,7 +140,12 @@ def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", ["fsdp", "pipeline", pytest.param("tensor", marks=pytest.mark.soak)]
+    "layout",
+    [
+        pytest.param("fsdp", marks=pytest.mark.soak),
+        "pipeline",
+        pytest.param("tensor", marks=pytest.mark.soak),
+    ],
 )
 def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
     layout: str, tmp_path: Path, undisturbed: dict[str, Outcome]

@@ -125,7 +125,12 @@ def test_ranks_of_another_launcher_are_started_again_alone(
 
 
 @pytest.mark.parametrize(
-    "victim", ["launcher", "run", pytest.param("agent-0", marks=pytest.mark.soak)]
+    "victim",
+    [
+        "launcher",
+        pytest.param("run", marks=pytest.mark.soak),
+        pytest.param("agent-0", marks=pytest.mark.soak),
+    ],
 )
 def test_whoever_of_them_is_killed_nothing_is_left(victim: str, tmp_path: Path) -> None:
     """
@@ -143,6 +148,7 @@ def test_whoever_of_them_is_killed_nothing_is_left(victim: str, tmp_path: Path) 
     assert code == (-signal.SIGKILL if victim == "launcher" else 4)
 
 
+@pytest.mark.soak
 def test_nothing_is_left_of_a_job_that_has_not_joined(tmp_path: Path) -> None:
     """
     When the launcher is killed before its ranks have called `tft.init`, then they end all the same.
