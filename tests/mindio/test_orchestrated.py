@@ -4,10 +4,11 @@ What manages a cluster has its say, in rank 0 or in a process of its own.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,18 @@ def manager(directory: Path, port: int, **options: Any) -> Iterator[Manager]:
     finally:
         process.kill()
         process.wait()
+        _end_controller(directory.parent / "job" / "run" / "pids" / "lead.pid")
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             pipe.close()
+
+
+def _end_controller(pid_file: Path) -> None:
+    """
+    One that outlives its manager, which a test that has failed has killed.
+    """
+    with suppress(FileNotFoundError, ProcessLookupError, ValueError):
+        os.killpg(int(pid_file.read_text()), signal.SIGKILL)
 
 
 def test_a_manager_leads_a_job_that_it_has_no_part_in(tmp_path: Path) -> None:
