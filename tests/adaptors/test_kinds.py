@@ -251,7 +251,7 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
         ("experts", 2, (0, 3)),
         ("averaged experts", 4, (1, 2)),
         ("experts with shares", 3, (2,)),
-        ("small beside shards", 4, (0, 1)),
+        pytest.param("small beside shards", 4, (0, 1), marks=pytest.mark.soak),
         pytest.param(
             "compiled shards", 2, (0,), marks=pytest.mark.soak
         ),  # compiling takes its time

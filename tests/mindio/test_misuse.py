@@ -341,6 +341,7 @@ def test_a_step_that_is_left_out_is_noticed(tmp_path: Path) -> None:
     assert [call["step"] for _, call in outcome.called("save")] == [4]
 
 
+@pytest.mark.soak
 def test_a_program_that_never_pauses_can_be_paused(tmp_path: Path) -> None:
     """
     When nobody calls `tft_pause_train`, a pause stands before the next update; MindIO waits 180 s and says that it

@@ -45,6 +45,7 @@ def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any:
 # ---------------------------------------------------------------- what it chooses, over whole jobs
 
 
+@pytest.mark.soak
 def test_an_end_that_is_chosen_repairs_and_saves_nothing(tmp_path: Path) -> None:
     """
     When rank 3 is lost and an end is chosen, nothing is cleaned, repaired or saved, and the survivors' waits
@@ -82,6 +83,7 @@ def test_what_was_never_offered_ends_the_job(tmp_path: Path) -> None:
         assert outcome.called(what) == []
 
 
+@pytest.mark.soak
 def test_an_orchestrator_whose_function_fails_is_done_without(tmp_path: Path) -> None:
     """
     When the orchestrator cannot take the offer, it is waited for as long as it may take, and the job decides
@@ -96,6 +98,7 @@ def test_an_orchestrator_whose_function_fails_is_done_without(tmp_path: Path) ->
     assert {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")} == {(1, 3)}
 
 
+@pytest.mark.soak
 def test_a_manager_pauses_asks_too_much_and_ends_the_job(tmp_path: Path) -> None:
     """
     When a manager stops the training before there is any, or names ranks that there are not, nothing comes of

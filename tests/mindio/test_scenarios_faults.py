@@ -68,6 +68,7 @@ def test_what_was_cleaned_is_whole_but_where_it_was_being_changed(tmp_path: Path
     assert {(source, to) for *_, [source], [to] in repairs(outcome)} == {(0, 2)}
 
 
+@pytest.mark.soak
 def test_a_rank_that_cannot_be_cleaned_gets_another_process(tmp_path: Path) -> None:
     """
     When rank 1's clean function says that it could not clean, and goes on to say so, its process is replaced

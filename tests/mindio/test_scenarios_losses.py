@@ -36,6 +36,7 @@ def test_a_rank_lost_in_its_update_is_replaced(tmp_path: Path) -> None:
     assert {call["type"] for _, call in outcome.called("clean")} == {"recover"}
 
 
+@pytest.mark.soak
 def test_two_lost_ranks_of_different_parts_are_replaced_together(tmp_path: Path) -> None:
     """
     When ranks 0 and 3 are killed together, 2 sends to 0 and 1 to 3.
@@ -45,6 +46,7 @@ def test_two_lost_ranks_of_different_parts_are_replaced_together(tmp_path: Path)
     assert pairs(outcome) == {(2, 0), (1, 3)}
 
 
+@pytest.mark.soak
 def test_a_part_that_is_lost_whole_is_neither_saved_nor_made_up(tmp_path: Path) -> None:
     """
     When ranks 1 and 3 are killed together, nobody has their part: nothing is saved, and the job ends.
@@ -55,6 +57,7 @@ def test_a_part_that_is_lost_whole_is_neither_saved_nor_made_up(tmp_path: Path) 
         assert outcome.called(what) == []
 
 
+@pytest.mark.soak
 def test_who_is_left_of_each_part_saves(tmp_path: Path) -> None:
     """
     When rank 0 is lost and only a last checkpoint is to be made, ranks 2 and 1 save it together, in the order

@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from tests.mindio.jobs import Outcome, job
 
 PROGRAM = Path(__file__).parent / "mindspore_program.py"
@@ -89,6 +91,7 @@ def test_a_replacement_says_that_it_is_there_and_then_that_it_is_ready(tmp_path:
     assert outcome.ranks_called("rollback") == [0, 1, 2, 3]
 
 
+@pytest.mark.soak
 def test_without_a_replacement_one_of_each_group_saves(tmp_path: Path) -> None:
     """
     When rank 1 is gone and nobody may take its place, 0 and 3 save, one of them names what was saved, and the
