@@ -122,7 +122,12 @@ def test_mindspores_own_functions_write_the_last_checkpoint(tmp_path: Path, calm
     """
     outcome = train(tmp_path / "run", faults=[[1, 4, "loop", "a bug in a test"]], enable=LAST)
     assert outcome.code == 3, outcome.output
-    assert told(outcome)[0][:2] == ("dump", [("software", 1)])
+    strategy, faults = told(outcome)[0][:2]
+    assert strategy == "dump"
+    assert faults[0] == (
+        "software",
+        1,
+    )  # with TTP alone MindSpore says it of whoever is cut off, too
     last = tmp_path / "run" / "last"
     assert files(last) == ["ttp_saved_checkpoints-step_3/rank_0/ttp_rank_0-1_3.ckpt"]
     found = mindspore.load_checkpoint(str(last / files(last)[0]))
