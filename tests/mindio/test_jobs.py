@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.mindio.jobs import Outcome, job
+from tests.mindio.jobs import Job, Outcome, job
 
 HALVES = [{"rank_list": [0, 1, 2, 3], "replica_cnt": 2, "replica_shift": 0}]
 """Two copies of two parts: ranks 0 and 2 hold the one, 1 and 3 the other."""
@@ -140,14 +140,22 @@ def test_processes_of_another_launcher_survive(tmp_path: Path) -> None:
     assert outcome.strategies == ["recover"]
 
 
+def end_when_trained(running: Job) -> None:
+    """
+    Asks the job to end, when steps are complete: before the first one there is nothing to save.
+    """
+    losses = running.directory / "losses-3.jsonl"
+    while not losses.exists() or losses.read_text().count("\n") < 3:
+        assert all(process.poll() is None for process in running.processes)
+    running.processes[0].send_signal(signal.SIGTERM)
+
+
 def test_an_asked_for_end_leaves_a_last_checkpoint(tmp_path: Path) -> None:
     """
     When the job is asked to end, those who hold one copy together save it, and one of them names it.
     """
     with job(tmp_path / "job", steps=100_000, groups=HALVES) as running:
-        while not (running.directory / "losses-3.jsonl").exists():
-            assert all(process.poll() is None for process in running.processes)
-        running.processes[0].send_signal(signal.SIGTERM)
+        end_when_trained(running)
         outcome = running.end()
     assert outcome.codes == [128 + signal.SIGTERM], outcome.output
     saved = outcome.called("save")
@@ -166,10 +174,7 @@ def test_a_program_that_goes_on_counts_its_own_steps(tmp_path: Path) -> None:
     steps = []
     for options in ("", "--resume"):
         with job(directory, steps=100_000, run_options=options) as running:
-            losses = running.directory / "losses-3.jsonl"
-            while not losses.exists():
-                assert all(process.poll() is None for process in running.processes)
-            running.processes[0].send_signal(signal.SIGTERM)
+            end_when_trained(running)
             outcome = running.end()
         [(_, saved)] = outcome.called("save")
         steps.append((saved["step"], len(outcome.losses())))
