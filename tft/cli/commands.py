@@ -48,11 +48,7 @@ def run_command() -> click.Command:
             ),
             _host_option("The address other nodes reach this one at."),
             _insecure_option(),
-            click.Option(
-                ["--report"],
-                type=click.Path(path_type=Path, dir_okay=False),
-                help="Where to put a copy of the run directory's report.json (node 0).",
-            ),
+            _report_option("Where to put a copy of the run directory's report.json (node 0)."),
             click.Option(
                 ["--led-elsewhere"],
                 is_flag=True,
@@ -102,11 +98,7 @@ def lead_command() -> click.Command:
             *job_options(given=False),
             _host_option("The address other nodes reach this one at."),
             _insecure_option(),
-            click.Option(
-                ["--report"],
-                type=click.Path(path_type=Path, dir_okay=False),
-                help="Where to put a copy of the run directory's report.json.",
-            ),
+            _report_option("Where to put a copy of the run directory's report.json."),
             click.Option(
                 ["--start"],
                 metavar="NAME",
@@ -342,6 +334,12 @@ def _why_option(command: str) -> click.Option:
 def _host_option(sentence: str) -> click.Option:
     return click.Option(
         ["--host"], metavar="ADDRESS", default=LOOPBACK, show_default=True, help=sentence
+    )
+
+
+def _report_option(sentence: str) -> click.Option:
+    return click.Option(
+        ["--report"], type=click.Path(path_type=Path, dir_okay=False), help=sentence
     )
 
 

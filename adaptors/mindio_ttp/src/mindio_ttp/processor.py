@@ -6,7 +6,7 @@ that calls; whatever the program has registered is called on it while it is out 
 brings it out of there and what sends to others.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from mindio_ttp import adaptor, checks, environment, logs, replicas, tls
 from mindio_ttp.checks import Refused
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.orchestrator import orchestrator
-from mindio_ttp.program import Program
+from mindio_ttp.program import UNKNOWN, Program
 from mindio_ttp.words import LARGEST_STEP, Action, ReportState
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.protocol.messages import FaultKind
@@ -445,12 +445,11 @@ class Processor:
             self._inside = self._window = self._leaving = False
             self.session.leave(error)
 
-    def wait(self, until: Sequence[str] = ("resume",)) -> Action:
+    def wait(self) -> Action:
         """
-        Do what is ordered until one of these orders was carried out, or this rank is in its loop again;
-        `EXIT` when the job is over.
+        Do what is ordered until this rank is in its loop again, or all have trained to the end; `EXIT` when
+        the job is over before that.
         """
-        until = (*until, "resume", "complete")
         if self._initialises:
             self._initialises = False
             return Action.RETRY
@@ -461,15 +460,15 @@ class Processor:
             except JobEnded as ended:
                 self._ended(int(ended.code or 0))
                 break
-            self._inside = order == "resume"
-            if self._inside and self.position is not None:
-                self.program.brought_to(self.position())
             self._leaving = False
+            self._inside = order == "resume"
             self._completed = order == "complete"
             self.dumped = self.dumped or order in ("save", "commit")
             if self._inside:
+                if self.position is not None:
+                    self.program.brought_to(self.position())
                 self.program.contributing()
-            if order in until:
+            if self._completed:
                 break
         return Action.RETRY if self._exit is None else Action.EXIT
 
@@ -484,7 +483,7 @@ class Processor:
             self._inside = self._leaving = False
             self.program.finished = True
             self.session.finish()
-            self.wait(("complete",))
+            self.wait()
             self._returned = self._inside
 
     @property
@@ -544,7 +543,7 @@ class Processor:
         """
         What is being done.
         """
-        return "unknow" if self._program is None else self._program.repair_type
+        return UNKNOWN if self._program is None else self._program.repair_type
 
     @property
     def completed(self) -> bool:
