@@ -45,6 +45,7 @@ _NEWS_LIMIT = 10.0  # for being heard by a controller on another node, which may
 _SHUT_OUT_LIMIT = (
     10.0  # another job's broker may be on its way out, and the right one on its way in
 )
+_UNHEARD = 10.0  # node 0 may be started later by hand; then it is time to say what is awaited
 _ORPHANS_LIMIT = 5.0  # a guard needs a moment to end what a killed agent leaves
 
 
@@ -148,7 +149,7 @@ class Launcher:
         self._clock = SystemClock()
         self._outbox = Outbox()
         self._grace = 0.0
-        self._led = False
+        self._led = asyncio.Event()
         self._shut_out: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[signal.Signals] = loop.create_future()
@@ -168,6 +169,8 @@ class Launcher:
                 duties.append(self._watch_agent())
             if self._plan.leads:
                 duties += [self._keep("broker"), self._keep("controller")]
+            else:
+                duties.append(self._say_what_is_awaited())
             running = [tasks.create_task(duty) for duty in duties]
             code = await asyncio.shield(self._over)
             for task in running:
@@ -302,7 +305,7 @@ class Launcher:
 
     async def _stop_when_asked(self) -> None:
         number = await asyncio.shield(self._stop)
-        if not self._led and not self._plan.leads:
+        if not self._led.is_set() and not self._plan.leads:
             say(f"{number.name}: no controller was heard yet, and nothing has begun here")
             self._finish(exit_code(FAILED, number))
             return
@@ -344,7 +347,7 @@ class Launcher:
         while True:
             match await self._bus.receive():
                 case Heard(envelope=Envelope(message=Lead(heard=heard))):
-                    self._led = True
+                    self._led.set()
                     self._outbox.acknowledge(heard.get(self._plan.sender, 0))
                     if self._shut_out is not None:
                         self._shut_out.cancel()
@@ -354,12 +357,25 @@ class Launcher:
                 case _:
                     pass  # orders are for ranks and agents
 
+    async def _say_what_is_awaited(self) -> None:
+        """
+        A node waits for ever for one that leads. Why there is none, that one's terminal says.
+        """
+        try:
+            async with asyncio.timeout(_UNHEARD):
+                await self._led.wait()
+        except TimeoutError:
+            say(
+                f"no controller has been heard at {self._plan.settings.broker} for {_UNHEARD:.0f} s, and it is "
+                "waited for: is `tft run` on node 0 (or `tft lead`) running? Its terminal says why if not"
+            )
+
     def _not_let_in(self, why: str) -> None:
         """
         A node that has not been let in gives up after a while: with the wrong keys it would wait for ever.
         One that was in before looks for its broker until the job is over.
         """
         say(why)
-        if not self._led and not self._plan.leads and self._shut_out is None:
+        if not self._led.is_set() and not self._plan.leads and self._shut_out is None:
             loop = asyncio.get_running_loop()
             self._shut_out = loop.call_later(_SHUT_OUT_LIMIT, self._finish, REFUSED)
