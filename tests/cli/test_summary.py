@@ -55,6 +55,14 @@ def test_a_stall_without_a_culprit_and_a_request_to_stop_have_words_too() -> Non
     assert "asked to stop: dump" in second
 
 
+def test_an_end_without_a_checkpoint_counts_no_steps() -> None:
+    """
+    When nothing was left but the end, then the line says that nothing was saved.
+    """
+    (line,) = summary([incident(strategy="exit")], [])
+    assert line.endswith("exit, nothing was saved, 0.51 s")
+
+
 def test_checkpoints_that_there_are_not_are_told_with_the_reason() -> None:
     """
     When periodic checkpoints could not be written, then each reason is one line, with the first step.

@@ -57,7 +57,7 @@ def test_a_script_without_tft_that_fails_is_told_by_its_rank(code: int, how: str
     job.wait()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
-    assert job.over.why == f"rank 1 {how} and no rank has called tft.init"
+    assert job.over.why == f"rank 1 {how} before any rank had joined the job"
 
 
 @pytest.mark.parametrize("code", [0, 3])

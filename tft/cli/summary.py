@@ -26,10 +26,9 @@ def _missing(missed: dict[str, Any]) -> str:  # Any: JSON
 def _lines(incident: dict[str, Any]) -> list[str]:  # Any: JSON
     faults = incident["faults"]
     what = "; ".join(f"{f['kind']} at {_where(f)} in step {f['step']}" for f in faults)
-    lost = incident["steps_lost"]
     lines = [
         f"incident {incident['id']}: {what or _asked(incident)}: {incident['strategy']}, "
-        f"{lost} {'step' if lost == 1 else 'steps'} lost, {incident['seconds']['total']:.2f} s"
+        f"{_cost(incident)}, {incident['seconds']['total']:.2f} s"
     ]
     if incident["strategy"] in ("dump", "exit"):
         lines += [f"  not {tried['strategy']}: {tried['why_not']}" for tried in incident["tried"]]
@@ -38,6 +37,13 @@ def _lines(incident: dict[str, Any]) -> list[str]:  # Any: JSON
             lines.append(f"  {_where(fault)}, step {fault['step']}:")
             lines += [f"    {line}" for line in fault["evidence"].splitlines()]
     return lines
+
+
+def _cost(incident: dict[str, Any]) -> str:  # Any: JSON
+    if incident["strategy"] == "exit":
+        return "nothing was saved"
+    lost = incident["steps_lost"]
+    return f"{lost} {'step' if lost == 1 else 'steps'} lost"
 
 
 def _asked(incident: dict[str, Any]) -> str:  # Any: JSON

@@ -185,7 +185,7 @@ class Ends:
         if self._job.anyone_joined():
             return False
         if message.code:
-            why = f"rank {seat.rank} {_how(message.code)} and no rank has called tft.init"
+            why = f"rank {seat.rank} {_how(message.code)} before any rank had joined the job"
             self._course.ending.exit("failed", 4, why)
         elif all(s.process is Process.GONE for s in self._job.seats.values()):
             self._course.ending.exit("completed", 0, "every rank has ended")
