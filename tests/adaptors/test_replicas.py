@@ -310,7 +310,9 @@ def alive(actor: Actor) -> float:
 
 
 @pytest.mark.parametrize("gradients", Gradients)
-@pytest.mark.parametrize(("world", "copies"), [(4, 4), (4, 2), (8, 2)])
+@pytest.mark.parametrize(
+    ("world", "copies"), [(4, 4), (4, 2), pytest.param(8, 2, marks=pytest.mark.soak)]
+)
 def test_a_rank_keeps_alive_what_tft_replicas_says(
     job: NewJob, gradients: Gradients, world: int, copies: int
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_paused_job_stands_still_and_goes_on_as_if_it_had_not(
     assert log.count("state=repairing") == 1  # groups were formed at the start alone
 
 
+@pytest.mark.soak
 def test_a_check_that_passes_lets_the_job_go_on(
     tmp_path: Path, lamps: dict[str, str], fake_undisturbed: Outcome
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_check_that_passes_lets_the_job_go_on(
     identical(outcome, fake_undisturbed)
 
 
+@pytest.mark.soak
 def test_a_fault_in_a_paused_job_is_repaired_and_the_pause_goes_on(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
@@ -187,6 +189,7 @@ def test_a_controller_that_dies_in_a_pause_leads_on(
 # ---------------------------------------------------------------- checks that find something
 
 
+@pytest.mark.soak
 def test_a_node_that_fails_a_check_is_left_out_of_the_last_checkpoint(
     tmp_path: Path, lamps: dict[str, str], fake_undisturbed: Outcome
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_users_own_bug_ends_in_a_checkpoint_with_its_traceback_shown_once(
     assert len(resumed.incidents) == 1
 
 
+@pytest.mark.soak
 def test_a_process_that_has_lost_its_device_is_replaced(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
@@ -242,6 +243,7 @@ def _snapshot(directory: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.soak
 def test_a_process_that_claims_a_rank_that_is_held_is_told_so(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
@@ -271,6 +273,7 @@ def test_a_process_that_claims_a_rank_that_is_held_is_told_so(
     assert outcome.incidents == []
 
 
+@pytest.mark.soak
 def test_an_ordinary_script_runs_as_under_torchrun(tmp_path: Path) -> None:
     """
     When a script never calls `tft.init`, then it finds torchrun's variables, its output is

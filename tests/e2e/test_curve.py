@@ -78,7 +78,8 @@ def test_a_job_of_two_nodes_with_keys_survives(
     assert any("shard_fetched" in text for text in fetched)
 
 
-@pytest.mark.parametrize("wrong", ["of another job", pytest.param("none", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("wrong", ["of another job", "none"])
 def test_a_node_with_the_wrong_keys_gives_up_and_says_why(
     tmp_path: Path, keys: Path, wrong: str
 ) -> None:

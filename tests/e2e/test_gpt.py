@@ -217,6 +217,7 @@ def test_a_paused_training_goes_on_bit_for_bit(tmp_path: Path, gpt_undisturbed: 
     identical(outcome, gpt_undisturbed)
 
 
+@pytest.mark.soak
 def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
     """
     When the model raises something that is no fault, then nobody is restarted, the traceback is

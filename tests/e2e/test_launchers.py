@@ -1,7 +1,7 @@
 """
 Scripts as they are, started by torchrun, as srun would, or by hand: `tft.init` does the rest.
 
-`make test` runs a job of each of the first two, the first with a rank killed; `make soak` runs the rest
+`make test` runs a job of torchrun with a rank killed; `make soak` runs the rest
 of the table.
 """
 
@@ -136,6 +136,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcomes[0]
 
 
+@pytest.mark.soak
 def test_a_job_of_srun_runs_to_its_end(undisturbed: Outcome) -> None:
     """
     When srun starts a script twice, then the two train together, each as the node of its rank.

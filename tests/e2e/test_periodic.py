@@ -108,6 +108,7 @@ def test_a_checkpoint_that_is_interrupted_does_not_count(
     assert {5, 30, 35, 40} <= set(steps)
 
 
+@pytest.mark.soak
 def test_a_job_that_is_killed_whole_is_resumed_from_its_newest_checkpoint(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:

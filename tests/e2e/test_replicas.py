@@ -103,6 +103,7 @@ def test_masters_survive_with_their_share(tmp_path: Path) -> None:
     assert len(outcome.incidents) == len(specs)
 
 
+@pytest.mark.soak
 def test_a_job_with_shards_is_dumped_and_resumed_bit_for_bit(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_job_with_shards_is_dumped_and_resumed_bit_for_bit(
     identical(resumed, undisturbed)
 
 
+@pytest.mark.soak
 def test_a_shard_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
     """
     When both ranks that hold a shard are lost at once and there is no checkpoint, then the job ends,

@@ -5,6 +5,8 @@ real torch, with ranks killed and broken: each run is compared bit for bit with 
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +46,26 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
     """
-    Without any fault, by layout.
+    Without any fault, by layout; each is run when it is asked for first.
     """
     where = tmp_path_factory.mktemp("sharded")
-    outcomes = {layout: train(where / layout, layout) for layout in LAYOUTS}
-    for outcome in outcomes.values():
+
+    @cache
+    def trained(layout: str) -> Outcome:
+        outcome = train(where / layout, layout)
         assert outcome.code == 0, outcome.output
-    return outcomes
+        return outcome
+
+    return trained
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["fsdp", pytest.param("tensor", marks=pytest.mark.soak), "pipeline"]
+)
 def test_ranks_killed_and_broken_in_any_phase_change_nothing(
-    layout: str, tmp_path: Path, undisturbed: dict[str, Outcome]
+    layout: str, tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
     """
     When a rank is killed in each phase of a step in turn, and one reports a memory fault, then each time
@@ -71,7 +79,7 @@ def test_ranks_killed_and_broken_in_any_phase_change_nothing(
         tmp_path / "run", layout, *specs, "raise:rank=1,step=35,phase=update,kind=memory"
     )
     assert outcome.code == 0, outcome.output
-    identical(outcome, undisturbed[layout])
+    identical(outcome, undisturbed(layout))
     assert [i["strategy"] for i in outcome.incidents] == ["recover"] * len(PHASES) + ["retry"]
     assert [i["steps_lost"] for i in outcome.incidents] == [0] * (len(PHASES) + 1)
 
@@ -79,7 +87,7 @@ def test_ranks_killed_and_broken_in_any_phase_change_nothing(
 @pytest.mark.soak
 @pytest.mark.parametrize("layout", ["fsdp", "pipeline"])
 def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
-    layout: str, tmp_path: Path, undisturbed: dict[str, Outcome]
+    layout: str, tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
     """
     When two ranks with different parts are killed at once, and when one is killed while the other is
@@ -91,7 +99,7 @@ def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
     )  # fmt: skip
     outcome = train(tmp_path / "run", layout, *specs)
     assert outcome.code == 0, outcome.output
-    identical(outcome, undisturbed[layout])
+    identical(outcome, undisturbed(layout))
     assert [i["processes_started"] for i in outcome.incidents] == [2, 2]
 
 
@@ -112,7 +120,7 @@ def test_a_part_does_not_run_ahead_of_one_that_cannot_follow(tmp_path: Path) -> 
 
 @pytest.mark.soak
 def test_stages_that_wait_for_one_that_hangs_leave_it(
-    tmp_path: Path, undisturbed: dict[str, Outcome]
+    tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
     """
     When a stage hangs while the next one waits for what it is to send, and another stops while the one
@@ -121,7 +129,7 @@ def test_stages_that_wait_for_one_that_hangs_leave_it(
     specs = ("hang:rank=0,step=12,phase=forward", "stop:rank=3,step=24,phase=backward")
     outcome = train(tmp_path / "run", "pipeline", *specs)
     assert outcome.code == 0, outcome.output
-    identical(outcome, undisturbed["pipeline"])
+    identical(outcome, undisturbed("pipeline"))
     faults = [[(f["kind"], f["rank"]) for f in i["faults"]] for i in outcome.incidents]
     assert faults == [[("hang", 0)], [("hang", 3)]]
 
@@ -148,7 +156,7 @@ def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
     ],
 )
 def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
-    layout: str, tmp_path: Path, undisturbed: dict[str, Outcome]
+    layout: str, tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
     """
     When the survivors write one copy of each part, then --resume goes on bit for bit, and plain torch
@@ -176,7 +184,7 @@ def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
             assert own is None or any(same(own, each) for each in [tensor, *halves]), key
     resumed = train(tmp_path / "run", layout, more=(*more, "--resume"))
     assert resumed.code == 0, resumed.output
-    identical(resumed, undisturbed[layout])
+    identical(resumed, undisturbed(layout))
 
 
 def part_of(place: Path, name: str) -> torch.Tensor | None:
@@ -212,6 +220,7 @@ def undisturbed_shares(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
+@pytest.mark.soak
 def test_the_job_and_tft_replicas_agree_on_who_holds_what(undisturbed_shares: Outcome) -> None:
     """
     When each of eight ranks says who holds what it holds, then that is what `tft replicas` computes from
@@ -230,6 +239,7 @@ def test_the_job_and_tft_replicas_agree_on_who_holds_what(undisturbed_shares: Ou
         assert line in undisturbed_shares.output
 
 
+@pytest.mark.soak
 def test_shares_of_a_part_come_from_those_who_have_the_same(
     tmp_path: Path, undisturbed_shares: Outcome
 ) -> None:
@@ -329,7 +339,7 @@ def test_every_rank_with_a_share_in_every_phase(
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_rank_in_every_phase(
-    layout: str, phase: str, rank: int, tmp_path: Path, undisturbed: dict[str, Outcome]
+    layout: str, phase: str, rank: int, tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
     """
     When any rank is killed in any phase, and another reports a memory fault in the same phase later,
@@ -341,5 +351,5 @@ def test_every_rank_in_every_phase(
     )
     outcome = train(tmp_path / "run", layout, *specs)
     assert outcome.code == 0, outcome.output
-    identical(outcome, undisturbed[layout])
+    identical(outcome, undisturbed(layout))
     assert [i["steps_lost"] for i in outcome.incidents] == [0, 0]

@@ -162,6 +162,7 @@ def test_nothing_is_left_of_a_job_that_has_not_joined(tmp_path: Path) -> None:
         empty(job)
 
 
+@pytest.mark.soak
 def test_a_job_of_two_nodes_is_started_by_two_launchers(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

@@ -174,7 +174,7 @@ def test_what_is_unknown_ends_with_a_last_checkpoint(
     ("text", "evidence"),
     [
         ("KeyboardInterrupt", f"was ended by signal {signal.SIGINT.value}"),
-        ("SystemExit", "left with code 1"),
+        pytest.param("SystemExit", "left with code 1", marks=pytest.mark.soak),
     ],
 )
 def test_what_is_no_error_ends_the_process(text: str, evidence: str, tmp_path: Path) -> None:
@@ -235,6 +235,7 @@ def test_a_replacement_that_fails_before_it_is_ready_ends_by_its_error(tmp_path:
     assert [rank for rank, _ in outcome.called("save")] == [0]
 
 
+@pytest.mark.soak
 def test_a_replacement_that_is_ready_again_and_again_is_told_so(tmp_path: Path) -> None:
     """
     When a program says ARF FINISH whenever it is called in a replacement, it would never train: its process ends with
@@ -266,7 +267,7 @@ def test_a_last_checkpoint_begins_with_stop_and_clean_where_that_is_asked_for(
 # ---------------------------------------------------------------- without it
 
 
-@pytest.mark.parametrize("text", ["UCE ERROR", "kill"])
+@pytest.mark.parametrize("text", [pytest.param("UCE ERROR", marks=pytest.mark.soak), "kill"])
 def test_a_program_may_have_a_loop_of_its_own(text: str, tmp_path: Path) -> None:
     """
     When a program reports its errors itself and waits once or twice, as MindSpore does, it is brought back as any

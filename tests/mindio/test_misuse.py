@@ -303,7 +303,12 @@ def test_who_leaves_by_itself_needs_no_stop_and_no_clean(tmp_path: Path) -> None
     ("name", "says", "code"),
     [
         ("stop", "the program's stop function has failed: OSError: stop of rank 0 cannot", 0),
-        ("rollback", "rank 0 could not rollback: OSError: rollback of rank 0 cannot", 3),
+        pytest.param(
+            "rollback",
+            "rank 0 could not rollback: OSError: rollback of rank 0 cannot",
+            3,
+            marks=pytest.mark.soak,
+        ),
     ],
     ids=["stop", "rollback"],
 )

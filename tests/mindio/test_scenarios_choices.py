@@ -58,6 +58,7 @@ def test_an_end_that_is_chosen_repairs_and_saves_nothing(tmp_path: Path) -> None
     assert heard(outcome)[2] == ("strategies", ["exit", "dump", "recover"])
 
 
+@pytest.mark.soak
 def test_a_last_checkpoint_that_is_chosen_is_saved_by_one_of_each_part(tmp_path: Path) -> None:
     """
     When rank 3 is lost and a last checkpoint is chosen, ranks 0 and 1 save, one of them names it, nobody

@@ -61,6 +61,7 @@ def pairs(outcome: Outcome) -> set[tuple[int, int]]:
     return {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
 
 
+@pytest.mark.soak
 def test_each_gets_its_state_from_the_one_that_holds_the_same(tmp_path: Path) -> None:
     """
     When ranks 1 and 2 lose their memory, rank 0 gives to 2 and 3 to 1, and everyone is brought back to one

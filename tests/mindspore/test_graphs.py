@@ -48,6 +48,7 @@ def test_what_fails_outside_the_graph_is_repaired_as_ever(
     assert [i["strategy"] for i in outcome.incidents] == ["recover", "retry"]
 
 
+@pytest.mark.soak
 def test_a_rank_whose_graph_has_failed_gets_another_process(
     tmp_path: Path, calm_graph: Outcome
 ) -> None:

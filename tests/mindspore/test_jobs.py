@@ -142,6 +142,7 @@ def test_faults_that_are_raised_are_retried_without_a_new_process(
         retried(incident)
 
 
+@pytest.mark.soak
 def test_two_ranks_die_at_once_and_a_third_during_the_repair(tmp_path: Path, calm: Outcome) -> None:
     """
     When two ranks are killed in the same step, and another one while groups are formed, then it is one
@@ -184,6 +185,7 @@ def test_a_last_checkpoint_is_one_of_mindspores_own_and_is_resumed(
     identical(resumed, calm_pair)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_a_job_that_has_lost_everybody_goes_back_to_its_newest_checkpoint(
     tmp_path: Path, calm_pair: Outcome
@@ -199,6 +201,7 @@ def test_a_job_that_has_lost_everybody_goes_back_to_its_newest_checkpoint(
     assert outcome.incidents[0]["processes_started"] == 2
 
 
+@pytest.mark.soak
 def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
     """
     When the model raises something that is no fault, then nobody is restarted, the traceback is shown once,

@@ -62,6 +62,7 @@ def test_the_loop_of_mindspore_survives_lost_memory_links_and_processes(
     assert all(incident["steps_lost"] == 0 for incident in outcome.incidents)
 
 
+@pytest.mark.soak
 def test_four_ranks_survive_the_same(tmp_path: Path, calm_four: Outcome) -> None:
     """
     When two of four ranks lose their memory at once, and later rank 0 is killed, and after it two others at
@@ -98,6 +99,7 @@ def test_a_last_checkpoint_is_named_as_mindspore_transformers_does_and_gone_on_f
     assert rows == expected
 
 
+@pytest.mark.soak
 def test_without_a_prefix_it_is_mindspores_own_file_with_its_final_name(tmp_path: Path) -> None:
     """
     When a rank raises what nobody knows, then MindSpore's own function writes and names the checkpoint, and

@@ -192,6 +192,7 @@ def test_what_cannot_be_is_refused_before_the_scheduler_is_started(tmp_path: Pat
     assert written == []
 
 
+@pytest.mark.soak
 def test_without_keys_msrun_is_as_ever(tmp_path: Path) -> None:
     """
     When no feature is switched on, then msrun starts its processes by itself, and they find nothing of
@@ -211,6 +212,7 @@ def test_without_keys_msrun_is_as_ever(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.soak
 def test_a_rank_that_trains_with_mindspore_is_started_again(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:

@@ -52,6 +52,7 @@ def test_parts_come_from_those_who_have_the_same(tmp_path: Path, calm_parts: Out
     assert [i["steps_lost"] for i in outcome.incidents] == [0, 0, 0, 0]
 
 
+@pytest.mark.soak
 def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
     """
     When both ranks that hold a share are lost at once and there is no checkpoint, then the job ends, says
@@ -64,6 +65,7 @@ def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
     assert not places.exists() or list(places.iterdir()) == []
 
 
+@pytest.mark.soak
 def test_every_part_is_in_the_last_checkpoint(tmp_path: Path, calm_parts: Outcome) -> None:
     """
     When a rank is lost and nothing but a last checkpoint is allowed, then each shard is a checkpoint of

@@ -94,6 +94,7 @@ def test_a_card_goes_on_from_what_another_has_saved(
     assert resumed == {card: of_card[steps:] for card, of_card in seen.items()}
 
 
+@pytest.mark.soak
 def test_all_cards_go_on_from_a_last_checkpoint(
     tmp_path: Path, undisturbed: tuple[Path, dict[int, list[str]]]
 ) -> None:
