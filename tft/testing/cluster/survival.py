@@ -27,7 +27,7 @@ def lost_needlessly(stage: "Stage", over: JobOver) -> str:
     faults = stage.mishaps.faults
     if over.result == "completed" or len(faults) != 1 or _asked_for(stage):
         return ""
-    if over.why.endswith("before any rank had joined the job"):  # for all anybody knows none ever will
+    if over.why.endswith("before any rank had joined the job"):  # maybe none ever will
         before = [
             n for (at, kind), n in stage.seen.items() if kind == "Joined" and at not in SETTLED
         ]
