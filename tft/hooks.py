@@ -112,6 +112,21 @@ class DeviceFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """
+    What an exception stands for, where the kind of fault does not say all.
+    """
+
+    kind: FaultKind
+    polluted: bool = False
+    """The last update may have spread what is wrong: no copy of that step is sound, on any rank."""
+    not_after: int | None = None
+    """It is known to be older: no copy of a later step than this is sound."""
+    context_lost: bool = False
+    """The device takes no more work from this process: another one has to take its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultView:
     """
     One fault of an incident.
@@ -501,10 +516,10 @@ class AdaptorSpecs:
     # ------------------------------------------------------------ faults
 
     @hookspec(firstresult=True)
-    def tft_classify(self, error: BaseException) -> FaultKind | None:
+    def tft_classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
         """
-        The kind of fault an exception of the framework stands for; None: it is none that the adaptor
-        knows. The errors of devices, and what says itself what it is, have been looked at; what it was
+        The kind of fault an exception of the framework stands for, or a `Diagnosis` that says more; None: it
+        is none that the adaptor knows. The errors of devices, and what says itself what it is, have been looked at; what it was
         raised from is asked about by itself.
         """
 

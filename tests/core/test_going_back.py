@@ -285,6 +285,71 @@ def test_a_pollution_noticed_from_outside_counts_as_much() -> None:
     assert [(r.to, r.step) for r in job.orders(Restore)] == [(ALL, 2)]
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+def test_who_knows_how_old_it_is_takes_everyone_back_so_far(*, noticed: bool) -> None:
+    """
+    When it is known after which step numbers went wrong, then everyone loads the newest checkpoint that is not
+    later, however many there are since; those are loaded no more.
+    """
+    job = trained()
+    for step in (1, 2, 3):
+        job.checkpointed(step)
+    wrong = job.notice if noticed else job.fault
+    wrong(2, "numeric", polluted=True, not_after=1)
+    job.settle()
+    job.train(2)
+    assert [(o.to, o.directory) for o in job.orders(Load)] == [(ALL, "/periodic/1")]
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("retry", 2, 2)
+    job.fault(0, "numeric", polluted=True)
+    job.settle()
+    assert job.orders(Load)[-1].directory == "/periodic/1"
+
+
+@pytest.mark.parametrize(
+    ("limits", "step"), [((1, 2), 1), ((2, 1), 1), ((2, None), 2), ((None, 1), 1)]
+)
+def test_of_several_that_know_it_the_earliest_counts(
+    limits: tuple[int | None, int | None], step: int
+) -> None:
+    """
+    When two ranks say after which step their numbers went wrong, or one says only that it may have spread,
+    then everyone takes back a copy that is none later than what either says.
+    """
+    job = trained(keeps=3)
+    for rank, not_after in zip((1, 2), limits, strict=True):
+        job.fault(rank, "numeric", polluted=not_after is None, not_after=not_after)
+    job.settle()
+    assert {r.step for r in job.orders(Restore)} == {step}
+
+
+def test_a_step_that_nobody_has_reached_is_no_limit() -> None:
+    """
+    When numbers are said to have gone wrong after a step that is not trained yet, then this rank alone copies
+    the state.
+    """
+    job = trained()
+    job.checkpointed(1)
+    job.fault(2, "numeric", not_after=9)
+    job.settle()
+    assert job.orders(Load) == []
+    assert [(f.to, f.step) for f in job.orders(Fetch)] == [((2,), 3)]
+
+
+def test_where_nothing_is_as_old_as_is_known_the_sentence_says_so() -> None:
+    """
+    When there is no checkpoint from before numbers went wrong, then nothing is loaded and nothing saved.
+    """
+    job = trained()
+    job.checkpointed(3)
+    job.fault(2, "numeric", polluted=True, not_after=1)
+    job.settle()
+    assert job.over is not None
+    assert job.over.code == 4
+    assert "no sound copy of shard 'dense', of step 1 or earlier, is left" in job.over.why
+    assert job.orders(Save) == []
+
+
 @pytest.mark.parametrize("says", ["that it goes on", "what it has trained"])
 def test_a_pollution_counts_however_late_the_rank_is_heard_that_says_so(says: str) -> None:
     """

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tft.errors import UsageError
-from tft.hooks import DeviceFault
+from tft.hooks import DeviceFault, Diagnosis
 from tft.protocol.messages import FaultKind
 from tft.worker.devices import DEVICE_FAULTS
-from tft.worker.diagnosis import Diagnosis, Diagnostician
+from tft.worker.diagnosis import Diagnostician
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "device_faults.md"
 CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call."
@@ -24,7 +24,19 @@ class Declared(Exception):
 
     tft_fault_kind = "numeric"
     tft_polluted = True
+    tft_not_after = 7
     tft_context_lost = True
+
+
+DECLARED = Diagnosis(kind="numeric", polluted=True, not_after=7, context_lost=True)
+
+
+class Earlier(Exception):
+    """
+    It knows that what is wrong is older than others think.
+    """
+
+    tft_not_after = 3
 
 
 class Undeclared(Exception):
@@ -33,12 +45,18 @@ class Undeclared(Exception):
     """
 
     tft_fault_kind = "weather"
+    tft_not_after = "yesterday"
 
 
-def broken(error: BaseException) -> FaultKind | None:
+SPREAD = Diagnosis(kind="numeric", polluted=True, not_after=5)
+
+
+def broken(error: BaseException) -> FaultKind | Diagnosis | None:
     """
-    An adaptor that knows one exception.
+    An adaptor that knows two exceptions, and much of one of them.
     """
+    if isinstance(error, ArithmeticError):
+        return SPREAD
     return "network" if isinstance(error, ConnectionError) else None
 
 
@@ -121,8 +139,18 @@ def test_an_exception_may_say_itself_what_it_is() -> None:
     """
     When an exception names a kind, then it is that; one that does not exist is none.
     """
-    assert diagnose(Declared()) == Diagnosis(kind="numeric", polluted=True, context_lost=True)
+    assert diagnose(Declared()) == DECLARED
     assert diagnose(Undeclared()) == Diagnosis(kind="software")
+
+
+def test_the_adaptor_may_know_more_than_the_kind() -> None:
+    """
+    When the adaptor knows how far what is wrong has spread, then that is kept, and of several that know since
+    when, the earliest counts.
+    """
+    assert diagnose(ArithmeticError()) == SPREAD
+    wrapped = raised(Earlier(), ArithmeticError(), "from")
+    assert diagnose(wrapped) == Diagnosis(kind="numeric", polluted=True, not_after=3)
 
 
 def raised(outer: BaseException, inner: BaseException, how: str) -> BaseException:
@@ -147,7 +175,8 @@ def raised(outer: BaseException, inner: BaseException, how: str) -> BaseExceptio
     ("inner", "diagnosis"),
     [
         (ConnectionResetError(), Diagnosis(kind="network")),
-        (Declared(), Diagnosis(kind="numeric", polluted=True, context_lost=True)),
+        (Declared(), DECLARED),
+        (ArithmeticError(), SPREAD),
         (RuntimeError("UCE ERROR"), Diagnosis(kind="memory")),
     ],
     ids=lambda value: type(value).__name__,

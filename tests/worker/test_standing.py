@@ -60,6 +60,7 @@ class Numbers:
 class Spreading(Exception):
     tft_fault_kind = "numeric"
     tft_polluted = True
+    tft_not_after = 3
 
 
 def train(session):
@@ -303,11 +304,13 @@ async def test_a_copy_that_is_not_kept_cannot_be_taken_back(stage: Stage) -> Non
 
 async def test_a_fault_that_may_have_spread_says_so(stage: Stage) -> None:
     """
-    When an exception has the attribute `tft_polluted`, then the report of the fault has it too.
+    When an exception has the attributes `tft_polluted` and `tft_not_after`, then the report of the fault has
+    them too.
     """
     await trains(stage, "1", "5")
     fault = await stage.report(Faulted, rank=1)
-    assert (fault.kind, fault.polluted, fault.step) == ("numeric", True, 5)
+    assert (fault.kind, fault.step) == ("numeric", 5)
+    assert (fault.polluted, fault.not_after) == (True, 3)
 
 
 async def test_a_rank_takes_what_another_process_had_captured_or_makes_it_anew(

@@ -54,7 +54,7 @@ class Faults:
         )
         evidence = message.traceback or message.summary
         self._rounds.fault(message.kind, seat.rank, message.step, message.at, evidence)
-        self._distrust(seat, message.kind, polluted=message.polluted)
+        self._distrust(seat, message)
         if message.kind == "software":
             self._rounds.force("a user's own bug is not retried")
 
@@ -97,7 +97,7 @@ class Faults:
                 self._rounds.isolate(seat, message.evidence)
             case "memory" | "numeric" | "corruption" | "network" | "software":
                 self._rounds.fault(message.kind, seat.rank, step, message.at, message.evidence)
-                self._distrust(seat, message.kind, polluted=message.polluted)
+                self._distrust(seat, message)
                 if message.kind == "software":
                     self._rounds.force(message.evidence)
             case _:
@@ -118,14 +118,16 @@ class Faults:
             return "its process is starting, and has nothing yet that could be wrong"
         return ""
 
-    def _distrust(self, seat: Seat, kind: FaultKind, *, polluted: bool) -> None:
+    def _distrust(self, seat: Seat, message: Faulted | Noticed) -> None:
         """
         What a fault makes of the copies: of this rank's own, and, where what is wrong may have
-        spread with the last update, of everybody's since then.
+        spread with the last update, or is known to be older, of everybody's since then.
         """
-        if kind in ("memory", "numeric", "corruption"):
+        if message.kind in ("memory", "numeric", "corruption"):
             seat.trusted = False
-        if kind in ("memory", "corruption"):
+        if message.kind in ("memory", "corruption"):
             seat.damaged = True
-        if polluted:
+        if message.polluted:
             self._rounds.pollute(seat)
+        if message.not_after is not None:
+            self._job.incident.lower(message.not_after)

@@ -12,7 +12,7 @@ CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 4
+VERSION = 5
 """Raised when a message changes shape; a peer that speaks another one is refused with a sentence."""
 
 FaultKind = Literal[
@@ -123,6 +123,8 @@ class Faulted:
     position: Position
     polluted: bool = False
     """The last update may have spread what is wrong: no copy of `position.step` is sound."""
+    not_after: int | None = None
+    """It is known to be older: no copy of a later step than this is sound."""
     context_lost: bool = False
     """The device takes no more work from this process: only another one can go on."""
     at: float
@@ -343,6 +345,8 @@ class Noticed:
     kind: FaultKind
     evidence: str
     polluted: bool = False
+    """As in `Faulted`."""
+    not_after: int | None = None
     """As in `Faulted`."""
     at: float
 

@@ -218,6 +218,7 @@ class ScriptedJob:
         text: str = "Boom: it broke",
         *,
         polluted: bool = False,
+        not_after: int | None = None,
         context_lost: bool = False,
     ) -> None:
         """
@@ -225,7 +226,7 @@ class ScriptedJob:
         """
         one = self.ranks[rank]
         one.training, one.context_lost = False, context_lost
-        self._spoil(one, kind, polluted=polluted)
+        self._spoil(one, kind, polluted=polluted, not_after=not_after)
         self.report(
             Faulted(
                 rank=rank,
@@ -236,6 +237,7 @@ class ScriptedJob:
                 traceback=f"Traceback\n{text}",
                 position=one.position,
                 polluted=polluted,
+                not_after=not_after,
                 context_lost=context_lost,
                 at=self.now,
             )
@@ -243,24 +245,31 @@ class ScriptedJob:
 
     def notice(
         self, rank: int, kind: FaultKind, evidence: str = "seen from outside", *,
-        polluted: bool = False,
+        polluted: bool = False, not_after: int | None = None,
     ) -> None:  # fmt: skip
         """
         Somebody outside sees a fault of a rank.
         """
-        self._spoil(self.ranks[rank], kind, polluted=polluted)
+        self._spoil(self.ranks[rank], kind, polluted=polluted, not_after=not_after)
         self.report(
-            Noticed(rank=rank, kind=kind, evidence=evidence, polluted=polluted, at=self.now)
-        )
+            Noticed(
+                rank=rank, kind=kind, evidence=evidence, polluted=polluted, not_after=not_after,
+                at=self.now,
+            )
+        )  # fmt: skip
 
-    def _spoil(self, one: ScriptedRank, kind: FaultKind, *, polluted: bool) -> None:
+    def _spoil(
+        self, one: ScriptedRank, kind: FaultKind, *, polluted: bool, not_after: int | None = None
+    ) -> None:
         """
         What a fault really does to what the ranks hold.
         """
         if kind in ("memory", "corruption"):
             one.spoiled, one.bad_copies = True, frozenset(one.backups)
         for other in self.ranks.values():
-            other.spoiled = other.spoiled or (polluted and other.step >= one.step)
+            spread = polluted and other.step >= one.step
+            older = not_after is not None and other.step > not_after
+            other.spoiled = other.spoiled or spread or older
 
     def finish(self, *ranks: int) -> None:
         """

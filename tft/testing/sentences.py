@@ -165,8 +165,7 @@ def sentence(message: Report) -> str:
         case NodeLost(node=node, why=why):
             return f"node {node} is lost: {why}"
         case Faulted(rank=rank, kind=kind, step=step, summary=summary):
-            polluted = ", which may have spread" if message.polluted else ""
-            return f"rank {rank} has a {kind} fault in step {step}{polluted}: {summary}"
+            return f"rank {rank} has a {kind} fault in step {step}{_spread(message)}: {summary}"
         case Answered(rank=rank, order=order, failure=str(why)):
             return f"rank {rank} could not {order}: {why}"
         case Answered(rank=rank, verdict=verdict, finding=finding):
@@ -178,7 +177,9 @@ def sentence(message: Report) -> str:
         case ResumeRequested(why=why):
             return f"a paused job is asked to go on: {why}"
         case Noticed(rank=rank, kind=kind, evidence=evidence):
-            return f"rank {rank} is seen to have a {kind} fault: {_short(evidence)}"
+            return (
+                f"rank {rank} is seen to have a {kind} fault{_spread(message)}: {_short(evidence)}"
+            )
         case Advised():
             return _advice(message)
         case _:
@@ -190,6 +191,15 @@ def _advice(message: Advised) -> str:
     if message.wait:
         return f"the recovery plugins ask for {message.wait:.1f} s{veto}: {message.why}"
     return f"the recovery plugins advise {message.strategy or 'nothing else'}{veto}: {message.why}"
+
+
+def _spread(message: Faulted | Noticed) -> str:
+    """
+    Whose copies are in doubt beside this rank's own.
+    """
+    spread = ", which may have spread" if message.polluted else ""
+    older = f", after step {message.not_after}" if message.not_after is not None else ""
+    return f"{spread}{older}"
 
 
 def _signal(number: int) -> str:

@@ -9,27 +9,13 @@ has something to say counts; a context that any of them says is lost is lost.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import get_args
 
-from tft.hooks import DeviceFault
+from tft.hooks import DeviceFault, Diagnosis
 from tft.protocol.messages import FaultKind
 from tft.worker.devices import DEVICE_FAULTS
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """
-    What an exception stands for.
-    """
-
-    kind: FaultKind
-    polluted: bool = False
-    """As in `Faulted`."""
-    context_lost: bool = False
-    """As in `Faulted`."""
 
 
 class Diagnostician:
@@ -39,7 +25,7 @@ class Diagnostician:
 
     def __init__(
         self,
-        classify: Callable[[BaseException], FaultKind | None],
+        classify: Callable[[BaseException], FaultKind | Diagnosis | None],
         added: Sequence[DeviceFault] = (),
     ) -> None:
         self._classify = classify
@@ -52,24 +38,42 @@ class Diagnostician:
         links = list(_chain(error))
         lines = [self._line(link) for link in links]
         said = any(getattr(link, "tft_context_lost", False) for link in links)
-        kinds = (self._kind(link, line) for link, line in zip(links, lines, strict=True))
+        each = (self._found(link, line) for link, line in zip(links, lines, strict=True))
+        found = next(filter(None, each), Diagnosis(kind="process" if said else "software"))
+        limits = [found.not_after, *(_not_after(link) for link in links)]
         return Diagnosis(
-            kind=next(filter(None, kinds), "process" if said else "software"),
-            polluted=any(getattr(link, "tft_polluted", False) for link in links),
-            context_lost=said or any(line is not None and line.context_lost for line in lines),
+            kind=found.kind,
+            polluted=found.polluted or any(getattr(link, "tft_polluted", False) for link in links),
+            not_after=min((step for step in limits if step is not None), default=None),
+            context_lost=found.context_lost
+            or said
+            or any(line is not None and line.context_lost for line in lines),
         )
 
-    def _kind(self, error: BaseException, line: DeviceFault | None) -> FaultKind | None:
+    def _found(self, error: BaseException, line: DeviceFault | None) -> Diagnosis | None:
+        """
+        What one exception says by itself, but for its attributes beside the kind; None: nothing.
+        """
         kind: FaultKind | None = getattr(error, "tft_fault_kind", None)
         if kind in KINDS:
-            return kind
-        return self._classify(error) if line is None else line.kind or "software"
+            return Diagnosis(kind=kind)
+        if line is not None:
+            return Diagnosis(kind=line.kind or "software")
+        classified = self._classify(error)
+        if classified is None or isinstance(classified, Diagnosis):
+            return classified
+        return Diagnosis(kind=classified)
 
     def _line(self, error: BaseException) -> DeviceFault | None:
         if not isinstance(error, RuntimeError):  # what every framework raises for its devices
             return None
         said = str(error)
         return next((line for line in self._lines if re.search(line.words, said)), None)
+
+
+def _not_after(error: BaseException) -> int | None:
+    step = getattr(error, "tft_not_after", None)
+    return step if type(step) is int and step >= 0 else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -20,7 +20,7 @@ from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings, started_by_agent
 from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
-from tft.hooks import Made, Parcel
+from tft.hooks import Diagnosis, Made, Parcel
 from tft.page import Page
 from tft.plugins import load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -424,9 +424,9 @@ class Session:
             self._control.report(message)
         self._control.tell(Left(at=self._clock.now()))
 
-    def _classify(self, error: BaseException) -> FaultKind | None:
-        kind: FaultKind | None = self._adaptor.hook.tft_classify(error=error)
-        return kind
+    def _classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
+        found: FaultKind | Diagnosis | None = self._adaptor.hook.tft_classify(error=error)
+        return found
 
     def _give(self, shard: str, step: int) -> Parcel:
         """
@@ -448,6 +448,7 @@ class Session:
             incarnation=self.incarnation,
             kind=diagnosis.kind,
             polluted=diagnosis.polluted,
+            not_after=diagnosis.not_after,
             context_lost=diagnosis.context_lost,
             step=self.step,
             summary=summary,
