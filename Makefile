@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check test-mindspore soak mutate bench format clean
+.PHONY: demo test check test-mindspore test-megatron soak mutate bench format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
@@ -16,6 +16,10 @@ test check: $(INSTALLED)
 # A part of it: real MindSpore, in an environment of its own, `.venv-mindspore`.
 test-mindspore:
 	PYTHON=$(PYTHON) scripts/mindspore
+
+# Another part: real megatron-core, on CPUs.
+test-megatron: $(INSTALLED)
+	.venv/bin/python -m pytest tests/megatron -m "not soak"
 
 soak: $(INSTALLED)
 	.venv/bin/python -m pytest -m soak

@@ -108,15 +108,22 @@ class Kinds:
         """
         if len(holders) == self._world:
             return DENSE
-        if len(holders) <= _SPELT_OUT:
-            return f"part.{'+'.join(map(str, holders))}"
-        return f"part.{holders[0]}+{xxhash.xxh32_hexdigest(pack(list(holders)))}"
+        return f"part.{named_after(holders)}"
 
     def _common(self, names: Iterable[str]) -> Holders:
         common = set(range(self._world))
         for name in names:
             common &= set(self._of[name])
         return tuple(sorted(common))
+
+
+def named_after(holders: Holders) -> str:
+    """
+    The ranks, as they stand in the name of a shard.
+    """
+    if len(holders) <= _SPELT_OUT:
+        return "+".join(map(str, holders))
+    return f"{holders[0]}+{xxhash.xxh32_hexdigest(pack(list(holders)))}"
 
 
 def _shapes(tensor: Tensor) -> set[torch.Size]:

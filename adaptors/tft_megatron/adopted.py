@@ -1,0 +1,239 @@
+"""
+The training state of this process: Megatron's objects, checked when they are handed over, and what is done
+with them between incidents. They are the same objects for as long as the process lives.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from tft_pytorch.state import digest, named_tensors
+
+from tft.errors import OrderRefused, UsageError
+from tft.hooks import Buffer, Parcel
+from tft.protocol.codec import pack
+from tft.protocol.messages import ShardCopies
+from tft_megatron.groups import Parallel
+from tft_megatron.private import Private
+from tft_megatron.replaced import Replaced
+from tft_megatron.shards import Shard, shards_of
+from tft_megatron.training import Training, check
+
+
+def adopt(
+    parts: Mapping[str, Any],  # Any: the user's own objects
+    wrap: Callable[[], Any] | None,
+    parallel: Parallel,
+    contributing: Callable[[], None] | None,
+) -> "Adopted":
+    """
+    Take charge of what `enable` has handed over; `UsageError` for what cannot be handled.
+    """
+    training = parts.get("training")
+    if not isinstance(training, Training) or wrap is not None:
+        raise UsageError(
+            "a Megatron script does not call session.adopt itself: it calls tft_megatron.begin before "
+            "anything is built, and then tft_megatron.enable"
+        )
+    check(training)
+    _check_instances(training, parallel)
+    return Adopted(training, parts["replaced"], parallel, contributing)
+
+
+class Adopted:
+    """
+    What `adopt` took charge of.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        replaced: Replaced,
+        parallel: Parallel,
+        contributing: Callable[[], None] | None,
+    ) -> None:
+        self.training = training
+        self._replaced = replaced
+        self._parallel = parallel
+        rank, world = parallel.place
+        self._shards = {each.name: each for each in shards_of(training, rank, world)}
+        self._private = Private(training)
+        # what cannot be moved is refused now, not in an incident, and before anything is touched
+        for shard in self._shards.values():
+            shard.give()
+        pack(self._private.digestible())
+        parallel.remember(
+            {
+                "model": list(training.chunks),
+                "optimizer": training.optimizer,
+                "scheduler": training.scheduler,
+            }
+        )
+        self._on_cuda = training.on_cuda
+        replaced.install()
+        if contributing is not None:
+            say = contributing
+            for chunk in training.chunks:
+                chunk.register_forward_hook(lambda *_: say())
+
+    @property
+    def on_cuda(self) -> bool:
+        """
+        Whether gradients are summed between CUDA devices.
+        """
+        return self._on_cuda
+
+    # ------------------------------------------------------------ between steps
+
+    def capture(self, *, closing: bool = False) -> bytes:
+        """
+        The private state, at an edge of an update window.
+        """
+        return self._private.capture(closing=closing)
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Put a private state back and drop the gradients.
+        """
+        self._private.rollback(private)
+        self._replaced.forget()
+        for chunk in self.training.chunks:
+            chunk.zero_grad_buffer()
+        self.training.optimizer.zero_grad()
+
+    def skip(self, batches: int) -> None:
+        """
+        Leave the next batches out.
+        """
+        self._private.skip(batches)
+
+    def updated(self) -> None:
+        """
+        The update window has closed: every rank gets the parameters that others have computed. Where that
+        overlaps with the next forward pass, Megatron does so itself.
+        """
+        for chunk in self.training.chunks:
+            if self.training.distributed and not chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync()
+
+    # ------------------------------------------------------------ groups
+
+    def clear(self) -> None:
+        """
+        Let go of all that belongs to the step that was broken off, and of what refers to the groups beside
+        the user's objects.
+        """
+        from megatron.core import rerun_state_machine
+        from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+
+        for chunk in self.training.chunks:
+            for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
+                _reset(group)
+            for module in chunk.modules():
+                # rotary embeddings are kept by what they were asked for, which has a group in it
+                forget = getattr(type(module).forward, "cache_clear", None)
+                if forget is not None:
+                    forget()
+        get_moe_layer_wise_logging_tracker().clear()
+        rerun_state_machine.destroy_rerun_state_machine()
+
+    @torch.no_grad()
+    def rebuild(self) -> Any:  # Any: the user's own
+        """
+        Parameters as the masters have them, on all ranks.
+        """
+        for optimizer in self.training.optimizers:
+            if hasattr(optimizer, "_copy_main_params_to_model_params"):
+                optimizer._copy_main_params_to_model_params()
+        if self.training.distributed:
+            for chunk in self.training.chunks:
+                chunk.start_param_sync(force_sync=True)
+        return self.training.chunks[0] if len(self.training.chunks) == 1 else self.training.chunks
+
+    # ------------------------------------------------------------ the shards
+
+    def shards(self, rank: int, world: int) -> list[ShardCopies]:
+        """
+        Those of this rank, with all who hold them.
+        """
+        if (rank, world) != self._parallel.place:
+            raise UsageError(
+                f"this is rank {rank} of {world}, and tft_megatron.begin was called as rank "
+                f"{self._parallel.place[0]} of {self._parallel.place[1]}"
+            )
+        return [
+            ShardCopies(shard=shard.name, ranks=shard.holders) for shard in self._shards.values()
+        ]
+
+    def give(self, shard: str) -> Parcel:
+        """
+        The shard, to be moved.
+        """
+        return self.shard(shard).give()
+
+    def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        """
+        Room for the shard.
+        """
+        return self.shard(shard).take(meta)
+
+    def taken(self, shard: str, meta: bytes) -> None:
+        """
+        The shard is whole: use it.
+        """
+        self.shard(shard).taken(meta)
+
+    def digests(self) -> dict[str, str]:
+        """
+        Of all that makes up this rank's state: `parameters` (with the module buffers), `optimizer` (this
+        rank's share of it), `scheduler` and the others, and what is private.
+        """
+        parameters = {
+            f"{number}.{name}": tensor
+            for number, chunk in enumerate(self.training.chunks)
+            for name, tensor in named_tensors(chunk).items()
+        }
+        found = [shard.taken_apart() for shard in self._shards.values()]
+        tensors = {
+            f"{number}.{name}": tensor
+            for number, (_, kept) in enumerate(found)
+            for name, tensor in kept.items()
+        }
+        scheduler = self.training.scheduler
+        private = self._private.digestible()
+        return {
+            "parameters": digest(None, parameters),
+            "optimizer": digest([plain for plain, _ in found], tensors),
+            "scheduler": digest(None if scheduler is None else scheduler.state_dict(), {}),
+            **{name: xxhash.xxh3_128_hexdigest(pack(kept)) for name, kept in private.items()},
+        }
+
+    def shard(self, name: str) -> Shard:
+        """
+        The shard of this name.
+        """
+        if name not in self._shards:
+            raise OrderRefused(f"this rank has the shards {list(self._shards)}, and no {name!r}")
+        return self._shards[name]
+
+
+def _reset(group: Any) -> None:  # Any: Megatron's bucket group
+    """
+    As before the first batch. Who has replaced somebody is there too, and in the first batch sums are begun
+    at another moment than later on: all have to begin theirs in the same order.
+    """
+    group.param_gather_handle = group.grad_reduce_handle = None
+    group.param_gather_dispatched = False
+    group.is_first_batch = group.is_last_microbatch = True
+    group.per_param_grad_ready_counts = {}
+    group.golden_per_param_grad_ready_counts = {}
+
+
+def _check_instances(training: Training, parallel: Parallel) -> None:
+    begun = parallel.sizes.get("num_distributed_optimizer_instances", 1)
+    if training.instances != begun:
+        raise UsageError(
+            f"the model's DistributedDataParallelConfig has num_distributed_optimizer_instances="
+            f"{training.instances}, and tft_megatron.begin was given {begun}: they must be the same"
+        )

@@ -1,0 +1,197 @@
+"""
+Megatron's process groups: pretended ones while there are no others, so that models and optimizers can be
+built before any peer is there, and real ones in their place.
+
+Megatron makes its groups in the same order each time, and names them in its module `parallel_state`. That
+name is the role by which a group of one forming takes the place of one of another (`places.py`).
+"""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from tft_pytorch.groups import Groups
+
+from tft.errors import UsageError
+from tft_megatron.places import Place, Role, find_places
+
+_WORLD: Role = "world"
+_ALL = "_global_process_group_list"
+"""Megatron's list of all it has made: of use for those that have no name of their own."""
+
+
+class Parallel:
+    """
+    Megatron's parallel state in this process.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._sizes: Mapping[str, Any] = {}
+        self._rank, self._world = 0, 0
+        self._pretends = False
+        self._places: list[Place] = []
+        self._excepthook = sys.excepthook
+
+    @property
+    def begun(self) -> bool:
+        """
+        Whether `begin` was called.
+        """
+        return self._world > 0
+
+    @property
+    def sizes(self) -> Mapping[str, Any]:  # Any: as `initialize_model_parallel` takes them
+        """
+        What `begin` was given.
+        """
+        return self._sizes
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """
+        The rank and the world it was begun with.
+        """
+        return self._rank, self._world
+
+    def begin(self, rank: int, world: int, sizes: Mapping[str, Any]) -> None:
+        """
+        Pretend the groups. Raises `UsageError` where the sizes do not fit the world.
+        """
+        self._rank, self._world, self._sizes = rank, world, sizes
+        try:
+            self._pretend()
+        except (RuntimeError, AssertionError, TypeError) as error:
+            self._drop_pretence()
+            self._world = 0
+            raise UsageError(f"Megatron cannot form groups of {world} ranks so: {error}") from None
+
+    def remember(self, roots: Mapping[str, object]) -> None:
+        """
+        Find all references to the groups that can be reached from there; they follow from now on.
+        """
+        self._places = find_places(roots, _roles())
+
+    def form(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
+        """
+        Real groups in the place of the others.
+        """
+        self._let_go()
+        self._drop_pretence()
+
+        def more() -> None:
+            _initialize(self._sizes)
+            self._point()
+
+        self._groups.form(name, host, port, rank, world, cuda=cuda, more=more)
+
+    def clear(self) -> None:
+        """
+        Free the real groups, and pretend again.
+        """
+        if not self.begun or self._pretends:
+            return
+        self._let_go()
+        self._groups.clear()
+        self._pretend()
+        self._point()
+
+    def _pretend(self) -> None:
+        from torch.testing._internal.distributed.fake_pg import (
+            FakeStore,
+        )  # registers the backend, too
+
+        self._excepthook = sys.excepthook
+        dist.init_process_group("fake", store=FakeStore(), rank=self._rank, world_size=self._world)
+        self._pretends = True
+        with _all_pretended():
+            _initialize(self._sizes)
+
+    def _drop_pretence(self) -> None:
+        if self._pretends:
+            self._let_go()
+            dist.destroy_process_group()
+            sys.excepthook = self._excepthook  # torch wraps it once more for each default group
+            self._pretends = False
+
+    def _point(self) -> None:
+        roles = _roles()
+        for place in self._places:
+            place.put(roles[place.role])
+
+    def _let_go(self) -> None:
+        """
+        Nothing refers to the groups any more: they are freed where that is asked for.
+        """
+        for place in self._places:
+            place.put(None)
+        _forget_groups()
+        gc.collect()  # modules and their hooks refer to each other
+
+
+def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: as Megatron takes them
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(**sizes)
+
+
+def _roles() -> dict[Role, dist.ProcessGroup]:
+    """
+    The groups of now.
+    """
+    from megatron.core import parallel_state
+
+    found: dict[Role, dist.ProcessGroup] = {}
+    if dist.group.WORLD is not None:
+        found[_WORLD] = dist.group.WORLD
+    named = vars(parallel_state)
+    for name in sorted(named, key=lambda name: name == _ALL):
+        value = named[name]
+        if isinstance(value, dist.ProcessGroup):
+            found[name] = value
+        elif isinstance(value, list):
+            found |= {(name, i): g for i, g in enumerate(value) if isinstance(g, dist.ProcessGroup)}
+        elif isinstance(value, dict) and not name.startswith("__"):
+            found |= {(name, k): g for k, g in value.items() if isinstance(g, dist.ProcessGroup)}
+    return found
+
+
+def _forget_groups() -> None:
+    """
+    Megatron's own `destroy_model_parallel` leaves some groups where they are.
+    """
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    for name, value in list(vars(parallel_state).items()):
+        if isinstance(value, dist.ProcessGroup) or (
+            isinstance(value, list) and any(isinstance(g, dist.ProcessGroup) for g in value)
+        ):
+            setattr(parallel_state, name, None)
+        elif isinstance(value, dict) and any(
+            isinstance(g, dist.ProcessGroup) for g in value.values()
+        ):
+            setattr(parallel_state, name, {})
+
+
+@contextmanager
+def _all_pretended() -> Iterator[None]:
+    """
+    Megatron asks for gloo beside the device's backend, and for options of NCCL: neither is to be had without
+    peers.
+    """
+    from megatron.core import parallel_state
+
+    make: Callable[..., Any] = parallel_state.create_group
+
+    def pretended(*arguments: Any, **named: Any) -> Any:  # Any: as Megatron has them
+        return make(*arguments, **{**named, "backend": "fake", "pg_options": None})
+
+    parallel_state.create_group = pretended
+    try:
+        yield
+    finally:
+        parallel_state.create_group = make

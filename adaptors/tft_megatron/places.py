@@ -1,0 +1,124 @@
+"""
+Where process groups are kept: found once in the user's objects, by walking them, and pointed at other
+groups from then on. So model and optimizer stay the same objects, whatever becomes of the groups.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from tft.errors import UsageError
+
+Role = Hashable
+"""What a group is for. The groups of each forming have the same roles."""
+
+_LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, BuiltinFunctionType)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """
+    One reference to a group.
+    """
+
+    path: str
+    """As an operator would write it."""
+    role: Role
+    put: Callable[[dist.ProcessGroup | None], None]
+
+
+def find_places(
+    roots: Mapping[str, object], roles: Mapping[Role, dist.ProcessGroup]
+) -> list[Place]:
+    """
+    All references to these groups that can be reached from the roots. Raises `UsageError` for a group
+    that has no role, and for one that cannot be replaced where it is.
+    """
+    known: dict[int, Role] = {}
+    for role, group in roles.items():
+        known.setdefault(id(group), role)
+    found: list[Place] = []
+    seen: set[int] = set()
+    ahead: list[tuple[str, object]] = list(roots.items())
+    while ahead:
+        path, holder = ahead.pop()
+        if id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        for name, value, put in _references(holder):
+            where = f"{path}{name}"
+            if isinstance(value, dist.ProcessGroup):
+                if id(value) not in known:
+                    raise UsageError(
+                        f"{where} is a process group that Megatron's parallel_state does not know, so tft "
+                        "cannot make it again after a fault: use the groups of parallel_state"
+                    )
+                if put is None:
+                    raise UsageError(
+                        f"{where} is a process group within a tuple or a set, where it cannot be replaced "
+                        "after a fault: keep it in a list, a dict or an attribute"
+                    )
+                found.append(Place(path=where, role=known[id(value)], put=put))
+            elif not isinstance(value, _LEAVES):
+                ahead.append((where, value))
+    return found
+
+
+def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None] | None]]:
+    """
+    What an object refers to: as it would be written after the object's own path, the value, and how another
+    one is put there. `Any`: anything at all.
+    """
+    if isinstance(holder, dict):
+        for key, value in holder.items():
+            yield (
+                f"[{key!r}]" if isinstance(key, str | int) else "[…]",
+                value,
+                partial(holder.__setitem__, key),
+            )
+    elif isinstance(holder, list):
+        for index, value in enumerate(holder):
+            yield f"[{index}]", value, partial(holder.__setitem__, index)
+    elif isinstance(holder, tuple | set | frozenset):
+        for value in holder:
+            yield "[…]", value, None
+    elif isinstance(holder, MethodType):
+        yield "", holder.__self__, None
+        yield "", holder.__func__, None
+    elif isinstance(holder, FunctionType):
+        for cell in holder.__closure__ or ():
+            yield from _of_cell(cell)
+        yield "", holder.__defaults__, None
+        yield "", holder.__kwdefaults__, None
+    elif isinstance(holder, partial):
+        yield "", holder.func, None
+        yield "", holder.args, None
+        yield "", holder.keywords, None
+    if not isinstance(holder, Tensor) and hasattr(type(holder), "__slots__"):
+        for name in _slots(type(holder)):
+            if hasattr(holder, name):
+                yield f".{name}", getattr(holder, name), partial(setattr, holder, name)
+    attributes = getattr(holder, "__dict__", None)
+    if isinstance(attributes, dict):
+        for name, value in attributes.items():
+            yield f".{name}", value, partial(attributes.__setitem__, name)
+
+
+def _of_cell(cell: CellType) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
+    try:
+        yield "(…)", cell.cell_contents, partial(setattr, cell, "cell_contents")
+    except ValueError:  # empty: the variable is not bound yet
+        return
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for each in kind.__mro__:
+        slots = each.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__"):
+                yield name

@@ -1,0 +1,112 @@
+"""
+The private state of a rank: its generators, those of Megatron's tracker for dropout among them, its data
+position, and the loss scale, which Megatron changes before the update of a step.
+"""
+
+from typing import Any
+
+import torch
+from tft_pytorch.described import dtype_name
+from tft_pytorch.memory import readable
+from tft_pytorch.private import Private as TorchPrivate
+from tft_pytorch.trees import Disassembly, put_together
+from torch import nn
+
+from tft.errors import MalformedMessage
+from tft.protocol.codec import pack, unpack
+from tft_megatron.training import Training
+
+_FORM = "megatron.1"
+
+
+class Private:
+    """
+    Captures and puts back what no other rank has a copy of.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._torch = TorchPrivate(nn.Module(), training.data, training.rngs)
+        self._scalers = [
+            scaler
+            for each in training.optimizers
+            if (scaler := getattr(each, "grad_scaler", None)) is not None
+        ]
+
+    def capture(self, *, closing: bool) -> bytes:
+        """
+        The present private state.
+        """
+        return pack({"form": _FORM, "torch": self._torch.capture(closing=closing), **self._own()})
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Back to what was captured.
+        """
+        state = unpack(private)
+        if not isinstance(state, dict) or state.get("form") != _FORM:
+            raise MalformedMessage("private state that the adaptor megatron did not capture")
+        self._torch.rollback(state["torch"])
+        tracker = _tracker()
+        present = tracker.get_states()
+        tracker.set_states(
+            {name: _as(present.get(name), kept) for name, kept in state["tracker"].items()}
+        )
+        for scaler, kept in zip(self._scalers, state["scalers"], strict=True):
+            scaler.load_state_dict(_together(kept))
+
+    def skip(self, batches: int) -> None:
+        """
+        Have the user's data leave out what it would give next.
+        """
+        self._torch.skip(batches)
+
+    def digestible(self) -> dict[str, object]:
+        """
+        What the digests `rng` and `data` are of.
+        """
+        found = self._torch.digestible()
+        return {"rng": [found["rng"], self._own()], "data": found["data"]}
+
+    def _own(self) -> dict[str, object]:
+        return {
+            "tracker": {name: _bytes(kept) for name, kept in _tracker().get_states().items()},
+            "scalers": [_apart(scaler.state_dict()) for scaler in self._scalers],
+        }
+
+
+def _tracker() -> Any:  # Any: Megatron's
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    return get_cuda_rng_tracker()
+
+
+def _bytes(kept: Any) -> bytes:  # Any: a state, or with CUDA graphs a generator
+    state = kept.get_state() if isinstance(kept, torch.Generator) else kept
+    found: bytes = state.numpy().tobytes()
+    return found
+
+
+def _as(present: Any, kept: bytes) -> Any:  # Any: as in `_bytes`
+    state = torch.frombuffer(bytearray(kept), dtype=torch.uint8)
+    if isinstance(present, torch.Generator):
+        present.set_state(state)
+        return present
+    return state
+
+
+def _apart(state: object) -> object:
+    kept = Disassembly()
+    tree = kept.take_apart(state, "scaler")
+    tensors = {
+        name: [dtype_name(t.dtype), list(t.shape), bytes(readable(name, t).view)]
+        for name, t in kept.tensors.items()
+    }
+    return {"tree": tree, "tensors": tensors}
+
+
+def _together(kept: Any) -> Any:  # Any: as `_apart` returned it
+    tensors = {
+        name: torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype)).view(shape)
+        for name, (dtype, shape, content) in kept["tensors"].items()
+    }
+    return put_together(kept["tree"], tensors)

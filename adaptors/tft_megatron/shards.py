@@ -1,0 +1,250 @@
+"""
+The pieces of the state that several ranks have a copy of: each optimizer's share, held by the ranks of the
+same place in the other instances of the distributed optimizer, or, where it is not distributed, by all that
+sum their gradients; and what no optimizer owns, held by all ranks of the same part of the model.
+
+Parameters of 16 bits are not among them: they are what the masters of 32 bits come to when they are rounded.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from tft_pytorch.described import described, dtype_name, listed, read
+from tft_pytorch.kinds import named_after
+from tft_pytorch.memory import Room, readable, writable
+from tft_pytorch.trees import Disassembly, Plain, expect, put_together
+from torch import Tensor, nn
+
+from tft.errors import OrderRefused
+from tft.hooks import Buffer, Parcel
+from tft.protocol.codec import pack
+from tft_megatron.training import Training
+
+_FORM = 1
+"""Of the meta; another one is refused."""
+
+_FIXED = ("weights.", "model.")
+"""What every rank has of the beginning, and in the same shape; optimizers make the rest as they need it."""
+
+Tree = dict[str, Any]  # Any: what optimizers and schedulers keep
+
+
+class Part(Protocol):
+    """
+    Something that has a part of the state.
+    """
+
+    def content(self) -> Tree:
+        """The state as it is, with the tensors in use."""
+
+    def settle(self, content: Tree) -> None:
+        """Use another content of the same form; tensors that were in use have been overwritten."""
+
+
+class Share:
+    """
+    What one of Megatron's optimizers has on this rank: the weights that it changes, and what it keeps of each.
+    """
+
+    def __init__(self, optimizer: Any) -> None:  # Any: one of Megatron's
+        self._optimizer = optimizer
+
+    def content(self) -> Tree:
+        """
+        By the groups of parameters, in their order.
+        """
+        inner = self._optimizer.optimizer
+        groups = [] if inner is None else [list(group["params"]) for group in inner.param_groups]
+        return {
+            "weights": groups,
+            "kept": [[dict(inner.state.get(p, {})) for p in group] for group in groups],
+        }
+
+    def settle(self, content: Tree) -> None:
+        """
+        The weights are in place; what is kept may be new.
+        """
+        inner = self._optimizer.optimizer
+        for group, kept in zip(self.content()["weights"], content["kept"], strict=True):
+            for weight, values in zip(group, kept, strict=True):
+                if values:
+                    inner.state[weight] = values
+                else:
+                    inner.state.pop(weight, None)
+
+
+class Rest:
+    """
+    What no optimizer owns: frozen parameters, buffers, the settings of the groups of parameters, scheduler
+    and others.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def content(self) -> Tree:
+        """
+        All of it.
+        """
+        training = self._training
+        return {
+            "model": {
+                f"{number}.{name}": tensor
+                for number, chunk in enumerate(training.chunks)
+                for name, tensor in _unowned(chunk)
+            },
+            "settings": [
+                [{k: v for k, v in group.items() if k != "params"} for group in each.param_groups]
+                for each in training.optimizers
+            ],
+            "scheduler": None if training.scheduler is None else training.scheduler.state_dict(),
+            "others": {name: other.state_dict() for name, other in training.others.items()},
+        }
+
+    def settle(self, content: Tree) -> None:
+        """
+        Into the groups, the scheduler and the others.
+        """
+        training = self._training
+        for each, groups in zip(training.optimizers, content["settings"], strict=True):
+            for group, settings in zip(each.param_groups, groups, strict=True):
+                group.update(settings)
+        if training.scheduler is not None:
+            # its own `load_state_dict` counts the steps on from those it has
+            vars(training.scheduler).update(content["scheduler"])
+        for name, other in training.others.items():
+            other.load_state_dict(content["others"][name])
+
+
+def _unowned(chunk: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in chunk.named_parameters():
+        if not parameter.requires_grad:
+            yield name, parameter
+    yield from chunk.named_buffers()
+
+
+class Shard:
+    """
+    One shard of this rank.
+    """
+
+    def __init__(self, name: str, holders: tuple[int, ...], part: Part) -> None:
+        self.name = name
+        self.holders = holders
+        self.part = part
+        self._awaited: tuple[bytes, list[Room]] | None = None
+
+    def taken_apart(self) -> tuple[Plain, dict[str, Tensor]]:
+        """
+        The present state: what is no tensor, and the tensors by name. Raises `UsageError` for what cannot
+        be moved.
+        """
+        kept = Disassembly()
+        content = self.part.content()
+        plain: dict[str, Plain] = {key: kept.take_apart(content[key], key) for key in content}
+        return plain, kept.tensors
+
+    def give(self) -> Parcel:
+        """
+        Everything, in place where that is possible.
+        """
+        plain, tensors = self.taken_apart()
+        return Parcel(
+            meta=pack({"form": _FORM, "tensors": listed(tensors), "content": plain}),
+            buffers=tuple(readable(name, tensor) for name, tensor in tensors.items()),
+        )
+
+    def room(self, meta: bytes) -> dict[str, Tensor]:
+        """
+        The tensors to be filled, by name, in the giver's order: those in use where they fit. Raises
+        `OrderRefused` where the shard is not of this part of this model.
+        """
+        told = read(meta, _FORM)
+        _, here = self.taken_apart()
+        self._refuse_another(told, here)
+        found = {}
+        for name, dtype, shape, device in described(told):
+            known = here.get(name)
+            if known is None or (known.dtype, list(known.shape), known.device.type) != (
+                dtype,
+                shape,
+                device,
+            ):
+                known = torch.empty(shape, dtype=dtype, device=device)
+            found[name] = known
+        return found
+
+    def take(self, meta: bytes) -> Sequence[Buffer]:
+        """
+        Room for what `meta` describes.
+        """
+        rooms = [writable(name, tensor) for name, tensor in self.room(meta).items()]
+        self._awaited = meta, rooms
+        return [room.buffer for room in rooms]
+
+    def taken(self, meta: bytes) -> None:
+        """
+        The buffers are filled: put them to use.
+        """
+        if self._awaited is None or self._awaited[0] != meta:
+            raise OrderRefused(f"no room was made for this description of the shard {self.name!r}")
+        rooms = self._awaited[1]
+        self._awaited = None
+        for room in rooms:
+            room.keep()
+        self.settle(meta, {room.buffer.name: room.tensor for room in rooms})
+
+    def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
+        """
+        Use these tensors, and what else `meta` holds.
+        """
+        plain = expect(read(meta, _FORM)["content"], dict, "the content of a shard")
+        self.part.settle({key: put_together(plain[key], tensors) for key in plain})
+
+    def _refuse_another(self, told: Mapping[str, Any], here: Mapping[str, Tensor]) -> None:
+        theirs = {
+            name: f"{dtype_name(dtype)} {shape}"
+            for name, dtype, shape, _ in described(told)
+            if name.startswith(_FIXED)
+        }
+        ours = {
+            name: f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+            for name, tensor in here.items()
+            if name.startswith(_FIXED)
+        }
+        for name in sorted(theirs.keys() | ours.keys()):
+            if theirs.get(name) != ours.get(name):
+                raise OrderRefused(
+                    f"the shard {self.name!r} is of another model, or another part of it: {name} is "
+                    f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                )
+
+
+def shards_of(training: Training, rank: int, world: int) -> list[Shard]:
+    """
+    Those of this rank, read from the groups of now, pretended or not.
+    """
+    from megatron.core import parallel_state as state
+
+    def ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
+        return tuple(dist.get_process_group_ranks(group))
+
+    summed = ranks(state.get_data_parallel_group(with_context_parallel=True))
+    experts = ranks(state.get_expert_data_parallel_group())
+    if training.distributed:
+        # the same for experts and the rest, see Megatron's own words on this group
+        same = (
+            ranks(state.get_inter_distributed_optimizer_instance_group())
+            if training.instances > 1
+            else (rank,)
+        )
+        held: Callable[[bool], tuple[int, ...]] = lambda _: same  # noqa: E731 (it stands for the next one)
+    else:
+        held = lambda of_experts: experts if of_experts else summed  # noqa: E731
+    shards = [Shard(f"rest.{named_after(summed)}", summed, Rest(training))]
+    for number, optimizer in enumerate(training.optimizers):
+        holders = held(training.of_experts(optimizer))
+        shards.append(Shard(f"optimizer{number}.{named_after(holders)}", holders, Share(optimizer)))
+    return shards

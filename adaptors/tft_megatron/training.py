@@ -1,0 +1,128 @@
+"""
+What a Megatron script trains: its model chunks, its optimizers, its scheduler.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tft.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """
+    The user's objects, as Megatron has them. `Any`: its types carry none.
+    """
+
+    chunks: Sequence[Any]
+    """Megatron's DistributedDataParallel, one for each virtual stage of this rank."""
+    optimizer: Any
+    """Megatron's ChainedOptimizer."""
+    scheduler: Any
+    data: Any
+    rngs: Sequence[str] = ("torch",)
+    others: Mapping[str, Any] = field(default_factory=dict)
+    increment: Callable[[], int] | None = None
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """
+        One for the model, and one for experts if there are any.
+        """
+        found: Sequence[Any] = self.optimizer.chained_optimizers
+        return found
+
+    @property
+    def distributed(self) -> bool:
+        """
+        Whether the optimizer's state is cut into shares.
+        """
+        return bool(self.chunks[0].ddp_config.use_distributed_optimizer)
+
+    @property
+    def instances(self) -> int:
+        """
+        How many ranks have the same share.
+        """
+        return int(self.chunks[0].ddp_config.num_distributed_optimizer_instances)
+
+    @property
+    def on_cuda(self) -> bool:
+        """
+        Whether gradients are summed between CUDA devices.
+        """
+        return any(p.is_cuda for chunk in self.chunks for p in chunk.parameters())
+
+    @staticmethod
+    def of_experts(optimizer: Any) -> bool:
+        """
+        Whether this one is that of the experts.
+        """
+        return any(group["is_expert_parallel"] for group in optimizer.param_groups)
+
+
+def check(training: Training) -> None:
+    """
+    Raises `UsageError` for what cannot be handled.
+    """
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.optimizer import ChainedOptimizer
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.optimizer.optimizer import (
+        Float16OptimizerWithFloat16Params,
+        FP32Optimizer,
+    )
+
+    for chunk in training.chunks:
+        if type(chunk) is not DistributedDataParallel:
+            raise UsageError(
+                "model must be megatron.core's DistributedDataParallel, or a list of them, not a "
+                f"{type(chunk).__module__}.{type(chunk).__qualname__}"
+            )
+    if type(training.optimizer) is not ChainedOptimizer:
+        raise UsageError(
+            "optimizer must be what get_megatron_optimizer returns, not a "
+            f"{type(training.optimizer).__module__}.{type(training.optimizer).__qualname__}"
+        )
+    for optimizer in training.optimizers:
+        if type(optimizer) not in (
+            DistributedOptimizer,
+            Float16OptimizerWithFloat16Params,
+            FP32Optimizer,
+        ):
+            raise UsageError(f"tft cannot keep what a {type(optimizer).__name__} keeps")
+    for setting, holder in _refused(training):
+        if getattr(holder, setting, False):
+            raise UsageError(
+                f"{setting} is set, which the adaptor megatron cannot handle: {_REFUSED[setting]}"
+            )
+    for chunk in training.chunks:
+        for name, parameter in chunk.named_parameters():
+            if not parameter.requires_grad and not getattr(parameter, "allreduce", True):
+                raise UsageError(
+                    f"{name} is a frozen parameter of an expert, which tft does not keep"
+                )
+
+
+_REFUSED = {
+    "optimizer_cpu_offload": "what is kept beside the device has another form",
+    "use_precision_aware_optimizer": "the masters are kept inside the fused optimizer",
+    "overlap_param_gather_with_optimizer_step": "others would get parameters in the middle of an update",
+    "reuse_grad_buf_for_mxfp8_param_ag": "parameters are copied by the script's loop, not by the optimizer",
+    "fp8_param_gather": "parameters of 8 bits have scales of their own",
+    "moe_router_enable_expert_bias": "it is changed before the update of the step, not in it",
+    "qk_clip": "it changes weights after the update of the step, not in it",
+    "enable_cuda_graph": "a captured graph keeps using the groups it was captured with",
+    "external_cuda_graph": "a captured graph keeps using the groups it was captured with",
+}
+"""Settings of Megatron, with the reason."""
+
+
+def _refused(training: Training) -> list[tuple[str, Any]]:
+    holders = [
+        *(optimizer.config for optimizer in training.optimizers),
+        *(chunk.ddp_config for chunk in training.chunks),
+        *(chunk.config for chunk in training.chunks),
+    ]
+    return [(setting, holder) for setting in _REFUSED for holder in holders]

@@ -1,0 +1,73 @@
+"""
+Jobs of real megatron-core, and those without a fault that others are compared with.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.jobs import ROOT, Outcome, run
+
+JOB = ROOT / "tests" / "megatron" / "job.py"
+STEPS = 8
+
+SHAPES: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "TP1DP4": (4, ()),
+    "TP1DP4-plain": (4, ("--instances", "0")),
+    "TP2DP2": (4, ("--tp", "2")),
+    "TP2DP2-plain": (4, ("--tp", "2", "--instances", "0")),
+    "PP2DP2": (4, ("--pp", "2")),
+    "PP2DP2-plain": (4, ("--pp", "2", "--instances", "0")),
+    "EP2DP4": (4, ("--ep", "2")),
+    "EP2DP4-plain": (4, ("--ep", "2", "--instances", "0")),
+    "TP2DP4": (8, ("--tp", "2")),
+    "PP2DP4": (8, ("--pp", "2")),
+}
+"""Ranks, and what the job is told. Distributed optimizers have two instances."""
+
+
+def train(
+    run_dir: Path, shape: str, *specs: str, more: tuple[str, ...] = (), **how: Any
+) -> Outcome:
+    """
+    The job, with what chaos does to it; `Any`: keywords of `run`. `more` goes to the job.
+    """
+    nproc, arguments = SHAPES[shape]
+    options = [word for spec in specs for word in ("--chaos", spec)]
+    steps = ("--steps", str(how.pop("steps", STEPS)))
+    outcome = run(
+        run_dir, "--adaptor", "megatron", *options,
+        script=JOB, arguments=(*steps, *arguments, *more), nproc=nproc, **how,
+    )  # fmt: skip
+    return outcome
+
+
+class Undisturbed:
+    """
+    Outcomes without a fault, each run when it is first asked for.
+    """
+
+    def __init__(self, where: Path) -> None:
+        self._where = where
+        self._known: dict[tuple[str, ...], Outcome] = {}
+
+    def __call__(self, shape: str, *more: str) -> Outcome:
+        """
+        Of this shape, and of what else the job was told.
+        """
+        key = (shape, *more)
+        if key not in self._known:
+            outcome = train(self._where / f"{len(self._known)}-{shape}", shape, more=more)
+            assert outcome.code == 0, outcome.output
+            self._known[key] = outcome
+        return self._known[key]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """
+    Without any fault.
+    """
+    return Undisturbed(tmp_path_factory.mktemp("megatron"))
