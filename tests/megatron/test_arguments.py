@@ -1,0 +1,404 @@
+"""
+What people write on the command line and into the environment of a Megatron job, and what is made of it.
+"""
+
+from argparse import ArgumentParser, Namespace
+
+import pytest
+from tft_megatron import arguments
+from tft_megatron.arguments import add_arguments, check, enabled, settle
+
+from tft.core.policy import STRATEGIES
+from tft.errors import UsageError
+
+HA = "--enable-high-availability"
+DISTRIBUTED = {"use_distributed_optimizer": True}
+EXPERTS = {"expert_model_parallel_size": 2}
+
+
+@pytest.fixture(autouse=True)
+def nothing_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Each test is a process of its own: nothing is settled, and nothing is in the environment.
+    """
+    monkeypatch.setattr(arguments, "_settled", None)
+    monkeypatch.delenv("HIGH_AVAILABILITY", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def parsed(*words: str, **others: object) -> Namespace:
+    """
+    What a Megatron script of four ranks has parsed, beside these `others`.
+    """
+    args = add_arguments(ArgumentParser()).parse_args(words)
+    for name, value in {"world_size": 4, **others}.items():
+        setattr(args, name, value)
+    return args
+
+
+# ---------------------------------------------------------------- what is switched on
+
+
+@pytest.mark.parametrize(
+    ("words", "strategies"),
+    [
+        ((), ()),
+        ((HA,), ("dump",)),
+        ((HA, "--enable-hbmfault-repair"), ("retry", "dump")),
+        ((HA, "--enable-worker-reboot"), ("recover", "dump")),
+        (
+            (HA, "--enable-hbmfault-repair", "--enable-worker-reboot"),
+            ("retry", "recover", "dump"),
+        ),
+    ],
+)
+def test_arguments_switch_on_what_they_name(
+    words: tuple[str, ...], strategies: tuple[str, ...]
+) -> None:
+    """
+    When the arguments are settled, then these are the strategies that the rank takes part in.
+    """
+    assert settle(parsed(*words)).strategies == strategies
+    assert enabled() == strategies
+
+
+@pytest.mark.parametrize(
+    ("words", "strategies"),
+    [
+        ("dump", ("dump",)),
+        ("retry", ("retry", "dump")),
+        ("recover", ("recover", "dump")),
+        ("recover-in-place", ("recover", "dump")),
+        ("dump,retry,recover", ("retry", "recover", "dump")),
+        (" RECOVER ,Retry,", ("retry", "recover", "dump")),
+        ("exit", ()),
+        ("", ()),
+    ],
+)
+def test_the_environment_switches_on_what_it_names(
+    words: str, strategies: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    When `HIGH_AVAILABILITY` has words in any case, then what they mean is on, as if its arguments had
+    been given.
+    """
+    monkeypatch.setenv("HIGH_AVAILABILITY", words)
+    args = parsed()
+    assert settle(args).strategies == strategies
+    assert args.enable_high_availability == ("dump" in strategies)
+    assert args.enable_hbmfault_repair == ("retry" in strategies)
+    assert args.enable_worker_reboot == ("recover" in strategies)
+
+
+def test_the_environment_switches_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When the environment names less than the arguments do, then what either names is on.
+    """
+    monkeypatch.setenv("HIGH_AVAILABILITY", "retry")
+    assert settle(parsed(HA, "--enable-worker-reboot")).strategies == ("retry", "recover", "dump")
+
+
+def test_the_environment_completes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When an argument lacks the one it is a part of, and the environment has that, then they are complete.
+    """
+    monkeypatch.setenv("HIGH_AVAILABILITY", "dump")
+    assert settle(parsed("--enable-worker-reboot")).strategies == ("recover", "dump")
+
+
+def test_a_script_without_these_arguments_can_all_or_what_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    When nothing was settled, then a rank takes part in everything; with `HIGH_AVAILABILITY` in what that
+    names.
+    """
+    assert enabled() == ("retry", "recover", "dump")
+    monkeypatch.setenv("HIGH_AVAILABILITY", "retry")
+    assert enabled() == ("retry", "dump")
+    monkeypatch.setenv("HIGH_AVAILABILITY", "retry,elastic-training")
+    with pytest.raises(UsageError, match="cannot go on with fewer ranks"):
+        enabled()
+
+
+def test_strategies_are_in_the_order_in_which_they_are_tried() -> None:
+    """
+    When several are on, then they are named as tft names and orders them.
+    """
+    assert [each for each in STRATEGIES if each in arguments.STRATEGIES] == list(
+        arguments.STRATEGIES
+    )
+
+
+@pytest.mark.parametrize("words", ["persist", "dump,persist", "dump retry", "on"])
+def test_a_word_that_is_not_known_is_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When `HIGH_AVAILABILITY` has another word, then the known ones are named, and the arguments are as they
+    were.
+    """
+    monkeypatch.setenv("HIGH_AVAILABILITY", words)
+    args = parsed(HA)
+    before = dict(vars(args))
+    with pytest.raises(UsageError) as refused:
+        settle(args)
+    odd = words.rpartition(",")[2]
+    assert str(refused.value) == (
+        f"HIGH_AVAILABILITY is {words!r}, in which {odd!r} is not known: expected are dump, retry, recover, "
+        "recover-in-place, elastic-training, exit, with commas between"
+    )
+    assert vars(args) == before
+
+
+# ---------------------------------------------------------------- what follows
+
+
+@pytest.mark.parametrize(
+    ("words", "others", "replicas", "instances"),
+    [
+        ((HA,), DISTRIBUTED, 2, 2),
+        ((HA, "--optimizer-replica-num", "4"), DISTRIBUTED, 4, 4),
+        ((HA, "--distributed-optimizer-no-replica"), DISTRIBUTED, 1, 1),
+        ((HA,), {**DISTRIBUTED, "num_distributed_optimizer_instances": 2}, 2, 2),
+        ((HA,), {}, 2, None),
+        ((), DISTRIBUTED, 1, 1),
+        ((), {**DISTRIBUTED, "num_distributed_optimizer_instances": 4}, 1, 4),
+    ],
+)
+def test_copies_are_instances_of_megatrons(
+    words: tuple[str, ...], others: dict[str, object], replicas: int, instances: int | None
+) -> None:
+    """
+    When high availability is on, then the distributed optimizer has as many instances as there are to be
+    copies; when it is off, Megatron's own argument counts.
+    """
+    args = parsed(*words, **others)
+    settled = settle(args)
+    assert settled.replicas == replicas
+    assert settled.sizes.get("num_distributed_optimizer_instances") == instances
+    if words and instances is not None:
+        assert args.num_distributed_optimizer_instances == instances
+        assert settle(args) == settled
+
+
+def test_sizes_are_those_of_the_script() -> None:
+    """
+    When a script has Megatron's arguments, then what `initialize_model_parallel` is to be told follows
+    from them.
+    """
+    args = parsed(
+        HA,
+        tensor_model_parallel_size=2,
+        expert_tensor_parallel_size=None,
+        use_tp_pp_dp_mapping=True,
+        enable_gloo_process_groups=False,
+        hidden_size=64,
+        **DISTRIBUTED,
+    )
+    assert settle(args).sizes == {
+        "tensor_model_parallel_size": 2,
+        "order": "tp-cp-ep-pp-dp",
+        "create_gloo_process_groups": False,
+        "num_distributed_optimizer_instances": 2,
+    }
+
+
+def test_the_number_of_ranks_may_be_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When a script's arguments do not have the world size, then it is that of the environment.
+    """
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    args = parsed(HA, **DISTRIBUTED)
+    del args.world_size
+    check(args)
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(UsageError, match="with 1 ranks"):
+        check(args)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "others", "sentence"),
+    [
+        (
+            ("--enable-hbmfault-repair",),
+            {},
+            "--enable-hbmfault-repair is a part of high availability, which is off: give "
+            "--enable-high-availability, too",
+        ),
+        (
+            ("--enable-worker-reboot",),
+            {},
+            "--enable-worker-reboot is a part of high availability, which is off: give "
+            "--enable-high-availability, too",
+        ),
+        (
+            ("--enable-elastic-training",),
+            {},
+            "--enable-elastic-training is a part of high availability, which is off: give "
+            "--enable-high-availability, too",
+        ),
+        (
+            (HA,),
+            {"world_size": 2, "tensor_model_parallel_size": 2},
+            "with 2 ranks, data-parallel times context-parallel size is 1: nothing has a copy. Expected are 2 "
+            "or more; or, with --use-distributed-optimizer, --distributed-optimizer-no-replica and "
+            "checkpoints to go back to",
+        ),
+        (
+            (HA,),
+            {"pipeline_model_parallel_size": 4, "sequence_parallel": True, **DISTRIBUTED},
+            "with 4 ranks, data-parallel times context-parallel size is 1: nothing has a copy. Expected are 2 "
+            "or more; or, with --use-distributed-optimizer, --distributed-optimizer-no-replica and "
+            "checkpoints to go back to",
+        ),
+        (
+            (HA,),
+            {"expert_model_parallel_size": 4, "expert_tensor_parallel_size": None},
+            "with 4 ranks, the experts' data-parallel size is 1: no expert has a copy. Expected are 2 or more, "
+            "such as with a smaller --expert-model-parallel-size; or --distributed-optimizer-no-replica and "
+            "checkpoints to go back to",
+        ),
+        (
+            (HA, "--optimizer-replica-num", "3"),
+            DISTRIBUTED,
+            "data-parallel times context-parallel size is 4, which --optimizer-replica-num 3 does not divide: "
+            "each shard of the optimizer is to be on as many ranks",
+        ),
+        (
+            (HA, "--optimizer-replica-num", "4"),
+            {"world_size": 8, **EXPERTS, "tensor_model_parallel_size": 2, **DISTRIBUTED},
+            "the experts' data-parallel size is 2, which --optimizer-replica-num 4 does not divide: each shard "
+            "of the optimizer is to be on as many ranks",
+        ),
+        (
+            (HA, "--optimizer-replica-num", "1"),
+            DISTRIBUTED,
+            "--optimizer-replica-num is 1; expected are 2 or more, or --distributed-optimizer-no-replica where "
+            "there are to be no copies",
+        ),
+        (
+            (HA,),
+            {"num_distributed_optimizer_instances": 4, **DISTRIBUTED},
+            "--num-distributed-optimizer-instances is 4 and --optimizer-replica-num is 2: each instance has "
+            "one copy, so say --optimizer-replica-num 4",
+        ),
+        (
+            (HA, "--distributed-optimizer-no-replica"),
+            {"num_distributed_optimizer_instances": 2, **DISTRIBUTED},
+            "--num-distributed-optimizer-instances is 2, of which each has a copy, and "
+            "--distributed-optimizer-no-replica is to do without: take one of the two away",
+        ),
+        (
+            (HA,),
+            {"swap_optimizer": True},
+            "--swap-optimizer cannot be had with --enable-high-availability: it moves optimizer state out of "
+            "the device between steps, where it cannot be copied from one rank to another. Take one of the "
+            "two away",
+        ),
+        (
+            (HA,),
+            {"optimizer_cpu_offload": True},
+            "--optimizer-cpu-offload cannot be had with --enable-high-availability: it splits the optimizer "
+            "between device and host, where it cannot be copied from one rank to another. Take one of the "
+            "two away",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(
+    words: tuple[str, ...], others: dict[str, object], sentence: str
+) -> None:
+    """
+    When arguments do not go together, or leave something without a copy, then the sentence says what was
+    given and what is expected.
+    """
+    with pytest.raises(UsageError) as refused:
+        check(parsed(*words, **others))
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("name", ["use_custom_fsdp", "use_megatron_fsdp", "use_torch_fsdp2"])
+def test_other_wrappers_are_refused(name: str) -> None:
+    """
+    When a model is not wrapped by Megatron's DistributedDataParallel, then that is refused, elastic or not.
+    """
+    flag = "--" + name.replace("_", "-")
+    for words in ((HA,), (HA, "--enable-elastic-training")):
+        with pytest.raises(UsageError, match=f"^{flag} cannot be had with {HA}: the adaptor knows"):
+            check(parsed(*words, **DISTRIBUTED, **{name: True}))
+
+
+def test_masters_that_share_memory_are_refused() -> None:
+    """
+    When masters are kept in the memory of the parameters, then that is refused, elastic or not.
+    """
+    for words in ((HA,), (HA, "--enable-elastic-training")):
+        with pytest.raises(UsageError, match=r"^--reuse-fp32-param cannot be had with"):
+            check(parsed(*words, **DISTRIBUTED, reuse_fp32_param=True))
+
+
+@pytest.mark.parametrize(
+    ("more", "others", "sentence"),
+    [
+        ((), {}, "--enable-elastic-training needs --use-distributed-optimizer"),
+        (
+            ("--distributed-optimizer-no-replica",),
+            DISTRIBUTED,
+            "--enable-elastic-training needs the copies that",
+        ),
+        ((), {**DISTRIBUTED, "world_size": 1}, "with 1 ranks, data-parallel times"),
+        (
+            (),
+            {**DISTRIBUTED, "world_size": 2, **EXPERTS},
+            "with 2 ranks, the experts' data-parallel size",
+        ),
+        (
+            (),
+            {**DISTRIBUTED, **EXPERTS},
+            "--enable-elastic-training takes ranks away by their place in the data-parallel group alone, and "
+            "--expert-model-parallel-size is 2: expected is 1",
+        ),
+        (
+            (),
+            {**DISTRIBUTED, "context_parallel_size": 2},
+            "--enable-elastic-training takes ranks away by their place in the data-parallel group alone, and "
+            "--context-parallel-size is 2: expected is 1",
+        ),
+        ((), DISTRIBUTED, "this version cannot go on with fewer ranks of a Megatron job: take"),
+    ],
+)
+def test_elastic_training_is_checked_and_then_refused(
+    more: tuple[str, ...], others: dict[str, object], sentence: str
+) -> None:
+    """
+    When elastic training is asked for, then what does not go with it is said first; where all fits, it is
+    said that this version does not have it.
+    """
+    with pytest.raises(UsageError) as refused:
+        settle(parsed(HA, "--enable-elastic-training", *more, **others))
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        ((HA,), {}),
+        ((HA,), DISTRIBUTED),
+        ((HA,), {"bf16": True, "overlap_grad_reduce": True, **DISTRIBUTED}),
+        ((HA,), {"world_size": 2, "context_parallel_size": 2, **DISTRIBUTED}),
+        ((HA,), {**DISTRIBUTED, **EXPERTS, "expert_tensor_parallel_size": 1}),
+        ((HA, "--distributed-optimizer-no-replica"), {"world_size": 1, **DISTRIBUTED}),
+        ((HA, "--optimizer-replica-num", "4"), DISTRIBUTED),
+        ((HA,), {"use_dist_ckpt": True}),
+        ((HA,), {"swap_attention": True, "lora_target_modules": ["linear_qkv"]}),
+        ((HA,), {"disable_gloo_group": True, "enable_gloo_process_groups": False}),
+        ((), {"world_size": 1, "use_megatron_fsdp": True, "swap_optimizer": True}),
+        (("--distributed-optimizer-no-replica", "--optimizer-replica-num", "1"), {}),
+    ],
+)
+def test_what_can_be_is_let_be(words: tuple[str, ...], others: dict[str, object]) -> None:
+    """
+    When everything has a copy, or is to have none, or high availability is off, then nothing is refused.
+    """
+    check(parsed(*words, **others))
