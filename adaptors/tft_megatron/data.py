@@ -1,0 +1,197 @@
+"""
+The data position as Megatron's scripts have it: how many samples the whole job has consumed. Iterators begin
+there, Megatron's calculator of micro-batches is told it, and nothing else has to be kept.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from megatron.core import num_microbatches_calculator as calculator
+
+from tft.errors import MalformedMessage, UsageError
+
+Batches = Iterator[Any] | Sequence[Iterator[Any] | None] | None
+"""What a script makes: the micro-batches of this rank; for a pipeline with several chunks of the model on a
+rank those of each; None where nothing is read. Any: the script's own type."""
+
+
+class Data:
+    """
+    For `enable(data=...)`. `begin(step)` at the beginning of a step returns what Megatron's schedules take as
+    their `data_iterator`:
+
+        data = Data(lambda consumed: iter(loader_of_this_rank(consumed)))
+        for step in session.steps(1000):
+            forward_backward(data_iterator=data.begin(step), num_microbatches=get_num_microbatches(), ...)
+
+    The position moves by the present global batch as a step begins, on ranks that read nothing as on all
+    others, so that it is that of the step's end wherever in the step it is captured.
+    """
+
+    def __init__(
+        self, build: Callable[[int], Batches], *, consumed: int = 0, chunks: int | None = None
+    ) -> None:
+        """
+        `build(consumed)` makes the iterator of this rank over micro-batches from that position on. It is
+        called as training begins, and anew in every rollback: with the same position it has to give the same
+        micro-batches. `chunks` is Megatron's virtual pipeline size, where there is one; `build` then returns as
+        many iterators.
+
+        Megatron's calculator is to be there: `init_num_microbatches_calculator` comes first.
+        """
+        _calculator()
+        self._build = build
+        self._consumed = consumed
+        self._step: int | None = None
+        """The step that has begun last; None since the position was set."""
+        self._drawn = _Drawn(1 if chunks is None else chunks)
+        self._several = chunks is not None
+
+    @property
+    def consumed(self) -> int:
+        """
+        The samples that the whole job has consumed, those of the step that has begun included.
+        """
+        return self._consumed
+
+    @property
+    def iterators(self) -> "_Chunk | list[_Chunk]":
+        """
+        What `begin` returns, for a loop of Megatron's own, which is handed it once. It is the same for ever.
+        """
+        return self._drawn.chunks if self._several else self._drawn.chunks[0]
+
+    def begin(self, step: int) -> "_Chunk | list[_Chunk]":
+        """
+        A step begins: Megatron's number of micro-batches is that of this position. May be said more than once
+        in a step, such as by a forward step. Raises `UsageError` where the step before has drawn some of
+        its micro-batches and not all.
+        """
+        if step != self._step:
+            if self._step is None:
+                self._drawn.begin_at(self._made())
+            else:
+                self._drawn.check(self._step)
+            self._step = step
+            self._move()
+            self._drawn.expect(calculator.get_num_microbatches())
+        return self.iterators
+
+    def skip(self, batches: int) -> None:
+        """
+        Leave out the next global batches.
+        """
+        for _ in range(batches):
+            self._move()
+        self._set(self._consumed)
+
+    def state_dict(self) -> dict[str, int]:
+        """
+        The samples that were consumed.
+        """
+        return {"consumed": self._consumed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """
+        Go on as if so many had been. The next step begins with new iterators.
+        """
+        if "consumed" not in state:
+            raise MalformedMessage(
+                f"a data position with {', '.join(state) or 'nothing'} in it, where `Data` keeps the samples "
+                "`consumed`: it was captured from another object"
+            )
+        self._set(state["consumed"])
+
+    def _set(self, consumed: int) -> None:
+        self._consumed, self._step = consumed, None
+        self._drawn.let_go()
+        # between steps, too: the scheduler's increment is read from it
+        _calculator().update(consumed, consistency_check=False)
+
+    def _move(self) -> None:
+        present = _calculator()
+        present.update(self._consumed, consistency_check=True)
+        self._consumed += present.get_current_running_global_batch_size()
+
+    def _made(self) -> list[Iterator[Any] | None]:
+        made = self._build(self._consumed)
+        if not self._several:
+            if isinstance(made, Sequence):
+                raise UsageError(
+                    f"build has made {len(made)} iterators; expected is one, or Data(..., chunks={len(made)}) "
+                    "for so many chunks of the model on a rank"
+                )
+            return [made]
+        if made is None:
+            return [None] * len(self._drawn.chunks)
+        if not isinstance(made, Sequence) or len(made) != len(self._drawn.chunks):
+            count = f"{len(made)} iterators" if isinstance(made, Sequence) else "one iterator"
+            raise UsageError(
+                f"build has made {count}; expected are {len(self._drawn.chunks)}, one for each of the chunks"
+            )
+        return list(made)
+
+
+class _Chunk(Iterator[Any]):
+    """
+    The micro-batches of one chunk of the model, whatever iterator they come from just now.
+    """
+
+    def __init__(self) -> None:
+        self.batches: Iterator[Any] | None = None
+        self.count = 0
+
+    def __next__(self) -> Any:  # Any: the script's own type
+        if self.batches is None:
+            raise UsageError(
+                "a micro-batch is drawn where there is none: data.begin(step) is to be called at the beginning "
+                "of each step, and `build` has to make an iterator on this rank"
+            )
+        batch = next(self.batches)
+        self.count += 1
+        return batch
+
+
+class _Drawn:
+    """
+    What was drawn of each chunk in the present step.
+    """
+
+    def __init__(self, chunks: int) -> None:
+        self.chunks = [_Chunk() for _ in range(chunks)]
+        self._expected = 0
+
+    def begin_at(self, made: Sequence[Iterator[Any] | None]) -> None:
+        for chunk, batches in zip(self.chunks, made, strict=True):
+            chunk.batches = batches
+
+    def let_go(self) -> None:
+        for chunk in self.chunks:
+            chunk.batches = None
+
+    def expect(self, number: int) -> None:
+        self._expected = number
+        for chunk in self.chunks:
+            chunk.count = 0
+
+    def check(self, step: int) -> None:
+        """
+        The step is over: all were drawn, or none, as on ranks that get them from others.
+        """
+        for chunk in self.chunks:
+            if chunk.count not in (0, self._expected):
+                raise UsageError(
+                    f"step {step} has drawn {chunk.count} micro-batches of this rank's, and it has "
+                    f"{self._expected}: the position would no longer be that of what was trained. Draw them "
+                    "all in their step, and those of an evaluation from another iterator"
+                )
+
+
+def _calculator() -> Any:  # Any: Megatron has no types here
+    present = calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+    if present is None:
+        raise UsageError(
+            "Megatron's calculator of micro-batches is not there: call "
+            "megatron.core.num_microbatches_calculator.init_num_microbatches_calculator before Data is made"
+        )
+    return present
