@@ -3,6 +3,7 @@ What people write on the command line and into the environment of a Megatron job
 """
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 import pytest
 from tft_megatron import arguments
@@ -11,6 +12,7 @@ from tft_megatron.arguments import add_arguments, check, enabled, settle
 from tft.core.policy import STRATEGIES
 from tft.errors import UsageError
 
+PAGE = (Path(__file__).parents[2] / "docs" / "megatron.md").read_text()
 HA = "--enable-high-availability"
 DISTRIBUTED = {"use_distributed_optimizer": True}
 EXPERTS = {"expert_model_parallel_size": 2}
@@ -402,3 +404,17 @@ def test_what_can_be_is_let_be(words: tuple[str, ...], others: dict[str, object]
     When everything has a copy, or is to have none, or high availability is off, then nothing is refused.
     """
     check(parsed(*words, **others))
+
+
+# ---------------------------------------------------------------- on the page
+
+
+def test_every_argument_and_every_word_is_on_the_page() -> None:
+    """
+    When an argument or a word is added or renamed, or another one is refused, then the page says so.
+    """
+    parser = add_arguments(ArgumentParser(add_help=False))
+    flags = [action.option_strings[0] for action in parser._actions]
+    refused = [arguments._flag(name) for name in (*arguments._FSDP, *arguments._ELSEWHERE)]
+    expected = [*flags, *refused, *arguments._OF_WORDS]
+    assert [each for each in expected if f"`{each}" not in PAGE] == []
