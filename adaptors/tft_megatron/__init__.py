@@ -13,16 +13,18 @@ from typing import Any
 from tft_pytorch.groups import Groups
 
 from tft.errors import UsageError
-from tft.hooks import Buffer, LauncherStore, Parcel, hookimpl
+from tft.hooks import Buffer, Diagnosis, LauncherStore, Parcel, hookimpl
 from tft.protocol.messages import FaultKind, ShardCopies
 from tft_megatron.adopted import Adopted, adopt
+from tft_megatron.arguments import Settled, add_arguments, enabled, settle
+from tft_megatron.data import Data
 from tft_megatron.faults import classify, waiting
 from tft_megatron.groups import Parallel
 from tft_megatron.replaced import Replaced
 from tft_megatron.training import Training
 from tft_megatron.versions import check_megatron
 
-__all__ = ["begin", "enable"]
+__all__ = ["Data", "Settled", "add_arguments", "begin", "enable", "settle"]
 
 _groups = Groups()
 _parallel = Parallel(_groups)
@@ -114,7 +116,7 @@ def _state() -> Adopted:
 
 @hookimpl
 def tft_strategies() -> Sequence[str]:
-    return ("retry", "recover", "dump")
+    return enabled()
 
 
 @hookimpl
@@ -250,5 +252,5 @@ def tft_rebuild() -> Any:  # Any: the user's own
 
 
 @hookimpl
-def tft_classify(error: BaseException) -> FaultKind | None:
+def tft_classify(error: BaseException) -> FaultKind | Diagnosis | None:
     return classify(error)

@@ -6,8 +6,6 @@ there, Megatron's calculator of micro-batches is told it, and nothing else has t
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from megatron.core import num_microbatches_calculator as calculator
-
 from tft.errors import MalformedMessage, UsageError
 
 Batches = Iterator[Any] | Sequence[Iterator[Any] | None] | None
@@ -74,7 +72,7 @@ class Data:
                 self._drawn.check(self._step)
             self._step = step
             self._move()
-            self._drawn.expect(calculator.get_num_microbatches())
+            self._drawn.expect(_calculator().get())
         return self.iterators
 
     def skip(self, batches: int) -> None:
@@ -188,7 +186,9 @@ class _Drawn:
 
 
 def _calculator() -> Any:  # Any: Megatron has no types here
-    present = calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+    from megatron.core import num_microbatches_calculator
+
+    present = num_microbatches_calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR
     if present is None:
         raise UsageError(
             "Megatron's calculator of micro-batches is not there: call "

@@ -1,0 +1,37 @@
+"""
+What an exception out of a Megatron loop stands for.
+"""
+
+import pytest
+from tft_megatron.faults import classify
+
+from tft.hooks import Diagnosis
+from tft.worker.diagnosis import Diagnostician
+
+SPREAD = Diagnosis(kind="numeric", polluted=True)
+SINCE = Diagnosis(kind="numeric", polluted=True, not_after=1200)
+
+
+@pytest.mark.parametrize(
+    ("error", "diagnosis"),
+    [
+        (RuntimeError("PRECISION ERROR"), SPREAD),
+        (RuntimeError("rank 3: PRECISION ERROR in grad norm"), SPREAD),
+        (RuntimeError("PRECISION ERROR, load ckpt step=1200"), SINCE),
+        (RuntimeError("PRECISION ERROR: load ckpt step = 1200."), SINCE),
+        (RuntimeError("load ckpt step=1200: PRECISION ERROR"), SINCE),
+        (RuntimeError("PRECISION ERROR, load ckpt step=last"), SPREAD),
+        (RuntimeError("load ckpt step=1200"), Diagnosis(kind="software")),
+        (RuntimeError("precision error"), Diagnosis(kind="software")),
+        (ValueError("PRECISION ERROR"), Diagnosis(kind="software")),
+        (RuntimeError("PRECISION ERROR after UCE ERROR"), Diagnosis(kind="memory")),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:4711"), Diagnosis(kind="network")),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+def test_an_exception_is_known_by_its_words(error: BaseException, diagnosis: Diagnosis) -> None:
+    """
+    When somebody has seen that numbers went wrong, then no copy of the last update is sound, nor one of a
+    step later than the one that is named; the errors of devices come first.
+    """
+    assert Diagnostician(classify).diagnose(error) == diagnosis
