@@ -24,6 +24,7 @@ from megatron.core.distributed import (
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.num_microbatches_calculator import (
+    get_current_running_global_batch_size,
     get_num_microbatches,
     init_num_microbatches_calculator,
 )
@@ -49,38 +50,26 @@ parser.add_argument("--overlap", action="store_true")
 parser.add_argument("--fp32", action="store_true")
 parser.add_argument("--fp16", action="store_true")
 parser.add_argument("--tied", action="store_true", help="embeddings and output weights are one")
-args = parser.parse_args()
+parser.add_argument("--rampup", action="store_true", help="begin with half of the global batch")
+parser.add_argument("--wrong", metavar="WORDS", help="raised once, by rank 1 in step 7")
+args = tft_megatron.add_arguments(parser).parse_args()
 
 WORDS, LENGTH, WIDTH, LAYERS, MICRO_BATCH = 64, 16, 64, 2, 1
 GLOBAL_BATCH = 8
 
 
-class Samples:
+def samples(consumed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """
-    A stream of sequences, each a function of its number: which one is next is the position.
+    A stream of sequences, each a function of its number.
     """
-
-    def __init__(self, replica: int, replicas: int) -> None:
-        self.consumed = 0
-        self._replica, self._replicas = replica, replicas
-
-    def state_dict(self) -> dict[str, int]:
-        return {"consumed": self.consumed}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.consumed = state["consumed"]
-
-    def skip(self, batches: int) -> None:
-        self.consumed += batches * GLOBAL_BATCH
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        while True:
-            generator = torch.Generator().manual_seed(self.consumed + self._replica)
-            start = torch.randint(WORDS, (MICRO_BATCH, 1), generator=generator)
-            stride = torch.randint(1, 5, (MICRO_BATCH, 1), generator=generator)
-            self.consumed += self._replicas * MICRO_BATCH
-            words = (start + stride * torch.arange(LENGTH + 1)) % WORDS
-            yield words[:, :-1].contiguous(), words[:, 1:].contiguous()
+    number = consumed + ps.get_data_parallel_rank()
+    while True:
+        generator = torch.Generator().manual_seed(number)
+        start = torch.randint(WORDS, (MICRO_BATCH, 1), generator=generator)
+        stride = torch.randint(1, 5, (MICRO_BATCH, 1), generator=generator)
+        words = (start + stride * torch.arange(LENGTH + 1)) % WORDS
+        yield words[:, :-1].contiguous(), words[:, 1:].contiguous()
+        number += ps.get_data_parallel_world_size() * MICRO_BATCH
 
 
 torch.set_num_threads(1)
@@ -191,13 +180,16 @@ if args.overlap:
     config.no_sync_func = wrapped.no_sync
 
 replicas = ps.get_data_parallel_world_size()
-init_num_microbatches_calculator(session.rank, None, GLOBAL_BATCH, MICRO_BATCH, replicas)
-samples = Samples(ps.get_data_parallel_rank(), replicas)
+half = GLOBAL_BATCH // 2
+rampup = [half, half, 4 * half] if args.rampup else None
+init_num_microbatches_calculator(session.rank, rampup, GLOBAL_BATCH, MICRO_BATCH, replicas)
+data = tft_megatron.Data(samples)
+wrong = [RuntimeError(args.wrong)] if args.wrong and session.rank == 1 else []
 later = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), diagonal=1)[None, None]
 places = torch.arange(LENGTH)[None]
 record = Record(session.run_dir, session.rank)
 torch.manual_seed(session.rank)  # each draws its own dropout, apart from what the tracker draws
-tft_megatron.enable(session, wrapped, optimizer, scheduler, data=samples)
+tft_megatron.enable(session, wrapped, optimizer, scheduler, data=data)
 
 
 def forward(batches: Iterator[tuple[torch.Tensor, torch.Tensor]], model: Any) -> tuple[Any, Any]:
@@ -217,17 +209,19 @@ def train(session: tft.Session) -> None:
         wrapped.zero_grad_buffer()
         optimizer.zero_grad()
         losses = step_forward_backward(
-            data_iterator=iter(samples),
+            data_iterator=data.begin(step),
             model=[wrapped],
             num_microbatches=get_num_microbatches(),
             seq_length=LENGTH,
             micro_batch_size=MICRO_BATCH,
             forward_only=False,
         )
+        if step == 7 and wrong:
+            raise wrong.pop()
         record.write(step, sum(float(each["loss"]) for each in losses))
         done, _, _ = optimizer.step()
         if done:
-            scheduler.step(increment=GLOBAL_BATCH)
+            scheduler.step(increment=get_current_running_global_batch_size())
 
 
 session.run(train)

@@ -1,0 +1,21 @@
+"""
+Where a real Megatron job is in its data, and how far it goes back.
+"""
+
+from pathlib import Path
+
+from tests.e2e.jobs import identical
+from tests.megatron.jobs import Undisturbed, train
+
+
+def test_a_batch_that_grows_goes_on_where_it_was(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """
+    When the global batch doubles with step 5, one rank is killed in the update of step 4 and another in the
+    forward pass of step 6, then every step has the micro-batches that it has in the undisturbed run.
+    """
+    specs = ("kill:rank=2,step=4,phase=update", "kill:rank=1,step=6,phase=forward")
+    outcome = train(tmp_path / "run", "TP1DP4", *specs, more=("--rampup",))
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed("TP1DP4", "--rampup"))
+    assert outcome.rows() != undisturbed("TP1DP4").rows()
+    assert [incident["strategy"] for incident in outcome.incidents] == ["recover", "recover"]
