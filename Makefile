@@ -4,10 +4,13 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check test-mindspore test-megatron soak mutate bench format clean
+.PHONY: demo megatron-demo test check test-mindspore test-megatron soak mutate bench format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
+
+megatron-demo: $(INSTALLED)
+	.venv/bin/python examples/gpt/demo.py --megatron
 
 # What "done" means, and what CI runs: format, lint, types, walls between rooms, tests.
 test check: $(INSTALLED)

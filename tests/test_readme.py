@@ -5,35 +5,42 @@ The README against the code it shows.
 import difflib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def example_diff() -> str:
+EXAMPLES = ("gpt", "megatron_gpt")
+
+
+def example_diff(example: str) -> str:
     """
     What changes from the ordinary script to the one that survives, without the docstring.
     """
     plain, train = (
-        (ROOT / "examples" / "gpt" / name).read_text().split('"""\n', 2)[2].splitlines()
+        (ROOT / "examples" / example / name).read_text().split('"""\n', 2)[2].splitlines()
         for name in ("plain.py", "train.py")
     )
     lines = list(difflib.unified_diff(plain, train, lineterm="", n=1))
     return "\n".join(lines[2:])
 
 
-def test_the_difference_shown_is_the_difference_there_is() -> None:
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_difference_shown_is_the_difference_there_is(example: str) -> None:
     """
     When one of the two scripts changes, then the README has to.
     """
-    assert f"```diff\n{example_diff()}\n```" in README
+    assert f"```diff\n{example_diff(example)}\n```" in README
 
 
-def test_about_ten_lines_change() -> None:
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_about_ten_lines_change(example: str) -> None:
     """
     When making a script survive takes more than a handful of lines, the claim is not true. Lines
     that are only indented, and those of the example's own records, do not count.
     """
-    lines = example_diff().splitlines()
+    lines = example_diff(example).splitlines()
     removed = {line[1:].strip() for line in lines if line.startswith("-")}
     added = [line[1:].strip() for line in lines if line.startswith("+")]
     new = [line for line in added if line and line not in removed and "ecord" not in line]

@@ -1,6 +1,7 @@
 """
 The demo: train the small GPT twice, once left alone and once with two ranks killed, one of them
-rank 0, and compare: every loss of every rank, and the final state, bit for bit.
+rank 0, and compare: every loss of every rank, and the final state, bit for bit. With --megatron
+the GPT is megatron-core's.
 """
 
 import argparse
@@ -8,7 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-TRAIN = Path(__file__).with_name("train.py")
+ROOT = Path(__file__).parents[2]
+TRAIN = (str(ROOT / "examples" / "gpt" / "train.py"),)
+MEGATRON = (
+    "--adaptor", "megatron", str(ROOT / "examples" / "megatron_gpt" / "train.py"),
+    # megatron-core asks for CUDA even where it could do without: the tests stand in for it
+    "--without-cuda", str(ROOT / "tests" / "megatron" / "shim.py"),
+)  # fmt: skip
 SPEC = "kill:rank=2,step={0},phase=update", "kill:rank=0,step={1},phase=backward"
 PHASES = ("detect", "freeze", "clear", "await", "rebuild", "repair", "rollback", "resume", "total")
 
@@ -107,14 +114,16 @@ class Progress:
         return table
 
 
-def train(title: str, run_dir: Path, steps: int, ranks: int, chaos: list[str]) -> int:
+def train(
+    title: str, run_dir: Path, script: Sequence[str], steps: int, ranks: int, chaos: list[str]
+) -> int:
     """
     One run, shown while it goes on; its exit code.
     """
     struck = [word for spec in chaos for word in ("--chaos", spec)]
     command = [
         sys.executable, "-m", "tft", "run", "--nproc-per-node", str(ranks),
-        "--run-dir", str(run_dir), *struck, str(TRAIN), "--steps", str(steps),
+        "--run-dir", str(run_dir), *struck, *script, "--steps", str(steps),
     ]  # fmt: skip
     progress = Progress(run_dir, ranks)
     output = run_dir.with_suffix(".out")
@@ -183,15 +192,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--megatron", action="store_true")
     args = parser.parse_args()
     runs = Path(tempfile.mkdtemp(prefix="tft-demo-"))
     chaos = [spec.format(args.steps // 3, 2 * args.steps // 3) for spec in SPEC]
+    script = MEGATRON if args.megatron else TRAIN
     calm, struck = runs / "undisturbed", runs / "struck"
     for title, run_dir, specs in (
         ("undisturbed", calm, []),
         (f"with {', '.join(chaos)}", struck, chaos),
     ):
-        code = train(title, run_dir, args.steps, args.ranks, specs)
+        code = train(title, run_dir, script, args.steps, args.ranks, specs)
         if code:
             return code
     losses = same(calm, struck, "steps-rank*.jsonl", drop="time")
