@@ -152,7 +152,8 @@ class OfferView:
     why_not: str | None
     """The sentence that rules it out; None: it can be followed."""
     step: int | None
-    """The step whose end everyone would be brought to."""
+    """The step whose end everyone would be brought to; None where it is that of a checkpoint which the
+    ranks find themselves."""
     leaving: tuple[int, ...]
     """For `scale_in`: the ranks that would leave."""
 
@@ -494,6 +495,17 @@ class AdaptorSpecs:
     def tft_load(self, directory: Path, shard: str) -> None:
         """
         Read a shard that `tft_save` wrote, maybe in another process.
+        """
+
+    @hookspec(firstresult=True)
+    def tft_reload(self) -> Callable[[], int] | None:
+        """
+        How this rank loads the newest checkpoint that its program keeps itself, and tft does not know
+        of: the function finds and loads it, the whole state with RNG and data position, and returns the
+        step whose end it is of. It is called on all ranks at once, when the groups are formed; all have
+        to find the same, and nothing of a step that was given up by going back further. Asked for when
+        the rank is ready, and again each time. None: there are no such checkpoints. Not needed: without it
+        there are none either.
         """
 
     @hookspec(firstresult=True)

@@ -127,7 +127,7 @@ _KINDS: Mapping[str, FaultName] = {name: name for name in get_args(FaultName)}
 _PARTS: Mapping[str, Part] = {name: name for name in get_args(Part)}
 _ORDERS: Mapping[str, OrderName] = {
     "stop": "stop", "load": "load", "fetch": "fetch", "restore": "restore", "regroup": "regroup",
-    "rebuild": "rebuild", "rollback": "rollback", "save": "save", "commit": "commit",
+    "reload": "reload", "rebuild": "rebuild", "rollback": "rollback", "save": "save", "commit": "commit",
 }  # fmt: skip
 """Those a training thread carries out; the others are a matter of a message."""
 

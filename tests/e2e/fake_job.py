@@ -2,11 +2,15 @@
 The script of the fast jobs: a few numbers instead of a model, the fake adaptor instead of torch.
 
     fake_job.py STEPS [--bug RANK,STEP] [--spread RANK,STEP] [--device RANK,STEP]
-                [--own] [--full STEP]
+                [--own] [--full STEP] [--keep STEPS]
+
+With `--keep` each rank has a part that no other has, and every so many steps the script keeps a checkpoint of
+its own.
 """
 
 import argparse
 import array
+import json
 import random
 import time
 from pathlib import Path
@@ -25,6 +29,7 @@ parser.add_argument("--spread", default="")
 parser.add_argument("--device", default="")
 parser.add_argument("--own", action="store_true")
 parser.add_argument("--full", type=int, default=0)
+parser.add_argument("--keep", type=int, default=0)
 parser.add_argument("--seconds", type=float, default=0.01)
 args = parser.parse_args()
 
@@ -96,9 +101,42 @@ def load(directory: Path) -> None:
     numbers.values[:] = array.array("d", (directory / "numbers").read_bytes())
 
 
+def kept(step: int, rank: int) -> Path:
+    """
+    Where a rank keeps its part of a checkpoint that only the script knows of.
+    """
+    return Path(session.run_dir, "kept", str(step), str(rank))
+
+
+def keep(step: int) -> None:
+    """
+    Whole or not there, as scripts write their own.
+    """
+    path = kept(step, session.rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps([numbers.position, list(numbers.values)]))
+    beside.replace(path)
+
+
+def reload() -> int:
+    """
+    The newest that all ranks have written.
+    """
+    steps = [int(path.name) for path in Path(session.run_dir, "kept").iterdir()]
+    ranks = range(session.world)
+    step = max(step for step in steps if all(kept(step, rank).exists() for rank in ranks))
+    numbers.position, values = json.loads(kept(step, session.rank).read_text())
+    numbers.values[:] = array.array("d", values)
+    return step
+
+
 numbers = Numbers()
 own = args.own
-session.adopt(model=numbers, data=numbers, save=save if own else None, load=load if own else None)
+session.adopt(
+    model=numbers, data=numbers, save=save if own else None, load=load if own else None,
+    apart=bool(args.keep), reload=reload if args.keep else None,
+)  # fmt: skip
 pause = time.sleep  # the work of a step
 
 
@@ -120,6 +158,8 @@ def train(session: tft.Session) -> None:
         with session.update():
             for index in range(len(numbers.values)):
                 numbers.values[index] = total / (index + 1)
+        if args.keep and not step % args.keep:
+            keep(step)
 
 
 session.run(train)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import GPT_STEPS
+from tests.e2e.conftest import FAKE, GPT_STEPS
 from tests.e2e.jobs import ROOT, TRAIN, Outcome, identical, job, run
 from tft import checkpoint
 from tft.checkpoint import Shelf
@@ -128,3 +128,19 @@ def test_a_job_that_is_killed_whole_is_resumed_from_its_newest_checkpoint(
     assert resumed.code == 0, resumed.output
     identical(resumed, gpt_undisturbed)
     assert whole(run_dir)[-1] == GPT_STEPS
+
+
+def test_a_job_goes_back_to_a_checkpoint_that_only_its_script_knows_of(tmp_path: Path) -> None:
+    """
+    When the only rank that has something loses its device, and tft has made no checkpoint, then all ranks find the
+    newest that the script keeps, the steps this cost are told, and the end is that of the undisturbed run.
+    """
+    words: tuple[str, ...] = ("30", "--keep", "5")
+    undisturbed = run(tmp_path / "undisturbed", "--adaptor", "fake", script=FAKE, arguments=words)
+    words += ("--device", "2,13")
+    outcome = run(tmp_path / "run", "--adaptor", "fake", script=FAKE, arguments=words)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed)
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("recover", 11, 2)
+    assert "2 steps lost" in outcome.output

@@ -228,7 +228,9 @@ def an_older_copy_taken_back(patch: Patch) -> None:
 
     def forgets(*what: object) -> Repair | str:
         plan = repair(*what)  # type: ignore[arg-type] # what it takes
-        return plan if isinstance(plan, str) else replace(plan, step=max(0, plan.step - 1))
+        if isinstance(plan, str) or plan.step is None:
+            return plan
+        return replace(plan, step=max(0, plan.step - 1))
 
     patch.setattr(planner, "repair", forgets)
 

@@ -13,7 +13,9 @@ from tft.protocol.messages import Answered
 
 S = State
 
-GOING_ON = frozenset({"load", "fetch", "restore", "regroup", "rebuild", "rollback", "resume"})
+GOING_ON = frozenset(
+    {"load", "fetch", "restore", "regroup", "reload", "rebuild", "rollback", "resume"}
+)
 """Orders on the way back into the loop."""
 
 
@@ -126,6 +128,8 @@ class Answers:
             case "load":
                 self._unreadable(job.agreed())
                 rounds.again(f"rank {seat.rank} could not load the checkpoint: {why}")
+            case "reload":
+                rounds.again(f"rank {seat.rank} could not load a checkpoint of its own: {why}")
             case "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
             case "check":

@@ -144,6 +144,6 @@ class Arrivals:
         seat.process = Process.READY
         job.starting.pop((seat.rank, seat.incarnation), None)
         seat.shards = {copies.shard: copies.ranks for copies in message.shards}
-        seat.column = message.column
+        seat.column, seat.reloads = message.column, message.reloads
         seat.held = 0 if job.virgin and not job.resumed else None
         job.placed()

@@ -201,9 +201,10 @@ class Choice:
 
     def _why_not_replace(self, advice: Advised, offer: Offer) -> str | None:
         """
-        Whoever is replaced, on advice or anyway, must leave every shard a holder.
+        Whoever is replaced, on advice or anyway, must leave every shard a holder, unless nothing of
+        it is needed.
         """
-        if not advice.base or not advice.replace:
+        if not advice.base or not advice.replace or offer.reload:
             return None
         job, going = self._job, {*advice.replace, *offer.replace}
         staying = {r: s for r, s in job.standings(self.homeless).items() if r not in going}
@@ -286,6 +287,7 @@ class Choice:
         heir.private, heir.page, heir.since = old.private, old.page, old.since
         # what a rank is to hold is known, whether the heir has come as far as saying so or not
         heir.shards, heir.column, heir.derives = old.shards, old.column, old.derives
+        heir.reloads = old.reloads
         if old.process is not Process.GONE:
             job.retiring.append(old)  # what it had captured comes with its end
             why = "another process has taken over from it"

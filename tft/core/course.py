@@ -18,6 +18,7 @@ from tft.protocol.messages import (
     Noticed,
     Rebuild,
     Regroup,
+    Reload,
     Restore,
     Resume,
     Rollback,
@@ -58,7 +59,7 @@ class Course:
                 self.choice.time_is_up()
                 return True
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
-                job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
+                return self._repaired()
             case S.REBUILDING if job.answered_all("rebuild"):
                 job.virgin = False
                 self._roll_back()
@@ -136,7 +137,7 @@ class Course:
         if job.dying():
             return False
         for seat in job.seated():
-            incident.saw(seat.position)
+            job.see(seat)
         self.rounds.locate()
         for rank in incident.faulty():
             job.count(rank)
@@ -176,7 +177,7 @@ class Course:
         job = self._job
         before = [(seat, bool(seat.doomed), seat.node) for seat in seats]
         for seat in seats:
-            job.incident.saw(seat.position)
+            job.see(seat)
             job.excuse(seat.rank)
         for seat in seats:
             heir = job.heirs.get(seat.rank)
@@ -310,15 +311,17 @@ class Course:
 
     def _repair(self, plan: Repair, host: str, port: int) -> None:
         job, incident, step = self._job, self._job.incident, plan.step
-        incident.step, incident.store = step + 1, (host, port)
+        incident.step, incident.store = None if step is None else step + 1, (host, port)
         job.move(S.REPAIRING)
         name = f"{job.name}/{incident.number}.{incident.round}"
         without = tuple(rank for rank in job.seats if rank not in job.members)
         regroup = job.to_all(
-            Regroup, step=step + 1, name=name, host=host, port=port, without=without
+            Regroup, step=incident.step or 0, name=name, host=host, port=port, without=without
         )
         job.issue(regroup, limit=job.policy.regroup)
         limit, key = job.policy.repair, job.key()
+        if step is None:
+            return  # a checkpoint is searched for when the groups are formed: that may need them
         if plan.load:
             job.issue(job.to_all(Load, directory=plan.load, step=step), limit=limit)
         if plan.restore:
@@ -329,6 +332,63 @@ class Course:
         ]
         if fetches:
             job.issue(*fetches, limit=limit)
+
+    def _repaired(self) -> bool:
+        """
+        Everyone has what was planned; or is to find it first.
+        """
+        job, incident = self._job, self._job.incident
+        if incident.step is None and "reload" not in incident.tasks:
+            self._reload()
+            return False
+        why_not = self._found() if incident.step is None else ""
+        if why_not:
+            incident.failed |= dict.fromkeys(planner.RELOADING, why_not)  # it would be found again
+            self.rounds.freeze()
+            return True
+        job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
+        return False
+
+    def _reload(self) -> None:
+        """
+        Everyone is to load what it finds.
+        """
+        job = self._job
+        for seat in job.seated():
+            seat.searching = True
+        job.issue(job.to_all(Reload), limit=job.policy.repair)
+
+    def _found(self) -> str:
+        """
+        Everyone has loaded a checkpoint of its own: it is the one to go on from, or the sentence why not.
+        """
+        job, incident = self._job, self._job.incident
+        found = {s.rank: -1 if s.held is None else s.held for s in job.seated()}
+        low, step = min(found, key=found.__getitem__), max(found.values())
+        if found[low] < 0:
+            return f"rank {low} has not said of which step the checkpoint is that it has found"
+        if found[low] < step:
+            high = max(found, key=found.__getitem__)
+            return (
+                f"rank {low} has found a checkpoint of step {found[low]}, rank {high} one of step "
+                f"{step}: nobody can go on from both"
+            )
+        if incident.ceiling is not None and step > incident.ceiling and not incident.tentative:
+            return (
+                f"the ranks have found a checkpoint of step {step}, and what is wrong may be in "
+                f"everything after step {incident.ceiling}"
+            )
+        if 0 < incident.begun < step:
+            return (
+                f"the ranks have found a checkpoint of step {step}, and none of them had come further "
+                f"than step {incident.begun}: it is not of this run"
+            )
+        incident.step = step + 1
+        for seat in job.seated():
+            seat.searching, seat.trusted, seat.damaged, seat.doubted = False, True, False, step
+            job.captures(seat)
+        job.tell("checkpoint_found", incident=incident.number, step=step)
+        return ""
 
     def _roll_back(self) -> None:
         job = self._job

@@ -11,6 +11,7 @@ PHASES: dict[OrderName, str] = {
     "load": "repair",
     "fetch": "repair",
     "restore": "repair",
+    "reload": "repair",
     "regroup": "rebuild",
     "commit": "save",
 }
@@ -108,10 +109,13 @@ class Incident:
     """How often the present strategy was begun."""
     furthest: int = 0
     """The highest step that some rank had completed."""
+    begun: int = 0
+    """The highest step whose update some rank had begun: whoever had may have finished it on its way
+    out."""
     reached: int = 0
-    """The highest step whose update some rank had begun, as far as is known in this round."""
+    """The same, as far as is known in this round."""
     step: int | None = None
-    """The first step to be computed after the incident."""
+    """The first step to be computed after the incident; None: that is not known, yet or ever."""
     store: tuple[str, int] | None = None
     """Where its groups are formed."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
@@ -138,6 +142,7 @@ class Incident:
         """
         self.furthest = max(self.furthest, position.step)
         self.reached = max(self.reached, position.step + position.window)
+        self.begun = max(self.begun, self.reached)
 
     def given_another(self, rank: int) -> None:
         """

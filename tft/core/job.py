@@ -313,6 +313,7 @@ class Job:
                 if not (seat.derives and self._may_derive(seat))
             },
             strangers=frozenset(s.rank for s in self.seated() if not s.shards),
+            reloads=len(self.members) == len(self.seats) and self.every(lambda s: s.reloads),
         )
 
     def bereft(self, seat: Seat) -> bool:
@@ -349,6 +350,13 @@ class Job:
         """
         in_checkpoint = seat.page is None and bool(self.checkpoints)
         return seat.rank in self.incident.joining or not in_checkpoint
+
+    def see(self, seat: Seat) -> None:
+        """
+        Takes in where a rank stands, or stood when it died.
+        """
+        if not seat.searching:
+            self.incident.saw(seat.position)
 
     def agreed(self) -> int:
         """

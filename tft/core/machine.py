@@ -318,8 +318,8 @@ class Machine:
             case "check" if most:  # it hangs in one of them, and the others wait for that one there
                 self._unheard(ranks, why)
             case (
-                "freeze" | "stop" | "load" | "fetch" | "restore" | "rollback" | "check" | "save"
-                | "commit"
+                "freeze" | "stop" | "load" | "fetch" | "restore" | "reload" | "rollback" | "check"
+                | "save" | "commit"
             ):  # fmt: skip
                 rounds.doom_all((job.seats[rank] for rank in ranks), why, "hang")
             case "complete":

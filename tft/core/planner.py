@@ -14,6 +14,9 @@ SOURCES = 8
 """From how many ranks one shard is fetched at most: more do not make it faster, and every one
 stands in a message."""
 NOTHING: frozenset[int] = frozenset()
+RELOADING = ("retry", "recover")
+"""Strategies after which everyone can go on from a checkpoint that the ranks find themselves: they
+keep those of the whole world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,8 @@ class Terms:
     """The ranks for which another process is ready to take over."""
     returning: frozenset[int] = frozenset()
     """The ranks outside that are ready to come back."""
+    reloads: bool = False
+    """All ranks of the world take part, and find the newest checkpoint that they keep themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +112,8 @@ class Repair:
     How every member gets the state of one step.
     """
 
-    step: int
+    step: int | None
+    """None: that of the checkpoint that all members find themselves, and load."""
     restore: tuple[int, ...] = ()
     """Who takes back a copy of its own."""
     transfers: Mapping[int, tuple[Transfer, ...]] = field(default_factory=dict)
@@ -136,6 +142,9 @@ class Offer:
     replace: tuple[int, ...] = ()
     """For `recover` and `migrate`: the ranks that live, and would get another process all the
     same."""
+    reload: bool = False
+    """Everyone would load the newest checkpoint that the ranks keep themselves: its step is not known
+    before."""
 
 
 # ---------------------------------------------------------------- the step
@@ -226,7 +235,8 @@ def repair(
     """
     How every member gets the state of the agreed step, or the sentence why that cannot be.
     """
-    held = _held_step(_covered(topology.groups, standings, terms.ceiling), terms)
+    covered = _covered(topology.groups, standings, terms.ceiling)
+    held = _held_step(covered, terms)
     from_disk = _checkpoint(terms)
     if from_disk is not None and (isinstance(held, str) or held < from_disk):
         unfit = _unfit(standings, members, from_disk, terms)
@@ -234,7 +244,7 @@ def repair(
             return f"{_UNFIT.format(_list(unfit))}; {held}"
         return Repair(step=from_disk, load=terms.checkpoints[from_disk])
     if isinstance(held, str):
-        return held
+        return Repair(step=None) if terms.reloads and isinstance(covered, str) else held
     step = held
     needy = {r for r in members if r not in standings or not _uses(standings[r], step, terms)}
     restore = tuple(
@@ -520,6 +530,9 @@ class _Case:
             covered = _covered(self.topology.groups, staying, self.terms.ceiling)
         bereft = {r: s for r, s in self.terms.bereft.items() if r not in leaving}
         step = _agreed(covered, replace(self.terms, bereft=bereft))
+        if isinstance(step, str) and self._is_searched(strategy):
+            why = f"{why}; training goes on from a checkpoint that the ranks find themselves"
+            return Offer(strategy=strategy, why_not=None, why=why, replace=going, reload=True)
         if isinstance(step, str):
             without = f"with ranks {_list(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
@@ -534,6 +547,13 @@ class _Case:
             strategy=strategy, why_not=None, why=why, step=step, leaving=leaving, joining=joining,
             replace=going,
         )  # fmt: skip
+
+    def _is_searched(self, strategy: str) -> bool:
+        """
+        Everyone would go on from what the ranks find. Not where all is still there, even if it is not
+        where it is needed: that can be saved, and what will be found nobody knows.
+        """
+        return self.terms.reloads and strategy in RELOADING and isinstance(self.covered, str)
 
     def _after_flapping(self, strategy: str) -> Offer | None:
         for rank in sorted(self.terms.flapping):

@@ -58,12 +58,17 @@ class Seat:
     held: int | None = None
     backups: tuple[int, ...] = ()
     column: tuple[int, ...] = ()
+    reloads: bool = False
+    """It finds the newest checkpoint that it keeps itself."""
     trusted: bool = True
     """No fault has touched what it has in use."""
     damaged: bool = False
     """A fault has touched its memory: what it keeps besides is not trusted either."""
     doubted: int = -1
     """Copies it keeps of this step and earlier ones may be from before its memory was repaired."""
+    searching: bool = False
+    """It loads what it finds of its own: what it holds, and where it stands, is not the job's until all
+    have found the same."""
     training: bool = False
     finished: bool = False
     unable: str = ""
@@ -118,7 +123,9 @@ class Seat:
         """
         The earlier steps of which it keeps a copy that nothing is known against.
         """
-        return () if self.damaged else tuple(s for s in self.backups if s > self.doubted)
+        if self.damaged or self.searching:
+            return ()
+        return tuple(s for s in self.backups if s > self.doubted)
 
     def standing(self, homeless: str) -> Standing:
         """
@@ -130,7 +137,7 @@ class Seat:
             alive=self.ready and not self.doomed,
             coming=self.process in STARTING and not self.doomed,
             held=self.held,
-            sound=self.trusted,
+            sound=self.trusted and not self.searching,
             backups=self.kept,
             homeless=homeless,
             strategies=self.strategies,
@@ -146,7 +153,7 @@ class Seat:
         self.sender = ""
         self.held, self.backups = None, ()
         self.trusted, self.damaged, self.doubted = True, False, -1
-        self.training = self.finished = self.repaired = False
+        self.training = self.finished = self.repaired = self.searching = False
         self.doomed = self.blame = self.unable = self.no_restore = self.no_commit = ""
         self.invited = False
         self.position = START

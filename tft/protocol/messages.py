@@ -20,7 +20,7 @@ FaultKind = Literal[
 ]
 
 OrderName = Literal[
-    "freeze", "stop", "load", "fetch", "restore", "regroup", "rebuild", "rollback", "resume",
+    "freeze", "stop", "load", "fetch", "restore", "regroup", "reload", "rebuild", "rollback", "resume",
     "hold", "check", "release", "save", "commit", "complete", "end",
 ]  # fmt: skip
 
@@ -103,6 +103,8 @@ class Ready:
     column: tuple[int, ...] = ()
     """The ranks that can only leave and come back together when the job shrinks or grows; empty:
     this one alone."""
+    reloads: bool = False
+    """It keeps checkpoints of its own, and finds the newest of them by itself."""
     at: float
 
 
@@ -542,12 +544,26 @@ class Regroup:
     to: tuple[int, ...]
     seats: dict[int, int] = field(default_factory=dict)
     step: int
-    """The first step that will be computed in them."""
+    """The first step that will be computed in them; 0: the ranks find that out (`Reload`)."""
     name: str
     host: str
     port: int
     without: tuple[int, ...] = ()
     """The ranks of the world that have no part in the groups: the job has shrunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload:
+    """
+    Find the newest checkpoint that you keep yourself, and load it; the groups are formed. All ranks
+    at once. What the answer says to be held is the step whose end it is of.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -765,7 +781,7 @@ NodeReport = NodeJoined | Spawned | Exited | StoreOpened
 OutsideReport = NodeLost | StopRequested | PauseRequested | ResumeRequested | Noticed | Advised
 Report = RankReport | NodeReport | OutsideReport
 RankOrder = (
-    Freeze | Stop | Load | Fetch | Restore | Regroup | Rebuild | Rollback | Resume
+    Freeze | Stop | Load | Fetch | Restore | Regroup | Reload | Rebuild | Rollback | Resume
     | Hold | Check | Release | Save | Commit | Complete | End
 )  # fmt: skip
 NodeOrder = Spawn | Kill | EndNode
@@ -777,16 +793,16 @@ MESSAGES: tuple[type, ...] = (
     NodeJoined, Spawned, Exited, StoreOpened, NodeLost, StopRequested,
     PauseRequested, ResumeRequested, Noticed, Advised,
     Beat, Lead,
-    Freeze, Stop, Load, Fetch, Restore, Regroup, Rebuild, Rollback, Resume, Hold, Check, Release,
-    Save, Commit, Complete, End,
+    Freeze, Stop, Load, Fetch, Restore, Regroup, Reload, Rebuild, Rollback, Resume, Hold, Check,
+    Release, Save, Commit, Complete, End,
     Spawn, Kill, EndNode, Refused,
 )  # fmt: skip
 """All of them, in the order of `docs/wire.md`. The class name is the name on the wire."""
 
 ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Freeze: "freeze", Stop: "stop", Load: "load", Fetch: "fetch", Restore: "restore",
-    Regroup: "regroup", Rebuild: "rebuild", Rollback: "rollback", Resume: "resume", Hold: "hold",
-    Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
+    Regroup: "regroup", Reload: "reload", Rebuild: "rebuild", Rollback: "rollback",
+    Resume: "resume", Hold: "hold", Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
     End: "end",
 }  # fmt: skip
 """What an answer calls the order it answers."""

@@ -4,7 +4,8 @@ An adaptor without a framework: real processes, real sockets, a state of a few n
 For tests of everything that is not a framework's: a job of four ranks is up in a second. The
 model is any object with `values`, an `array` of doubles; its ranks add numbers up with
 `group().add(x)`, which waits for all of them, as a collective does, and hangs when one is missing.
-All have the same, unless they are adopted `apart`. Copies of the last two complete steps are kept. Installed under the name `fake`.
+All have the same, unless they are adopted `apart`. Copies of the last two complete steps are kept. A
+function that is adopted as `reload` finds a checkpoint of the script's own. Installed under the name `fake`.
 """
 
 import array
@@ -127,6 +128,7 @@ class _Adopted:
     wrap: Callable[[], Any] | None = None
     apart: bool = False
     """Each rank has a part of its own."""
+    reload: Callable[[], int] | None = None
     group: Group | None = None
     backups: Mapping[int, "array.array[float]"] = MappingProxyType({})
     """By step. Replaced, never changed: it is read on other threads."""
@@ -185,7 +187,7 @@ def tft_adopt(
     if "model" not in parts:
         raise UsageError("the fake adaptor needs a `model` with `values`")
     _adopted.model, _adopted.data, _adopted.wrap = parts["model"], parts.get("data"), wrap
-    _adopted.apart = parts.get("apart", False)
+    _adopted.apart, _adopted.reload = parts.get("apart", False), parts.get("reload")
 
 
 @hookimpl
@@ -315,6 +317,11 @@ def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
 @hookimpl
 def tft_load(directory: Path, shard: str) -> None:
     _model().values[:] = array.array("d", (directory / f"{shard}.bin").read_bytes())
+
+
+@hookimpl
+def tft_reload() -> Callable[[], int] | None:
+    return _adopted.reload
 
 
 @hookimpl

@@ -22,6 +22,7 @@ from tft.protocol.messages import (
     Rebuild,
     Regroup,
     Release,
+    Reload,
     Restore,
     Resume,
     Rollback,
@@ -31,7 +32,7 @@ from tft.protocol.messages import (
     Verdict,
 )
 
-ON_DEVICE = (Fetch, Load, Rebuild, Restore, Resume, Rollback, Save)
+ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Resume, Rollback, Save)
 """Orders that cannot be carried out without the device."""
 
 
@@ -73,6 +74,8 @@ class ScriptedRank:
     """Answers nothing and trains nothing until it is killed."""
     stopped: bool = False
     """It is stopped (SIGSTOP): its agent finds it so when it ends it."""
+    finds: int | None = None
+    """The step of the newest checkpoint that it keeps itself."""
     context_lost: bool = False
     """Its device takes no more work from it."""
 
@@ -159,6 +162,11 @@ class ScriptedRank:
                 self._goes_back_to(order.step)
             case Load():
                 self._goes_back_to(order.step)
+            case Reload():
+                if self.finds is None:
+                    return f"rank {self.rank} keeps no checkpoint"
+                assert not self.training, f"rank {self.rank} loads while it trains"
+                self._goes_back_to(self.finds)
             case Regroup():
                 assert not self.training, f"rank {self.rank} forms groups while it trains"
                 self.without = order.without

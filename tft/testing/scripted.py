@@ -79,6 +79,8 @@ class ScriptedJob:
     """What the adaptor can take part in."""
     keeps: int = 0
     """Of how many earlier steps each rank keeps a copy."""
+    finds: dict[int, int] | None = None
+    """By rank: the step of the newest checkpoint that it keeps itself; None: none keeps any."""
     now: float = 100.0
     machine: Machine = field(init=False)
     ranks: dict[int, ScriptedRank] = field(init=False)
@@ -548,6 +550,7 @@ class ScriptedJob:
                 incarnation=one.incarnation,
                 shards=shards,
                 column=self.columns.get(one.rank, ()),
+                reloads=self.finds is not None and one.rank in self.finds,
                 at=self.now,
             )
         )
@@ -559,8 +562,9 @@ class ScriptedJob:
             return
         failures = self.failures.get((one.rank, name), [])
         failure = failures.pop(0) if failures else None
-        if failure is not None and name in ("load", "fetch", "restore"):
+        if failure is not None and name in ("load", "fetch", "restore", "reload"):
             one.torn = True  # what it had is overwritten in part
+        one.finds = (self.finds or {}).get(one.rank)
         if failure is None:
             failure = one.obey(order, self._gives, stuck=one.rank in self.stuck)
         found: tuple[Verdict, str] = ("pass", "")

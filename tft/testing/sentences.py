@@ -55,7 +55,7 @@ Alike = (
 DONE: dict[str, str] = {
     "freeze": "froze", "stop": "left the loop", "load": "loaded the checkpoint",
     "fetch": "copied and verified", "restore": "took back a copy", "regroup": "formed the groups",
-    "rebuild": "rebuilt", "rollback": "rolled back", "resume": "entered the loop",
+    "reload": "loaded a checkpoint of its own", "rebuild": "rebuilt", "rollback": "rolled back", "resume": "entered the loop",
     "hold": "stood still", "check": "passed the check", "release": "went on", "save": "saved",
     "commit": "committed the checkpoint", "complete": "completed", "end": "took leave",
 }  # fmt: skip
@@ -115,7 +115,7 @@ def particulars(messages: Sequence[Alike]) -> str:
     match messages[0]:
         case Answered(order="freeze" | "hold"):
             return _each("standing at", [(a.rank, _where(a.position)) for a in answers])
-        case Answered(order="stop" | "fetch" | "restore" | "load"):
+        case Answered(order="stop" | "fetch" | "restore" | "load" | "reload"):
             return _each("holding", [(a.rank, _held(a)) for a in answers])
         case Answered(order="save"):
             return f"{sum(len(answer.files) for answer in answers)} files"
@@ -279,7 +279,8 @@ def _command(command: Command) -> tuple[str, Collection[int]]:
             return f"stop {{who}} at the end of step {finish}", command.to
         case Regroup(step=step, without=without):
             left_out = f", without {ranks_of(without)}" if without else ""
-            return f"form groups of {{who}} for step {step}{left_out}", command.to
+            heading = f"for step {step}" if step else "for a step that they find themselves"
+            return f"form groups of {{who}} {heading}{left_out}", command.to
         case Save(shards=shards, private=private, directory=directory):
             parts = [*shards, *([f"the private state of {ranks_of(private)}"] if private else [])]
             what = "".join(f"{part}, " for part in parts)

@@ -32,6 +32,7 @@ from tft.protocol.messages import (
     Rebuild,
     Regroup,
     Release,
+    Reload,
     Restore,
     Resume,
     Rollback,
@@ -141,6 +142,8 @@ class Hands:
                 self._restore(order)
             case Regroup():
                 self._regroup(order)
+            case Reload():
+                self._reload()
             case Rebuild():
                 self._state.model = self._hook.tft_rebuild()
             case Rollback():
@@ -247,6 +250,22 @@ class Hands:
         private = checkpoint.read_private(directory, self._state.rank)
         self._page.capture(order.step, private, True)
         self._hold(order.step)
+
+    def _reload(self) -> None:
+        """
+        The program finds its checkpoint, and the private state is what it has made of it then.
+        """
+        reload = self._hook.tft_reload()
+        if reload is None:
+            raise OrderRefused(f"the adaptor {self._state.adaptor!r} knows of no such checkpoint")
+        self._gate.tear()
+        step = reload()
+        if not isinstance(step, int) or step < 0:
+            raise OrderRefused(
+                f"a checkpoint was loaded that is said to be of step {step!r}: that is no step"
+            )
+        self._page.capture(step, self._hook.tft_capture(closing=False), True)
+        self._hold(step)
 
     def _hold(self, step: int) -> None:
         self._gate.hold(step)

@@ -275,6 +275,7 @@ class Session:
                 rank=self.rank,
                 incarnation=self.incarnation,
                 shards=tuple(shards),
+                reloads=self._adaptor.hook.tft_reload() is not None,
                 at=self._clock.now(),
             )
         )
