@@ -49,7 +49,8 @@ NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
     "stop": ("freeze",),
     "hold": ("freeze",),
     "check": ("hold",),
-    "rebuild": ("load", "fetch", "restore", "regroup"),
+    "reload": ("regroup",),
+    "rebuild": ("load", "fetch", "restore", "regroup", "reload"),
     "rollback": ("rebuild",),
     "resume": ("rollback",),
     "save": ("restore",),
@@ -377,6 +378,7 @@ class Auditor:
 
     def _closed(self, machine: Machine) -> None:
         self._everyone_trained(machine)
+        self._stage.invariants.lost_told(machine.incident)
         if self._to_end:
             raise Broken("what has to end ends", f"{self._to_end}, and the job goes on")
 

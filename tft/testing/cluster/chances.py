@@ -39,17 +39,21 @@ class Chances:
         """
         step = order.step - 1 if isinstance(order, Regroup) else order.step
         best = self._newest_held(machine)
+        known = self._newest_saved(machine)
+        if step < 0 and known is not None:
+            raise Broken(
+                "the newest sound step is agreed",
+                f"whatever the ranks find, though there is a checkpoint of step {known}",
+            )
         if best is not None and step < best:
             raise Broken(
                 "the newest sound step is agreed", f"step {step} though all of step {best} is there"
             )
-        if isinstance(order, Load):
-            saved = self._newest_saved(machine)
-            if saved is not None and step < saved:
-                raise Broken(
-                    "the newest sound step is agreed",
-                    f"the checkpoint of step {step} though there is one of step {saved}",
-                )
+        if isinstance(order, Load) and known is not None and step < known:
+            raise Broken(
+                "the newest sound step is agreed",
+                f"the checkpoint of step {step} though there is one of step {known}",
+            )
 
     def rolled_back(self, machine: Machine) -> None:
         """
@@ -89,6 +93,12 @@ class Chances:
                 "what can be survived is survived",
                 f"{machine.state} though {strategy} could go on from step {best}",
             )
+        found = self._to_be_found(machine)
+        if found is not None:
+            raise Broken(
+                "what can be survived is survived",
+                f"{machine.state} though with {strategy} all would find step {found}",
+            )
 
     def _flaps(self, machine: Machine) -> bool:
         incidents = [*machine.incidents, machine.incident]
@@ -106,7 +116,7 @@ class Chances:
         processes = {
             rank: process
             for rank in ledger.there(machine, ledger.told)
-            if rank not in ledger.doubted
+            if rank not in ledger.doubted | ledger.searching
             and ledger.told[rank].incarnation == machine.incarnation(rank)
             and (process := self._stage.nodes[ledger.place(machine, rank)].process(rank))
             is not None
@@ -126,6 +136,15 @@ class Chances:
             common = steps if common is None else common & steps
         early = [step for step in common or () if ceiling is None or step <= ceiling]
         return max(early, default=None)
+
+    def _to_be_found(self, machine: Machine) -> int | None:
+        """
+        The step of the checkpoint that all ranks would find themselves.
+        """
+        world = self._stage.schedule.world
+        if not self._stage.schedule.own or len(machine.members) < world:
+            return None
+        return self._stage.disk.found(world)
 
     def _newest_saved(self, machine: Machine) -> int | None:
         ceiling = machine.incident.ceiling

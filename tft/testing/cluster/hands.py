@@ -18,6 +18,7 @@ from tft.protocol.messages import (
     Position,
     Rebuild,
     Regroup,
+    Reload,
     Restore,
     Rollback,
     Save,
@@ -45,7 +46,7 @@ class Work:
     private: dict[int, str] = field(default_factory=dict)
 
 
-ON_DEVICE = (Fetch, Load, Rebuild, Restore, Rollback, Save)
+ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Rollback, Save)
 """Orders that cannot be carried out without the device."""
 ABANDONED = "TransferFailed: the fetch was abandoned: its order is no longer wanted"
 
@@ -65,7 +66,7 @@ def begin(process: "Process", execute: Execute) -> None:
     if failure is not None:
         if isinstance(order, Fetch):
             _tear(process, [transfer.shard for transfer in order.transfers])
-        elif isinstance(order, Load):
+        elif isinstance(order, Load | Reload):
             _tear(process, process.content)
         work = Work(private=_told(process)) if isinstance(order, Save) else Work()
         return stage.clock.after(takes + 0.01, process.done, execute, failure, work)
@@ -82,6 +83,9 @@ def begin(process: "Process", execute: Execute) -> None:
         case Load():
             _tear(process, process.content)
             stage.clock.after(takes + stage.takes(0.02, 0.4), _load, process, execute, order)
+        case Reload():
+            _tear(process, process.content)
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _reload, process, execute)
         case Restore():
             stage.clock.after(takes + stage.takes(0.01, 0.1), _restore, process, execute, order)
         case Check():
@@ -233,6 +237,24 @@ def _load(process: "Process", execute: Execute, order: Load) -> None:
     process.done(execute, None)
 
 
+def _reload(process: "Process", execute: Execute) -> None:
+    if not _at_work(process, execute):
+        return
+    if process.group is None:
+        return process.shut_out("there is no group to meet the others in")
+    stage = process.stage
+    step = stage.disk.found(stage.schedule.world)
+    if step is None:
+        return process.done(execute, "FileNotFoundError: no checkpoint was kept by all")
+    kept = stage.disk.own[step][process.rank]
+    for name in process.content:
+        process.content[name] = kept[name]
+    process.page.capture(step, int(kept[""]), closed=True)
+    _hold(process, step)
+    stage.invariants.found(process, execute.order, step)
+    process.done(execute, None)
+
+
 def _private(process: "Process", step: int, incident: int) -> int | None:
     captured = process.page.private().get(step)
     if captured is not None:
@@ -268,6 +290,8 @@ def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
         why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"
         return process.done(execute, why)
     process.page.forget_after(order.step)
+    for later in [step for step in process.stage.disk.own if step > order.step]:
+        del process.stage.disk.own[later]
     process.data = data + order.skip
     process.stage.invariants.rolled_back(process, order.step)
     process.done(execute, None)

@@ -5,6 +5,7 @@ What tft promises, held against what the simulated cluster really does.
 from typing import TYPE_CHECKING
 
 from tft.core.commands import JobOver
+from tft.core.incident import Incident
 from tft.protocol.messages import (
     Commit,
     Fetch,
@@ -12,6 +13,7 @@ from tft.protocol.messages import (
     RankOrder,
     Rebuild,
     Regroup,
+    Reload,
     Restore,
     Resume,
     Rollback,
@@ -30,7 +32,7 @@ that are drawn, several times over."""
 
 LEAVING = 8.0
 """Virtual seconds in which whoever can be reached hears that the job is over, and leaves."""
-REPAIRS = (Fetch, Load, Rebuild, Rollback)
+REPAIRS = (Fetch, Load, Rebuild, Reload, Rollback)
 
 
 class Broken(Exception):
@@ -52,6 +54,11 @@ class Invariants:
         self._stage = stage
         self._leader_of: dict[int, int] = {}
         self._steps: dict[tuple[int, int], int] = {}
+        self._found: dict[tuple[int, int], set[int]] = {}
+        """By round: the steps of the checkpoints that ranks have found themselves; none yet where they
+        are to."""
+        self._stood: dict[int, int] = {}
+        """By incident: the highest step at which a rank stood that was told to find one."""
         self._savers: dict[tuple[int, int, str], int] = {}
         self._repairing: dict[int, Process] = {}
         self._since: dict[int, tuple[int, int]] = {}
@@ -78,19 +85,32 @@ class Invariants:
         match order:
             case Fetch() | Load() | Restore() | Rollback() | Save() | Commit():
                 step = order.step
+            case Regroup(step=0):
+                step = None  # it is not known yet
             case Regroup() | Resume():
                 step = order.step - 1
             case _:
                 step = None
         key = (order.incident, order.round)
+        if isinstance(order, Reload) and process.task is not None:
+            self._found.setdefault(key, set())
+            stood = self._stood.get(order.incident, 0)
+            self._stood[order.incident] = max(stood, process.completed)
         if step is not None and self._steps.setdefault(key, step) != step:
             raise Broken(
                 "one agreed step",
                 f"rank {process.rank} is to go to step {step} in round {key}, others to step "
                 f"{self._steps[key]}",
             )
-        if isinstance(order, Regroup):
-            self._stage.truth.go_on_without(order.step - 1, order.without)
+        if isinstance(order, Regroup) and step is not None:
+            self._stage.truth.go_on_without(step, order.without)
+        if isinstance(order, Rollback) and key in self._found:
+            if self._found[key] != {order.step}:
+                raise Broken(
+                    "one step is found",
+                    f"{sorted(self._found[key])}, and all go on from {order.step}",
+                )
+            self._stage.truth.go_on_without(order.step, ())
         if isinstance(order, Rollback):
             self._stage.truth.leave_out(order.step, order.skip)
             if self._stage.polluted is not None and order.step < self._stage.polluted:
@@ -165,6 +185,30 @@ class Invariants:
             raise Broken(
                 "transfers from sound holders",
                 f"rank {giver.rank} gives {self._what(content)} as shard {shard!r} of step {step}",
+            )
+
+    def found(self, process: "Process", order: RankOrder, step: int) -> None:
+        """
+        A rank has loaded what it has found itself. What it is shows when it goes on from there: it may be
+        too late, which the controller has to notice.
+        """
+        if process.group is None or process.cut:
+            return  # the round is over
+        self._found[order.incident, order.round].add(step)
+
+    def lost_told(self, incident: Incident) -> None:
+        """
+        The steps that finding a checkpoint has cost are told; but for the last, where it was finished
+        after the fault.
+        """
+        steps = self._found.get((incident.number, incident.round))
+        if steps is None:
+            return
+        cost = max(0, self._stood[incident.number] - max(steps))
+        if incident.step != max(steps) + 1 or incident.steps_lost < cost - 1:
+            raise Broken(
+                "what is lost is told",
+                f"{incident.steps_lost} steps, on with {incident.step}, and it was {cost} to {steps}",
             )
 
     def repaired_whole(self, process: "Process", order: Fetch | Load | Restore) -> None:

@@ -22,6 +22,8 @@ from tft.protocol.messages import (
     OrderName,
     RankOrder,
     Ready,
+    Rebuild,
+    Reload,
     Report,
     Spawn,
 )
@@ -33,7 +35,7 @@ Key = tuple[int, int]
 """Incident and round."""
 LIMITS: dict[OrderName, str] = {
     "freeze": "freeze", "stop": "stop", "load": "repair", "fetch": "repair", "restore": "repair",
-    "regroup": "regroup", "rebuild": "rebuild", "rollback": "repair", "resume": "regroup",
+    "reload": "repair", "regroup": "regroup", "rebuild": "rebuild", "rollback": "repair", "resume": "regroup",
     "hold": "hold", "check": "check", "release": "freeze", "save": "save", "commit": "save",
     "complete": "join", "end": "leave",
 }  # fmt: skip
@@ -88,6 +90,8 @@ class Ledger:
     """The ranks that were said to hold the others up."""
     doubted: set[int] = field(default_factory=set)
     """The ranks of whose copies anything was ever said, be it true or not."""
+    searching: set[int] = field(default_factory=set)
+    """The ranks that were told to find a checkpoint themselves, until all have found the same."""
     moved: bool = False
     """Some rank has another node than it began on, or other pages: what it had of its own may be out of
     reach."""
@@ -193,6 +197,10 @@ class Ledger:
         """
         book = self.asked.setdefault(ORDER_NAMES[type(order)], {})
         key, seats = (order.incident, order.round), order.seats
+        if isinstance(order, Reload):
+            self.searching.update(order.to)
+        elif isinstance(order, Rebuild):
+            self.searching.clear()
         for rank in order.to:
             book[rank] = (key, seats.get(rank, 0), at)
 
@@ -203,6 +211,7 @@ class Ledger:
         if self.sites.get((order.rank, order.incarnation - 1), order.node) != order.node:
             self.moved = True
         self.sites[order.rank, order.incarnation] = order.node
+        self.searching.discard(order.rank)
         self.started[order.rank] = at
 
     def kills(self, order: Kill) -> None:

@@ -89,6 +89,9 @@ def close_window(process: "Process", step: int) -> bool:
         )
     if stage.schedule.checkpoints and not step % stage.schedule.checkpoints:
         _checkpoint(process, step)
+    if stage.schedule.own and not step % stage.schedule.own:
+        kept = {**process.content, "": float(process.data)}
+        stage.disk.own.setdefault(step, {})[process.rank] = kept
     if not stage.mishaps.reached(process, step, "between"):
         return False
     if step >= process.leave_after:

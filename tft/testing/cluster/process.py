@@ -201,6 +201,7 @@ class Process:
                 incarnation=self.incarnation,
                 shards=shards,
                 column=self.stage.schedule.column(self.rank),
+                reloads=self.stage.schedule.own > 0,
                 at=now,
             )
         )

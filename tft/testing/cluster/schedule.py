@@ -167,6 +167,9 @@ class Schedule:
     """For how many more ranks each of the others has room."""
     checkpoints: int = 0
     """Every how many steps there is a periodic checkpoint; 0: there is none."""
+    own: int = 0
+    """Every how many steps the ranks keep a checkpoint of their own, which they find themselves; 0: they
+    keep none."""
     breaks: bool = True
     """A collective that lost a member raises; else it hangs."""
     resume: int = 0
@@ -256,7 +259,7 @@ def draw(seed: int) -> Schedule:
     for extra in range(len(spares)):
         if rng.random() < 0.3:
             mishaps.append(_asked(rng, "come", nodes + extra, "", STATES))
-    return Schedule(
+    drawn = Schedule(
         seed=seed,
         world=world,
         nodes=nodes,
@@ -275,6 +278,31 @@ def draw(seed: int) -> Schedule:
         skew=rng.choice((0.0, 0.0, 0.3, 5000.0)),
         standbys=rng.choice((0, 0, 1, 2)),
         trouble=_trouble(rng),
+        mishaps=tuple(mishaps),
+    )
+    return _that_reloads(drawn, Random(f"own {seed}"))
+
+
+def _that_reloads(schedule: Schedule, rng: Random) -> Schedule:
+    """
+    Some jobs keep checkpoints of their own, and most of these have few copies; what was to go wrong with
+    an order goes wrong then. By dice of its own: all other jobs are what they were before there were such.
+    """
+    if rng.random() >= 0.2:
+        return schedule
+    few = rng.random() < 0.7
+    mishaps = [
+        replace(mishap, name="reload", target=ANY, number=0)
+        if mishap.when == "order" and rng.random() < 0.5
+        else mishap
+        for mishap in schedule.mishaps
+    ]
+    return replace(
+        schedule,
+        own=rng.choice((1, 2, 2, 3)),
+        copies=1 if few else schedule.copies,
+        backups=0 if few else schedule.backups,
+        checkpoints=0 if few else schedule.checkpoints,
         mishaps=tuple(mishaps),
     )
 

@@ -122,6 +122,15 @@ class Disk:
     """The same of checkpoints that are there whole."""
     unreadable: set[str] = field(default_factory=set)
     """Those of them that cannot be read."""
+    own: dict[int, dict[int, dict[str, Content]]] = field(default_factory=dict)
+    """By step and rank: what the ranks keep without saying so, with the private state under an empty
+    name."""
+
+    def found(self, world: int) -> int | None:
+        """
+        The newest step that all ranks have kept.
+        """
+        return max((step for step, parts in self.own.items() if len(parts) == world), default=None)
 
 
 @dataclass(slots=True)
