@@ -1,0 +1,45 @@
+"""
+What training keeps alive, to the byte: what the formulas say, and what Megatron's buffers are padded with.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.megatron_memory import LIMIT, RANKS, Row, measure, rows
+from tft.core.memory import Gradients
+
+NEARBY = Row(instances=2, gradients=Gradients.SINGLE)
+"""The one that is measured in every run of the tests: two copies, as most jobs have them."""
+TABLE = [
+    pytest.param(
+        row,
+        id=f"{row.what}, {row.gradients.value}",
+        marks=() if row == NEARBY else pytest.mark.soak,
+    )
+    for row in rows()
+]
+SPARE = 8 << 10
+"""Bytes for what does not grow with the model: the number of steps that each parameter has, and constants."""
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_a_rank_keeps_what_the_formula_says(row: Row, tmp_path: Path) -> None:
+    """
+    When a step is over, then the tensors on a rank are its parameters of 16 bits and their gradients, both
+    with what Megatron pads them with, and the share of its optimizer: masters, moments, and a gradient of
+    each master where there is none of 32 bits. Per parameter that is what the formula says.
+    """
+    half = row.gradients is Gradients.HALF
+    held = measure(row, tmp_path / "run")
+    assert len(held) == RANKS
+    for each in held:
+        # what is not distributed has parameters of its own, outside of the padded buffer
+        parameters = 2 * (each.padded if row.instances else each.parameters)
+        gradients = (2 if half else 4) * each.padded
+        share = (16 if half else 12) * each.kept
+        assert 0 <= each.bytes - (parameters + gradients + share) <= SPARE
+        assert each.padded - each.parameters <= 64 * 40  # each of some 30 parameters, and the end
+        assert abs(each.bytes / each.parameters / row.expected - 1) <= LIMIT
+    copies = row.instances or RANKS
+    assert sum(each.kept for each in held) == copies * held[0].parameters
