@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -37,8 +38,9 @@ from tft_pytorch.trees import copied
 # One process works on its own: that is what is wanted. For good, since another thread may write.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
-_META = "tft.meta"
-_METADATA = ".metadata"
+META = "tft.meta"
+"""Under this a shard has its description."""
+METADATA = ".metadata"
 """torch's own name for it."""
 
 
@@ -47,7 +49,7 @@ def save(directory: Path, shard: Shard) -> list[str]:
     Write the shard under `directory`/its name, synced; the names of its files from `directory` on.
     What an earlier attempt left there is removed.
     """
-    return _write(directory, shard.name, *_content(shard))
+    return write(directory, shard.name, *_content(shard))
 
 
 def stage(shard: Shard) -> Callable[[Path], list[str]]:
@@ -56,7 +58,7 @@ def stage(shard: Shard) -> Callable[[Path], list[str]]:
     """
     meta, content = _content(shard)
     copy = copied(content)
-    return lambda directory: _write(directory, shard.name, meta, copy)
+    return lambda directory: write(directory, shard.name, meta, copy)
 
 
 def save_held(directory: Path, shard: str, held: Held) -> list[str]:
@@ -64,7 +66,7 @@ def save_held(directory: Path, shard: str, held: Held) -> list[str]:
     Write a rank's part of a sharded state, as `save` does. Each tensor is written as what this rank has
     of it; where that lies in the whole stands in the description, and in what `join` writes.
     """
-    return _write(directory, shard, held.meta(), held.content())
+    return write(directory, shard, held.meta(), held.content())
 
 
 def stage_held(shard: str, held: Held) -> Callable[[Path], list[str]]:
@@ -72,7 +74,7 @@ def stage_held(shard: str, held: Held) -> Callable[[Path], list[str]]:
     A copy of a rank's part in host memory, which can be written once, as `save_held` does.
     """
     meta, copy = held.meta(), copied(held.content())
-    return lambda directory: _write(directory, shard, meta, copy)
+    return lambda directory: write(directory, shard, meta, copy)
 
 
 def _content(shard: Shard) -> tuple[bytes, dict[str, Any]]:
@@ -83,18 +85,24 @@ def _content(shard: Shard) -> tuple[bytes, dict[str, Any]]:
     return shard.describe(shard.inventory()), content
 
 
-def _write(
+def write(
     directory: Path,
     shard: str,
     meta: bytes,
     content: Mapping[str, Any],  # Any: as torch has it
+    planner: DefaultSavePlanner | None = None,
 ) -> list[str]:
+    """
+    Write all this under `directory`/the name of the shard, synced, with its description; the names of
+    the files from `directory` on.
+    """
     place = directory / shard
     shutil.rmtree(place, ignore_errors=True)
     described = torch.frombuffer(bytearray(meta), dtype=torch.uint8)
-    whole = {**content, "tft": {"meta": described}}
-    with _writing(shard):
-        dcp_save(whole, storage_writer=FileSystemWriter(place, sync_files=True), no_dist=True)
+    whole = {**content, META: described}
+    with writing(shard):
+        writer = FileSystemWriter(place, sync_files=True)
+        dcp_save(whole, storage_writer=writer, planner=planner, no_dist=True)
     sync(place)
     sync(directory)
     return [f"{shard}/{file.name}" for file in sorted(place.iterdir())]
@@ -105,8 +113,8 @@ def load_held(directory: Path, shard: str, here: Held) -> Held:
     Take back what `save_held` wrote. Raises `CheckpointCorrupt` where it cannot be read.
     """
     place = directory / shard
-    with _reading(place):
-        held = room(_read_meta(place), here)
+    with reading(place):
+        held = room(read_meta(place), here)
         dcp_load(dict(held.tensors), storage_reader=FileSystemReader(place), no_dist=True)
     return held
 
@@ -118,38 +126,38 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
     """
     whole = Metadata(state_dict_metadata={}, planner_data={})
     stored: dict[MetadataIndex, WriteResult] = {}
-    for place in [directory / shard for shard in _shards_among(files)]:
-        with _reading(place):
+    for place in [directory / shard for shard in shards_among(files)]:
+        with reading(place):
             found = FileSystemReader(place).read_metadata()
-            spans = spans_of(_read_meta(place))
+            spans = spans_of(read_meta(place))
         for index, info in found.storage_data.items():
             known = found.state_dict_metadata[index.fqn]
-            if index.fqn == _META:
+            if index.fqn == META:
                 continue
             at = index
             if index.fqn in spans and isinstance(known, TensorStorageMetadata):
-                known, at = _placed(known, index, *spans[index.fqn])
+                known, at = placed(known, index, *spans[index.fqn])
             # the shards come in the order of their names: the settings are those of the first
-            if _adds(whole, index.fqn, known):
+            if adds(whole, index.fqn, known):
                 whole.planner_data[index.fqn] = found.planner_data[index.fqn]
                 path = f"{place.name}/{info.relative_path}"
                 stored[at] = WriteResult(at, info.length, replace(info, relative_path=path))
-    with _writing(_METADATA):
+    with writing(METADATA):
         FileSystemWriter(directory, sync_files=True).finish(whole, [list(stored.values())])
-    return [_METADATA]
+    return [METADATA]
 
 
-def _shards_among(files: Iterable[str]) -> list[str]:
+def shards_among(files: Iterable[str]) -> list[str]:
     """
     Those that were written first; further copies of them lie deeper.
     """
     paths = [Path(file) for file in files]
     return sorted(
-        str(path.parent) for path in paths if path.name == _METADATA and len(path.parts) == 2
+        str(path.parent) for path in paths if path.name == METADATA and len(path.parts) == 2
     )
 
 
-def _placed(
+def placed(
     known: TensorStorageMetadata, index: MetadataIndex, whole: list[int], at: list[int]
 ) -> tuple[TensorStorageMetadata, MetadataIndex]:
     """
@@ -162,7 +170,7 @@ def _placed(
     return placed, MetadataIndex(index.fqn, chunk.offsets)
 
 
-def _adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: torch has several kinds
+def adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: torch has several kinds
     """
     Whether this is new; if so it is noted.
     """
@@ -182,8 +190,8 @@ def load(directory: Path, shard: Shard) -> None:
     Take back what `save` wrote. Raises `CheckpointCorrupt` where it cannot be read.
     """
     place = directory / shard.name
-    with _reading(place):
-        meta = _read_meta(place)
+    with reading(place):
+        meta = read_meta(place)
         tensors = shard.room(meta)
         dcp_load(dict(tensors), storage_reader=FileSystemReader(place), no_dist=True)
     shard.settle(meta, tensors)
@@ -202,17 +210,20 @@ def _model(shard: Shard) -> dict[str, Tensor]:
     return own | {called(name): t.detach() for name, t in asked.items() if id(t) in known}
 
 
-def _read_meta(place: Path) -> bytes:
-    known = FileSystemReader(place).read_metadata().state_dict_metadata.get(_META)
+def read_meta(place: Path) -> bytes:
+    """
+    The description of a shard that `write` wrote. Raises `CheckpointCorrupt` where it has none.
+    """
+    known = FileSystemReader(place).read_metadata().state_dict_metadata.get(META)
     if not isinstance(known, TensorStorageMetadata):
-        raise CheckpointCorrupt(f"{place} has no entry {_META}: tft did not write it")
-    meta: dict[str, Tensor] = {_META: torch.empty(known.size, dtype=torch.uint8)}
+        raise CheckpointCorrupt(f"{place} has no entry {META}: tft did not write it")
+    meta: dict[str, Tensor] = {META: torch.empty(known.size, dtype=torch.uint8)}
     dcp_load(dict(meta), storage_reader=FileSystemReader(place), no_dist=True)
-    return meta[_META].numpy().tobytes()
+    return meta[META].numpy().tobytes()
 
 
 @contextmanager
-def _reading(place: Path) -> Iterator[None]:
+def reading(place: Path) -> Iterator[None]:
     """
     What torch says of a checkpoint that it cannot read becomes `CheckpointCorrupt`.
     """
@@ -226,7 +237,7 @@ def _reading(place: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _writing(what: str) -> Iterator[None]:
+def writing(what: str) -> Iterator[None]:
     """
     What torch says when it cannot write becomes an exception like others: its own is no `Exception`,
     and would end the thread it comes up in. It says the same each time for the same reason: a traceback
