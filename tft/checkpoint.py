@@ -240,17 +240,19 @@ def claim_parts(directory: Path, world: int) -> list[SavedFile] | None:
     return [file for part in encoded for file in msgspec.json.decode(part, type=list[SavedFile])]
 
 
-def give_up(shelf: Shelf, step: int) -> None:
+def give_up(shelf: Shelf, step: int) -> bool:
     """
     The job goes on after `step` and may come another way: checkpoints of later steps are set aside, so
-    that nobody resumes from them. Every rank may do it, at once.
+    that nobody resumes from them. Every rank may do it, at once. Whether there were any.
     """
+    found = False
     for later, mark, directory in shelf.held():
         if later <= step or mark not in ("", _REPLACED) or not _is_of(directory, later):
             continue
-        place = shelf.place(later)
+        found, place = True, shelf.place(later)
         with suppress(FileNotFoundError):  # another rank was faster
             _set_aside(directory, place.with_name(f"{place.name}{_GIVEN_UP}"))
+    return found
 
 
 def _set_aside(directory: Path, aside: Path) -> None:

@@ -492,6 +492,15 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def tft_newest(self, directory: Path, newest: Path | None, step: int) -> None:
+        """
+        `newest`, of the end of `step`, is from now on the newest checkpoint under `directory`; None: there
+        is none any more, all have been given up. Say so where the framework looks for that, whole or not
+        at all: several ranks may be told, and one more than once. Training thread, or that which writes
+        checkpoints. Not needed: without it tft alone knows.
+        """
+
+    @hookspec(firstresult=True)
     def tft_load(self, directory: Path, shard: str) -> None:
         """
         Read a shard that `tft_save` wrote, maybe in another process.

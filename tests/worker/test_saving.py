@@ -10,6 +10,7 @@ import pluggy
 import pytest
 
 from tft import checkpoint
+from tft.checkpoint import Shelf
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
 from tft.hooks import AdaptorSpecs, hookimpl
 from tft.protocol.messages import ShardCopies
@@ -121,6 +122,44 @@ def test_what_a_script_writes_it_reads(tmp_path: Path) -> None:
     (final / "dense" / "weights").write_bytes(b"8")
     with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
         by.load(final, ["dense"], 0)
+
+
+class Pointing(Plain):
+    """
+    One whose framework looks up which checkpoint is the newest.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Path, Path | None, int]] = []
+
+    @hookimpl
+    def tft_newest(self, directory: Path, newest: Path | None, step: int) -> None:
+        self.told.append((directory, newest, step))
+
+
+def test_an_adaptor_is_told_which_checkpoint_is_the_newest(tmp_path: Path) -> None:
+    """
+    When a checkpoint gets its name, then it is the newest; when it is given up, then the one before is, and
+    when that is, too, there is none; where nothing is given up, nothing is said.
+    """
+    pointing = Pointing()
+    by = saving(pointing)
+    shelf = Shelf(directory=tmp_path / "checkpoints")
+    for step in (4, 7):
+        partial = checkpoint.partial(shelf.place(step))
+        partial.mkdir(parents=True)
+        files = [checkpoint.write_private(partial, 0, b"rng")]
+        manifest = by.join(partial, files, step=step, world=1, adaptor="plain")
+        by.commit(partial, shelf.place(step), manifest)
+    for step in (7, 6, 0):
+        by.give_up(shelf, step)
+    where = shelf.directory
+    assert pointing.told == [
+        (where, shelf.place(4), 4),
+        (where, shelf.place(7), 7),
+        (where, shelf.place(4), 4),
+        (where, None, 0),
+    ]
 
 
 class Unusual(BaseException):

@@ -206,7 +206,7 @@ class Hands:
     def _rollback(self, order: Rollback) -> None:
         private = self._private(order)
         self._page.forget_after(order.step)
-        checkpoint.give_up(self._state.shelf, order.step)
+        self._saving.give_up(self._state.shelf, order.step)
         self._hook.tft_rollback(private=private)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
@@ -247,6 +247,10 @@ class Hands:
         directory = Path(order.directory)
         copies = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
         self._saving.load(directory, [each.shard for each in copies], self._state.rank)
+        if (
+            directory.parent == self._state.shelf.directory
+        ):  # later ones are out of the way, or will be
+            self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
         private = checkpoint.read_private(directory, self._state.rank)
         self._page.capture(order.step, private, True)
         self._hold(order.step)
@@ -343,4 +347,4 @@ class Hands:
             there, order.files,
             step=order.step, world=self._state.world, adaptor=self._state.adaptor,
         )  # fmt: skip
-        checkpoint.commit(partial, final, manifest)
+        self._saving.commit(partial, final, manifest)

@@ -301,7 +301,7 @@ class Periodic:
             if part.void:
                 return
             try:
-                checkpoint.commit(directory, final, manifest)
+                self._saving.commit(directory, final, manifest)
             except OSError as error:
                 if not checkpoint.is_there(final, manifest):
                     raise

@@ -15,7 +15,7 @@ import pluggy
 import structlog
 
 from tft import checkpoint
-from tft.checkpoint import Manifest
+from tft.checkpoint import Manifest, Shelf
 from tft.errors import CheckpointCorrupt, Interrupted, OrderRefused, UsageError
 from tft.files import sync
 from tft.protocol.messages import SavedFile, ShardCopies
@@ -180,6 +180,23 @@ class Saving:
         return checkpoint.manifest(
             step=step, world=world, adaptor=adaptor, files=(*files, *joined), own=self.own
         )
+
+    def commit(self, partial: Path, final: Path, manifest: Manifest) -> None:
+        """
+        Make it a checkpoint; see `checkpoint.commit`.
+        """
+        checkpoint.commit(partial, final, manifest)
+        self._hook.tft_newest(directory=final.parent, newest=final, step=manifest.step)
+
+    def give_up(self, shelf: Shelf, step: int) -> None:
+        """
+        Set checkpoints of later steps aside; see `checkpoint.give_up`.
+        """
+        if not checkpoint.give_up(shelf, step) or not self._hook.tft_newest.get_hookimpls():
+            return
+        newest = next(iter(checkpoint.committed(shelf)), None)
+        step = checkpoint.manifest_of(newest).step if newest is not None else 0
+        self._hook.tft_newest(directory=shelf.directory, newest=newest, step=step)
 
     # ---------------------------------------------------------------- reading
 
