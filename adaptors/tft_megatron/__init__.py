@@ -7,6 +7,7 @@ A script calls `begin` before it builds anything, and `enable` when all is built
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -246,6 +247,38 @@ def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
 @hookimpl
 def tft_rebuild() -> Any:  # Any: the user's own
     return _state().rebuild()
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@hookimpl
+def tft_save(directory: Path, shard: str, step: int) -> Sequence[str]:
+    return _state().save(directory, shard, step)
+
+
+@hookimpl
+def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
+    return _state().stage(shard, step)
+
+
+@hookimpl
+def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
+    from tft_megatron.checkpoints import join  # late: it brings megatron-core, see preload.py
+
+    return join(directory, files)
+
+
+@hookimpl
+def tft_newest(directory: Path, newest: Path | None, step: int) -> None:
+    from tft_megatron.checkpoints import point
+
+    point(directory, newest, step)
+
+
+@hookimpl
+def tft_load(directory: Path, shard: str) -> None:
+    _state().load(directory, shard)
 
 
 # ---------------------------------------------------------------- faults

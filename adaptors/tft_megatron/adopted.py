@@ -4,11 +4,15 @@ with them between incidents. They are the same objects for as long as the proces
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
 from tft_pytorch.state import digest, named_tensors
+
+if TYPE_CHECKING:
+    from tft_megatron.checkpoints import Written
 
 from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
@@ -18,7 +22,7 @@ from tft_megatron.groups import Parallel
 from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
 from tft_megatron.shards import Shard, shards_of
-from tft_megatron.training import Training, check
+from tft_megatron.training import Training, check, common_state
 
 
 def adopt(
@@ -183,6 +187,48 @@ class Adopted:
         The shard is whole: use it.
         """
         self.shard(shard).taken(meta)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def save(self, directory: Path, shard: str, step: int) -> list[str]:
+        """
+        Write the shard; the names of its files.
+        """
+        from tft_megatron.checkpoints import save  # late: it brings megatron-core, see preload.py
+
+        return save(directory, shard, self._written(shard, step))
+
+    def stage(self, shard: str, step: int) -> Callable[[Path], list[str]]:
+        """
+        A copy of the shard, which can be written later.
+        """
+        from tft_megatron.checkpoints import stage
+
+        return stage(shard, self._written(shard, step))
+
+    def load(self, directory: Path, shard: str) -> None:
+        """
+        Read what `save` wrote.
+        """
+        from tft_megatron.checkpoints import load
+
+        own = self.shard(shard)
+        own.settle(*load(directory, shard, own.room))
+
+    def _written(self, name: str, step: int) -> "Written":
+        from tft_megatron.checkpoints import Written
+        from tft_megatron.layout import REST, contents, part
+
+        shard = self.shard(name)
+        # as `shards_of` has them: what no optimizer has, and then the optimizers
+        kinds = dict(zip(self._shards, (REST, *range(len(self.training.optimizers))), strict=True))
+        content = contents(self.training.chunks, self.training.optimizer)[kinds[name]]
+        if content.common:
+            content.common |= common_state(self.training, step)
+        _, tensors = shard.taken_apart()
+        return Written(described=shard.give().meta, own=tensors, content=content, part=part())
+
+    # ------------------------------------------------------------ digests
 
     def digests(self) -> dict[str, str]:
         """

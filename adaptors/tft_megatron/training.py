@@ -62,6 +62,18 @@ class Training:
         return any(group["is_expert_parallel"] for group in optimizer.param_groups)
 
 
+def common_state(training: Training, step: int) -> dict[str, Any]:
+    """
+    What Megatron's own training keeps once for all ranks, beside what its optimizers have, at the end of
+    `step`. `Any`: plain values.
+    """
+    found: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": step}
+    if training.scheduler is not None:
+        found["opt_param_scheduler"] = training.scheduler.state_dict()
+        found["consumed_train_samples"] = training.scheduler.num_steps
+    return found
+
+
 def check(training: Training) -> None:
     """
     Raises `UsageError` for what cannot be handled.

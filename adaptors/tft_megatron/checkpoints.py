@@ -1,0 +1,333 @@
+"""
+Checkpoints in megatron-core's own distributed form, `torch_dist`. Each shard is written by itself, with
+no other rank: the tensors under the keys megatron-core gives them, each piece with its place in the
+whole, and beside them the description by which this adaptor takes the shard back exactly. Whoever
+commits the checkpoint joins what is known of all shards, so that `megatron.core.dist_checkpointing.load`
+reads the whole of it, without tft.
+
+    latest_checkpointed_iteration.txt
+    iter_0000042/   .metadata, metadata.json, common.pt      of the whole, written last
+                    SHARD/.metadata, SHARD/__0_0.distcp, …   what one rank has written
+
+What is beside `.metadata` of the whole is only named there: no tensor is read to join shards.
+"""
+
+import io
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingConfig
+from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+from tft_pytorch.checkpoints import (
+    META,
+    METADATA,
+    adds,
+    placed,
+    read_meta,
+    reading,
+    shards_among,
+    write,
+    writing,
+)
+from tft_pytorch.trees import copied, expect
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.storage import WriteResult
+
+from tft.errors import CheckpointCorrupt
+from tft.files import sync, write_whole
+from tft.protocol.codec import pack, unpack
+from tft_megatron.generators import Part, generators
+from tft_megatron.layout import Content, Placed
+
+_FORM = 1
+"""Of the description; another one is refused."""
+
+_OWN = "tft.own."
+"""Before the names of tensors that megatron-core does not keep."""
+
+_COMMON = "tft.common"
+"""Where a shard has what becomes `common.pt`."""
+
+_GENERATORS = "rng_state"
+"""The directory of what Megatron keeps of the generators of all ranks."""
+
+_PRIVATE = re.compile(r"private-rank(\d+)\.bin")
+"""What tft calls the private state of a rank in a checkpoint."""
+
+_BACKEND = CheckpointingConfig("torch_dist", 1)
+"""The form, as megatron-core 0.16 names it in `metadata.json`."""
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Where Megatron's own training looks up which checkpoint is the newest."""
+
+
+View = tuple[str, tuple[int, ...], tuple[int, ...], int]
+"""A tensor, or a part of one, under another name: that name, its shape, its strides, and where in the tensor
+it begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """
+    What is written of a shard.
+    """
+
+    described: bytes
+    """What the adaptor takes the shard back by, besides tensors."""
+    own: Mapping[str, Tensor]
+    """By name, the tensors by which it does; those that megatron-core keeps, too, are written once."""
+    content: Content
+    part: Part
+    """Of the model that it is of."""
+
+    def parts(self) -> tuple[bytes, dict[str, Any]]:
+        """
+        The description, and what is written under which name.
+        """
+        kept = self.content.tensors
+        views = _views(self.own, [piece for piece in kept if not piece.derived])
+        entries: dict[str, Any] = {piece.name: piece.tensor for piece in kept}
+        entries |= self.content.objects
+        entries |= {f"{_OWN}{name}": t for name, t in self.own.items() if name not in views}
+        if self.content.common:
+            entries[_COMMON] = _saved(self.content.common)
+        meta = {
+            "form": _FORM,
+            "described": self.described,
+            "pieces": {
+                piece.name: [piece.key, list(piece.whole), list(piece.at), piece.first]
+                for piece in kept
+            },
+            "views": {name: [list(view) for view in found] for name, found in views.items()},
+            "part": asdict(self.part),
+        }
+        return pack(meta), entries
+
+
+def _views(own: Mapping[str, Tensor], pieces: Sequence[Placed]) -> dict[str, list[View]]:
+    """
+    The own tensors of which every element is in one of these pieces, and in which: they lie in the same
+    memory.
+    """
+    lying: dict[tuple[int, torch.dtype], list[tuple[int, int, str]]] = {}
+    for name, tensor in own.items():
+        if tensor.is_contiguous() and tensor.numel():
+            begin = int(tensor.storage_offset())
+            lying.setdefault(_memory(tensor), []).append((begin, begin + tensor.numel(), name))
+    for stretches in lying.values():
+        stretches.sort()
+    found: dict[str, list[View]] = {}
+    for piece in pieces:
+        tensor, stretches = piece.tensor, lying.get(_memory(piece.tensor), [])
+        begin = int(tensor.storage_offset())
+        last = begin + sum(
+            (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        near = bisect_right(stretches, begin, key=lambda stretch: stretch[0]) - 1
+        if near >= 0 and tensor.numel() and last < stretches[near][1]:
+            start, _, name = stretches[near]
+            view = (piece.name, tuple(tensor.shape), tuple(tensor.stride()), begin - start)
+            found.setdefault(name, []).append(view)
+    return {
+        name: views
+        for name, views in found.items()
+        if sum(prod(shape) for _, shape, _, _ in views) == own[name].numel()
+    }
+
+
+def _memory(tensor: Tensor) -> tuple[int, torch.dtype]:
+    return tensor.untyped_storage().data_ptr(), tensor.dtype
+
+
+def _saved(common: Mapping[str, Any]) -> Tensor:  # Any: plain values, megatron-core's own
+    content = io.BytesIO()
+    torch.save(dict(common), content)
+    return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
+
+
+# ---------------------------------------------------------------- one shard
+
+
+def save(directory: Path, shard: str, written: Written) -> list[str]:
+    """
+    Write the shard under `directory`/its name, synced; the names of its files from `directory` on.
+    What an earlier attempt left there is removed.
+    """
+    return _write(directory, shard, *written.parts())
+
+
+def stage(shard: str, written: Written) -> Callable[[Path], list[str]]:
+    """
+    A copy of the shard in host memory, which can be written once, as `save` does.
+    """
+    meta, entries = written.parts()
+    copy = copied(entries)
+    return lambda directory: _write(directory, shard, meta, copy)
+
+
+def _write(directory: Path, shard: str, meta: bytes, entries: Mapping[str, Any]) -> list[str]:
+    # as it is: torch would look for tensors inside what megatron-core keeps as one object
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    return write(directory, shard, meta, entries, planner)
+
+
+def load(
+    directory: Path, shard: str, room: Callable[[bytes], dict[str, Tensor]]
+) -> tuple[bytes, dict[str, Tensor]]:
+    """
+    Read what `save` wrote into the room that `room` makes for what a description describes: the
+    description, and the tensors by name. Raises `CheckpointCorrupt` where it cannot be read.
+    """
+    place = directory / shard
+    with reading(place):
+        told = _told(place)
+        meta = expect(told.get("described"), bytes, "the description of a shard")
+        own = room(meta)
+        asked: dict[str, Tensor] = {}
+        for name, tensor in own.items():
+            if name not in told["views"]:
+                asked[f"{_OWN}{name}"] = tensor.detach()
+            for view, shape, stride, begin in told["views"].get(name, ()):
+                at = tensor.storage_offset() + begin
+                asked[view] = tensor.detach().as_strided(shape, stride, at)
+        dcp_load(dict(asked), storage_reader=FileSystemReader(place), no_dist=True)
+    return meta, own
+
+
+def _told(place: Path) -> dict[str, Any]:
+    told = expect(unpack(read_meta(place)), dict, "the description of a shard")
+    if told.get("form") != _FORM:
+        raise CheckpointCorrupt(
+            f"{place} has a description of form {told.get('form')}; form {_FORM} is known here"
+        )
+    return told
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def join(directory: Path, files: Iterable[str]) -> list[str]:
+    """
+    Write what megatron-core looks for under `directory`, of the shards among these files; only small
+    files are read, and none that is not named. Raises `CheckpointCorrupt` for one that cannot be.
+    """
+    whole = _Whole(directory)
+    names = list(files)
+    for shard in shards_among(names):
+        whole.add(shard)
+    if whole.common is None:
+        raise CheckpointCorrupt(f"no shard under {directory} has what all ranks have in common")
+    drawn = generators(whole.parts, _captured(directory, names))
+    written = _write(directory, _GENERATORS, pack({"form": _FORM, "pieces": {}}), drawn)
+    whole.add(_GENERATORS)
+    with writing(METADATA):
+        FileSystemWriter(directory, sync_files=True).finish(whole.known, [whole.stored()])
+    _put(directory / COMMON_STATE_FNAME, whole.common)
+    _put(directory / CONFIG_FNAME, json.dumps(asdict(_BACKEND)).encode())
+    sync(directory)
+    return [METADATA, COMMON_STATE_FNAME, CONFIG_FNAME, *written]
+
+
+class _Whole:
+    """
+    What is known of all shards, as of one checkpoint.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.known = Metadata(state_dict_metadata={}, planner_data=None)
+        self._stored: dict[MetadataIndex, WriteResult] = {}
+        self.common: bytes | None = None
+        self._parts: dict[Part, None] = {}
+
+    @property
+    def parts(self) -> list[Part]:
+        """
+        The parts of the model there are.
+        """
+        return list(self._parts)
+
+    def stored(self) -> list[WriteResult]:
+        """
+        Where each piece is.
+        """
+        return list(self._stored.values())
+
+    def add(self, shard: str) -> None:
+        """
+        One more shard.
+        """
+        place = self._directory / shard
+        with reading(place):
+            found = FileSystemReader(place).read_metadata()
+            told = _told(place)
+            if self.common is None and _COMMON in found.state_dict_metadata:
+                self.common = _read_common(place, found)
+        if "part" in told:
+            self._parts[_part(told["part"])] = None
+        for index, info in found.storage_data.items():
+            name, known, at = index.fqn, found.state_dict_metadata[index.fqn], index
+            if name in (META, _COMMON) or name.startswith(_OWN):
+                continue
+            if name in told["pieces"]:
+                name, size, begin, first = told["pieces"][name]
+                if not first:
+                    continue
+                assert isinstance(known, TensorStorageMetadata)
+                known, at = placed(known, MetadataIndex(name), size, begin)
+            if adds(self.known, name, known):
+                path = f"{shard}/{info.relative_path}"
+                self._stored[at] = WriteResult(at, info.length, replace(info, relative_path=path))
+
+
+def _part(told: Mapping[str, Any]) -> Part:
+    return Part(
+        pipeline=tuple(told["pipeline"]),
+        tensor=tuple(told["tensor"]),
+        experts=told["experts"],
+        ranks=tuple(told["ranks"]),
+    )
+
+
+def _captured(directory: Path, files: Iterable[str]) -> dict[int, bytes]:
+    """
+    The private state of each rank of which there is one.
+    """
+    found = {int(match[1]): match[0] for file in files if (match := _PRIVATE.fullmatch(file))}
+    return {rank: (directory / name).read_bytes() for rank, name in found.items()}
+
+
+def _read_common(place: Path, found: Metadata) -> bytes:
+    known = found.state_dict_metadata[_COMMON]
+    assert isinstance(known, TensorStorageMetadata)
+    content: dict[str, Tensor] = {_COMMON: torch.empty(known.size, dtype=torch.uint8)}
+    dcp_load(dict(content), storage_reader=FileSystemReader(place), no_dist=True)
+    return content[_COMMON].numpy().tobytes()
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    sync(path)
+
+
+def point(directory: Path, newest: Path | None, step: int) -> None:
+    """
+    Tell Megatron's own training which checkpoint in `directory` is the newest, if that has the name
+    under which it would look for it.
+    """
+    tracker = directory / TRACKER
+    if newest is not None and newest.name == f"iter_{step:07d}":
+        write_whole(tracker, str(step))
+    else:
+        tracker.unlink(missing_ok=True)

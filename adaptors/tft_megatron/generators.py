@@ -1,0 +1,91 @@
+"""
+What Megatron's own training keeps of the generators of all ranks, made of the private state that each rank
+has captured: an object `rng_state` for every part of the model, with the states of its data-parallel ranks.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from torch import Tensor
+
+from tft.protocol.codec import unpack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """
+    A part of the model, and who has it.
+    """
+
+    pipeline: tuple[int, int]
+    """The place among the stages, and their number."""
+    tensor: tuple[int, int]
+    """The same of tensor parallelism."""
+    experts: int
+    """Over how many ranks experts are spread."""
+    ranks: tuple[int, ...]
+    """The data-parallel ranks, in their order."""
+
+
+def generators(parts: Sequence[Part], captured: Mapping[int, bytes]) -> dict[str, Any]:
+    """
+    The objects by megatron-core's unique keys. Who has lost its private state is stood in for by the
+    first of its part that has not. `Any`: as Megatron keeps them.
+    """
+    found: dict[str, Any] = {}
+    for part in parts:
+        known = {rank: of_rank(captured[rank]) for rank in part.ranks if rank in captured}
+        if not known:
+            continue
+        first = next(iter(known.values()))
+        states = [known.get(rank, first) for rank in part.ranks]
+        (stage, stages), (slice_, slices) = part.pipeline, part.tensor
+        if part.experts > 1:
+            # as Megatron does it: ranks with different experts draw differently
+            for place, state in enumerate(states):
+                shape, at = (stages, slices, len(states)), (stage, slice_, place)
+                one = ShardedObject("rng_state", [state], shape, at)
+                found[one.unique_key] = [one.data]
+        else:
+            one = ShardedObject("rng_state", states, (stages, slices), (stage, slice_))
+            found[one.unique_key] = [one.data]
+    return found
+
+
+def of_rank(private: bytes) -> dict[str, Any]:
+    """
+    A rank's, as Megatron keeps it. What training does not draw from was not captured: it is there, as it
+    is here, since Megatron asks for it. `Any`: each generator has a form of its own.
+    """
+    told = unpack(private)
+    kept = unpack(told["torch"])
+    return {
+        "random_rng_state": _python(kept.get("python")),
+        "np_rng_state": _numpy(kept.get("numpy")),
+        "torch_rng_state": _bytes(kept["torch"]),
+        "cuda_rng_state": _bytes(kept.get("cuda", kept["torch"])),
+        "rng_tracker_states": {name: _bytes(state) for name, state in told["tracker"].items()},
+    }
+
+
+def _bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _python(kept: Any) -> Any:  # Any: as Python keeps it
+    if kept is None:
+        return random.getstate()
+    version, words, gauss = kept
+    return version, tuple(words), gauss
+
+
+def _numpy(kept: Any) -> Any:  # Any: as numpy keeps it
+    if kept is None:
+        return numpy.random.get_state()
+    name, words, *rest = kept
+    return (name, numpy.frombuffer(words, numpy.uint32), *rest)

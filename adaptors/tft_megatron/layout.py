@@ -1,0 +1,323 @@
+"""
+What megatron-core writes of the state of this rank: the tensors with their place in the whole, and what
+goes with them, by the part of the state it belongs to. Nothing is asked of another rank, but megatron-core
+asks its groups for places and sizes: they are to be there, real or pretended.
+
+The form is the one that needs no collective, `dp_reshardable`: each rank of the distributed optimizer has
+a stretch of every bucket. What such a rank has of the parameters of the model follows from its masters;
+all of it is written so, for the parameters of others are at hand only once they have been gathered.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    LocalNonpersistentObject,
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch import Tensor, nn
+
+from tft.errors import UsageError
+from tft_megatron.generators import Part
+
+FORM = {"distrib_optim_sharding_type": "dp_reshardable"}
+"""What `sharded_state_dict` of an optimizer is to be told as its `metadata`, to write and to read."""
+
+REST = "rest"
+"""The part of the state that no optimizer has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """
+    A tensor, or a piece of one, where megatron-core looks for it.
+    """
+
+    key: str
+    whole: tuple[int, ...]
+    """The shape of what has this key."""
+    at: tuple[int, ...]
+    """Where in it this begins."""
+    tensor: Tensor
+    first: bool = True
+    """False: it is the copy of another part of the model, which writes it where others look for it."""
+    derived: bool = False
+    """It follows from what is written beside it: whoever takes the part back needs it not."""
+
+    @property
+    def name(self) -> str:
+        """
+        No other piece on this rank is called so.
+        """
+        return f"{self.key}@{'.'.join(map(str, self.at))}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Content:
+    """
+    What is written of one part of the state.
+    """
+
+    tensors: list[Placed] = field(default_factory=list)
+    objects: dict[str, Any] = field(default_factory=dict)  # Any: plain values, megatron-core's own
+    """By the unique key that megatron-core gives them."""
+    common: dict[str, Any] = field(default_factory=dict)
+    """What megatron-core keeps once for all ranks."""
+
+
+def contents(
+    models: Sequence[nn.Module],
+    optimizer: Any,  # Any: megatron-core ships no types
+) -> dict[int | str, Content]:
+    """
+    By the number of the optimizer among those that are chained, and `REST`.
+    """
+    chained = list(getattr(optimizer, "chained_optimizers", None) or [optimizer])
+    found: dict[int | str, Content] = {number: Content() for number in range(len(chained))}
+    found[REST] = Content()
+    named = {
+        name: _bare(model).sharded_state_dict()
+        for name, model in zip(model_names(len(models)), models, strict=True)
+    }
+    states = optimizer.sharded_state_dict(named, metadata=dict(FORM))
+    for number, state in enumerate([states] if len(chained) == 1 else states.values()):
+        _clean(state)
+        # each has stretches of its own: what is there twice is there on other data-parallel ranks
+        _spread(found[number], state, alone=isinstance(chained[number], DistributedOptimizer))
+    _spread_models(found, chained, named)
+    kept = [found[number].common for number in range(len(chained))]
+    for number in range(len(chained)):
+        found[number].common = {}
+    here = part()
+    if (here.tensor[0], here.pipeline[0]) == (0, 0):  # as Megatron has it of its first rank
+        found[REST].common |= {"optimizer": kept[0] if len(kept) == 1 else dict(enumerate(kept))}
+    else:
+        found[REST].common = {}
+    return found
+
+
+def part() -> Part:
+    """
+    The part of the model that this rank has.
+    """
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return Part(
+        pipeline=(
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_pipeline_model_parallel_world_size(),
+        ),
+        tensor=(
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_tensor_model_parallel_world_size(),
+        ),
+        experts=parallel_state.get_expert_model_parallel_world_size(),
+        ranks=tuple(dist.get_process_group_ranks(group)),
+    )
+
+
+def model_names(count: int) -> list[str]:
+    """
+    The names under which Megatron's own training keeps so many parts of a model.
+    """
+    return ["model"] if count == 1 else [f"model{number}" for number in range(count)]
+
+
+def _bare(model: nn.Module) -> Any:  # Any: megatron-core ships no types
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _clean(state: Any) -> None:  # Any: as megatron-core has it
+    """
+    Between parameters there is padding, which megatron-core writes as it comes out of the allocator.
+    """
+    for bucket in _buckets(state):
+        for piece in bucket:
+            padding = piece.get("padding")
+            if isinstance(padding, LocalNonpersistentObject) and padding.unwrap():
+                for value in piece.values():
+                    if isinstance(value, ShardedTensor):
+                        value.data.zero_()
+
+
+def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:  # Any: as megatron-core has it
+    for by_dtype in state.get("param_state", {}).values():
+        if isinstance(by_dtype, dict):
+            for buckets in by_dtype.values():
+                yield from buckets
+
+
+def _spread(
+    into: Content, state: Any, *, alone: bool = False
+) -> None:  # Any: as megatron-core has it
+    """
+    Sort a state into tensors, objects and the rest of it. `alone`: no other part of the model has any of
+    it, whatever its replica says.
+    """
+    sharded, common = save_preprocess(state, validate_access_integrity=False)
+    for value in nested_values(sharded):
+        if isinstance(value, ShardedTensor):
+            into.tensors.append(_placed(value, first=alone or _is_first(value.replica_id)))
+        elif isinstance(value, ShardedObject):
+            # a list, for megatron-core may have several under one key
+            into.objects[value.unique_key] = [value.data]
+    into.common.update(common)
+
+
+def _placed(value: Any, *, first: bool) -> Placed:  # Any: a ShardedTensor
+    ahead = (1,) * value.prepend_axis_num
+    return Placed(
+        key=value.key,
+        whole=tuple(value.global_shape),
+        at=tuple(value.global_offset),
+        tensor=value.data.detach().view(*ahead, *value.local_shape),
+        first=first,
+    )
+
+
+def _is_first(replica: int | tuple[int, ...]) -> bool:
+    """
+    Whether this rank or one that is only another data-parallel rank of the same has the first of what is
+    on several: the last number is that of the data-parallel rank.
+    """
+    return isinstance(replica, int) or not any(replica[:-1])
+
+
+# ---------------------------------------------------------------- the parameters of the model
+
+
+def _spread_models(
+    found: Mapping[int | str, Content], chained: Sequence[Any], named: Mapping[str, Any]
+) -> None:  # Any: as megatron-core has it
+    """
+    What the models have: a parameter goes with the optimizer that has it, or that has a stretch of it.
+    """
+    owners = {id(p): number for number, each in enumerate(chained) for p in _owned(each)}
+    here = {
+        id(p) for each in chained if isinstance(each, DistributedOptimizer) for p in _here(each)
+    }
+    left: dict[str, Any] = {}
+    for name, state in named.items():
+        left[name] = {}
+        for key, value in state.items():
+            number = owners.get(id(getattr(value, "data", None)))
+            if number is None or not isinstance(value, ShardedTensor | ShardedTensorFactory):
+                left[name][key] = value
+            elif isinstance(chained[number], DistributedOptimizer):
+                if id(value.data) in here:
+                    found[number].tensors.extend(_stretch(chained[number], value))
+            else:
+                _spread(found[number], {key: value})
+    _spread(found[REST], left)
+    if len(chained) > 1:
+        # ranks that have the same of the rest may have other experts, with objects of their own
+        for number in range(len(chained)):
+            found[number].objects |= found[REST].objects
+
+
+def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
+    """
+    The parameters of the models that an optimizer changes.
+    """
+    if getattr(optimizer, "is_stub_optimizer", False):
+        return
+    if isinstance(optimizer, DistributedOptimizer):
+        for buffer in optimizer.buffers:
+            yield from buffer.params
+    elif hasattr(optimizer, "float16_groups"):
+        for group in (*optimizer.float16_groups, *optimizer.fp32_from_fp32_groups):
+            yield from group
+    else:
+        yield from optimizer.get_parameters()
+
+
+def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: megatron-core ships no types
+    """
+    What follows from this rank's masters of a parameter, as the model has it.
+    """
+    parameter = value.data
+    of = optimizer._get_model_param_range_map(parameter)["param"]
+    master = optimizer._get_main_param_and_optimizer_states(parameter)["param"]
+    like = master.detach().reshape(-1).to(parameter.dtype)
+    for part in _parts(value):
+        if part.data.untyped_storage().data_ptr() != parameter.untyped_storage().data_ptr():
+            raise UsageError(
+                f"megatron-core writes {value.key} as something else than it is: a rank that has a "
+                "stretch of it cannot write that alone. Leave the distributed optimizer out"
+            )
+        view = part.data.detach().view(*(1,) * part.prepend_axis_num, *part.local_shape)
+        begin = view.storage_offset() - parameter.storage_offset()
+        for at, shape, first in _boxes(tuple(view.shape), view.stride(), begin, of.start, of.end):
+            yield Placed(
+                key=part.key,
+                whole=tuple(part.global_shape),
+                at=tuple(a + b for a, b in zip(part.global_offset, at, strict=True)),
+                tensor=like.as_strided(
+                    shape, view.stride(), like.storage_offset() + first - of.start
+                ),
+                first=_is_first(part.replica_id),
+                derived=True,
+            )
+
+
+def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
+    """
+    The parameters of which this rank has a stretch.
+    """
+    if getattr(optimizer, "is_stub_optimizer", False):
+        return
+    for by_dtype in optimizer.gbuf_ranges:
+        for ranges in by_dtype.values():
+            for each in ranges:
+                yield from each["param_map"]
+
+
+def _parts(value: Any) -> list[Any]:  # Any: as megatron-core has it
+    if isinstance(value, ShardedTensorFactory):
+        return [part for part in nested_values(value.build()) if isinstance(part, ShardedTensor)]
+    return [value]
+
+
+Box = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Where it begins, its shape, and where its first element is in memory."""
+
+
+def _boxes(
+    shape: tuple[int, ...], stride: tuple[int, ...], begin: int, start: int, end: int
+) -> Iterator[Box]:
+    """
+    The elements of a view that lie from `start` to `end` in memory, as boxes, the fewest there are for
+    a tensor that lies in order. `begin` is where its first element is.
+    """
+    last = begin + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    if 0 in shape or last < start or begin >= end:
+        return
+    if start <= begin and last < end:
+        yield (0,) * len(shape), shape, begin
+        return
+    # the slices along the widest step are the fewest that are cut
+    axis = max(range(len(shape)), key=lambda a: (shape[a] > 1, stride[a]))
+    step, within = stride[axis], last - begin - (shape[axis] - 1) * stride[axis]
+    inner = (*shape[:axis], 1, *shape[axis + 1 :])
+    low = max(0, -((begin - start) // step))
+    high = min(shape[axis], (end - 1 - begin - within) // step + 1)
+    if low < high:
+        yield (
+            tuple(low if a == axis else 0 for a in range(len(shape))),
+            tuple(high - low if a == axis else n for a, n in enumerate(shape)),
+            begin + low * step,
+        )
+    touched = range(
+        max(0, -((begin + within - start) // step)), min(shape[axis], (end - 1 - begin) // step + 1)
+    )
+    for i in (i for i in touched if not low <= i < high):
+        for at, size, first in _boxes(inner, stride, begin + i * step, start, end):
+            yield (*at[:axis], i, *at[axis + 1 :]), size, first
