@@ -4,11 +4,9 @@ train_step. Dropout is on, so what is drawn counts.
 """
 
 import argparse
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from sys import path
-from typing import Any
 
 path.insert(0, str(Path(__file__).parents[2]))
 path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -16,168 +14,42 @@ path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
 import megatron.core.parallel_state as ps
 import tft_megatron
 import torch
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.num_microbatches_calculator import (
     get_current_running_global_batch_size,
     get_num_microbatches,
     init_num_microbatches_calculator,
 )
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from megatron.core.transformer import TransformerConfig
 from record import Record
 
 import tft
 from tests.megatron import shim
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=8)
-parser.add_argument("--tp", type=int, default=1)
-parser.add_argument("--pp", type=int, default=1)
-parser.add_argument("--ep", type=int, default=1)
-parser.add_argument(
-    "--instances", type=int, default=2, help="of the distributed optimizer; 0: plain"
+from tests.megatron.gpt import (
+    GLOBAL_BATCH,
+    LENGTH,
+    MICRO_BATCH,
+    add_arguments,
+    build,
+    forward,
+    samples,
+    sizes,
 )
-parser.add_argument("--overlap", action="store_true")
-parser.add_argument("--fp32", action="store_true")
-parser.add_argument("--fp16", action="store_true")
-parser.add_argument("--tied", action="store_true", help="embeddings and output weights are one")
+
+parser = add_arguments(argparse.ArgumentParser())
 parser.add_argument("--rampup", action="store_true", help="begin with half of the global batch")
 parser.add_argument("--wrong", metavar="WORDS", help="raised once, by rank 1 in step 7")
 args = tft_megatron.add_arguments(parser).parse_args()
 
-WORDS, LENGTH, WIDTH, LAYERS, MICRO_BATCH = 64, 16, 64, 2, 1
-GLOBAL_BATCH = 8
-
-
-def samples(consumed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """
-    A stream of sequences, each a function of its number.
-    """
-    number = consumed + ps.get_data_parallel_rank()
-    while True:
-        generator = torch.Generator().manual_seed(number)
-        start = torch.randint(WORDS, (MICRO_BATCH, 1), generator=generator)
-        stride = torch.randint(1, 5, (MICRO_BATCH, 1), generator=generator)
-        words = (start + stride * torch.arange(LENGTH + 1)) % WORDS
-        yield words[:, :-1].contiguous(), words[:, 1:].contiguous()
-        number += ps.get_data_parallel_world_size() * MICRO_BATCH
-
-
 torch.set_num_threads(1)
 shim.install()
 session = tft.init()
-tft_megatron.begin(
-    session,
-    tensor_model_parallel_size=args.tp,
-    pipeline_model_parallel_size=args.pp,
-    expert_model_parallel_size=args.ep,
-    num_distributed_optimizer_instances=max(args.instances, 1),
-)
+tft_megatron.begin(session, **sizes(args))
 torch.manual_seed(1234 + 100 * ps.get_pipeline_model_parallel_rank())
 model_parallel_cuda_manual_seed(1234)
 
-dtype = torch.float32 if args.fp32 else torch.float16 if args.fp16 else torch.bfloat16
-experts: dict[str, Any] = (
-    {
-        "num_moe_experts": 4,
-        "moe_router_topk": 2,
-        "moe_token_dispatcher_type": "alltoall",
-        "expert_model_parallel_size": args.ep,
-        "moe_aux_loss_coeff": 1e-2,
-        "moe_router_load_balancing_type": "aux_loss",
-        "add_bias_linear": False,
-    }
-    if args.ep > 1
-    else {}
-)
-config = TransformerConfig(
-    num_layers=LAYERS,
-    hidden_size=WIDTH,
-    num_attention_heads=4,
-    ffn_hidden_size=2 * WIDTH,
-    use_cpu_initialization=True,
-    hidden_dropout=0.1,
-    attention_dropout=0.1,
-    tensor_model_parallel_size=args.tp,
-    pipeline_model_parallel_size=args.pp,
-    pipeline_dtype=dtype,
-    params_dtype=dtype,
-    bf16=dtype == torch.bfloat16,
-    fp16=dtype == torch.float16,
-    gradient_accumulation_fusion=False,
-    bias_dropout_fusion=False,
-    masked_softmax_fusion=False,
-    bias_activation_fusion=False,
-    persist_layer_norm=False,
-    apply_rope_fusion=False,
-    **experts,
-)
-model = GPTModel(
-    config,
-    get_gpt_layer_local_spec(num_experts=experts.get("num_moe_experts")),
-    vocab_size=WORDS,
-    max_sequence_length=LENGTH,
-    pre_process=ps.is_pipeline_first_stage(),
-    post_process=ps.is_pipeline_last_stage(),
-    share_embeddings_and_output_weights=args.tied,
-    position_embedding_type="rope",
-).to(dtype)
-plain = args.instances == 0
-wrapped = DistributedDataParallel(
-    config,
-    DistributedDataParallelConfig(
-        use_distributed_optimizer=not plain,
-        num_distributed_optimizer_instances=max(args.instances, 1),
-        overlap_grad_reduce=args.overlap,
-        overlap_param_gather=args.overlap and not plain,
-        grad_reduce_in_fp32=True,
-        bucket_size=20000 if args.overlap else None,
-    ),
-    model,
-)
-optimizer = get_megatron_optimizer(
-    OptimizerConfig(
-        optimizer="adam",
-        lr=1e-3,
-        min_lr=1e-4,
-        weight_decay=0.01,
-        clip_grad=1.0,
-        bf16=dtype == torch.bfloat16,
-        fp16=dtype == torch.float16,
-        initial_loss_scale=2.0**20,
-        loss_scale_window=3,
-        params_dtype=dtype,
-        use_distributed_optimizer=not plain,
-        overlap_param_gather=args.overlap and not plain,
-    ),
-    [wrapped],
-)
-scheduler = OptimizerParamScheduler(
-    optimizer,
-    init_lr=0.0,
-    max_lr=1e-3,
-    min_lr=1e-4,
-    lr_warmup_steps=2 * GLOBAL_BATCH,
-    lr_decay_steps=args.steps * GLOBAL_BATCH,
-    lr_decay_style="cosine",
-    start_wd=0.01,
-    end_wd=0.01,
-    wd_incr_steps=args.steps * GLOBAL_BATCH,
-    wd_incr_style="constant",
-)
-config.grad_scale_func = optimizer.scale_loss
-config.finalize_model_grads_func = finalize_model_grads
-if args.overlap:
-    config.no_sync_func = wrapped.no_sync
+built = build(args)
+wrapped, optimizer, scheduler = built.wrapped, built.optimizer, built.scheduler
 
 replicas = ps.get_data_parallel_world_size()
 half = GLOBAL_BATCH // 2
@@ -185,22 +57,9 @@ rampup = [half, half, 4 * half] if args.rampup else None
 init_num_microbatches_calculator(session.rank, rampup, GLOBAL_BATCH, MICRO_BATCH, replicas)
 data = tft_megatron.Data(samples)
 wrong = [RuntimeError(args.wrong)] if args.wrong and session.rank == 1 else []
-later = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), diagonal=1)[None, None]
-places = torch.arange(LENGTH)[None]
 record = Record(session.run_dir, session.rank)
 torch.manual_seed(session.rank)  # each draws its own dropout, apart from what the tracker draws
 tft_megatron.enable(session, wrapped, optimizer, scheduler, data=data)
-
-
-def forward(batches: Iterator[tuple[torch.Tensor, torch.Tensor]], model: Any) -> tuple[Any, Any]:
-    words, targets = next(batches)
-    output = model(words, places, later, labels=targets)
-
-    def loss_of(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        loss = output.float().mean()
-        return loss, {"loss": loss.detach()}
-
-    return output, loss_of
 
 
 def train(session: tft.Session) -> None:

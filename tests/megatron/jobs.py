@@ -15,6 +15,7 @@ STEPS = 8
 
 SHAPES: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "TP1DP4": (4, ()),
+    "TP1DP4-one": (4, ("--instances", "1")),
     "TP1DP4-plain": (4, ("--instances", "0")),
     "TP2DP2": (4, ("--tp", "2")),
     "TP2DP2-plain": (4, ("--tp", "2", "--instances", "0")),
@@ -25,20 +26,27 @@ SHAPES: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "TP2DP4": (8, ("--tp", "2")),
     "PP2DP4": (8, ("--pp", "2")),
 }
-"""Ranks, and what the job is told. Distributed optimizers have two instances."""
+"""Ranks, and what the job is told. Distributed optimizers have two instances, where nothing else is
+said."""
 
 
 def train(
-    run_dir: Path, shape: str, *specs: str, more: tuple[str, ...] = (), **how: Any
+    run_dir: Path,
+    shape: str,
+    *specs: str,
+    more: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+    **how: Any,
 ) -> Outcome:
     """
-    The job, with what chaos does to it; `Any`: keywords of `run`. `more` goes to the job.
+    The job, with what chaos does to it; `Any`: keywords of `run`. `more` goes to the job, `options` to
+    `tft run`.
     """
     nproc, arguments = SHAPES[shape]
-    options = [word for spec in specs for word in ("--chaos", spec)]
+    chaos = [word for spec in specs for word in ("--chaos", spec)]
     steps = ("--steps", str(how.pop("steps", STEPS)))
     outcome = run(
-        run_dir, "--adaptor", "megatron", *options,
+        run_dir, "--adaptor", "megatron", *chaos, *options,
         script=JOB, arguments=(*steps, *arguments, *more), nproc=nproc, **how,
     )  # fmt: skip
     return outcome

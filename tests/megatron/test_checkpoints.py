@@ -1,0 +1,152 @@
+"""
+Checkpoints of real megatron-core jobs, written by survivors without any group: a resumed job and megatron-core
+alone go on from them bit for bit.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.jobs import ROOT, Outcome, identical
+from tests.megatron.jobs import SHAPES, STEPS, Undisturbed, train
+from tft import checkpoint
+
+PLAIN = ROOT / "tests" / "megatron" / "plain.py"
+NAME = ("--checkpoint-name", "iter_{step:07d}")
+SAVED = 4
+"""The step after which the last checkpoint is written."""
+
+
+def soak(*shapes: str) -> list[Any]:
+    """
+    These, as rows of the long tables.
+    """
+    return [pytest.param(shape, marks=pytest.mark.soak) for shape in shapes]
+
+
+def dumped(run_dir: Path, shape: str, rank: int, *more: str) -> Outcome:
+    """
+    A job that has lost a rank in the step after `SAVED` and may not replace it.
+    """
+    spec = f"kill:rank={rank},step={SAVED + 1},phase=forward"
+    outcome = train(run_dir, shape, spec, more=more, options=(*NAME, "--enable", "dump"))
+    assert outcome.code == 3, outcome.output
+    return outcome
+
+
+def plainly(checkpoints: Path, out: Path, shape: str, *more: str) -> Outcome:
+    """
+    megatron-core alone goes on from the newest of these checkpoints.
+    """
+    nproc, arguments = SHAPES[shape]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc), "--standalone",
+        str(PLAIN), "--load", str(checkpoints), "--out", str(out), "--steps", str(STEPS), *arguments, *more,
+    ]  # fmt: skip
+    log = out.with_suffix(".out")
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        code = process.wait(timeout=100)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return Outcome(code=code, output=log.read_text(errors="replace"), run_dir=out)
+
+
+def from_step(outcome: Outcome, first: int) -> dict[tuple[int, int], str]:
+    """
+    The losses of this step and later ones.
+    """
+    return {(rank, step): loss for (rank, step), loss in outcome.rows().items() if step >= first}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "TP1DP4",
+        *soak("TP1DP4-plain", "TP2DP2", "TP2DP2-plain", "PP2DP2", "PP2DP2-plain"),
+        *soak("EP2DP4", "EP2DP4-plain"),
+    ],
+)
+def test_a_last_checkpoint_is_gone_on_from_bit_for_bit(
+    shape: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When a rank is killed and the others write a last checkpoint, then megatron-core alone goes on from it
+    with the losses of the undisturbed run, and `--resume` ends as that did.
+    """
+    run_dir = tmp_path / "run"
+    dumped(run_dir, shape, rank=2)
+    place = run_dir / "checkpoints" / f"iter_{SAVED:07d}"
+    assert checkpoint.verify(place).step == SAVED
+    assert {".metadata", "metadata.json", "common.pt"} <= {each.name for each in place.iterdir()}
+
+    alone = plainly(place.parent, tmp_path / "plain", shape)
+    assert alone.code == 0, alone.output
+    assert alone.rows() == from_step(undisturbed(shape), SAVED + 1)
+
+    resumed = train(run_dir, shape, options=(*NAME, "--resume"))
+    assert resumed.code == 0, resumed.output
+    identical(resumed, undisturbed(shape))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "more", [("--tied",), ("--fp32",), ("--fp16",), ("--overlap",)], ids="-".join
+)
+@pytest.mark.parametrize("shape", ["TP1DP4", "PP2DP2"])
+def test_other_models_are_gone_on_from_bit_for_bit(
+    shape: str, more: Sequence[str], tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When embeddings and output weights are one, when numbers are others, and when buckets are several, then
+    nothing is otherwise.
+    """
+    run_dir = tmp_path / "run"
+    dumped(run_dir, shape, 1, *more)
+    alone = plainly(run_dir / "checkpoints", tmp_path / "plain", shape, *more)
+    assert alone.code == 0, alone.output
+    assert alone.rows() == from_step(undisturbed(shape, *more), SAVED + 1)
+    resumed = train(run_dir, shape, more=tuple(more), options=(*NAME, "--resume"))
+    assert resumed.code == 0, resumed.output
+    identical(resumed, undisturbed(shape, *more))
+
+
+@pytest.mark.parametrize(
+    ("shape", "killed"),
+    [
+        pytest.param("TP1DP4-one", (2,), id="no replica"),
+        pytest.param("TP1DP4", (1, 3), id="both copies", marks=pytest.mark.soak),
+        pytest.param("TP2DP2", (0, 2), id="both copies of a slice", marks=pytest.mark.soak),
+        pytest.param("PP2DP2", (2, 3), id="both copies of a stage", marks=pytest.mark.soak),
+        pytest.param("EP2DP4", (1, 3), id="both copies of experts", marks=pytest.mark.soak),
+        pytest.param("TP1DP4-plain", (0, 1, 2, 3), id="all", marks=pytest.mark.soak),
+    ],
+)
+def test_a_job_goes_back_to_its_newest_checkpoint(
+    shape: str, killed: Sequence[int], tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When all who hold something are killed in one step, then all go back to the newest checkpoint, and the
+    end is that of the undisturbed run without any checkpoint.
+    """
+    specs = [f"kill:rank={rank},step=6,phase=forward" for rank in killed]
+    options = (*NAME, "--checkpoint-every", "2")
+    outcome = train(tmp_path / "run", shape, *specs, options=options)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed(shape))
+    assert {incident["strategy"] for incident in outcome.incidents} == {"recover"}
+    checkpoints = tmp_path / "run" / "checkpoints"
+    there = sorted(each for each in checkpoints.iterdir() if each.is_dir())
+    assert [checkpoint.verify(place).step for place in there] == list(range(2, STEPS + 1, 2))
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(STEPS)
