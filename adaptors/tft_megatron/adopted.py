@@ -22,6 +22,7 @@ from tft_megatron.groups import Parallel
 from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
 from tft_megatron.shards import Shard, shards_of
+from tft_megatron.tied import tie_embeddings
 from tft_megatron.training import Training, check, common_state
 
 
@@ -147,6 +148,7 @@ class Adopted:
         """
         Parameters as the masters have them, on all ranks.
         """
+        tie_embeddings(self.training)
         for optimizer in self.training.optimizers:
             if hasattr(optimizer, "_copy_main_params_to_model_params"):
                 optimizer._copy_main_params_to_model_params()

@@ -182,7 +182,7 @@ def build(args: argparse.Namespace) -> Built:
         init_lr=0.0,
         max_lr=1e-3,
         min_lr=1e-4,
-        lr_warmup_steps=2 * GLOBAL_BATCH,
+        lr_warmup_steps=GLOBAL_BATCH,
         lr_decay_steps=args.steps * GLOBAL_BATCH,
         lr_decay_style="cosine",
         start_wd=0.01,

@@ -77,7 +77,7 @@ def train(session: tft.Session) -> None:
         )
         if step == 7 and wrong:
             raise wrong.pop()
-        record.write(step, sum(float(each["loss"]) for each in losses))
+        record.write(step, sum((float(each["loss"]) for each in losses), start=0.0))
         done, _, _ = optimizer.step()
         if done:
             scheduler.step(increment=get_current_running_global_batch_size())

@@ -1,6 +1,6 @@
 """
 What megatron-core 0.16 needs to run without CUDA. For tests and demonstrations alone: nothing that is shipped
-knows of it. `install()` before anything of Megatron is built; each line says what needs it.
+knows of it. `install()` once, before anything of Megatron is built; each line says what needs it.
 """
 
 import contextlib
@@ -10,45 +10,45 @@ from typing import Any
 
 import torch
 
-CPU = torch.device("cpu")
-
 
 class _Stream:
     """Work on a CPU is done when it has been asked for."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def __getattr__(self, _: str) -> Callable[..., None]:
-        return lambda *_: None
+    def __getattr__(self, _: str) -> Callable[..., "_Stream"]:
+        return lambda *_: _Stream()
 
 
 def _on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
     def made(*arguments: Any, **named: Any) -> Any:
         on_cuda = str(named.get("device", "")).startswith("cuda")
-        return make(*arguments, **(named | {"device": CPU} if on_cuda else named))
+        return make(*arguments, **(named | {"device": "cpu"} if on_cuda else named))
 
     return made
 
 
 def install() -> None:
-    """Once in a process."""
     import megatron.core.tensor_parallel.random as random
     import megatron.core.transformer.moe.moe_utils as moe
     import megatron.core.transformer.moe.token_dispatcher as dispatcher
-    import torch._dynamo
+    from torch import _dynamo
 
     cuda: Any = torch.cuda
-    torch._dynamo.config.disable = True  # core/jit.py: fused functions would be compiled by g++
-    cuda.current_device = lambda: CPU  # distributed/param_and_grad_buffer.py: where buffers are
+    tensor: Any = torch.Tensor
+    _dynamo.config.disable = True  # core/jit.py: fused functions would be compiled by g++
+    cuda.current_device = lambda: torch.device("cpu")  # distributed/: where buffers are
     for name in ("tensor", "zeros", "empty", "ones", "full"):  # optimizer/*.py: device="cuda"
         setattr(torch, name, _on_cpu(getattr(torch, name)))
-    plain = torch.Tensor.type  # optimizer/*.py: compares with "torch.cuda.FloatTensor"
-    torch.Tensor.type = lambda self, *to: (  # type: ignore[method-assign,assignment]  # on purpose
+    tensor.cuda = lambda self, *_: self  # optimizer/grad_scaler.py; models/, tied embeddings
+    plain = tensor.type  # optimizer/*.py: compares with "torch.cuda.FloatTensor"
+    tensor.type = lambda self, *to: (
         plain(self, *to) if to else plain(self).replace("torch.", "torch.cuda.", 1)
     )
-    cuda.Stream = cuda.Event = _Stream  # distributed/, with several optimizer instances; moe/
-    cuda.current_stream = cuda.default_stream = _Stream  # as above
+    for name in ("Stream", "Event", "current_stream", "default_stream"):  # distributed/, moe/
+        setattr(cuda, name, _Stream)
     cuda.stream = lambda _: contextlib.nullcontext()  # as above
+    cuda.synchronize = lambda: None  # pipeline_parallel/p2p_communication.py
     cuda.get_rng_state = lambda *_: torch.get_rng_state()  # tensor_parallel/random.py: the tracker
     cuda.manual_seed = torch.default_generator.manual_seed  # as above
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()  # as above
@@ -56,5 +56,5 @@ def install() -> None:
     logging.getLogger(random.__name__).setLevel(logging.ERROR)  # "CPU RNG state changed", of this
     moe.te_general_gemm = None  # of the router: not defined without TransformerEngine
     dispatcher.maybe_move_tensor_to_cpu = lambda t, as_numpy=False, **_: (
-        t.numpy() if as_numpy else t
-    )
+        t.numpy() if as_numpy and t is not None else t
+    )  # the alltoall of experts takes no tensors

@@ -4,23 +4,138 @@ for bit with the undisturbed one of the same shape.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.jobs import identical
-from tests.megatron.jobs import Undisturbed, train
+from tests.megatron.jobs import SHAPES, STEPS, Undisturbed, train
+
+PHASES = ("forward", "backward", "update", "between")
+SOAK = pytest.mark.soak
+FOUR = [shape for shape, (ranks, _) in SHAPES.items() if ranks == 4]
+EIGHT: dict[str, Any] = {"limit": 300.0}  # Any: keywords of `train`
 
 
-@pytest.mark.parametrize("shape", ["TP1DP4"])
+def rows(covering: set[str]) -> list[Any]:  # Any: pytest's own
+    """
+    All shapes of four ranks, of which these are in the gate.
+    """
+    return [shape if shape in covering else pytest.param(shape, marks=SOAK) for shape in FOUR]
+
+
+@pytest.mark.parametrize("shape", rows({"TP1DP4"}))
+def test_a_rank_killed_in_each_phase_and_a_memory_fault_change_nothing(
+    shape: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When each rank in turn is killed, in each phase of a step, and one reports a memory fault within the
+    optimizer's update, then what it had comes from those who have the same, no step is lost, and losses and
+    final state are those of the undisturbed run.
+    """
+    specs = [f"kill:rank={rank},step={rank + 2},phase={phase}" for rank, phase in enumerate(PHASES)]
+    outcome = train(tmp_path / "run", shape, *specs, "raise:rank=1,step=7,phase=update,kind=memory")
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed(shape))
+    assert [i["strategy"] for i in outcome.incidents] == ["recover"] * len(PHASES) + ["retry"]
+    assert [i["steps_lost"] for i in outcome.incidents] == [0] * (len(PHASES) + 1)
+
+
+@pytest.mark.parametrize("shape", rows({"TP2DP2", "EP2DP4", "PP2DP2"}))
 def test_a_killed_rank_changes_nothing(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """
-    When a rank is killed in its forward pass, then its share comes from the other instance of the optimizer,
-    no step is lost, and losses and final state are those of the undisturbed run.
+    When the last rank is killed in the middle of the optimizer's update, then nothing changes.
     """
-    outcome = train(tmp_path / "run", shape, "kill:rank=3,step=4,phase=forward")
+    outcome = train(tmp_path / "run", shape, "kill:rank=3,step=4,phase=update")
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape))
     (incident,) = outcome.incidents
     assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
+
+
+@SOAK
+@pytest.mark.parametrize("shape", FOUR)
+def test_a_memory_fault_in_each_rank_changes_nothing(
+    shape: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When each rank in turn loses its memory in the middle of the update, then it gets its state back from those
+    who have the same, and nothing changes.
+    """
+    specs = [f"raise:rank={rank},step={rank + 2},phase=update,kind=memory" for rank in range(4)]
+    outcome = train(tmp_path / "run", shape, *specs)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed(shape))
+    assert [i["strategy"] for i in outcome.incidents] == ["retry"] * 4
+
+
+@SOAK
+@pytest.mark.parametrize("shape", FOUR)
+def test_two_faults_at_once_change_nothing(
+    shape: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When two ranks with different shares are lost at once, one in its forward pass and one in its update, and
+    later one is killed while another one is being replaced, then nothing changes.
+    """
+    first, second = (0, 1) if shape.startswith(("TP1", "TP2", "EP2")) else (0, 3)
+    specs = (
+        f"kill:rank={first},step=3,phase=forward",
+        f"raise:rank={second},step=3,phase=backward,kind=memory",
+        f"kill:rank={first},step=6,phase=backward",
+        f"kill:rank={second},step=6,phase=repair",
+    )
+    outcome = train(tmp_path / "run", shape, *specs)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed(shape))
+    assert [i["steps_lost"] for i in outcome.incidents] == [0] * len(outcome.incidents)
+
+
+@SOAK
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("shape", ["TP2DP4", "PP2DP4"])
+def test_eight_ranks_survive_a_kill_and_two_at_once(
+    shape: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When one of eight ranks is killed, and then two of different shares at once, then nothing changes.
+    """
+    specs = (
+        "kill:rank=5,step=3,phase=forward",
+        "kill:rank=0,step=6,phase=backward",
+        "kill:rank=7,step=6,phase=backward",
+    )
+    outcome = train(tmp_path / "run", shape, *specs, **EIGHT)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed(shape))
+    assert {i["strategy"] for i in outcome.incidents} == {"recover"}
+
+
+@SOAK
+@pytest.mark.parametrize(
+    ("shape", "more"),
+    [
+        ("TP1DP4", ("--overlap",)),
+        ("TP1DP4-plain", ("--overlap",)),
+        ("PP2DP2", ("--overlap",)),
+        ("TP1DP4", ("--fp32",)),
+        ("TP1DP4-plain", ("--fp32",)),
+        ("TP1DP4", ("--fp16",)),
+        ("PP2DP2", ("--tied",)),
+    ],
+)
+def test_other_settings_of_megatron_are_kept_too(
+    shape: str, more: tuple[str, ...], tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When sums overlap with what is computed, when all is in 32 bits, when steps are skipped for the loss scale,
+    and when the last stage has a copy of the embeddings, then a rank killed before the first step, and another
+    one later, change nothing.
+    """
+    specs = ("kill:rank=3,step=1,phase=forward", f"kill:rank=0,step={STEPS - 2},phase=backward")
+    outcome = train(tmp_path / "run", shape, *specs, more=more)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed(shape, *more))
+    assert [i["strategy"] for i in outcome.incidents] == ["recover"] * 2
