@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.jobs import identical
+from tests.e2e.jobs import Outcome, identical
 from tests.megatron.jobs import SHAPES, STEPS, Undisturbed, train
 
 PHASES = ("forward", "backward", "update", "between")
@@ -24,6 +24,14 @@ def rows(covering: set[str]) -> list[Any]:  # Any: pytest's own
     return [shape if shape in covering else pytest.param(shape, marks=SOAK) for shape in FOUR]
 
 
+def struck(outcome: Outcome) -> set[tuple[str, int]]:
+    """
+    The kinds of faults and their ranks; no step has been lost to any. Two in a row may be one incident.
+    """
+    assert [i["steps_lost"] for i in outcome.incidents] == [0] * len(outcome.incidents)
+    return {(f["kind"], f["rank"]) for i in outcome.incidents for f in i["faults"]}
+
+
 @pytest.mark.parametrize("shape", rows({"TP1DP4"}))
 def test_a_rank_killed_in_each_phase_and_a_memory_fault_change_nothing(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
@@ -37,8 +45,8 @@ def test_a_rank_killed_in_each_phase_and_a_memory_fault_change_nothing(
     outcome = train(tmp_path / "run", shape, *specs, "raise:rank=1,step=7,phase=update,kind=memory")
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape))
-    assert [i["strategy"] for i in outcome.incidents] == ["recover"] * len(PHASES) + ["retry"]
-    assert [i["steps_lost"] for i in outcome.incidents] == [0] * (len(PHASES) + 1)
+    killed = {("process", rank) for rank in range(len(PHASES))}
+    assert struck(outcome) == killed | {("memory", 1)}
 
 
 @pytest.mark.parametrize("shape", rows({"TP2DP2", "EP2DP4", "PP2DP2"}))
@@ -51,8 +59,7 @@ def test_a_killed_rank_changes_nothing(
     outcome = train(tmp_path / "run", shape, "kill:rank=3,step=4,phase=update")
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape))
-    (incident,) = outcome.incidents
-    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
+    assert struck(outcome) == {("process", 3)}
 
 
 @SOAK
@@ -68,7 +75,7 @@ def test_a_memory_fault_in_each_rank_changes_nothing(
     outcome = train(tmp_path / "run", shape, *specs)
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape))
-    assert [i["strategy"] for i in outcome.incidents] == ["retry"] * 4
+    assert struck(outcome) == {("memory", rank) for rank in range(4)}
 
 
 @SOAK
@@ -90,7 +97,7 @@ def test_two_faults_at_once_change_nothing(
     outcome = train(tmp_path / "run", shape, *specs)
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape))
-    assert [i["steps_lost"] for i in outcome.incidents] == [0] * len(outcome.incidents)
+    assert struck(outcome) >= {("process", first), ("memory", second)}
 
 
 @SOAK
@@ -110,7 +117,7 @@ def test_eight_ranks_survive_a_kill_and_two_at_once(
     outcome = train(tmp_path / "run", shape, *specs, **EIGHT)
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape))
-    assert {i["strategy"] for i in outcome.incidents} == {"recover"}
+    assert struck(outcome) == {("process", rank) for rank in (0, 5, 7)}
 
 
 @SOAK
@@ -138,4 +145,4 @@ def test_other_settings_of_megatron_are_kept_too(
     outcome = train(tmp_path / "run", shape, *specs, more=more)
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape, *more))
-    assert [i["strategy"] for i in outcome.incidents] == ["recover"] * 2
+    assert struck(outcome) == {("process", 0), ("process", 3)}
