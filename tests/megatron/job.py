@@ -24,6 +24,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from record import Record
 
 import tft
+from tests.e2e.jobs import until
 from tests.megatron import shim
 from tests.megatron.gpt import (
     GLOBAL_BATCH,
@@ -38,9 +39,13 @@ from tests.megatron.gpt import (
 
 parser = add_arguments(argparse.ArgumentParser())
 parser.add_argument("--rampup", action="store_true", help="begin with half of the global batch")
-parser.add_argument("--wrong", metavar="WORDS", help="raised once, by rank 1 in step 7")
+parser.add_argument(
+    "--wrong", metavar="WORDS", help="raised by rank 1 in step 7, once step 6 is saved"
+)
 args = tft_megatron.add_arguments(parser).parse_args()
 
+if args.enable_high_availability:
+    tft_megatron.settle(args)
 torch.set_num_threads(1)
 shim.install()
 session = tft.init()
@@ -76,6 +81,8 @@ def train(session: tft.Session) -> None:
             forward_only=False,
         )
         if step == 7 and wrong:
+            newest = session.shelf.place(6) / "manifest.json"
+            until(newest.exists, "that the checkpoint of step 6 is complete")
             raise wrong.pop()
         record.write(step, sum((float(each["loss"]) for each in losses), start=0.0))
         done, _, _ = optimizer.step()

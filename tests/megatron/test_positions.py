@@ -4,6 +4,8 @@ Where a real Megatron job is in its data, and how far it goes back.
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.jobs import identical
 from tests.megatron.jobs import Undisturbed, train
 
@@ -18,4 +20,30 @@ def test_a_batch_that_grows_goes_on_where_it_was(tmp_path: Path, undisturbed: Un
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed("TP1DP4", "--rampup"))
     assert outcome.rows() != undisturbed("TP1DP4").rows()
-    assert [incident["strategy"] for incident in outcome.incidents] == ["recover", "recover"]
+    assert {incident["strategy"] for incident in outcome.incidents} == {"recover"}
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        ("PRECISION ERROR: load ckpt step=3", 2),
+        pytest.param("PRECISION ERROR", 4, marks=pytest.mark.soak),
+        pytest.param("PRECISION ERROR: load ckpt step=4", 4, marks=pytest.mark.soak),
+    ],
+)
+def test_numbers_that_went_wrong_are_gone_back_behind(
+    words: str, step: int, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When a rank says in step 7 that numbers have gone wrong, and maybe until when they were right, then all go
+    back to the newest checkpoint that is early enough, in the processes they have, and end as if nothing had
+    happened.
+    """
+    outcome = train(
+        tmp_path / "run", "TP1DP4", more=("--wrong", words), options=("--checkpoint-every", "2")
+    )
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed("TP1DP4"))
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["steps_lost"]) == ("retry", 6 - step)
+    assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("numeric", 1)]
