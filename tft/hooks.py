@@ -507,14 +507,14 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_reload(self) -> Callable[[], int] | None:
+    def tft_reload(self) -> Callable[[int | None], int] | None:
         """
         How this rank loads the newest checkpoint that its program keeps itself, and tft does not know
-        of: the function finds and loads it, the whole state with RNG and data position, and returns the
-        step whose end it is of. It is called on all ranks at once, when the groups are formed; all have
-        to find the same, and nothing of a step that was given up by going back further. Asked for when
-        the rank is ready, and again each time. None: there are no such checkpoints. Not needed: without it
-        there are none either.
+        of: the function is told after which step everything may be wrong (None: nothing is), finds and
+        loads it, the whole state with RNG and data position, and returns the step whose end it is of. It
+        is called on all ranks at once, when the groups are formed; all have to find the same, and nothing
+        of a step that was given up by going back further. Asked for when the rank is ready, and again
+        each time. None: there are no such checkpoints. Not needed: without it there are none either.
         """
 
     @hookspec(firstresult=True)

@@ -59,7 +59,7 @@ def test_what_no_copy_is_left_of_is_found_by_the_ranks_themselves() -> None:
     assert names([o for o in job.said if isinstance(o, RankOrder)]) == [
         "Freeze", "Stop", "Regroup", "Reload", "Rebuild", "Rollback", "Resume",
     ]  # fmt: skip
-    assert [o.to for o in job.orders(Reload)] == [ALL]
+    assert [(o.to, o.not_after) for o in job.orders(Reload)] == [(ALL, None)]
     assert [(r.to, r.step, r.derive) for r in job.orders(Rollback)] == [(ALL, 2, ())]
     assert [o.step for o in job.orders(Resume)] == [3]
     assert job.orders(Kill) == []
@@ -110,6 +110,7 @@ def test_numbers_that_are_wrong_everywhere_are_left_for_what_was_kept_before() -
     job.fault(2, "numeric", polluted=True)
     job.settle()
     job.train()
+    assert [o.not_after for o in job.orders(Reload)] == [2]
     assert [o.step for o in job.orders(Rollback)] == [2]
     assert strategies(job) == ["retry"]
 

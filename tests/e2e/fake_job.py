@@ -119,11 +119,12 @@ def keep(step: int) -> None:
     beside.replace(path)
 
 
-def reload() -> int:
+def reload(not_after: int | None) -> int:
     """
     The newest that all ranks have written.
     """
-    steps = [int(path.name) for path in Path(session.run_dir, "kept").iterdir()]
+    there = [int(path.name) for path in Path(session.run_dir, "kept").iterdir()]
+    steps = [step for step in there if not_after is None or step <= not_after]
     ranks = range(session.world)
     step = max(step for step in steps if all(kept(step, rank).exists() for rank in ranks))
     numbers.position, values = json.loads(kept(step, session.rank).read_text())

@@ -356,7 +356,8 @@ class Course:
         job = self._job
         for seat in job.seated():
             seat.searching = True
-        job.issue(job.to_all(Reload), limit=job.policy.repair)
+        reload = job.to_all(Reload, not_after=job.incident.ceiling)
+        job.issue(reload, limit=job.policy.repair)
 
     def _found(self) -> str:
         """

@@ -564,6 +564,8 @@ class Reload:
     round: int
     to: tuple[int, ...]
     seats: dict[int, int] = field(default_factory=dict)
+    not_after: int | None = None
+    """What is later than this step may be wrong; None: there is no such limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,7 @@ class _Adopted:
     wrap: Callable[[], Any] | None = None
     apart: bool = False
     """Each rank has a part of its own."""
-    reload: Callable[[], int] | None = None
+    reload: Callable[[int | None], int] | None = None
     group: Group | None = None
     backups: Mapping[int, "array.array[float]"] = MappingProxyType({})
     """By step. Replaced, never changed: it is read on other threads."""
@@ -320,7 +320,7 @@ def tft_load(directory: Path, shard: str) -> None:
 
 
 @hookimpl
-def tft_reload() -> Callable[[], int] | None:
+def tft_reload() -> Callable[[int | None], int] | None:
     return _adopted.reload
 
 

@@ -143,7 +143,7 @@ class Hands:
             case Regroup():
                 self._regroup(order)
             case Reload():
-                self._reload()
+                self._reload(order)
             case Rebuild():
                 self._state.model = self._hook.tft_rebuild()
             case Rollback():
@@ -255,7 +255,7 @@ class Hands:
         self._page.capture(order.step, private, True)
         self._hold(order.step)
 
-    def _reload(self) -> None:
+    def _reload(self, order: Reload) -> None:
         """
         The program finds its checkpoint, and the private state is what it has made of it then.
         """
@@ -263,7 +263,7 @@ class Hands:
         if reload is None:
             raise OrderRefused(f"the adaptor {self._state.adaptor!r} knows of no such checkpoint")
         self._gate.tear()
-        step = reload()
+        step = reload(order.not_after)
         if not isinstance(step, int) or step < 0:
             raise OrderRefused(
                 f"a checkpoint was loaded that is said to be of step {step!r}: that is no step"

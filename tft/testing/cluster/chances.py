@@ -144,7 +144,7 @@ class Chances:
         world = self._stage.schedule.world
         if not self._stage.schedule.own or len(machine.members) < world:
             return None
-        return self._stage.disk.found(world)
+        return self._stage.disk.found(world, machine.incident.ceiling)
 
     def _newest_saved(self, machine: Machine) -> int | None:
         ceiling = machine.incident.ceiling

@@ -85,7 +85,7 @@ def begin(process: "Process", execute: Execute) -> None:
             stage.clock.after(takes + stage.takes(0.02, 0.4), _load, process, execute, order)
         case Reload():
             _tear(process, process.content)
-            stage.clock.after(takes + stage.takes(0.02, 0.4), _reload, process, execute)
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _reload, process, execute, order)
         case Restore():
             stage.clock.after(takes + stage.takes(0.01, 0.1), _restore, process, execute, order)
         case Check():
@@ -237,13 +237,13 @@ def _load(process: "Process", execute: Execute, order: Load) -> None:
     process.done(execute, None)
 
 
-def _reload(process: "Process", execute: Execute) -> None:
+def _reload(process: "Process", execute: Execute, order: Reload) -> None:
     if not _at_work(process, execute):
         return
     if process.group is None:
         return process.shut_out("there is no group to meet the others in")
     stage = process.stage
-    step = stage.disk.found(stage.schedule.world)
+    step = stage.disk.found(stage.schedule.world, order.not_after)
     if step is None:
         return process.done(execute, "FileNotFoundError: no checkpoint was kept by all")
     kept = stage.disk.own[step][process.rank]
@@ -251,7 +251,7 @@ def _reload(process: "Process", execute: Execute) -> None:
         process.content[name] = kept[name]
     process.page.capture(step, int(kept[""]), closed=True)
     _hold(process, step)
-    stage.invariants.found(process, execute.order, step)
+    stage.invariants.found(process, order, step)
     process.done(execute, None)
 
 

@@ -126,11 +126,12 @@ class Disk:
     """By step and rank: what the ranks keep without saying so, with the private state under an empty
     name."""
 
-    def found(self, world: int) -> int | None:
+    def found(self, world: int, not_after: int | None) -> int | None:
         """
-        The newest step that all ranks have kept.
+        The newest step that all ranks have kept, and that is not too late.
         """
-        return max((step for step, parts in self.own.items() if len(parts) == world), default=None)
+        whole = [step for step, parts in self.own.items() if len(parts) == world]
+        return max((s for s in whole if not_after is None or s <= not_after), default=None)
 
 
 @dataclass(slots=True)
