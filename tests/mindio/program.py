@@ -17,6 +17,8 @@ checkpoint. OPTIONS is JSON:
 - `pattern`: [text, name of a state, what the handler says].
 - `skip`: the step that is counted twice. `pace`: how many seconds a step takes.
 - `tls`: what TLS is made of; without it there is none.
+- `keep`: every how many steps it keeps a checkpoint of its own, which its repair function loads and says the
+  step of. `finds`: by rank, the step it loads instead of the newest; 0: it does not say which one it was.
 - `loop`: it has one of its own, as MindSpore does.
 """
 
@@ -144,6 +146,8 @@ def repair(
     note("repair", step=step, need_rebuild=need_rebuild, error_ranks=error_ranks, **info)
     fail("repair")
     kind = ttp.RepairType(info["repair_type"])
+    if kind in (ttp.RepairType.RT_LOAD_CKPT, ttp.RepairType.RT_LOAD_REBUILD):
+        return load(step)
     pipe = directory / f"pipe-{info['src'][0]}-{info['dst'][0]}-{info['type'][0]}"
     with suppress(FileExistsError):
         os.mkfifo(pipe)
@@ -153,6 +157,34 @@ def repair(
     else:
         with pipe.open("rb") as file:
             state.numbers[:] = array.array("d", file.read())
+
+
+def kept(step: int, whom: int) -> Path:
+    """
+    A rank's part of a checkpoint of its own.
+    """
+    return directory / f"kept-{step}-{whom}"
+
+
+def keep(step: int) -> None:
+    """
+    Whole or not there.
+    """
+    beside = directory / f"beside-{rank}"
+    beside.write_bytes(state.numbers.tobytes())
+    beside.replace(kept(step, rank))
+
+
+def load(last: int) -> None:
+    """
+    The newest checkpoint that all ranks have kept, and that is not too late.
+    """
+    ranks = range(world)
+    whole = [n for n in range(1, last + 1) if all(kept(n, each).exists() for each in ranks)]
+    found = options.get("finds", {}).get(str(rank), max(whole))
+    state.numbers[:] = array.array("d", kept(found or max(whole), rank).read_bytes())
+    if found:
+        ttp.tft_report_load_ckpt_step(found)
 
 
 def rollback(step: int, args: Any, ctx: Any) -> None:
@@ -238,6 +270,8 @@ def train(first: int) -> str:
             state.numbers[index] = total / (index + 1)
         state.step += 1 + (state.step + 1 == options.get("skip"))
         ttp.tft_end_updating_os(state.step)
+        if "keep" in options and not state.step % options["keep"]:
+            keep(state.step)
         ttp.tft_pause_train(state.step)
     return "trained"
 

@@ -14,6 +14,7 @@ from tests.mindio.test_jobs import HALVES, assert_same, run
 ALL = [0, 1, 2, 3]
 UCE, LINK = "UCE ERROR in a test", "HCCL OP RETRY FAILED in a test"
 CORRUPTED = "HBM MULTI BIT ECC, nobody knows when"
+PRECISION = "PRECISION ERROR in a test"
 
 
 def repairs(outcome: Outcome) -> list[tuple[int, int, int, bool, list[int], list[int]]]:
@@ -101,14 +102,99 @@ def test_what_no_copy_can_be_trusted_for_is_neither_gone_on_from_nor_saved(
     tmp_path: Path, faults: list[list[Any]], groups: int
 ) -> None:
     """
-    When no rank has another copy of what was lost, or when what was lost may have come into all copies, a
-    link that has failed beside it does not make it a retry without repair: the job ends, nothing is saved,
-    and the reason is in the report.
+    When no rank has another copy of what was lost, or when what was lost may have come into all copies, and
+    the program has no function that could load a checkpoint, a link that has failed beside it does not make
+    it a retry without repair: the job ends, nothing is saved, and the reason is in the report.
     """
     halves = [{**HALVES[0], "replica_cnt": groups}]
-    outcome = run(tmp_path, *faults, groups=halves)
+    outcome = run(tmp_path, *faults, groups=halves, without=["repair"])
     assert outcome.codes == [4], outcome.output
     assert outcome.strategies == ["exit"]
     for what in ("repair", "rollback", "save", "rename", "returned"):
         assert outcome.called(what) == []
     assert all(each["why_not"] for each in outcome.report["incidents"][0]["tried"])
+
+
+LOAD, REBUILD = 5, 6
+"""`RT_LOAD_CKPT`, `RT_LOAD_REBUILD`."""
+
+
+@pytest.mark.parametrize(
+    ("faults", "copies", "rebuilds", "step"),
+    [
+        pytest.param([[1, 6, "loop", UCE]], 1, [1], 4, id="one copy of everything"),
+        pytest.param(
+            [[0, 6, "loop", CORRUPTED], [3, 6, "loop", CORRUPTED]], 2, [0, 3], 4, id="in doubt",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            [[rank, 6, "loop", PRECISION] for rank in ALL], 2, [], 4, id="wrong numbers",
+        ),
+        pytest.param(
+            [[0, 7, "loop", CORRUPTED]], 2, [0], 4, id="the newest in doubt, too",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)  # fmt: skip
+def test_where_no_copy_can_be_trusted_all_load_a_checkpoint_of_the_programs_own(
+    tmp_path: Path, faults: list[list[Any]], copies: int, rebuilds: list[int], step: int
+) -> None:
+    """
+    When nobody has a sound copy of something, everyone stops, cleans, and its repair function is called to
+    load the newest checkpoint that the program keeps, by those who have lost their memory with all that is in
+    it. They say which step that is, everyone goes on from there, and nothing is saved.
+    """
+    outcome = run(
+        tmp_path, *faults, groups=[{**HALVES[0], "replica_cnt": copies}], keep=2,
+        pattern=[PRECISION, "RS_RETRY", PRECISION],
+    )  # fmt: skip
+    assert_same(outcome)
+    (incident,) = outcome.report["incidents"]
+    completed = faults[0][1] - 1
+    assert (incident["strategy"], incident["step"]) == ("retry", step + 1)
+    assert incident["steps_lost"] == completed - step
+    for what in ("stop", "clean", "rollback"):
+        assert outcome.ranks_called(what) == ALL
+    last = completed if copies == 1 else completed - 1
+    assert repairs(outcome) == [
+        (rank, REBUILD if rank in rebuilds else LOAD, last, rank in rebuilds, [rank], [rank])
+        for rank in ALL
+    ]
+    assert {tuple(call["rank_list"]) for _, call in outcome.called("repair")} == {tuple(ALL)}
+    assert {call["step"] for _, call in outcome.called("rollback")} == {step}
+    assert outcome.called("save") == []
+
+
+@pytest.mark.soak
+def test_a_lost_process_with_what_nobody_else_has_is_replaced_and_all_load(tmp_path: Path) -> None:
+    """
+    When there is one copy of everything and a process is killed, another one takes its place, learns from the
+    others how the program counts, and loads with them.
+    """
+    single = [{**HALVES[0], "replica_cnt": 1}]
+    outcome = run(tmp_path, [2, 6, "loop", "kill"], groups=single, keep=2)
+    assert_same(outcome)
+    assert outcome.strategies == ["recover"]
+    assert [(rank, kind) for rank, kind, *_ in repairs(outcome)] == [(rank, LOAD) for rank in ALL]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("finds", "why"),
+    [
+        ({"2": 2}, "rank 2 has found a checkpoint of step 2, rank 0 one of step 4"),
+        ({"2": 0}, "nobody knows of which step: tft_report_load_ckpt_step says it"),
+    ],
+)
+def test_a_checkpoint_that_is_not_that_of_all_is_not_gone_on_from(
+    tmp_path: Path, finds: dict[str, int], why: str
+) -> None:
+    """
+    When one rank loads another checkpoint than the rest, or does not say which one, nobody trains on, and the
+    reason is in the report.
+    """
+    single = [{**HALVES[0], "replica_cnt": 1}]
+    outcome = run(tmp_path, [1, 6, "loop", UCE], groups=single, keep=2, finds=finds)
+    assert outcome.codes == [4], outcome.output
+    assert any(why in each["why_not"] for each in outcome.report["incidents"][0]["tried"])
+    assert [outcome.called(what) for what in ("rollback", "save")] == [[], []]

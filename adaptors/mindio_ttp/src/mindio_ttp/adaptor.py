@@ -139,5 +139,10 @@ def tft_load() -> None:
 
 
 @hookimpl
+def tft_reload() -> Callable[[int | None], int] | None:
+    return _program().reload if _program().reloads else None
+
+
+@hookimpl
 def tft_classify(error: BaseException) -> FaultKind | None:
     return None  # the program says what its errors are

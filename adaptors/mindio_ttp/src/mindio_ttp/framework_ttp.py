@@ -210,7 +210,8 @@ def tft_reset_limit_step() -> None:
 
 def tft_report_load_ckpt_step(step: int) -> None:
     """
-    Which step a periodic checkpoint that was loaded is of.
+    Which step a periodic checkpoint is of that the program has loaded: before it trains, or in its repair
+    function, where that was told to.
     """
     processor.loaded(step)
 

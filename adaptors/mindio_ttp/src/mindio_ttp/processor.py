@@ -502,10 +502,11 @@ class Processor:
 
     def loaded(self, step: int) -> None:
         """
-        The program has loaded a checkpoint of its own, and begins from the end of that step.
+        The program has loaded a checkpoint of its own, and goes on from the end of that step: when it begins,
+        or when its repair function was told to load one.
         """
         checks.step("tft_report_load_ckpt_step", step, least=1)
-        if self._program is not None and self._program.fresh and not self._counted:
+        if self._program is not None:
             self._program.loaded = step
 
     def destroy(self) -> None:

@@ -52,7 +52,8 @@ class Program:
     earlier: int | None = None
     """The base of the run that saved what this one goes on from."""
     loaded: int | None = None
-    """The step of the checkpoint that the program has loaded before it trains, if it has said so."""
+    """The step of the checkpoint that the program has loaded last, if it has said so: before it trains, or
+    in its repair function."""
     uce: bool = False
     """This rank has said that its memory is lost."""
     torn: bool = False
@@ -72,6 +73,8 @@ class Program:
     """The program's function to stop was called since it was last in its loop."""
     _light: bool = False
     """The memory that was lost was cleaned, and nothing is to be built or fetched."""
+    _told: Mapping[int, Body] = field(default_factory=dict)
+    """What the ranks of the present group have said of themselves when it was formed."""
     _known: dict[int, int] = field(default_factory=dict)
     """The incarnation of each rank, as of when everybody last went on."""
     _met: dict[int, int] = field(default_factory=dict)
@@ -203,9 +206,11 @@ class Program:
             "groups": [[g.type, list(g.ranks), g.copies] for g in self.groups],
             "known": sorted(self._known.items()),
             "base": self.base,
+            "completed": self.completed(),
         }
         joined = self._membership.join(name, self.rank, world, facts)
         self._agree(joined)
+        self._told = joined
         replaced = self._replaced(joined)
         first = not self._known and self.incarnation == 0
         self._met = {rank: int(told["incarnation"]) for rank, told in joined.items()}
@@ -308,6 +313,55 @@ class Program:
         self._loans.ask(source, shard, step)
         kind = RepairType.RT_UCE_HIGHLEVEL if self.uce else RepairType.RT_RECV_REPAIR
         self._repair(kind, shard, at, source, self.rank)
+
+    # ---------------------------------------------------------------- a checkpoint of its own
+
+    @property
+    def reloads(self) -> bool:
+        """
+        The program's repair function can be told to load the newest checkpoint that it keeps itself. Those
+        of MindSpore are not.
+        """
+        return self.handlers.has("repair") and not self.handlers.mindspore
+
+    def reload(self, not_after: int | None) -> int:
+        """
+        Have the program load it, on all ranks at once; returns which step of ours that is. What it is told
+        as the step to be repaired is the last one that may be sound.
+        """
+        if self.base is None:  # it takes the place of another one: the others know how it counts
+            known = [told["base"] for told in self._told.values() if told["base"] is not None]
+            self.base = known[0] if known else None
+        ahead = max(int(told["completed"]) for told in self._told.values())
+        at = self.program_step(ahead if not_after is None else min(ahead, not_after))
+        rebuild = self.uce and not self._light
+        kind = RepairType.RT_LOAD_REBUILD if rebuild else RepairType.RT_LOAD_CKPT
+        types = [group.type for group in self.groups]
+        own = [self.rank] * len(types)
+        info = {
+            "type": types,
+            "repair_type": kind.value,
+            "src": own,
+            "dst": own,
+            "rank_list": sorted(self._told),
+        }
+        self.loaded, self._overwritten = None, True
+        self.handlers.call("repair", at, rebuild, own, info, self.args)
+        return self._found()
+
+    def _found(self) -> int:
+        if self.loaded is None:
+            raise OrderRefused(
+                "the program's repair function has loaded a checkpoint, and nobody knows of which step: "
+                "tft_report_load_ckpt_step says it"
+            )
+        first = self.program_step(0)
+        if self.loaded < first:
+            raise OrderRefused(
+                f"the program has loaded a checkpoint of step {self.loaded}, and it began this job at step "
+                f"{first}: the job does not know of any earlier one"
+            )
+        return self.loaded - first
 
     def _send(self, shard: str, step: int, to: int) -> None:
         self._repair(RepairType.RT_SEND, shard, self.program_step(step), self.rank, to)
