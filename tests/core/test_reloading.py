@@ -284,6 +284,31 @@ def test_what_nobody_can_have_written_in_this_run_is_not_gone_on_from() -> None:
     )
 
 
+def test_where_nobody_is_left_to_say_how_far_they_were_what_is_found_counts() -> None:
+    """
+    When all ranks are lost with their node, and had come further than anybody has heard, then they go on from
+    what they find.
+    """
+    job = keeping(3, placement={0: ALL, 1: ()}, spare={1: 4})
+    job.lose_node(0)
+    job.reopen_store(2)
+    job.settle()
+    job.train()
+    assert [r.step for r in job.orders(Rollback)] == [3]
+    assert strategies(job) == ["recover"]
+
+
+def test_before_any_step_nothing_that_is_found_is_of_this_run() -> None:
+    """
+    When memory fails before a step is complete, then what is found was left there by another run.
+    """
+    job = ScriptedJob(4, groups=OWN, finds=dict.fromkeys(ALL, 5)).start()
+    job.fault(1, "memory")
+    job.settle()
+    assert job.over is not None
+    assert "none of them had come further than step 0" in tried(job)["retry"]
+
+
 def test_what_was_the_newest_step_of_all_may_be_what_is_found() -> None:
     """
     When the checkpoint is of the very step that everyone had completed, then nothing is lost.

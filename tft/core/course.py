@@ -379,7 +379,8 @@ class Course:
                 f"the ranks have found a checkpoint of step {step}, and what is wrong may be in "
                 f"everything after step {incident.ceiling}"
             )
-        if 0 < incident.begun < step:
+        # where all have lost their processes, maybe with their nodes, nobody is left to say how far they were
+        if incident.begun < step and not job.members <= incident.respawns.keys():
             return (
                 f"the ranks have found a checkpoint of step {step}, and none of them had come further "
                 f"than step {incident.begun}: it is not of this run"
