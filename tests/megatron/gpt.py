@@ -20,7 +20,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 
-WORDS, LENGTH, WIDTH, LAYERS, MICRO_BATCH = 64, 16, 64, 2, 1
+WORDS, LENGTH, WIDTH, MICRO_BATCH = 64, 16, 64, 1
 GLOBAL_BATCH = 8
 
 
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--ep", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument(
         "--instances", type=int, default=2, help="of the distributed optimizer; 0: plain"
     )
@@ -116,7 +117,7 @@ def build(args: argparse.Namespace) -> Built:
         else {}
     )
     config = TransformerConfig(
-        num_layers=LAYERS,
+        num_layers=args.layers,
         hidden_size=WIDTH,
         num_attention_heads=4,
         ffn_hidden_size=2 * WIDTH,

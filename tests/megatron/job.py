@@ -26,6 +26,7 @@ from record import Record
 import tft
 from tests.e2e.jobs import until
 from tests.megatron import shim
+from tests.megatron.copies import Copies
 from tests.megatron.gpt import (
     GLOBAL_BATCH,
     LENGTH,
@@ -42,6 +43,7 @@ parser.add_argument("--rampup", action="store_true", help="begin with half of th
 parser.add_argument(
     "--wrong", metavar="WORDS", help="raised by rank 1 in step 7, once step 6 is saved"
 )
+parser.add_argument("--copies", action="store_true", help="write down what each rank holds")
 args = tft_megatron.add_arguments(parser).parse_args()
 
 if args.enable_high_availability:
@@ -63,6 +65,7 @@ init_num_microbatches_calculator(session.rank, rampup, GLOBAL_BATCH, MICRO_BATCH
 data = tft_megatron.Data(samples)
 wrong = [RuntimeError(args.wrong)] if args.wrong and session.rank == 1 else []
 record = Record(session.run_dir, session.rank)
+copies = Copies(session, wrapped) if args.copies else None
 torch.manual_seed(session.rank)  # each draws its own dropout, apart from what the tracker draws
 tft_megatron.enable(session, wrapped, optimizer, scheduler, data=data)
 
@@ -88,6 +91,8 @@ def train(session: tft.Session) -> None:
         done, _, _ = optimizer.step()
         if done:
             scheduler.step(increment=get_current_running_global_batch_size())
+        if copies is not None:
+            copies.write(step)
 
 
 session.run(train)

@@ -1,0 +1,77 @@
+"""
+Copies are copies: after every one of two hundred steps all who hold a shard hold the same bits, and so do
+all who have the same part of the model.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import Outcome
+from tests.megatron.copies import read
+from tests.megatron.jobs import SHAPES, train
+
+STEPS = 200
+LIMIT = 400.0
+"""Seconds a job may take: a step has several processes wait for each other on few cores."""
+
+
+def train_long(run_dir: Path, shape: str, *specs: str) -> Outcome:
+    """
+    A job of many steps with a model as small as its pipeline allows.
+    """
+    more = ("--copies",) if shape.startswith("PP") else ("--copies", "--layers", "1")
+    return train(run_dir, shape, *specs, more=more, steps=STEPS, limit=LIMIT)
+
+
+def compared(run_dir: Path, ranks: int) -> None:
+    """
+    In each step every shard has the holders that its name tells, they hold the same, and not what they
+    held the step before. Every rank holds something of the optimizer, and of the model.
+    """
+    steps = read(run_dir)
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    before: dict[str, str] = {}
+    for step, shards in sorted(steps.items()):
+        for shard, held in shards.items():
+            holders = {int(rank) for rank in shard.partition(".")[2].split("+")}
+            assert (step, shard, set(held)) == (step, shard, holders)
+            assert len(holders) > 1
+            [told] = {(step, shard, digest) for digest in held.values()}
+            assert told[2] != before.get(shard), told
+            before[shard] = told[2]
+        for kind in ("optimizer0", "parameters", "rest"):
+            found = [set(held) for shard, held in shards.items() if shard.startswith(kind)]
+            assert sorted(rank for holders in found for rank in holders) == list(range(ranks))
+
+
+@pytest.mark.timeout(450)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        shape if shape == "TP1DP4" else pytest.param(shape, marks=pytest.mark.soak)
+        for shape in SHAPES
+    ],
+)
+def test_all_holders_of_a_shard_hold_the_same_after_every_step(shape: str, tmp_path: Path) -> None:
+    """
+    When a job trains, then no step leaves two holders with different bits.
+    """
+    outcome = train_long(tmp_path / "run", shape)
+    assert outcome.code == 0, outcome.output
+    compared(tmp_path / "run", SHAPES[shape][0])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("shape", ["TP1DP4", "TP1DP4-plain", "TP2DP2", "EP2DP4"])
+def test_a_replacement_holds_what_the_others_hold(shape: str, tmp_path: Path) -> None:
+    """
+    When a rank is killed in the middle, then who takes its place holds what the others do, after its first
+    step and all others.
+    """
+    spec = f"kill:rank=1,step={STEPS // 2},phase=forward"
+    outcome = train_long(tmp_path / "run", shape, spec)
+    assert outcome.code == 0, outcome.output
+    assert [i["strategy"] for i in outcome.incidents] == ["recover"]
+    compared(tmp_path / "run", SHAPES[shape][0])
