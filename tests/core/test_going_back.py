@@ -326,14 +326,28 @@ def test_of_several_that_know_it_the_earliest_counts(
 def test_a_step_that_nobody_has_reached_is_no_limit() -> None:
     """
     When numbers are said to have gone wrong after a step that is not trained yet, then this rank alone copies
-    the state.
+    the state, and no batch is left out.
     """
-    job = trained()
+    job = trained(skip_batch=True)
     job.checkpointed(1)
     job.fault(2, "numeric", not_after=9)
     job.settle()
     assert job.orders(Load) == []
     assert [(f.to, f.step) for f in job.orders(Fetch)] == [((2,), 3)]
+    assert {r.skip for r in job.orders(Rollback)} == {0}
+
+
+def test_what_others_have_completed_since_is_later() -> None:
+    """
+    When a rank knows its own last step to be sound, and the others have completed another one, then they go
+    back to it, and the batch of that step is left out.
+    """
+    job = trained(skip_batch=True, keeps=1)
+    for rank in (0, 1, 3):
+        job.close(rank)
+    job.fault(2, "numeric", not_after=3)
+    job.settle()
+    assert {(r.step, r.skip) for r in job.orders(Rollback)} == {(3, 1)}
 
 
 def test_where_nothing_is_as_old_as_is_known_the_sentence_says_so() -> None:

@@ -129,5 +129,6 @@ class Faults:
             seat.damaged = True
         if message.polluted:
             self._rounds.pollute(seat)
-        if message.not_after is not None:
-            self._job.incident.lower(message.not_after)
+        limit = message.not_after
+        if limit is not None and self._rounds.may_be_later(seat, limit):
+            self._job.incident.lower(limit)

@@ -54,6 +54,13 @@ class Rounds:
         trains = seat.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
         return 0 if trains else seat.position.step + 1
 
+    def may_be_later(self, seat: Seat, step: int) -> bool:
+        """
+        Whether somebody may have completed a later step than this, as far as this rank knows: others are at most
+        one ahead of it.
+        """
+        return self.step_of(seat) == 0 or seat.position.step >= step
+
     def pollute(self, seat: Seat) -> None:
         """
         What is wrong on a rank may have spread with its last update: no copy since then is sound.
