@@ -22,6 +22,7 @@ from tft_megatron.groups import Parallel
 from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
 from tft_megatron.shards import Shard, shards_of
+from tft_megatron.stages import refuse_other_settings
 from tft_megatron.tied import tie_embeddings
 from tft_megatron.training import Training, check, common_state
 
@@ -105,6 +106,10 @@ class Adopted:
         self._replaced.forget()
         for chunk in self.training.chunks:
             chunk.zero_grad_buffer()
+            for parameter in chunk.parameters():
+                # where backward was left between torch's accumulation and Megatron's own; its optimizers
+                # would only look at those that they have a share of
+                parameter.grad = None
         self.training.optimizer.zero_grad()
 
     def skip(self, batches: int) -> None:
@@ -129,7 +134,6 @@ class Adopted:
         Let go of all that belongs to the step that was broken off, and of what refers to the groups beside
         the user's objects.
         """
-        from megatron.core import rerun_state_machine
         from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
         for chunk in self.training.chunks:
@@ -141,13 +145,14 @@ class Adopted:
                 if forget is not None:
                     forget()
         get_moe_layer_wise_logging_tracker().clear()
-        rerun_state_machine.destroy_rerun_state_machine()
+        _begin_reruns_anew()
 
     @torch.no_grad()
     def rebuild(self) -> Any:  # Any: the user's own
         """
         Parameters as the masters have them, on all ranks.
         """
+        refuse_other_settings(self.training)
         tie_embeddings(self.training)
         for optimizer in self.training.optimizers:
             if hasattr(optimizer, "_copy_main_params_to_model_params"):
@@ -276,6 +281,24 @@ def _reset(group: Any) -> None:  # Any: Megatron's bucket group
     group.is_first_batch = group.is_last_microbatch = True
     group.per_param_grad_ready_counts = {}
     group.golden_per_param_grad_ready_counts = {}
+
+
+def _begin_reruns_anew() -> None:
+    """
+    What Megatron's rerun state machine knows of the step that was broken off is void.
+    """
+    from megatron.core import rerun_state_machine as reruns
+
+    old = reruns._GLOBAL_RERUN_STATE_MACHINE
+    if old is not None:
+        reruns.destroy_rerun_state_machine()
+        reruns.initialize_rerun_state_machine(
+            state_save_func=old.state_save_func,
+            state_restore_func=old.state_restore_func,
+            mode=old.mode,
+            error_injector=old.error_injector,
+            result_rejected_tracker_filename=old.result_rejected_tracker_filename,
+        )
 
 
 def _check_instances(training: Training, parallel: Parallel) -> None:

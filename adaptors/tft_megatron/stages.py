@@ -1,0 +1,41 @@
+"""
+What the stages of a pipeline must have in common: their groups of parameters.
+
+Megatron has every stage ask the others for theirs while it builds the optimizer, and adds what is missing as
+empty groups. With tft there is nobody to be asked then, so stages that differ are refused when the first groups
+are formed.
+"""
+
+from typing import Any
+
+import torch.distributed as dist
+
+from tft.errors import OrderRefused
+from tft_megatron.training import Training
+
+_SETTINGS = ("is_expert_parallel", "is_decoupled_lr", "wd_mult", "lr_mult", "max_lr", "min_lr")
+"""By which Megatron tells groups of parameters apart; steps do not change them."""
+
+
+def refuse_other_settings(training: Training) -> None:
+    """
+    Raises `OrderRefused` where another stage has other groups of parameters.
+    """
+    from megatron.core import parallel_state as state
+
+    if state.get_pipeline_model_parallel_world_size() == 1:
+        return
+    own = [
+        [{name: group.get(name) for name in _SETTINGS} for group in each.param_groups]
+        for each in training.optimizers
+    ]
+    group = state.get_pipeline_model_parallel_group()
+    found: list[Any] = [None] * dist.get_world_size(group)  # Any: as `own`
+    dist.all_gather_object(found, own, group=group)
+    for stage, theirs in enumerate(found):
+        if theirs != own:
+            raise OrderRefused(
+                f"stage {stage} of the pipeline has the groups of parameters {theirs}, and this one has {own}: "
+                "give all stages parameters of each kind (experts, and those without weight decay), or the same "
+                "settings for all"
+            )
