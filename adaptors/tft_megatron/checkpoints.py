@@ -47,7 +47,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from tft.errors import CheckpointCorrupt
 from tft.files import sync, write_whole
 from tft.protocol.codec import pack, unpack
-from tft_megatron.generators import Part, generators
+from tft_megatron.generators import Part, consumed, generators
 from tft_megatron.layout import Content, Placed
 
 _FORM = 1
@@ -96,7 +96,7 @@ class Written:
         The description, and what is written under which name.
         """
         kept = self.content.tensors
-        views = _views(self.own, [piece for piece in kept if not piece.derived])
+        views = views_of(self.own, [piece for piece in kept if not piece.derived])
         entries: dict[str, Any] = {piece.name: piece.tensor for piece in kept}
         entries |= self.content.objects
         entries |= {f"{_OWN}{name}": t for name, t in self.own.items() if name not in views}
@@ -115,7 +115,7 @@ class Written:
         return pack(meta), entries
 
 
-def _views(own: Mapping[str, Tensor], pieces: Sequence[Placed]) -> dict[str, list[View]]:
+def views_of(own: Mapping[str, Tensor], pieces: Sequence[Placed]) -> dict[str, list[View]]:
     """
     The own tensors of which every element is in one of these pieces, and in which: they lie in the same
     memory.
@@ -228,12 +228,13 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
         whole.add(shard)
     if whole.common is None:
         raise CheckpointCorrupt(f"no shard under {directory} has what all ranks have in common")
-    drawn = generators(whole.parts, _captured(directory, names))
+    captured = _captured(directory, names)
+    drawn = generators(whole.parts, captured)
     written = _write(directory, _GENERATORS, pack({"form": _FORM, "pieces": {}}), drawn)
     whole.add(_GENERATORS)
     with writing(METADATA):
         FileSystemWriter(directory, sync_files=True).finish(whole.known, [whole.stored()])
-    _put(directory / COMMON_STATE_FNAME, whole.common)
+    _put(directory / COMMON_STATE_FNAME, _counted(whole.common, consumed(captured)))
     _put(directory / CONFIG_FNAME, json.dumps(asdict(_BACKEND)).encode())
     sync(directory)
     return [METADATA, COMMON_STATE_FNAME, CONFIG_FNAME, *written]
@@ -289,6 +290,16 @@ class _Whole:
             if adds(self.known, name, known):
                 path = f"{shard}/{info.relative_path}"
                 self._stored[at] = WriteResult(at, info.length, replace(info, relative_path=path))
+
+
+def _counted(common: bytes, samples: int | None) -> bytes:
+    """
+    With the samples that have been consumed, if that is known better than what is there.
+    """
+    if samples is None:
+        return common
+    content = torch.load(io.BytesIO(common), weights_only=True)
+    return _saved({**content, "consumed_train_samples": samples}).numpy().tobytes()
 
 
 def _part(told: Mapping[str, Any]) -> Part:

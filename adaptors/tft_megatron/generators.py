@@ -1,6 +1,7 @@
 """
 What Megatron's own training keeps of the generators of all ranks, made of the private state that each rank
 has captured: an object `rng_state` for every part of the model, with the states of its data-parallel ranks.
+And how many samples have been consumed, which each rank has captured, too.
 """
 
 import random
@@ -55,6 +56,19 @@ def generators(parts: Sequence[Part], captured: Mapping[int, bytes]) -> dict[str
             one = ShardedObject("rng_state", states, (stages, slices), (stage, slice_))
             found[one.unique_key] = [one.data]
     return found
+
+
+def consumed(captured: Mapping[int, bytes]) -> int | None:
+    """
+    The samples that the whole job has consumed, as `tft_megatron.Data` counts them. None: the script has
+    another data position.
+    """
+    for _, private in sorted(captured.items()):
+        position = unpack(unpack(private)["torch"]).get("data")
+        found = position.get("consumed") if isinstance(position, dict) else None
+        if isinstance(found, int):
+            return found
+    return None
 
 
 def of_rank(private: bytes) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor, nn
 
-from tft.errors import UsageError
+from tft.errors import OrderRefused, UsageError
 from tft_megatron.generators import Part
 
 FORM = {"distrib_optim_sharding_type": "dp_reshardable"}
@@ -79,9 +79,16 @@ def contents(
     optimizer: Any,  # Any: megatron-core ships no types
 ) -> dict[int | str, Content]:
     """
-    By the number of the optimizer among those that are chained, and `REST`.
+    By the number of the optimizer among those that are chained, and `REST`. Raises `OrderRefused` before
+    the first step.
     """
     chained = list(getattr(optimizer, "chained_optimizers", None) or [optimizer])
+    for each in chained:
+        if not getattr(each, "is_stub_optimizer", False) and not each.optimizer.state:
+            raise OrderRefused(
+                "no step has been done yet: before the first one there is nothing that megatron-core "
+                "could write of its optimizers"
+            )
     found: dict[int | str, Content] = {number: Content() for number in range(len(chained))}
     found[REST] = Content()
     named = {
@@ -255,7 +262,7 @@ def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: megatron-c
             )
         view = part.data.detach().view(*(1,) * part.prepend_axis_num, *part.local_shape)
         begin = view.storage_offset() - parameter.storage_offset()
-        for at, shape, first in _boxes(tuple(view.shape), view.stride(), begin, of.start, of.end):
+        for at, shape, first in boxes(tuple(view.shape), view.stride(), begin, of.start, of.end):
             yield Placed(
                 key=part.key,
                 whole=tuple(part.global_shape),
@@ -290,7 +297,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """Where it begins, its shape, and where its first element is in memory."""
 
 
-def _boxes(
+def boxes(
     shape: tuple[int, ...], stride: tuple[int, ...], begin: int, start: int, end: int
 ) -> Iterator[Box]:
     """
@@ -319,5 +326,5 @@ def _boxes(
         max(0, -((begin + within - start) // step)), min(shape[axis], (end - 1 - begin) // step + 1)
     )
     for i in (i for i in touched if not low <= i < high):
-        for at, size, first in _boxes(inner, stride, begin + i * step, start, end):
+        for at, size, first in boxes(inner, stride, begin + i * step, start, end):
             yield (*at[:axis], i, *at[axis + 1 :]), size, first

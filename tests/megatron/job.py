@@ -66,7 +66,9 @@ data = tft_megatron.Data(samples)
 wrong = [RuntimeError(args.wrong)] if args.wrong and session.rank == 1 else []
 record = Record(session.run_dir, session.rank)
 copies = Copies(session, wrapped) if args.copies else None
-torch.manual_seed(session.rank)  # each draws its own dropout, apart from what the tracker draws
+# Each replica draws its own dropout, apart from what the tracker draws. Within one, ranks of tensor
+# parallelism have to draw the same: what they all have of the model would drift apart.
+torch.manual_seed(ps.get_data_parallel_rank())
 tft_megatron.enable(session, wrapped, optimizer, scheduler, data=data)
 
 
