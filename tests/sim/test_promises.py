@@ -100,6 +100,13 @@ def is_seen(*kinds: str) -> Callable[[Schedule], bool]:
     return lambda schedule: any(mishap.kind in kinds for mishap in schedule.mishaps)
 
 
+def keeps_its_own(schedule: Schedule) -> bool:
+    """
+    A job that keeps checkpoints of its own, and has one copy of most of its state.
+    """
+    return schedule.own > 0 and schedule.copies == 1
+
+
 # ---------------------------------------------------------------- the breaches
 
 
@@ -344,6 +351,45 @@ def a_bad_node_is_used_again(patch: Patch) -> None:
     patch.setattr(Rounds, "isolate", forgives)
 
 
+def whatever_is_found_instead_of_what_is_held(patch: Patch) -> None:
+    repair = planner.repair
+
+    def searches(*what: object) -> Repair | str:
+        plan = repair(*what)  # type: ignore[arg-type] # what it takes
+        there = isinstance(plan, Repair) and plan.step
+        return Repair(step=None) if there else plan
+
+    patch.setattr(planner, "repair", searches)
+
+
+def a_search_before_the_groups_are_formed(patch: Patch) -> None:
+    repair = Course._repair
+
+    def hurries(self: Course, plan: Repair, host: str, port: int) -> None:
+        repair(self, plan, host, port)
+        if plan.step is None:
+            self._reload()
+
+    patch.setattr(Course, "_repair", hurries)
+
+
+def another_step_than_the_one_that_is_found(patch: Patch) -> None:
+    found = Course._found
+
+    def errs(self: Course) -> str:
+        why = found(self)
+        incident = self._job.incident
+        if not why and incident.step is not None:
+            incident.step += 1
+        return why
+
+    patch.setattr(Course, "_found", errs)
+
+
+def what_it_costs_to_search_is_not_told(patch: Patch) -> None:
+    patch.setattr(Incident, "steps_lost", property(lambda _: 0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach:
     """
@@ -405,6 +451,26 @@ BREACHES = (
         schedules=where(happens("pollute")),
     ),
     Breach(breaks=a_damaged_rank_gives_its_state_away, promise="resumes right"),
+    Breach(
+        breaks=whatever_is_found_instead_of_what_is_held,
+        promise="the newest sound step is agreed",
+        schedules=where(keeps_its_own),
+    ),
+    Breach(
+        breaks=a_search_before_the_groups_are_formed,
+        promise="all answer first",
+        schedules=where(keeps_its_own),
+    ),
+    Breach(
+        breaks=another_step_than_the_one_that_is_found,
+        promise="one step is found",
+        schedules=where(keeps_its_own),
+    ),
+    Breach(
+        breaks=what_it_costs_to_search_is_not_told,
+        promise="what is lost is told",
+        schedules=where(lambda s: keeps_its_own(s) and s.own == 3),
+    ),
     Breach(
         breaks=an_old_leader_is_obeyed,
         promise="nothing old is obeyed",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tft.core.table import State
-from tft.testing.cluster.schedule import QUICK, Mishap, Schedule, Trouble
+from tft.testing.cluster.schedule import ANY, QUICK, Mishap, Schedule, Trouble
 
 S = State
 CALM = Schedule(
@@ -29,7 +29,9 @@ def rare() -> tuple[Schedule, ...]:
     """
     All of them, each with a seed of its own.
     """
-    written = [*_visits(), *_old_news(), *_news_of_a_start(), *_old_ends(), *_waits()]
+    written = [
+        *_visits(), *_old_news(), *_news_of_a_start(), *_old_ends(), *_waits(), *_searches(),
+    ]  # fmt: skip
     return tuple(replace(each, seed=-1 - number) for number, each in enumerate(written))
 
 
@@ -140,3 +142,24 @@ def _waits() -> Iterator[Schedule]:
     still = Mishap(what="hang", target=2, when="state", name="pausing")
     away = Mishap(what="node", target=SPARE, when="state", name="pausing", delay=0.1, lasting=0.1)
     yield replace(CALM, steps=30, mishaps=(pause, still, away))
+
+
+def _searches() -> Iterator[Schedule]:
+    """
+    All search for a checkpoint of their own, since a rank is lost with what no other has; and each thing
+    that may go wrong goes wrong then, when the first of them begins, or the last.
+    """
+    lost = Mishap(what="kill", target=1, when="phase", name="sums", number=4)
+    base = replace(CALM, topology="strided", copies=1, own=2)
+    others = (
+        Mishap(what="kill", target=ANY), Mishap(what="fail", target=ANY),
+        Mishap(what="slow", target=ANY, lasting=5.0), Mishap(what="hang", target=ANY),
+        Mishap(what="stop", target=ANY), Mishap(what="controller", target=ANY),
+        Mishap(what="store", target=ANY), Mishap(what="request", target=ANY),
+        Mishap(what="pause", target=ANY), Mishap(what="notice", target=ANY, kind="memory"),
+    )  # fmt: skip
+    yield replace(base, mishaps=(lost,))
+    for other in others:
+        for number in (0, 3):
+            then = replace(other, when="order", name="reload", number=number)
+            yield replace(base, mishaps=(lost, then))
