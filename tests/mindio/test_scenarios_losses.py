@@ -49,11 +49,13 @@ def test_two_lost_ranks_of_different_parts_are_replaced_together(tmp_path: Path)
 @pytest.mark.soak
 def test_a_part_that_is_lost_whole_is_neither_saved_nor_made_up(tmp_path: Path) -> None:
     """
-    When ranks 1 and 3 are killed together, nobody has their part: nothing is saved, and the job ends.
+    When ranks 1 and 3 are killed together, nobody has their part, and the program keeps no checkpoint that it
+    could load: nothing is saved, and the job ends with what its function has said.
     """
     outcome = run(tmp_path, [1, 4, "loop", "kill"], [3, 4, "loop", "kill"], groups=HALVES)
     assert outcome.codes == [4], outcome.output
-    for what in ("repair", "rollback", "save", "rename"):
+    assert "could not load a checkpoint of its own" in outcome.output
+    for what in ("rollback", "save", "rename"):
         assert outcome.called(what) == []
 
 
