@@ -3,6 +3,7 @@ Where process groups are kept: found once in the user's objects, by walking them
 groups from then on. So model and optimizer stay the same objects, whatever becomes of the groups.
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -44,9 +45,9 @@ def find_places(
         known.setdefault(id(group), role)
     found: list[Place] = []
     seen: set[int] = set()
-    ahead: list[tuple[str, object]] = list(roots.items())
+    ahead: deque[tuple[str, object]] = deque(roots.items())
     while ahead:
-        path, holder = ahead.pop()
+        path, holder = ahead.popleft()
         if id(holder) in seen:
             continue
         seen.add(id(holder))

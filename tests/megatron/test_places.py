@@ -1,0 +1,82 @@
+"""
+References to process groups are found wherever Megatron and its users keep them, and pointed elsewhere.
+"""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tft_megatron.places import find_places
+from torch import nn
+
+from tft.errors import UsageError
+
+
+class Group(dist.ProcessGroup):
+    """
+    A group of one that nobody uses.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]  # the one meant for subclasses
+
+
+class Slotted:
+    """
+    Without a `__dict__`.
+    """
+
+    __slots__ = ("group",)
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+
+def test_groups_in_objects_of_all_kinds_are_pointed_at_others() -> None:
+    """
+    When modules, parameters, dicts, lists, partials, closures, bound methods and slots keep groups, then each
+    reference is found once, and follows its role.
+    """
+    first, second = Group(), Group()
+    module: Any = nn.Linear(2, 2)
+    module.group = first
+    module.weight.summed_over = second
+    module.collection = {"tp": first, "nested": [second, None]}
+    module.slotted = Slotted(second)
+
+    def closed() -> dist.ProcessGroup:
+        return first
+
+    reduced = partial(print, group=second)
+    roots = {"model": module, "closed": closed, "partial": reduced, "bound": module.forward}
+    places = find_places(roots, {"first": first, "second": second})
+    assert sorted(place.path for place in places) == [
+        "closed(…)",
+        "model._parameters['weight'].summed_over",
+        "model.collection['nested'][0]",
+        "model.collection['tp']",
+        "model.group",
+        "model.slotted.group",
+        "partial['group']",
+    ]
+    others = {"first": Group(), "second": Group()}
+    for place in places:
+        place.put(others[str(place.role)])
+    assert closed() is others["first"]
+    assert module.group is module.collection["tp"] is others["first"]
+    assert reduced.keywords["group"] is module.slotted.group is others["second"]
+    assert module.weight.summed_over is module.collection["nested"][0] is others["second"]
+    assert module(torch.zeros(1, 2)).shape == (1, 2)
+
+
+def test_a_group_that_cannot_be_made_again_is_refused_where_it_is() -> None:
+    """
+    When a group is none of Megatron's, or is in a tuple, then the sentence says where.
+    """
+    known, foreign = Group(), Group()
+    with pytest.raises(UsageError, match=r"model\['mine'\] is a process group that Megatron"):
+        find_places({"model": {"mine": foreign}}, {"known": known})
+    with pytest.raises(UsageError, match=r"model\['pair'\]\[…\] is a process group within a tuple"):
+        find_places({"model": {"pair": (known, 1)}}, {"known": known})

@@ -1,0 +1,160 @@
+"""
+What the adaptor for Megatron refuses, before anything is changed, and the sentences for it.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import megatron.core
+import pytest
+import tft_megatron
+from tft_megatron.replaced import Replaced
+from tft_megatron.training import Training
+from tft_megatron.versions import check_megatron
+
+from tft.errors import UsageError
+
+
+@dataclass
+class Session:
+    """
+    What `begin` and an update window ask of a session.
+    """
+
+    adaptor: str = "megatron"
+    rank: int = 0
+    world: int = 4
+    windows: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        self.windows.append("open")
+        yield
+        self.windows.append("closed")
+
+
+class Scheduler:
+    """
+    Counts, as Megatron's.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def step(self, increment: int) -> None:
+        self.num_steps += increment
+
+
+class Optimizer:
+    """
+    A chain of none, whose gradients are infinite when it is told so.
+    """
+
+    def __init__(self) -> None:
+        self.chained_optimizers: list[Any] = []
+        self.config = SimpleNamespace(log_num_zeros_in_grad=False)
+        self.infinite = False
+
+    def prepare_grads(self) -> bool:
+        return self.infinite
+
+    def get_grad_norm(self) -> float:
+        return 1.0
+
+
+def replaced() -> tuple[Session, Training]:
+    """
+    A step that has been replaced.
+    """
+    session = Session()
+    training = Training(
+        chunks=(), optimizer=Optimizer(), scheduler=Scheduler(), data=None, increment=lambda: 8
+    )
+    Replaced(session, training).install()
+    return session, training
+
+
+def test_the_scheduler_is_stepped_in_the_window_and_not_again_when_the_script_asks() -> None:
+    """
+    When the script steps the optimizer and then the scheduler, then the scheduler has been stepped once, in
+    the window.
+    """
+    session, training = replaced()
+    assert training.optimizer.step() == (True, 1.0, None)
+    assert (session.windows, training.scheduler.num_steps) == (["open", "closed"], 8)
+    training.scheduler.step(increment=8)
+    assert training.scheduler.num_steps == 8
+
+
+def test_a_skipped_step_is_a_window_in_which_nothing_is_done() -> None:
+    """
+    When gradients are infinite, then a window opens and closes, and the scheduler stays where it was.
+    """
+    session, training = replaced()
+    training.optimizer.infinite = True
+    assert training.optimizer.step() == (False, None, None)
+    assert (session.windows, training.scheduler.num_steps) == (["open", "closed"], 0)
+
+
+def test_a_scheduler_that_is_not_stepped_as_it_was_said_is_refused() -> None:
+    """
+    When the script asks for another increment, steps the scheduler unasked, or leaves it out, then it is told.
+    """
+    _, training = replaced()
+    with pytest.raises(UsageError, match="without a step of the optimizer before it"):
+        training.scheduler.step(increment=8)
+    training.optimizer.step()
+    with pytest.raises(UsageError, match="called again before"):
+        training.optimizer.step()
+    with pytest.raises(UsageError, match=r"scheduler.step\(4\) was called where tft .* by 8"):
+        training.scheduler.step(increment=4)
+
+
+def test_a_job_with_another_adaptor_is_told_how_to_be_started() -> None:
+    """
+    When the script begins in a job that runs with another adaptor, then the sentence names the option.
+    """
+    with pytest.raises(UsageError, match="start it with tft run --adaptor megatron"):
+        tft_megatron.begin(Session(adaptor="pytorch"))
+
+
+def test_enable_comes_after_begin() -> None:
+    """
+    When a script hands over what it has built without having begun, then it is told.
+    """
+    with pytest.raises(UsageError, match=r"call tft_megatron\.begin before anything"):
+        tft_megatron.enable(Session(), [], None)
+
+
+def test_sizes_that_do_not_fit_the_world_are_refused_and_leave_nothing_behind() -> None:
+    """
+    When four ranks are to be cut into groups of three, then Megatron's own reason is told, and nothing is
+    left of the attempt.
+    """
+    import torch.distributed as dist
+
+    with pytest.raises(UsageError, match=r"groups of 4 ranks so: .*not divisible by 3"):
+        tft_megatron.begin(Session(), tensor_model_parallel_size=3)
+    assert not dist.is_initialized()
+
+
+def test_a_missing_megatron_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When megatron-core cannot be imported, then the sentence says what to install.
+    """
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
+    with pytest.raises(UsageError, match=r"pip install 'tft-bus\[megatron\]'"):
+        check_megatron()
+
+
+def test_another_version_of_megatron_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When another minor version is installed, then it is named, with the one that is known.
+    """
+    monkeypatch.setattr(megatron.core, "__version__", "0.17.2")
+    with pytest.raises(UsageError, match=r"written for megatron-core 0\.16, and 0\.17\.2"):
+        check_megatron()
