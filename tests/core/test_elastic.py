@@ -11,6 +11,7 @@ from tft.protocol.messages import (
     Commit,
     Fetch,
     Freeze,
+    Hold,
     Kill,
     NodeJoined,
     NodeLost,
@@ -532,10 +533,18 @@ def test_a_chance_is_let_pass_when_no_incident_is_left() -> None:
 # ---------------------------------------------------------------- migrate
 
 
+def until(job: ScriptedJob, state: str) -> None:
+    """
+    Everyone does what they were told, as far as it takes to come to a state.
+    """
+    while job.doing != state:
+        job.obey_next()
+
+
 def test_an_heir_warms_while_the_straggler_trains_and_then_takes_over() -> None:
     """
     When a rank holds the others up, then a second process is started for it on a node with room
-    while it trains on; when that is ready, everyone stops at a boundary, it takes the seat and
+    while it trains on; when that is ready, everyone comes to one boundary, it takes the seat and
     copies the state of the others, and the first process is ended.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
@@ -553,9 +562,10 @@ def test_an_heir_warms_while_the_straggler_trains_and_then_takes_over() -> None:
     assert job.doing == "healthy"
     assert job.ranks[3].step == 5
     job.arrive(3)
-    assert job.doing == "freezing"
+    assert job.doing == "pausing"
     job.settle()
-    assert [(f.to, f.seats) for f in job.orders(Freeze)] == [((0, 1, 2, 3), {})]
+    assert [(h.to, h.step) for h in job.orders(Hold)] == [((0, 1, 2, 3), 5)]
+    assert [(f.to, f.seats) for f in job.orders(Freeze)] == [((0, 1, 2, 3), {})] * 2
     assert [(s.to, s.seats) for s in job.orders(Stop)] == [((0, 1, 2, 3), {})]
     assert [o.seats for o in job.orders(Regroup)] == [{3: 1}]
     assert [o.seats for o in job.orders(Resume)] == [{3: 1}]
@@ -645,8 +655,7 @@ def test_an_heir_that_dies_when_it_was_to_take_over_leaves_a_retry() -> None:
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
-    while job.doing == "healthy":
-        job._obey(job._queue.popleft())
+    until(job, "freezing")
     job.kill_heir(3)
     job.settle()
     job.train()
@@ -654,6 +663,277 @@ def test_an_heir_that_dies_when_it_was_to_take_over_leaves_a_retry() -> None:
     assert job.orders(Kill) == []
     assert job.ranks[3].incarnation == 0
     assert job.doing == "healthy"
+
+
+def test_an_heir_that_dies_on_the_way_to_the_boundary_holds_nobody_up() -> None:
+    """
+    When the second process dies while everyone comes to the boundary for it, then all go on from where
+    they are: nobody is stopped, and it is no incident.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.notice(3, "straggler")
+    until(job, "pausing")
+    job.kill_heir(3)
+    job.settle()
+    job.train()
+    assert job.orders(Stop) == []
+    assert job.reports() == []
+    assert job.doing == "healthy"
+
+
+def test_a_boundary_that_cannot_be_reached_is_not_waited_for_again() -> None:
+    """
+    When the ranks do not come to the boundary within the limit, then all go on, and the second process is
+    ended: it would not work the next time either.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.muted = {(1, "hold")}
+    job.notice(3, "straggler")
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert [(k.rank, k.incarnation) for k in job.orders(Kill)] == [(3, 1)]
+    assert job.orders(Stop) == []
+
+
+def test_a_pause_that_is_asked_for_while_somebody_is_about_to_take_over_comes_after_it() -> None:
+    """
+    When a pause is asked for while everyone comes to the boundary, then it begins when the job is healthy
+    again; that it is called off leaves the taking over as it is.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.notice(3, "straggler")
+    until(job, "pausing")
+    job.pause()
+    job.settle()
+    job.train()
+    job.settle()
+    assert strategies(job) == ["migrate"]
+    assert job.doing == "paused"
+    again = trained(placement=WITH_ROOM, spare={2: 1})
+    again.notice(3, "straggler")
+    until(again, "pausing")
+    again.go_on()
+    again.settle()
+    again.train()
+    assert strategies(again) == ["migrate"]
+
+
+def test_a_fault_on_the_way_to_the_boundary_is_handled_and_then_the_heir_takes_over() -> None:
+    """
+    When a process dies while everyone comes to the boundary, then it is replaced first; the second process
+    of the other rank is still wanted, and takes over when that is done.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.notice(3, "straggler")
+    until(job, "pausing")
+    job.slow = {1}
+    job.kill(1)
+    job.settle()
+    job.arrive(1)
+    job.settle()
+    job.train()
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover", "migrate"]
+    assert (job.ranks[1].incarnation, job.ranks[3].incarnation) == (1, 1)
+    assert job.doing == "healthy"
+
+
+# ---------------------------------------------------------------- migrate, because somebody asks for it
+
+
+def test_ranks_that_are_to_be_switched_go_together_when_all_are_ready() -> None:
+    """
+    When two ranks are to go to other processes, then each gets one where there is room; the first that is
+    ready waits for the other, and both take over in one incident.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2})
+    job.slow = {2, 3}
+    job.switch(2, 3)
+    spawns = [(s.rank, s.node, s.heir, s.cause) for s in job.orders(Spawn)]
+    assert spawns == [
+        (r, 2, True, f"rank {r} is to be switched: its pod is switched") for r in (2, 3)
+    ]
+    job.settle()
+    job.arrive(3)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.orders(Freeze) == []
+    job.arrive(2)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert incident["strategy"] == "migrate"
+    assert {(f["kind"], f["rank"]) for f in incident["faults"]} == {
+        ("straggler", 2),
+        ("straggler", 3),
+    }
+    assert [(job.ranks[r].incarnation, job.ranks[r].node) for r in (2, 3)] == [(1, 2)] * 2
+    assert job.machine.switch == frozenset()
+
+
+def test_a_switch_waits_for_a_place() -> None:
+    """
+    When there is no node with room, then the job trains on; when one comes, the process is started there.
+    """
+    job = trained(placement=TWO_NODES)
+    job.switch(3)
+    job.settle()
+    job.train()
+    assert job.orders(Spawn) == []
+    job.spare = {2: 1}
+    job.come(2)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["migrate"]
+    assert (job.ranks[3].incarnation, job.ranks[3].node) == (1, 2)
+
+
+def test_nobody_is_switched_to_a_node_that_is_to_be_left() -> None:
+    """
+    When there is room on the node of another rank that is to be switched, then it is not used.
+    """
+    job = trained(placement=TWO_NODES, spare={0: 1})
+    job.switch(1, 3)
+    job.settle()
+    assert job.orders(Spawn) == []
+
+
+@pytest.mark.parametrize("state", ["healthy", "pausing", "freezing", "clearing"])
+def test_a_switch_that_is_called_off_leaves_everyone_where_they_are(state: str) -> None:
+    """
+    When a switch is called off, whether its process warms, or everyone is on the way to let it take over,
+    then that is ended, and the job goes on with the processes that it had.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.slow = {3} if state == "healthy" else set()
+    job.switch(3)
+    until(job, state)
+    job.settle() if state == "healthy" else None
+    job.switch()
+    job.settle()
+    job.train()
+    assert strategies(job) == ([] if state in ("healthy", "pausing") else ["retry"])
+    assert [(k.rank, k.incarnation, k.cause) for k in job.orders(Kill)] == [
+        (3, 1, "its pod is switched")
+    ]
+    assert job.ranks[3].incarnation == 0
+    assert job.heirs == {}
+    assert job.doing == "healthy"
+
+
+def test_a_switch_that_is_called_off_while_it_is_chosen_is_chosen_no_more() -> None:
+    """
+    When a switch is called off while recovery plugins are asked, then they are asked again, without it.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
+    job.switch(3)
+    job.settle()
+    assert job.doing == "choosing"
+    job.switch()
+    job.settle()
+    (migrate,) = [o for o in job.consulted[-1].offers if o.strategy == "migrate"]
+    assert migrate.why_not == "nobody is ready to take over"
+    job.advise()
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+
+
+def test_a_switch_that_is_done_is_not_called_off_any_more() -> None:
+    """
+    When a switch is called off after its process has taken over, then nothing follows.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.switch(3)
+    until(job, "repairing")
+    job.switch()
+    job.settle()
+    job.train()
+    assert strategies(job) == ["migrate"]
+    assert job.facts("switch_called_off") == []
+
+
+def test_a_switch_of_which_a_part_dies_is_over() -> None:
+    """
+    When one of the processes ends before they can take over, then the others are ended, too, and whoever
+    has asked for it is told; nobody tries again by himself.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2})
+    job.slow = {2}
+    job.switch(2, 3)
+    job.settle()
+    job.kill_heir(2)
+    job.settle()
+    job.train()
+    assert job.heirs == {}
+    assert len(job.orders(Spawn)) == 2
+    assert job.facts("switch_called_off") == [
+        {"ranks": [2, 3], "why": "the process that was to take over from rank 2 has ended"}
+    ]
+    assert job.doing == "healthy"
+
+
+def test_a_rank_that_is_lost_while_it_waits_to_be_switched_is_replaced() -> None:
+    """
+    When a rank that is to be switched loses its process before there is a place for the other one, then it
+    gets another process as ever, and with that the switch is done.
+    """
+    job = trained(placement=TWO_NODES)
+    job.switch(3)
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert job.machine.switch == frozenset()
+
+
+def test_a_fault_while_an_heir_warms_is_handled_as_ever_and_the_switch_after_it() -> None:
+    """
+    When the memory of another rank fails while the second process warms, then that is repaired; when the
+    process is ready, it takes over.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.slow = {3}
+    job.switch(3)
+    job.settle()
+    job.fault(1, "memory")
+    job.settle()
+    job.train()
+    job.arrive(3)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry", "migrate"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "ranks", "why"),
+    [
+        ({"enable": frozenset({"retry"})}, (3,), "migrate is not enabled"),
+        (
+            {"strategies": ("retry", "recover")}, (3,),
+            "the adaptor of ranks [0, 1, 2, 3] cannot take part",
+        ),
+        ({}, (3, 7), "ranks [7] do not take part"),
+    ],
+)  # fmt: skip
+def test_a_switch_that_cannot_be_is_refused(
+    facts: dict[str, Any],  # Any: as in `trained`
+    ranks: tuple[int, ...],
+    why: str,
+) -> None:
+    """
+    When ranks cannot go to other processes, then whoever asks for it is told why, and the job goes on.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1}, **facts)
+    job.switch(*ranks)
+    job.settle()
+    assert job.facts("switch_called_off") == [{"ranks": list(ranks), "why": why}]
+    assert job.orders(Spawn) == []
 
 
 def test_an_heir_that_dies_after_it_took_over_is_replaced() -> None:
@@ -818,8 +1098,7 @@ def test_somebody_lost_while_an_heir_is_ready_comes_first() -> None:
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
-    while job.doing == "healthy":
-        job._obey(job._queue.popleft())
+    until(job, "freezing")
     job.slow = {1}
     job.kill(1)
     while job.doing != "awaiting":

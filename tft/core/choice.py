@@ -99,7 +99,7 @@ class Choice:
             terms = _advised_terms(terms, job.incident.advice)
         returning = job.returning()
         exiles = frozenset(rank for rank in returning if not job.seats[rank].derives)
-        heirs = frozenset(r for r, heir in job.heirs.items() if heir.ready and not heir.doomed)
+        heirs = frozenset(heir.rank for heir in job.warm())
         return planner.offers(
             job.topology(),
             standings,
@@ -282,6 +282,7 @@ class Choice:
         """
         job = self._job
         old, heir = job.seats[rank], job.heirs.pop(rank)
+        job.switch -= {rank}
         job.seats[rank] = heir
         job.placed()
         heir.private, heir.page, heir.since = old.private, old.page, old.since

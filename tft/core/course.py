@@ -23,6 +23,7 @@ from tft.protocol.messages import (
     Resume,
     Rollback,
     Stop,
+    SwitchRequested,
 )
 
 S = State
@@ -71,6 +72,8 @@ class Course:
                 self._healthy()
             case S.PAUSING | S.PAUSED:
                 self.pausing.advance()
+                if self.pausing.gathered:
+                    self._stop_for(job.warm())
             case S.DUMPING:
                 self.ending.advance_dump()
             case S.EXITING if job.all_left():
@@ -107,27 +110,43 @@ class Course:
         elif job.pause is not None:
             self.pausing.begin(job.pause)
         else:
+            self._seek_heirs()
             self._take_opportunity()
 
     def _take_opportunity(self) -> None:
         """
         Somebody is ready to take over, or to come back. Each is invited once: if it does not work
         out, it would not the next time. Nobody is where the next incident would be the last.
+
+        Who takes over does so at a boundary that everyone has come to: nobody is lost, and so no step is
+        broken off.
         """
         job = self._job
-        warm = [heir for heir in job.heirs.values() if heir.ready and not heir.doomed]
+        warm = [heir for heir in job.warm() if not heir.invited]
         back = [job.seats[r] for r in sorted(job.returning()) if not job.seats[r].invited]
         if not (warm or back) or job.next_number > job.policy.max_incidents:
             return
-        for seat in (*warm, *back):
+        if warm:
+            ranks = [heir.rank for heir in warm]
+            self.pausing.gather(f"other processes are ready to take over from ranks {ranks}")
+            return
+        for seat in back:
             seat.invited = True
+        self.rounds.open()
+        self.rounds.freeze(f"ranks {[seat.rank for seat in back]} are ready to come back")
+
+    def _stop_for(self, warm: list[Seat]) -> None:
+        """
+        Everyone stands where these are to take over.
+        """
+        job = self._job
+        for heir in warm:
+            heir.invited = True
         self.rounds.open()
         for heir in warm:
             seat = job.seats[heir.rank]
             step = self.rounds.step_of(seat)
             self.rounds.fault("straggler", heir.rank, step, job.now, seat.straggles)
-        if job.state is S.HEALTHY:
-            self.rounds.freeze(f"ranks {[seat.rank for seat in back]} are ready to come back")
 
     # ---------------------------------------------------------------- freeze and stop
 
@@ -149,8 +168,13 @@ class Course:
         job.move(S.CLEARING)
         to = tuple(seat.rank for seat in job.seated() if seat.ready)
         if to:
-            stop = Stop(**job.key(), to=to, finish=finish, grace=job.policy.grace)
-            job.issue(stop, limit=job.policy.stop)
+            grace, limit = job.policy.grace, job.policy.stop
+            if all(fault.kind == "straggler" for fault in incident.faults):
+                grace, limit = (
+                    limit,
+                    grace + limit,
+                )  # nobody is lost: what was begun can be finished
+            job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), limit=limit)
         return True
 
     def _doom_suspects(self) -> None:
@@ -237,24 +261,102 @@ class Course:
             why_not = why_not or "no other node has room"
         job.tell("rank_straggles", rank=seat.rank, why=message.evidence, why_not=why_not)
         if node is not None:
-            heir = Seat(rank=seat.rank)
-            seat.straggles = message.evidence
-            job.heirs[seat.rank] = heir
-            job.spawn(heir, node, f"rank {seat.rank} holds the others up: {message.evidence}")
+            cause = f"rank {seat.rank} holds the others up: {message.evidence}"
+            self._bring_up(seat, node, message.evidence, cause)
+
+    def _bring_up(self, seat: Seat, node: int, why: str, cause: str) -> None:
+        """
+        Another process for a rank is started on this node, while the one that it has trains on.
+        """
+        heir = Seat(rank=seat.rank)
+        seat.straggles = why
+        self._job.heirs[seat.rank] = heir
+        self._job.spawn(heir, node, cause)
 
     def _why_no_heir(self, seat: Seat) -> str:
         """
         Why nobody is made ready to take over from a rank, whether there is room or not.
         """
         job = self._job
-        unable = [s.rank for s in job.seated() if "migrate" not in s.strategies]
         if FAULTS[job.state] is not Reaction.FREEZE:
             return "everyone stands still already"
+        known = "another process is on its way" if seat.rank in job.heirs else ""
+        return self._why_no_migration() or known
+
+    def _why_no_migration(self) -> str:
+        """
+        Why nobody could take over from anybody.
+        """
+        job = self._job
+        unable = [s.rank for s in job.seated() if "migrate" not in s.strategies]
         if "migrate" not in job.policy.enable:
             return "migrate is not enabled"
-        if unable:
-            return f"the adaptor of ranks {unable} cannot take part"
-        return "another process is on its way" if seat.rank in job.heirs else ""
+        return f"the adaptor of ranks {unable} cannot take part" if unable else ""
+
+    # ---------------------------------------------------------------- what is switched on request
+
+    def switch(self, message: SwitchRequested) -> None:
+        """
+        These ranks are to go to other processes, and no others that were asked for before.
+        """
+        job, wanted = self._job, frozenset(message.ranks)
+        why_not = self._why_no_switch(wanted)
+        if why_not:
+            job.tell("switch_called_off", ranks=sorted(wanted), why=why_not)
+            return
+        kept = job.switch & wanted
+        self.call_off(message.why, job.switch - wanted)
+        job.switch, job.switch_why = wanted, message.why
+        if wanted - kept:
+            job.tell("switch_asked", ranks=sorted(wanted), why=message.why)
+
+    def _why_no_switch(self, ranks: frozenset[int]) -> str:
+        job = self._job
+        outside = sorted(ranks - job.members)
+        if outside:
+            return f"ranks {outside} do not take part"
+        absent = any(s.process not in (Process.JOINED, Process.READY) for s in job.seated())
+        # what a process can take part in it says when it joins: before that nothing speaks against it
+        return self._why_no_migration() if ranks and not absent else ""
+
+    def is_left(self, node: int) -> bool:
+        """
+        All ranks that have their place on a node are to go elsewhere, or none has its place there and there
+        are others.
+        """
+        job = self._job
+        there = {seat.rank for seat in job.seated() if seat.node == node}
+        known = node in job.nodes and node not in job.lost_nodes
+        return known and there <= job.switch
+
+    def call_off(self, why: str, ranks: frozenset[int]) -> None:
+        """
+        These ranks keep the processes they have. Whoever was made ready for them is ended.
+        """
+        job = self._job
+        if not ranks:
+            return
+        job.switch -= ranks
+        job.tell("switch_called_off", ranks=sorted(ranks), why=why)
+        heirs = [heir for rank, heir in job.heirs.items() if rank in ranks]
+        self.rounds.doom_all(heirs, why, "process")
+        if job.state is S.CHOOSING and any(heir.invited for heir in heirs):
+            self.replan()  # what was offered is not possible any more
+
+    def _seek_heirs(self) -> None:
+        """
+        Wherever there is room for it, somebody is made ready for a rank that is to be switched.
+        """
+        job = self._job
+        going = {job.seats[rank].node for rank in job.switch}
+        for rank in sorted(job.switch - job.heirs.keys()):
+            seat = job.seats[rank]
+            room = {node: left for node, left in job.room.items() if node not in going}
+            node = job.elsewhere(seat, room)
+            if node is not None:
+                self._bring_up(
+                    seat, node, job.switch_why, f"rank {rank} is to be switched: {job.switch_why}"
+                )
 
     def recall(self) -> None:
         """
@@ -458,6 +560,7 @@ class Course:
         incident.tasks = {}
         job.move(S.HEALTHY)
         if incident.closed is not None:
+            self._dismiss()
             return True  # it was a pause that has ended
         for seat in job.seats.values():
             began = incident.processes.get(seat.rank)

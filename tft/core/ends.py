@@ -131,6 +131,9 @@ class Ends:
             return
         if seat.node is not None:  # its place is free again
             job.room[seat.node] += 1
+        if seat.rank in job.switch and job.state not in SETTLED:
+            why = f"the process that was to take over from rank {seat.rank} has ended"
+            self._course.call_off(f"{why}: {seat.doomed}" if seat.doomed else why, job.switch)
 
     def _blame(self, seat: Seat, message: Exited, was: Process) -> None:
         """

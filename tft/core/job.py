@@ -71,6 +71,12 @@ class Job:
         """The ranks that take part: fewer than the world once the job has shrunk."""
         self.heirs: dict[int, Seat] = {}
         """By rank: a process that gets ready to take over from one that still trains."""
+        self.switch: frozenset[int] = frozenset()
+        """The ranks that are to go to other processes, together, because somebody has asked for it."""
+        self.switch_why = ""
+        """Why they are."""
+        self.gathering = False
+        """Everyone is on the way to one boundary, where somebody is to take over."""
         self.joined = False
         self.gathered: float | None = None
         """When the last node joined."""
@@ -173,6 +179,14 @@ class Job:
         Something holds for every member.
         """
         return all(holds(self.seats[rank]) for rank in self.members)
+
+    def warm(self) -> list[Seat]:
+        """
+        Those who are ready to take over: of the ranks that are switched together, all or none.
+        """
+        ready = {rank: heir for rank, heir in self.heirs.items() if heir.ready and not heir.doomed}
+        partly = frozenset() if self.switch <= ready.keys() else self.switch
+        return [heir for rank, heir in ready.items() if rank not in partly]
 
     def returning(self) -> frozenset[int]:
         """
@@ -475,6 +489,7 @@ class Job:
         """
         Has another process started for a rank, on this node.
         """
+        heir = not self.holds_seat(seat)
         self.settle(seat, node)
         self.handed[seat.rank] = self.handed.get(seat.rank, -1) + 1
         seat.order(self.handed[seat.rank], self.now)
@@ -488,6 +503,7 @@ class Job:
                 rank=seat.rank,
                 incarnation=seat.incarnation,
                 cause=cause,
+                heir=heir,
             )
         )
 
@@ -496,6 +512,7 @@ class Job:
         Has another process started for a rank that has lost its own, where there is a place.
         """
         node = self.home(seat)
+        self.switch -= {seat.rank}
         if node is not None:
             self.incident.given_another(seat.rank)
             self.spawn(seat, node, f"rank {seat.rank} has lost its process")

@@ -97,6 +97,13 @@ class Machine:
         return self._job.members
 
     @property
+    def switch(self) -> frozenset[int]:
+        """
+        The ranks that are to go to other processes, because somebody has asked for it.
+        """
+        return self._job.switch
+
+    @property
     def nodes(self) -> Sequence[int]:
         """
         The nodes that have joined and are not lost.

@@ -27,10 +27,30 @@ class Pausing:
         job = self._job
         job.pause = request
         job.checked = ""
-        job.incident.round += 1
-        job.move(S.PAUSING)
         job.tell("pausing", why=request.why, check=request.check)
-        self._rounds.ask(request.why)
+        self._come(request.why)
+
+    def gather(self, why: str) -> None:
+        """
+        The same without a pause: so that somebody can take over there.
+        """
+        self._job.gathering = True
+        self._job.tell("gathering", why=why)
+        self._come(why)
+
+    @property
+    def gathered(self) -> bool:
+        """
+        Everyone stands at the boundary at which somebody is to take over.
+        """
+        job = self._job
+        there = "hold" in job.incident.tasks and job.answered_all("hold")
+        return job.gathering and there and not job.dying()
+
+    def _come(self, why: str) -> None:
+        self._job.incident.round += 1
+        self._job.move(S.PAUSING)
+        self._rounds.ask(why)
 
     def advance(self) -> None:
         """
@@ -38,15 +58,18 @@ class Pausing:
         """
         job = self._job
         tasks = job.incident.tasks
+        if job.gathering and not job.warm():
+            return self.release()  # nobody is left to take over
         if job.dying() or any(task.waiting for task in tasks.values()):
-            return
+            return None
         if "check" in tasks:
             self._checked()
         elif "hold" not in tasks:
             boundary = max(s.position.step + s.position.window for s in job.seated())
             job.issue(job.to_all(Hold, step=boundary), limit=job.policy.hold)
-        elif job.state is S.PAUSING:
+        elif job.state is S.PAUSING and not job.gathering:
             self._paused()
+        return None
 
     def _paused(self) -> None:
         job = self._job
@@ -76,6 +99,8 @@ class Pausing:
         The boundary cannot be reached: everyone goes on, and whoever asked is told.
         """
         self._job.tell("pause_given_up", why=why)
+        for heir in self._job.warm() if self._job.gathering else ():
+            heir.invited = True  # it would not work the next time
         self.release()
 
     def release(self) -> None:
@@ -83,8 +108,11 @@ class Pausing:
         Everyone goes on; the job is healthy when all have done a step.
         """
         job = self._job
-        job.pause = None
-        job.tell("released", members=len(job.members))
+        if job.gathering:
+            job.gathering = False  # a pause that was asked for meanwhile is still to come
+        else:
+            job.pause = None
+            job.tell("released", members=len(job.members))
         job.trained = {seat.rank for seat in job.seated() if seat.finished}
         job.incident.round += 1
         job.step_to(S.RESUMING, job.to_all(Release), job.policy.freeze)

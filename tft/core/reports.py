@@ -39,6 +39,7 @@ from tft.protocol.messages import (
     Spawned,
     StopRequested,
     StoreOpened,
+    SwitchRequested,
     Trained,
 )
 
@@ -81,6 +82,8 @@ class Reports:
                 self._pause_requested(message, reaction)
             case ResumeRequested():
                 self._resume_requested(reaction)
+            case SwitchRequested():
+                self._course.switch(message)
             case Noticed():
                 self._faults.noticed(message)
             case Advised():
@@ -135,6 +138,11 @@ class Reports:
     # ---------------------------------------------------------------- requests
 
     def _stop_requested(self, message: StopRequested, reaction: Reaction) -> None:
+        node = message.node
+        if node is not None and self._course.is_left(node):
+            why = f"nothing is kept on node {node} any more: {message.why}"
+            gone = NodeLost(node=node, pid=0, why=why, at=message.at)
+            return self.ends.node_lost(gone)
         if self._job.stop is not None:
             return None
         self._job.stop = message
@@ -158,5 +166,5 @@ class Reports:
         if not self._job.answered_all("check"):
             return self._job.tell("check_not_over")  # some of its sums would meet those of a step
         self._job.pause, self._job.checked = None, ""
-        if reaction is R.RELEASE:
+        if reaction is R.RELEASE and not self._job.gathering:
             self._course.pausing.release()

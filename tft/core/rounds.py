@@ -166,6 +166,7 @@ class Rounds:
         incident.tasks = {}
         incident.strategy = ""
         incident.reached = 0
+        job.gathering = False
         job.move(S.FREEZING)
         causes = [f"{f.kind} at rank {f.rank}" for f in incident.roots()]
         self.ask(", ".join(causes) or incident.suspicion or incident.forced or cause)

@@ -134,7 +134,7 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "PauseRequested": {
         **dict.fromkeys(State, R.LATER),
         S.HEALTHY: R.PAUSE,
-        **dict.fromkeys((S.PAUSING, S.PAUSED, S.DUMPING), R.ABSORB),
+        **dict.fromkeys((S.PAUSED, S.DUMPING), R.ABSORB),
         **_LATE,
     },
     "ResumeRequested": {
@@ -143,6 +143,7 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
         **dict.fromkeys((S.HEALTHY, S.DUMPING), R.ABSORB),
         **_LATE,
     },
+    "SwitchRequested": _KEPT,
     "Advised": {**dict.fromkeys(State, R.ABSORB), S.CHOOSING: R.DECIDE},
     "Stalled": {**dict.fromkeys(State, R.ABSORB), **dict.fromkeys(_MOVING, R.SUSPECT)},
     "DeadlinePassed": {**dict.fromkeys(State, R.EXPIRE), S.ENDED: R.ABSORB},

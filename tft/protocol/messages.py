@@ -308,6 +308,9 @@ class StopRequested:
     why: str
     signal: int
     """The signal that asked; 0 for none."""
+    node: int | None = None
+    """The node whose launcher was asked, where nothing but its own ranks ends with it: where these are to
+    go elsewhere, or have gone, the job goes on."""
     at: float
 
 
@@ -333,6 +336,19 @@ class ResumeRequested:
     Somebody asks for a paused job to go on.
     """
 
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchRequested:
+    """
+    Somebody asks for these ranks to go to other processes, together, and trains on meanwhile: on nodes with
+    room, as soon as there are any. Whoever was asked for before, and is not named again, keeps its process.
+    """
+
+    ranks: tuple[int, ...]
+    """None: what was asked for is called off."""
     why: str
     at: float
 
@@ -735,6 +751,8 @@ class Spawn:
     rank: int
     incarnation: int
     cause: str
+    heir: bool = False
+    """It is to take over from one that still trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -780,7 +798,15 @@ RankReport = (
     Joined | Ready | Faulted | Answered | Trained | Finished | Checkpointed | CheckpointFailed
 )
 NodeReport = NodeJoined | Spawned | Exited | StoreOpened
-OutsideReport = NodeLost | StopRequested | PauseRequested | ResumeRequested | Noticed | Advised
+OutsideReport = (
+    NodeLost
+    | StopRequested
+    | PauseRequested
+    | ResumeRequested
+    | SwitchRequested
+    | Noticed
+    | Advised
+)
 Report = RankReport | NodeReport | OutsideReport
 RankOrder = (
     Freeze | Stop | Load | Fetch | Restore | Regroup | Reload | Rebuild | Rollback | Resume
@@ -793,7 +819,7 @@ Message = Report | Order | Beat | Lead
 MESSAGES: tuple[type, ...] = (
     Joined, Ready, Faulted, Answered, Trained, Finished, Checkpointed, CheckpointFailed,
     NodeJoined, Spawned, Exited, StoreOpened, NodeLost, StopRequested,
-    PauseRequested, ResumeRequested, Noticed, Advised,
+    PauseRequested, ResumeRequested, SwitchRequested, Noticed, Advised,
     Beat, Lead,
     Freeze, Stop, Load, Fetch, Restore, Regroup, Reload, Rebuild, Rollback, Resume, Hold, Check,
     Release, Save, Commit, Complete, End,

@@ -47,6 +47,7 @@ from tft.protocol.messages import (
     Spawned,
     StopRequested,
     StoreOpened,
+    SwitchRequested,
     Trained,
     Verdict,
 )
@@ -152,6 +153,12 @@ class ScriptedJob:
         """
         while self._queue:
             self._obey(self._queue.popleft())
+
+    def obey_next(self) -> None:
+        """
+        The next order is carried out, and no other.
+        """
+        self._obey(self._queue.popleft())
 
     def train(self, steps: int = 1) -> None:
         """
@@ -296,6 +303,12 @@ class ScriptedJob:
         Somebody asks for the pause to end.
         """
         self.report(ResumeRequested(why="it is replaced", at=self.now))
+
+    def switch(self, *ranks: int) -> None:
+        """
+        Somebody asks for these ranks to go to other processes; none: for what was asked to be called off.
+        """
+        self.report(SwitchRequested(ranks=ranks, why="its pod is switched", at=self.now))
 
     def checkpointed(self, step: int) -> None:
         """

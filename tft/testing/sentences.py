@@ -43,6 +43,7 @@ from tft.protocol.messages import (
     Stop,
     StopRequested,
     StoreOpened,
+    SwitchRequested,
     Trained,
 )
 
@@ -176,6 +177,10 @@ def sentence(message: Report) -> str:
             return f"a pause is asked for{check and f', with the check {check}'}: {why}"
         case ResumeRequested(why=why):
             return f"a paused job is asked to go on: {why}"
+        case SwitchRequested(ranks=ranks, why=why) if ranks:
+            return f"{ranks_of(ranks)} are to go to other processes: {why}"
+        case SwitchRequested(why=why):
+            return f"nobody is to be switched any more: {why}"
         case Noticed(rank=rank, kind=kind, evidence=evidence):
             return (
                 f"rank {rank} is seen to have a {kind} fault{_spread(message)}: {_short(evidence)}"

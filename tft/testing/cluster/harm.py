@@ -16,6 +16,7 @@ from tft.protocol.messages import (
     PauseRequested,
     ResumeRequested,
     StopRequested,
+    SwitchRequested,
     Verdict,
 )
 from tft.testing.cluster import loop
@@ -60,7 +61,7 @@ class Harm:
         """
         stage, mishaps = self._stage, self._mishaps
         match mishap.what:
-            case "request" | "pause" | "resume" | "notice" | "advise":
+            case "request" | "pause" | "resume" | "switch" | "notice" | "advise":
                 self._asks(mishap)
                 return "done"
             case "come":
@@ -236,12 +237,28 @@ class Harm:
                     stage.clock.after(mishap.lasting, report, resume)
             case "resume":
                 report(ResumeRequested(why="asked to", at=now))
+            case "switch":
+                self._switch(mishap)
             case "advise":
                 leader = self._leader()
                 if leader is not None:
                     leader.advise(self._unasked(leader, kind))
             case _:
                 self._notice(mishap)
+
+    def _switch(self, mishap: Mishap) -> None:
+        """
+        Somebody wants a rank on other hardware, and maybe the next one with it, and maybe neither any more
+        after a while.
+        """
+        stage = self._stage
+        report, last = stage.outside.report, stage.schedule.world - 1
+        ranks = {mishap.target, min(mishap.target + 1, last)} if mishap.kind else {mishap.target}
+        asked = tuple(sorted(ranks))
+        report(SwitchRequested(ranks=asked, why="asked to", at=stage.clock.now))
+        if mishap.number:
+            over = SwitchRequested(ranks=(), why="asked to", at=stage.clock.now)
+            stage.clock.after(mishap.lasting, report, over)
 
     def _notice(self, mishap: Mishap) -> None:
         """

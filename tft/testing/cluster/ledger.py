@@ -26,6 +26,7 @@ from tft.protocol.messages import (
     Reload,
     Report,
     Spawn,
+    SwitchRequested,
 )
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Ledger:
     lost: set[int] = field(default_factory=set)
     """The nodes that were given up in this run."""
     slow: set[int] = field(default_factory=set)
-    """The ranks that were said to hold the others up."""
+    """The ranks that were said to hold the others up, or are to be switched."""
     doubted: set[int] = field(default_factory=set)
     """The ranks of whose copies anything was ever said, be it true or not."""
     searching: set[int] = field(default_factory=set)
@@ -116,6 +117,8 @@ class Ledger:
                 self._doubt(report)
             case Noticed(kind="straggler"):
                 self.slow.add(report.rank)
+            case SwitchRequested():
+                self.slow.update(report.ranks)
             case Noticed():
                 seat = report.rank, machine.incarnation(report.rank)
                 self.name(*seat)

@@ -42,6 +42,7 @@ def _visits() -> Iterator[Schedule]:
     visitors = (
         Mishap(what="come", target=SPARE), Mishap(what="node", target=SPARE), Mishap(what="store"),
         Mishap(what="request"), Mishap(what="pause"), Mishap(what="resume"), Mishap(what="advise"),
+        Mishap(what="switch", target=2),
         Mishap(what="notice", target=3, kind="network"), Mishap(what="controller"),
         Mishap(what="notice", target=3, kind="straggler"), Mishap(what="kill", target=0),
         Mishap(what="stop", target=2),

@@ -20,10 +20,10 @@ What = Literal[
     "kill", "node", "memory", "corruption", "numeric", "network", "software", "hang", "stop",
     "fail", "slow", "impostor", "partition", "broker", "controller", "deposed", "store", "pollute",
     "bad batch", "notice", "late", "agent", "beats", "unkillable", "unreadable", "request", "pause",
-    "resume", "advise", "come", "context",
+    "resume", "switch", "advise", "come", "context",
 ]  # fmt: skip
 
-ASKED = ("request", "pause", "resume", "advise", "come")
+ASKED = ("request", "pause", "resume", "switch", "advise", "come")
 """What somebody wants, or is glad of: no fault."""
 
 FAULTS: tuple[tuple[What, float], ...] = (
@@ -259,6 +259,9 @@ def draw(seed: int) -> Schedule:
     for extra in range(len(spares)):
         if rng.random() < 0.3:
             mishaps.append(_asked(rng, "come", nodes + extra, "", STATES))
+    own = Random(f"switch {seed}")  # what was drawn before stays as it was
+    if own.random() < 0.15:
+        mishaps.append(_switch(own, world))
     drawn = Schedule(
         seed=seed,
         world=world,
@@ -429,6 +432,12 @@ def _pause(rng: Random, world: int) -> Mishap:
 
 def _resume(rng: Random) -> Mishap:
     return _asked(rng, "resume", 0, "", STATES)
+
+
+def _switch(rng: Random, world: int) -> Mishap:
+    return _asked(
+        rng, "switch", rng.randrange(world), rng.choice(("", "two")), ("healthy", *STATES)
+    )
 
 
 def _advice(rng: Random) -> Mishap:
