@@ -83,8 +83,9 @@ def test_a_rank_that_another_launcher_has_placed_keeps_its_place(tmp_path: Path)
         placed=Placed(local_rank=1, local_world=4, machine=2),
     )  # fmt: skip
     found = rank_environment(
-        settings, marker="m", rank=5, incarnation=0, page=3, words=4, store=("h", 1)
-    )
+        settings, marker="m", rank=5, incarnation=0, heir=False, slot=0, page=3, words=4,
+        store=("h", 1),
+    )  # fmt: skip
 
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
     assert [found[name] for name in names] == ["5", "1", "4", "2", "2"]

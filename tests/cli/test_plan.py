@@ -58,6 +58,8 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "resume": False,
         "resume_if_any": False,
         "led_elsewhere": False,
+        "spare": 0,
+        "spare_if_taken": False,
         "module": False,
         "placed": None,
         "starter": None,

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 import structlog
 
@@ -54,6 +55,8 @@ class _Seat:
     """
 
     rank: int
+    slot: int
+    """Which of the places of the node it has."""
     page: Page
     incarnation: int = -1
     """The newest that was started here, or was ended before it could be."""
@@ -89,7 +92,9 @@ class Ranks:
         self._clock = clock
         self._report = report
         self._store: tuple[str, int] | None = None
-        self._seats = {rank: _Seat(rank=rank, page=Page.create()) for rank in settings.ranks}
+        self._seats: dict[int, _Seat] = {}
+        for rank in settings.ranks:
+            self._seat(rank)
         self._outputs: list[Output] = []
         self._leaving = False
         self._gone = asyncio.Event()
@@ -114,8 +119,8 @@ class Ranks:
         Start an incarnation of a rank, once. It waits for the store, and for the end of the
         process before it, which is ended for it.
         """
-        seat = self._seats.get(order.rank)
-        if seat is None or order.incarnation < seat.incarnation or self._leaving:
+        seat = self._seat(order.rank)
+        if order.incarnation < seat.incarnation or self._leaving:
             return
         if order.incarnation == seat.incarnation:
             self._answer_again(seat)
@@ -131,8 +136,8 @@ class Ranks:
         End this incarnation of a rank and any older one. One that was never started is reported
         as killed all the same, and will not be started any more.
         """
-        seat = self._seats.get(order.rank)
-        if seat is None or order.incarnation < seat.incarnation:
+        seat = self._seat(order.rank)
+        if order.incarnation < seat.incarnation:
             return
         if seat.process is not None:
             self._end(seat.process, last_words=order.last_words)
@@ -173,7 +178,7 @@ class Ranks:
         """
         The highest step that any rank has completed.
         """
-        return max(seat.page.position().step for seat in self._seats.values())
+        return max((seat.page.position().step for seat in self._seats.values()), default=0)
 
     # ------------------------------------------------------------ the end
 
@@ -214,6 +219,17 @@ class Ranks:
 
     # ------------------------------------------------------------ one process
 
+    def _seat(self, rank: int) -> _Seat:
+        """
+        That of a rank; it gets one where it has been on another node until now.
+        """
+        if rank not in self._seats:
+            taken = {seat.slot for seat in self._seats.values() if seat.process or seat.due}
+            own = rank in self._settings.ranks
+            slot = len(self._seats) if own else next(n for n in count() if n not in taken)
+            self._seats[rank] = _Seat(rank=rank, slot=slot, page=Page.create())
+        return self._seats[rank]
+
     def _start_due(self) -> None:
         if self._store is None:
             return
@@ -233,7 +249,7 @@ class Ranks:
         seat.due = None
         self._begin(seat, order.incarnation)
         try:
-            seat.process = self._process(seat, order.incarnation, store, newborn)
+            seat.process = self._process(seat, order, store, newborn)
         except OSError as error:
             log.warning("rank_not_started", rank=seat.rank, why=str(error))
             self._exited(seat, order.incarnation, code=NOT_STARTED)
@@ -266,8 +282,9 @@ class Ranks:
         )
 
     def _process(
-        self, seat: _Seat, incarnation: int, store: tuple[str, int], newborn: Newborn | None
+        self, seat: _Seat, order: Spawn, store: tuple[str, int], newborn: Newborn | None
     ) -> _Process:
+        incarnation = order.incarnation
         # the page still says what the process before was doing
         seat.page.train(False, self._clock.now())
         words = os.memfd_create(f"tft-words-{seat.rank}")
@@ -276,6 +293,8 @@ class Ranks:
             marker=self._marker,
             rank=seat.rank,
             incarnation=incarnation,
+            heir=order.heir,
+            slot=seat.slot,
             page=seat.page.fd,
             words=words,
             store=store,
@@ -342,7 +361,7 @@ class Ranks:
             self._ended(seat)
 
         return elsewhere.start(
-            seat.rank - self._settings.ranks.start,
+            seat.slot,
             environment | paths,
             began=began,
             ended=ended,

@@ -186,6 +186,7 @@ class Agent:
                 host=self._settings.host,
                 pid=os.getpid(),
                 ranks=tuple(self._settings.ranks),
+                spare=self._settings.spare,
                 at=self._clock.now(),
             )
         )

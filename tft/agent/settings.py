@@ -88,12 +88,16 @@ class AgentSettings:
     """Where another launcher has put the only rank of this node; None: the agent counts its ranks."""
     starter: StartedElsewhere | None = None
     """Who starts the processes of the ranks; None: the agent."""
+    spare: int = 0
+    """For how many more ranks its node has room."""
 
     @property
     def ranks(self) -> range:
         """
-        The ranks of its node.
+        The ranks of its node; none, where it is there for those of others.
         """
+        if self.node >= self.job.nnodes:
+            return range(0)
         first = self.node * self.job.nproc_per_node
         return range(first, first + self.job.nproc_per_node)
 
@@ -105,17 +109,13 @@ class AgentSettings:
         started = ("-m", self.script) if self.module else (self.script,)
         return (*started, *self.arguments)
 
-    def place(self, rank: int) -> Placed:
+    def place(self, slot: int) -> Placed:
         """
-        Where a rank of this node is, as its script finds it.
+        Where the rank is that has this one of the places of the node, as its script finds it.
         """
         if self.placed is not None:
             return self.placed
-        return Placed(
-            local_rank=rank - self.ranks.start,
-            local_world=self.job.nproc_per_node,
-            machine=self.node,
-        )
+        return Placed(local_rank=slot, local_world=len(self.ranks) + self.spare, machine=self.node)
 
 
 def child_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
@@ -146,6 +146,8 @@ def rank_environment(
     marker: str,
     rank: int,
     incarnation: int,
+    heir: bool,
+    slot: int,
     page: int,
     words: int,
     store: tuple[str, int],
@@ -153,7 +155,8 @@ def rank_environment(
     """
     For one process of a rank: what a script started by torchrun finds, and what `tft.init` needs.
 
-    `page` and `words` are the descriptors it inherits, `store` is where the rendezvous store is.
+    `slot` is its place on the node, `page` and `words` are the descriptors it inherits, `store` is where
+    the rendezvous store is.
     """
     job = settings.job
     host, port = store
@@ -165,6 +168,7 @@ def rank_environment(
         broker=job.broker,
         adaptor=job.adaptor,
         incarnation=incarnation,
+        heir=heir,
         page=page,
         host=settings.host,
         checkpoint_every=job.checkpoint_every,
@@ -174,7 +178,7 @@ def rank_environment(
         save_copies=job.save_copies,
         curve=job.curve,
     )
-    place = settings.place(rank)
+    place = settings.place(slot)
     return {
         **python_environment(settings, marker),
         **told.environment(),

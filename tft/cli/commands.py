@@ -49,6 +49,12 @@ def run_command() -> click.Command:
             _host_option("The address other nodes reach this one at."),
             _insecure_option(),
             _report_option("Where to put a copy of the run directory's report.json (node 0)."),
+            _spare_option(),
+            click.Option(
+                ["--spare-if-taken"],
+                is_flag=True,
+                help="Where a launcher of this node lives, be a node beside it, with room for its ranks.",
+            ),
             click.Option(
                 ["--led-elsewhere"],
                 is_flag=True,
@@ -83,7 +89,7 @@ def lead_command() -> click.Command:
 
         fixed = {
             "node_rank": LEADER, "led_elsewhere": True, "resume_if_any": True,
-            "placed": None, "starter": None, "script": "", "arguments": (), "module": False,
+            "placed": None, "starter": None, "spare": 0, "spare_if_taken": False, "script": "", "arguments": (), "module": False,
         }  # fmt: skip
         if start and options["run_dir"] is None:
             options["run_dir"] = Path(default_run_dir(start))
@@ -189,6 +195,7 @@ def agent_command() -> click.Command:
         module: bool,
         placed: tuple[int, int, int] | None,
         starter: tuple[int, str] | None,
+        spare: int,
         **options: Any,  # each option's own type
     ) -> int:
         die_with_parent()
@@ -210,6 +217,7 @@ def agent_command() -> click.Command:
                 module=module,
                 placed=Placed.read(placed) if placed else None,
                 starter=StartedElsewhere.read(starter) if starter else None,
+                spare=spare,
             )
         )
 
@@ -220,6 +228,7 @@ def agent_command() -> click.Command:
             *job_options(given=True),
             click.Option(["--node"], type=click.INT, required=True, help="Which of the nodes."),
             _host_option("The address other nodes reach this one at."),
+            _spare_option(),
             *_script(),
         ],
         context_settings={"allow_interspersed_args": False},
@@ -334,6 +343,20 @@ def _why_option(command: str) -> click.Option:
 def _host_option(sentence: str) -> click.Option:
     return click.Option(
         ["--host"], metavar="ADDRESS", default=LOOPBACK, show_default=True, help=sentence
+    )
+
+
+def _spare_option() -> click.Option:
+    return click.Option(
+        ["--spare"],
+        metavar="RANKS",
+        type=click.INT,
+        default=0,
+        show_default=True,
+        help=(
+            "For how many ranks of other nodes this one has room: those that lose theirs, or are to leave "
+            "it. With a --node-rank of --nnodes or more it has none of its own."
+        ),
     )
 
 

@@ -8,6 +8,7 @@ import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tft.bus.broker import is_loopback
 from tft.bus.ports import check_free, free_address
 from tft.bus.zeromq import host_and_port
 from tft.checkpoint import newest, shelf_of
-from tft.cli.rundir import check_run_dir, holds_story, new_run_dir, shared_name
+from tft.cli.rundir import check_run_dir, holds_story, in_use, new_run_dir, shared_name
 from tft.cli.settings import LOOPBACK, job_arguments, job_settings
 from tft.config import RUN_OPTIONS, JobSettings
 from tft.core.policy import STRATEGIES
@@ -56,6 +57,8 @@ class Plan:
     """Whether the job may begin where there is no checkpoint to resume from."""
     led_elsewhere: bool = False
     """Whether broker and controller run beside a launcher that has no node."""
+    spare: int = 0
+    """For how many more ranks the node has room."""
 
     @property
     def leads(self) -> bool:
@@ -128,6 +131,8 @@ class Plan:
 
     def _agent(self, job: list[str]) -> dict[str, list[str]]:
         agent = ["agent", *job, "--node", str(self.node), "--host", self.host]
+        if self.spare:
+            agent += ["--spare", str(self.spare)]
         if self.placed is not None:
             agent += self.placed.words()
         if self.starter is not None:
@@ -150,7 +155,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     """
     placed = Placed.read(options["placed"]) if options["placed"] else None
     starter = StartedElsewhere.read(options["starter"]) if options["starter"] else None
-    node = options["node_rank"]
+    node, spare = options["node_rank"], options["spare"]
     launched = placed is not None or starter is not None or node == LEADER
     led_elsewhere = options["led_elsewhere"]
     _check_shared(options, alone=options["nnodes"] == 1 and placed is None, launched=launched)
@@ -172,6 +177,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
         "curve": curve and curve.absolute(),
     }
     settings = job_settings({**options, **found})
+    if options["spare_if_taken"] and in_use(run_dir, node):
+        node, spare = _another(settings, node), settings.nproc_per_node
     # who leads decides; another may look when the story has begun already
     if options["resume_if_any"] and (node == LEADER or (node == 0 and not led_elsewhere)):
         there = holds_story(run_dir) or newest(shelf_of(settings)) is not None
@@ -189,7 +196,16 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
         starter=starter,
         may_begin=options["resume_if_any"] and not options["resume"],
         led_elsewhere=led_elsewhere,
+        spare=spare,
     )
+
+
+def _another(settings: JobSettings, node: int) -> int:
+    """
+    A number for a node beside one that is there: beyond those that have ranks of their own.
+    """
+    numbers = count(settings.nnodes + node, settings.nnodes)
+    return next(number for number in numbers if not in_use(settings.run_dir, number))
 
 
 def named(plan: Plan) -> Plan:
@@ -246,10 +262,12 @@ def check_plan(plan: Plan) -> None:
     """
     settings = plan.settings
     check_settings(settings)
-    if plan.trains and not 0 <= plan.node < settings.nnodes:
+    if plan.spare < 0:
+        raise UsageError(f"--spare is at least 0, not {plan.spare}")
+    if plan.trains and not (0 <= plan.node < settings.nnodes or (plan.node > 0 and plan.spare)):
         raise UsageError(
             f"--node-rank is 0 to {settings.nnodes - 1} in a job of --nnodes {settings.nnodes}, "
-            f"not {plan.node}"
+            f"not {plan.node}; a node beyond them is there for ranks of others, and needs --spare"
         )
     if plan.placed is not None and settings.nproc_per_node != 1:
         raise UsageError(

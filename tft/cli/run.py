@@ -318,7 +318,9 @@ class Launcher:
         limit = None if self._plan.leads else _NEWS_LIMIT
         try:
             async with asyncio.timeout(limit):
-                await self._tell(StopRequested(why=why, signal=number, at=self._clock.now()))
+                node = None if self._plan.leads else self._plan.node
+                asked = StopRequested(why=why, signal=number, node=node, at=self._clock.now())
+                await self._tell(asked)
         except TimeoutError:
             say(
                 f"no controller has heard it for {_NEWS_LIMIT:.0f} s: nobody is left to order a save"

@@ -331,6 +331,23 @@ def last_line(log: Path) -> str:
     return next((line for line in reversed(log.read_text().splitlines()) if line.strip()), "")
 
 
+def in_use(run_dir: Path, node: int) -> bool:
+    """
+    Whether a launcher of this node lives.
+    """
+    try:
+        lock = os.open(pid_file(run_dir, launcher_name(node)), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 @contextmanager
 def _locked(settings: JobSettings, node: int) -> Iterator[int]:
     """

@@ -123,6 +123,13 @@ class Session:
         return self._settings.rank
 
     @property
+    def heir(self) -> bool:
+        """
+        Whether this process was started to take over from one that still trained then.
+        """
+        return self._settings.heir
+
+    @property
     def world(self) -> int:
         """
         World size.
