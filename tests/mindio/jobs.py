@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,11 +101,36 @@ class Job:
     """
 
     def __init__(
-        self, processes: list[subprocess.Popen[bytes]], directory: Path, world: int
+        self,
+        processes: list[subprocess.Popen[bytes]],
+        directory: Path,
+        world: int,
+        start: Callable[[list[str], int], subprocess.Popen[bytes]],
+        words: list[str],
     ) -> None:
         self.processes = processes
         self.directory = directory
         self.world = world
+        self._start = start
+        self._words = words
+
+    def another(self, rank: int) -> subprocess.Popen[bytes]:
+        """
+        Another process for a rank, as another launcher starts it.
+        """
+        return self._start([sys.executable, *self._words], rank)
+
+    def node(self, number: int, *options: str) -> subprocess.Popen[bytes]:
+        """
+        Another node of a job that `tft run` has started.
+        """
+        there = json.loads((self.directory / "run" / "job.json").read_text())["settings"]
+        run = [
+            *("-m", "tft", "run", "--adaptor", "mindio", "--nproc-per-node", str(self.world)),
+            *("--job", there["job"], "--broker", there["broker"]),
+            *("--run-dir", there["run_dir"], "--node-rank", str(number), *options),
+        ]
+        return self._start([sys.executable, *run, *self._words], 0)
 
     def end(self) -> Outcome:
         """
@@ -159,15 +184,19 @@ def job(
         commands = [[sys.executable, *run, *places.split(), *words]]
     processes: list[subprocess.Popen[bytes]] = []
     with (directory / "output").open("wb") as output:
+
+        def start(command: list[str], rank: int) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(
+                command, cwd=directory, env={**variables, "RANK": str(rank)}, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            processes.append(process)
+            return process
+
         try:
             for rank, command in enumerate(commands):
-                processes.append(
-                    subprocess.Popen(
-                        command, cwd=directory, env={**variables, "RANK": str(rank)}, stdout=output,
-                        stderr=subprocess.STDOUT, start_new_session=True,
-                    )
-                )  # fmt: skip
-            yield Job(processes, directory, world)
+                start(command, rank)
+            yield Job(processes, directory, world, start, words)
         finally:
             for process in processes:
                 if process.poll() is None:

@@ -98,6 +98,15 @@ class Negotiation:
         """
         asyncio.run(self._settle())
 
+    def until(self, state: str) -> None:
+        """
+        Everyone does what they have to, as far as it takes to come to a state.
+        """
+        while self.job.doing != state:
+            self._deliver()
+            if self.job.doing != state:
+                self.job.obey_next()
+
     def train(self) -> None:
         """
         A step, and what follows from it.
@@ -115,6 +124,7 @@ class Negotiation:
     async def _settle(self) -> None:
         job = self.job
         while True:
+            delivered = self._deliver()
             job.settle()
             tells, self._told = job.tells[self._told :], len(job.tells)
             for tell in tells:
@@ -122,8 +132,14 @@ class Negotiation:
             consults, self._asked = job.consulted[self._asked :], len(job.consulted)
             for consult in consults:
                 job.report(await self._advisors.advise(consult))
-            reports, self._reports[:] = list(self._reports), []
-            for report in reports:
-                job.report(report)
-            if not (tells or consults or reports):
+            if not (delivered or tells or consults or self._reports):
                 return
+
+    def _deliver(self) -> bool:
+        """
+        What the orchestrator has asked for comes in; whether there was anything.
+        """
+        reports, self._reports[:] = list(self._reports), []
+        for report in reports:
+            self.job.report(report)
+        return bool(reports)

@@ -4,6 +4,7 @@ An external scheduler that negotiates every recovery, dialogue by dialogue.
 
 from typing import Any
 
+import pytest
 from mindio_ttp.negotiator import MEMORY, NETWORK, PROCESS, Negotiator, Ranks
 from structlog.testing import capture_logs
 
@@ -344,57 +345,136 @@ def test_a_fault_that_joins_reopens_the_dialogue() -> None:
 
 # ---------------------------------------------------------------- hot switch
 
+OFFER = ["exit", "dump", "migration"]
+
+
+def switching(**facts: Any) -> Negotiation:  # Any: as in `trained`
+    """
+    A job that is about to switch rank 3 to another node, and its scheduler, who agrees when it is asked.
+    """
+    talk = Negotiation(**{"placement": WITH_ROOM, "spare": {2: 1}, **facts})
+    talk.on("strategies", lambda us: us.change_strategy("migration"))
+    talk.negotiator.prepare_action("hot switch", {3: PROCESS})
+    return talk
+
 
 def test_a_pod_is_switched_while_the_job_trains() -> None:
     """
     When the scheduler has a second process made ready for a rank, then the job trains on; when
     it is ready, the scheduler is offered the migration, chooses it, and hears that it has worked.
     """
-    talk = agreeable("migration", placement=WITH_ROOM, spare={2: 1})
+    talk = switching()
     talk.job.slow = {3}
-    talk.negotiator.prepare_action("hot switch", {3: PROCESS})
     talk.settle()
     talk.train()
     assert talk.news() == []
     talk.job.arrive(3)
     talk.settle()
-    faults = {3: PROCESS}
-    assert talk.news() == [
-        ("fault_ranks", faults, codes(faults)),
-        ("stop_complete", 0, "", faults),
-        ("strategies", faults, ["exit", "dump", "retry", "recover", "migration"]),
-    ]
+    assert talk.news() == [("strategies", {3: PROCESS}, OFFER)]
     talk.train()
-    assert talk.news() == [("result", 0, "ok", faults, "migration")]
+    assert talk.news() == [("result", 0, "ok", {3: PROCESS}, "migration")]
     assert (talk.job.ranks[3].node, talk.job.ranks[3].incarnation) == (2, 1)
     assert strategies(talk) == ["migrate"]
 
 
-def test_a_switch_can_be_called_off() -> None:
+def test_a_pod_that_is_deleted_before_the_switch_is_chosen_is_switched_all_the_same() -> None:
     """
-    When the scheduler stops the switch before it is chosen, then all go on with the processes
-    they have.
+    When the scheduler deletes the old pod first and chooses then, then it is told of no other fault, and
+    the process that was made ready follows the one that is gone.
     """
-    talk = Negotiation(placement=WITH_ROOM, spare={2: 1})
-    talk.on("stop_complete", lambda us: us.on_global_rank({}))
-    talk.on("strategies", lambda us: us.change_strategy("retry"))
-    talk.negotiator.prepare_action("hot switch", {3: PROCESS})
+    talk = switching(placement={0: (0, 1, 2), 1: (3,), 2: ()})
+    talk.on("strategies", lambda us: None)
+    talk.settle()
+    talk.job.lose_node(1)
+    talk.settle()
+    assert talk.news() == [("strategies", {3: PROCESS}, OFFER)]
+    talk.negotiator.change_strategy("migration")
+    talk.wait()
+    talk.train()
+    assert talk.news() == [("result", 0, "ok", {3: PROCESS}, "migration")]
+    assert (talk.job.ranks[3].node, talk.job.ranks[3].incarnation) == (2, 1)
+
+
+@pytest.mark.parametrize("state", ["healthy", "pausing", "freezing", "clearing", "choosing"])
+def test_a_switch_can_be_called_off_in_every_phase(state: str) -> None:
+    """
+    When the scheduler stops the switch before it has chosen it, then all go on with the processes they
+    have, and it is asked nothing about that.
+    """
+    talk = switching()
+    talk.on("strategies", lambda us: None)
+    talk.job.slow = {3} if state == "healthy" else set()
+    talk.settle() if state == "healthy" else talk.until(state)
     talk.negotiator.prepare_action("stop switch", {})
     talk.settle()
     talk.train()
-    assert strategies(talk) == ["retry"]
+    assert strategies(talk) == ([] if state in ("healthy", "pausing") else ["retry"])
     assert talk.job.ranks[3].incarnation == 0
+    assert [said for said in talk.news() if said[0] == "result"] == (
+        [] if state in ("healthy", "pausing") else [("result", 0, "ok", {}, "")]
+    )
 
 
-def test_a_switch_without_a_place_is_refused_at_once() -> None:
+def test_a_switch_waits_until_there_is_a_place() -> None:
     """
-    When there is no node with room, then the scheduler hears so, and the job trains on.
+    When the new pod comes after the scheduler has said so, then the switch begins when it is there.
     """
-    talk = Negotiation(placement=TWO_NODES)
-    talk.negotiator.prepare_action("hot switch", {3: PROCESS})
+    talk = switching(placement=TWO_NODES, spare={2: 1})
     talk.settle()
-    assert talk.news() == [("result", 406, "no other node has room", {}, "hot switch")]
+    talk.train()
+    assert talk.news() == []
+    talk.job.come(2)
+    talk.settle()
+    talk.train()
+    assert [said[0] for said in talk.news()] == ["strategies", "result"]
+    assert talk.job.ranks[3].node == 2
+
+
+def test_a_switch_that_cannot_be_is_refused_at_once() -> None:
+    """
+    When the program cannot take part in it, then the scheduler hears so, and the job trains on.
+    """
+    talk = switching(strategies=("retry", "recover", "dump"))
+    talk.settle()
+    why = "the adaptor of ranks [0, 1, 2, 3] cannot take part"
+    assert talk.news() == [("result", 406, why, {}, "hot switch")]
     assert talk.job.doing == "healthy"
+
+
+def test_a_new_process_that_dies_before_the_switch_ends_it() -> None:
+    """
+    When the second process ends while it gets ready, then the scheduler hears so once, and the job trains on.
+    """
+    talk = switching()
+    talk.job.slow = {3}
+    talk.settle()
+    talk.job.kill_heir(3)
+    talk.settle()
+    talk.train()
+    why = "the process that was to take over from rank 3 has ended"
+    assert talk.news() == [("result", 406, why, {}, "hot switch")]
+    assert talk.job.doing == "healthy"
+
+
+def test_a_fault_in_the_switch_is_negotiated_like_any_other() -> None:
+    """
+    When another rank loses its memory while the migration is being chosen, then the scheduler is told of
+    that and asked anew.
+    """
+    talk = switching()
+    talk.on("strategies", lambda us: None)
+    talk.on("stop_complete", lambda us: us.on_global_rank({}))
+    talk.settle()
+    talk.news()
+    talk.job.notice(1, "memory")
+    talk.settle()
+    said = talk.news()
+    assert said[0][0] == "fault_ranks"
+    assert said[-1][2] == ["exit", "dump", "retry", "recover", "migration"]
+    talk.negotiator.change_strategy("migration")
+    talk.wait()
+    talk.train()
+    assert strategies(talk) == ["migrate"]
 
 
 # ---------------------------------------------------------------- pause, dump

@@ -255,7 +255,7 @@ def tft_get_reboot_type() -> str:
     """
     For what reason: `arf`, it was lost, or `hot switch`.
     """
-    return "arf"
+    return processor.reboot_type
 
 
 def tft_get_repair_step() -> int:

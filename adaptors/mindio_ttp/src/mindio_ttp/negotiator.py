@@ -21,6 +21,7 @@ from tft.protocol.messages import (
     PauseRequested,
     ResumeRequested,
     StopRequested,
+    SwitchRequested,
 )
 
 MEMORY, PROCESS, NETWORK = 0, 1, 2
@@ -34,6 +35,10 @@ OURS_TO_THEIRS = {
     "scale_in": "downgrade", "scale_out": "upgrade", "migrate": "migration",
 }  # fmt: skip
 """In the order in which they are offered: the last one is the best."""
+TAKEN_AWAY = frozenset({"straggler", "node", "process"})
+"""Faults of ranks whose hardware is taken away, as announced."""
+TAKING_OVER = ("migrate", "recover")
+"""What that is to us: where the process is gone already, who follows it is as good as any."""
 GIVE_UP = ("dump", "exit")
 """What may be chosen while something else is being done."""
 THEIRS_TO_OURS = {theirs: ours for ours, theirs in OURS_TO_THEIRS.items()}
@@ -85,7 +90,12 @@ class Negotiator:
     wanted: str = ""
     """The strategy it has named, until it is followed."""
     followed: str = ""
-    no_switch: bool = False
+    switching: frozenset[int] = frozenset()
+    """The ranks that are to go to other processes because it has asked for it."""
+    staying: frozenset[int] = frozenset()
+    """Those for which it has called that off."""
+    _opened: int = 0
+    """The incident of whose faults it was told last."""
     _silent: float = 0.0
     """Seconds for which it has not answered."""
     _asked: int = 0
@@ -141,10 +151,13 @@ class Negotiator:
         do not.
         """
         with self._turn:
-            self.no_switch = action == "stop switch"
-            if not self.no_switch:
-                for rank in ranks:
-                    self._notice(rank, "straggler", "its pod is to be switched")
+            stops = action == "stop switch"
+            self.staying = self.switching if stops else frozenset()
+            self.switching = frozenset() if stops else frozenset(ranks)
+            why = "the cluster has called it off" if stops else "its pod is to be switched"
+            asked = tuple(sorted(self.switching))
+            self._say(SwitchRequested(ranks=asked, why=why, at=0.0))
+            self._news()
 
     def pause_train(self, seconds: float | None = None) -> None:
         """
@@ -219,10 +232,14 @@ class Negotiator:
                 case "released":
                     self._forget_pause()
                     self._hear("result", OK, "ok", {}, "continue")
-                case "rank_straggles" if facts["why_not"]:
-                    self._hear("result", DUMP_LEFT, facts["why_not"], {}, "hot switch")
+                case "switch_called_off" if self.switching:
+                    self.switching = frozenset()
+                    self._hear("result", DUMP_LEFT, facts["why"], {}, "hot switch")
                 case "incident_closed":
                     self._hear("result", OK, "ok", self.faults, self.followed)
+                    self.staying = frozenset()
+                    if self.followed == "migration":
+                        self.switching = frozenset()
                     self._forget()
                 case "job_ends" if facts["result"] != "completed":
                     code = OK if facts["result"] == "dumped" else NOTHING_LEFT
@@ -270,11 +287,14 @@ class Negotiator:
             if fault.rank is not None
         }
         possible = {o.strategy for o in incident.offers if o.why_not is None}
+        if self._is_switch(incident, possible):
+            return self._switch(incident, faults, possible)
         before = self.faults
-        if incident.number != self.incident:
+        if incident.number != self._opened:
             self._forget()
             self._forget_pause()
             self.incident, self.faults = incident.number, faults
+            self._opened = incident.number
             self._hear("fault_ranks", faults, codes)
             self._hear("stop_complete", NOTHING_THERE if possible == {"exit"} else OK, "", faults)
         elif faults != before:
@@ -293,13 +313,39 @@ class Negotiator:
 
     # ---------------------------------------------------------------- between the two
 
+    def _is_switch(self, incident: IncidentView, possible: set[str]) -> bool:
+        """
+        Everyone has been stopped so that others can take over, or would have been if that was not called
+        off. The processes they take over from may be gone: the cluster ends them before it chooses.
+        """
+        kinds = {fault.kind for fault in incident.faults}
+        if "straggler" not in kinds or not kinds <= TAKEN_AWAY:
+            return False
+        ranks = {fault.rank for fault in incident.faults}
+        if not self.switching:
+            return ranks <= self.staying
+        return ranks <= self.switching and not possible.isdisjoint(TAKING_OVER)
+
+    def _switch(self, incident: IncidentView, faults: Ranks, possible: set[str]) -> Advice:
+        """
+        There is nothing to tell the cluster but that it is time.
+        """
+        if not self.switching:
+            return Advice(veto=("migrate",), why="nothing is wrong, and nobody is to be switched")
+        if incident.number != self.incident:
+            self._forget()
+            self.incident, self.faults = incident.number, faults
+        left = [theirs for ours, theirs in OURS_TO_THEIRS.items() if ours in possible & {*GIVE_UP}]
+        advice = self._settle(incident, [*left, "migration"])
+        way = next(each for each in TAKING_OVER if each in possible)
+        return replace(advice, strategy=way) if advice.strategy == "migrate" else advice
+
     def _settle(self, incident: IncidentView, possible: list[str]) -> Advice:
         if possible != self.offered:
             self.offered, self.wanted = possible, ""
             self._hear("strategies", self.faults, possible)
-        veto = ("migrate",) if self.no_switch else ()
         if not self.wanted:
-            return Advice(wait=WAIT, veto=veto, why="the cluster's choice is awaited")
+            return Advice(wait=WAIT, why="the cluster's choice is awaited")
         if self.wanted not in possible:
             why = f"{self.wanted} was not offered"
             self._hear("result", NOTHING_LEFT, why, self.faults, self.wanted)
@@ -310,7 +356,7 @@ class Negotiator:
             if offer.strategy == ours == "scale_in":
                 isolated = {**dict.fromkeys(offer.leaving, PROCESS), **self.faults}
                 self._hear("result", ISOLATED, "", dict(sorted(isolated.items())), self.followed)
-        return Advice(strategy=ours, veto=veto, why=f"the cluster has chosen {self.followed}")
+        return Advice(strategy=ours, why=f"the cluster has chosen {self.followed}")
 
     def _failed(self, possible: set[str]) -> None:
         """

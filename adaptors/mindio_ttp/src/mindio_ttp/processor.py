@@ -27,6 +27,8 @@ FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
 FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
 """What MindSpore's own loop looks for."""
 STEP_FINISH = "STEP FINISH"
+ARF, HOT_SWITCH = "arf", "hot switch"
+"""Why a process takes the place of another one."""
 ARF_FINISH = "ARF FINISH"
 
 
@@ -136,13 +138,15 @@ class Processor:
         checks.port(call, port)
         if local_ip:
             checks.address(call, "local_ip", local_ip)
-        strategies = ("dump", *(["retry"] if told.uce else []), *(["recover"] if told.arf else []))
+        replaced = ["recover", "migrate"] if told.arf else []
+        strategies = ("dump", *(["retry"] if told.uce else []), *replaced)
         program = Program(
             rank=told.rank, world=told.world, handlers=self.handlers, strategies=strategies
         )
         adaptor.announce(program)
         environment.carry()
-        options = ["--adaptor", adaptor_name, *told.curve]
+        # a further process for a rank that lives is there to take over from it
+        options = ["--adaptor", adaptor_name, "--spare-if-taken", *told.curve]
         if local_ip:
             options += ["--host", local_ip]
         if self.variables.task:
@@ -165,7 +169,7 @@ class Processor:
                 "--curve: add it to the command line of `tft run`, with a directory of `tft keys`"
             )
         program.completed = lambda: session.step - 1
-        program.incarnation = session.incarnation
+        program.incarnation, program.heir = session.incarnation, session.heir
         program.args = self.args
         program.clean_first = environment.variables().clean_before_dump
         self._session, self._program = session, program
@@ -249,6 +253,13 @@ class Processor:
         """
         self._expects_finish = True
         return self.session.incarnation > 0
+
+    @property
+    def reboot_type(self) -> str:
+        """
+        Whether this process takes the place of one that still trained when it was started.
+        """
+        return HOT_SWITCH if self._session is not None and self._session.heir else ARF
 
     def set_args(self, args: Any) -> None:  # Any: the program's own
         """
@@ -422,6 +433,7 @@ class Processor:
             return  # nothing was trained: the process ends, and is seen to
         self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
         self.program.torn = self._window
+        self.program.stepped_out = state is ReportState.RS_STEP_FINISH
         error = None if fault is None else Reported(fault[0], code, said, polluted=fault[1])
         self._leave(error)
         if state is ReportState.RS_UNKNOWN:

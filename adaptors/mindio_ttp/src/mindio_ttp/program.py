@@ -42,6 +42,8 @@ class Program:
     strategies: tuple[str, ...]
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
+    heir: bool = False
+    """This process was started to take over from one that still trained."""
     contributing: Callable[[], None] = lambda: None
     """To be called when the others may finish the step without this rank: nobody sees when a program has
     given them its part, and what only this rank has is the same all along the step."""
@@ -58,6 +60,8 @@ class Program:
     """This rank has said that its memory is lost."""
     torn: bool = False
     """The update had begun when the loop was left."""
+    stepped_out: bool = False
+    """The loop was left at the end of a step, where the program can be stopped without losing anything."""
     repaired_to: int = 0
     """The program's step that it was brought to last."""
     repair_type: str = UNKNOWN
@@ -163,12 +167,14 @@ class Program:
 
     def left(self) -> None:
         """
-        The loop has been left, by all: every rank's functions for that are called, once.
+        The loop has been left, by all: every rank's functions for that are called, once. Who has left it at
+        the end of a step is stopped when it is known what for.
         """
         self.finished = False
         if self._stopping is None:
             self.repair_type = UNKNOWN
-            self._stop()
+            if not self.stepped_out:
+                self._stop()
         else:
             self._stopping.join()
         self._stopping = None
@@ -207,6 +213,8 @@ class Program:
             "known": sorted(self._known.items()),
             "base": self.base,
             "completed": self.completed(),
+            "heir": self.heir,
+            "stepped_out": self.stepped_out,
         }
         joined = self._membership.join(name, self.rank, world, facts)
         self._agree(joined)
@@ -217,8 +225,11 @@ class Program:
         self._light = False
         self._fresh = first
         if not first:
+            cleans = self.rank not in replaced and not _is_switch(joined, replaced)
+            if cleans:
+                self._stop_at_last()
             self.repair_type = "recover" if replaced else "retry"
-            if self.rank not in replaced:
+            if cleans:
                 self._clean()
             if replaced and self.handlers.has("rebuild_group"):
                 self.handlers.call("rebuild_group", replaced, self.args)
@@ -272,7 +283,7 @@ class Program:
             self.repaired_to = self.program_step(self.completed())
         elif self.loaded is not None:
             self.base = self.loaded - self.completed()
-        self.uce = self.torn = self._stopped = self._overwritten = False
+        self.uce = self.torn = self._stopped = self._overwritten = self.stepped_out = False
         self._known = self._met
         if self._fresh:
             return
@@ -411,12 +422,18 @@ class Program:
         return [name]
 
     def _stop_and_clean(self) -> None:
+        self._stop_at_last()
+        self._clean()
+
+    def _stop_at_last(self) -> None:
+        """
+        Have the program's function called that stops, if it was not.
+        """
         if not self._stopped:
             self._stop()
         failed, self._stop_failed = self._stop_failed, ""
         if failed:
             raise OrderRefused(f"the program's stop function has failed: {failed}")
-        self._clean()
 
     def _savers(self, directory: Path, group: Group, attempt: int) -> list[int]:
         """
@@ -440,3 +457,15 @@ class Program:
             )  # fmt: skip
             self.handlers.call("rename", *told)
         mark.touch()
+
+
+def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
+    """
+    Nothing has happened but that others have taken over: everybody has come to the end of a step.
+    """
+    kept = [told for rank, told in joined.items() if rank not in replaced]
+    return (
+        bool(replaced)
+        and all(joined[rank]["heir"] for rank in replaced)
+        and all(told["stepped_out"] for told in kept)
+    )
