@@ -892,6 +892,67 @@ def test_a_rank_that_is_lost_while_it_waits_to_be_switched_is_replaced() -> None
     assert job.machine.switch == frozenset()
 
 
+@pytest.mark.parametrize("state", ["healthy", "choosing"])
+def test_a_node_of_which_all_ranks_are_switched_may_be_ended(state: str) -> None:
+    """
+    When the launcher of a node is told to end, and all its ranks are to go to other processes, then the job
+    does not end: what the old processes leave behind is waited for, and the new ones follow them.
+    """
+    places = {0: (0, 1, 2), 1: (3,), 2: ()}
+    job = trained(placement=places, spare={2: 1}, derives=False, advised=state == "choosing")
+    job.slow = {3} if state == "healthy" else set()
+    job.switch(3)
+    job.settle()
+    assert job.doing == state
+    job.stop(node=1)
+    job.settle()
+    if state == "choosing":
+        job.advise()
+    else:
+        job.arrive(3)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert (job.ranks[3].incarnation, job.ranks[3].node) == (1, 2)
+    (rollback,) = job.orders(Rollback)
+    assert (rollback.private, rollback.derive) == ({3: "00"}, ())
+    assert job.doing == "healthy"
+
+
+def test_a_node_whose_ranks_have_gone_elsewhere_may_be_ended() -> None:
+    """
+    When the launcher of a node is told to end that has no ranks any more, then the job trains on; should the
+    node come again, there is room on it.
+    """
+    job = trained(placement={0: (0, 1, 2), 1: (3,), 2: ()}, spare={2: 1})
+    job.switch(3)
+    job.settle()
+    job.train()
+    job.stop(node=1)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert strategies(job) == ["migrate"]
+    job.lose_node(1)
+    job.come(1)
+    job.switch(3)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["migrate", "migrate"]
+    assert (job.ranks[3].incarnation, job.ranks[3].node) == (2, 1)
+
+
+def test_a_node_with_ranks_of_the_job_ends_it() -> None:
+    """
+    When the launcher of a node is told to end of which a rank is to stay, then that is a request to end.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.switch(3)
+    job.stop(node=1)
+    job.settle()
+    assert [facts["strategy"] for facts in job.facts("strategy_chosen")] == ["dump"]
+
+
 def test_a_fault_while_an_heir_warms_is_handled_as_ever_and_the_switch_after_it() -> None:
     """
     When the memory of another rank fails while the second process warms, then that is repaired; when the

@@ -12,6 +12,7 @@ others have others. In OPTIONS, as JSON:
   function below. A text `kill` kills, `hang` never ends, any other is raised.
 - `groups`: who holds the same; else {0, 2} and {1, 3}.
 - `clean`: by rank, what its clean function says.
+- `done`, `orchestrated`, `choices`: as there.
 """
 
 import array
@@ -29,7 +30,9 @@ from mindio_ttp import framework_ttp as ttp
 from mindio_ttp.controller_ttp import tft_init_controller, tft_start_controller
 from mindio_ttp.framework_ttp import Action, RepairType, ReportState
 
+from tests.mindio.desk import Desk
 from tests.mindio.ring import Member
+from tests.mindio.stub import Stub
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 port, ring, directory, steps = (
@@ -175,6 +178,9 @@ def leave(ctx: Any) -> None:
     note("exit")
 
 
+desk = Desk(directory, rank, steps, options, note)
+
+
 # ---------------------------------------------------------------- the loop
 
 
@@ -197,7 +203,7 @@ def train() -> None:
         state.member.join()
     except ConnectionError as error:
         raise RuntimeError(f"ForceStopError: {error}") from error
-    while state.step < steps:
+    while not desk.is_last(state.step):
         strike("loop", state.step + 1)
         loss = draw() + state.numbers[0]
         with (directory / f"losses-{rank}.jsonl").open("a") as file:
@@ -213,16 +219,19 @@ def train() -> None:
             state.numbers[index] = total / (index + 1) + mine[0]
         state.step += 1
         ttp.tft_end_updating_os(state.step)
+        desk.obey()
         ttp.tft_pause_train(state.step)
 
 
 if rank == 0:
     tft_init_controller(rank, world, False, enable_arf=True)
+    if options.get("orchestrated"):
+        Stub(note, options.get("choices", {})).register()
     tft_start_controller("127.0.0.1", port, False, "")
 ttp.tft_init_processor(rank, world, False, False, "", enable_arf=True)
 ttp.tft_start_processor("127.0.0.1", port)
 ready = not ttp.tft_is_reboot_node()
-note("started", reboot=not ready)
+note("started", reboot=not ready, type=ttp.tft_get_reboot_type())
 if not ready:
     ttp.tft_report_error(ReportState.RS_INIT_FINISH.value)
     note("initialised", action=ttp.tft_wait_next_action())

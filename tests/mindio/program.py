@@ -15,8 +15,8 @@ checkpoint. OPTIONS is JSON:
 - `asks`: the step to go on from is asked for. `ready`: a replacement says so `once` or `always`.
 - `early`: by rank, the step after which it returns, and all sum up no more.
 - `pattern`: [text, name of a state, what the handler says].
-- `switch`: at the end of step 4 rank 0 asks for these ranks to be switched; `done`: it trains until a file of that
-  name is there, and a few steps more.
+- `done`: it trains until a file of that name is there, and a few steps more. `warms`: a replacement is ready when a
+  file of that name is there.
 - `skip`: the step that is counted twice. `pace`: how many seconds a step takes.
 - `tls`: what TLS is made of; without it there is none.
 - `keep`: every how many steps it keeps a checkpoint of its own, which its repair function loads and says the
@@ -37,12 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from mindio_ttp import framework_ttp as ttp
-from mindio_ttp.controller_ttp import (
-    tft_init_controller,
-    tft_notify_controller_prepare_action,
-    tft_start_controller,
-)
+from mindio_ttp.controller_ttp import tft_init_controller, tft_start_controller
 
+from tests.mindio.desk import Desk
 from tests.mindio.ring import Member
 from tests.mindio.stub import Stub
 
@@ -228,6 +225,9 @@ def leave(ctx: Any) -> None:
     note("exit")
 
 
+desk = Desk(directory, rank, early.get(str(rank), steps), options, note)
+
+
 def draw() -> float:
     """
     The next number of this rank.
@@ -243,6 +243,8 @@ def train(first: int) -> str:
     note("train", step=state.step)
     if ttp.tft_is_reboot_node():
         strike("replaced")
+        while "warms" in options and not (directory / options["warms"]).exists():
+            time.sleep(0.02)
     if options.get("asks"):
         state.step = state.drawn = ttp.tft_get_repair_step()
     ready = directory / f"ready-{os.getpid()}"
@@ -258,7 +260,7 @@ def train(first: int) -> str:
             state.member.join()
         except ConnectionError as error:
             raise RuntimeError(f"FORCE STOP: {error}") from error
-    while not is_last():
+    while not desk.is_last(state.step):
         time.sleep(options.get("pace", 0.0))
         strike("loop")
         loss = draw() + state.numbers[0]
@@ -278,26 +280,9 @@ def train(first: int) -> str:
         ttp.tft_end_updating_os(state.step)
         if "keep" in options and not state.step % options["keep"]:
             keep(state.step)
-        if rank == 0 and state.step == 4 and "switch" in options:
-            ranks = {int(each): 1 for each in options["switch"]}
-            assert tft_notify_controller_prepare_action("hot switch", ranks) == 0
+        desk.obey()
         ttp.tft_pause_train(state.step)
     return "trained"
-
-
-def is_last() -> bool:
-    """
-    Whether all is trained. Where that is said by a file, rank 0 says of which step, soon enough for all to
-    read it before they come to it.
-    """
-    if "done" not in options:
-        return state.step >= early.get(str(rank), steps)
-    last = directory / "last"
-    if rank == 0 and (directory / options["done"]).exists() and not last.exists():
-        whole = directory / "last.part"
-        whole.write_text(str(state.step + 3))
-        whole.rename(last)
-    return last.exists() and state.step >= int(last.read_text())
 
 
 def loop(first: int) -> str:

@@ -1,9 +1,12 @@
 """
 An orchestrator that sees what the job sees, and chooses the last of what is offered, or what it was told to
-choose from a list. Told `raise`, it fails there.
+choose from a list. Told `raise`, it fails there; told `stop switch`, it calls a switch off instead; told
+`after` a path, it waits until that is there.
 """
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mindio_ttp import controller_ttp as controller
@@ -50,6 +53,13 @@ class Stub:
         choice = self._choices.get(",".join(strategies), strategies[-1])
         if choice == "raise":
             raise OSError("the cluster does not answer")
+        if choice == "stop switch":
+            assert controller.tft_notify_controller_prepare_action(choice) == 0
+            return
+        if choice.startswith("after "):
+            while not Path(choice.removeprefix("after ")).exists():
+                time.sleep(0.02)
+            choice = strategies[-1]
         assert controller.tft_notify_controller_change_strategy(choice) == 0
 
     def result(self, code: int, message: str, ranks: dict[int, int], strategy: str) -> None:

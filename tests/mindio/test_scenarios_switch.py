@@ -3,15 +3,20 @@ A rank goes to another process while the job trains: MindIO's hot switch, and wh
 """
 
 import json
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.mindio.expected import assert_expected
 from tests.mindio.jobs import LIMIT, Job, Outcome, job
 from tests.mindio.test_jobs import HALVES
 from tests.mindio.test_orchestrated import heard
+from tests.mindio.test_scenarios_mindspore import MINDSPORE, PROGRAM, finals
 
 
 def until(what: str, holds: Callable[[], bool]) -> None:
@@ -44,31 +49,275 @@ def finish(running: Job) -> tuple[Outcome, int]:
     return outcome, int(last.read_text()) if last.exists() else 0
 
 
+@contextmanager
+def switching(
+    directory: Path, *ranks: int, spare: int = 1, **options: Any
+) -> Iterator[Job]:  # Any: what the program takes
+    """
+    A job on one node whose rank 0 speaks for the cluster, another node with room, and ranks that are to be
+    switched to it.
+    """
+    with job(
+        directory / "job", orchestrated=True, run_options="--orchestrated", groups=HALVES, done="done",
+        **options,
+    ) as running:  # fmt: skip
+        until("the job trains", (running.directory / "losses-3.jsonl").exists)
+        if spare:
+            running.node(1, "--spare", str(spare))
+        prepare(running, "hot switch", *ranks)
+        yield running
+
+
+def prepare(running: Job, action: str, *ranks: int) -> None:
+    """
+    Have rank 0 ask for it.
+    """
+    said = len(calls(running, 0, "prepared"))
+    part = running.directory / "prepare.part"
+    part.write_text(json.dumps([action, ranks]))
+    part.rename(running.directory / "prepare.json")
+    until(f"it is asked for: {action}", lambda: len(calls(running, 0, "prepared")) > said)
+
+
+def results(running: Job) -> list[tuple[int, str]]:
+    """
+    What the cluster was told has come of it, so far.
+    """
+    return [(each["code"], each["strategy"]) for each in calls(running, 0, "report_result")]
+
+
+def steps_of(running: Job, rank: int) -> int:
+    """
+    How many steps a rank has begun.
+    """
+    return len((running.directory / f"losses-{rank}.jsonl").read_text().splitlines())
+
+
+def trains_on(running: Job) -> None:
+    """
+    Waits until everyone has done some steps more.
+    """
+    before = steps_of(running, 0)
+    until("the job trains on", lambda: steps_of(running, 0) > before + 5)
+
+
+def processes(outcome: Outcome, rank: int) -> list[tuple[bool, str]]:
+    """
+    What each process of a rank was told of itself.
+    """
+    return [(c["reboot"], c["type"]) for each, c in outcome.called("started") if each == rank]
+
+
+def pairs(outcome: Outcome) -> set[tuple[int, int]]:
+    """
+    Who has sent to whom.
+    """
+    return {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
+
+
+OFFER = ("strategies", ["exit", "dump", "migration"])
+FIRST, HEIR = (False, "arf"), (True, "hot switch")
+
+
 def test_a_rank_is_switched_to_another_node_while_the_job_trains(tmp_path: Path) -> None:
     """
     When rank 0, which speaks for the cluster, asks for rank 3 to be switched, then another process is made
     ready on the node that has room while all train on. All stop at the end of a step; nothing is stopped,
     cleaned or lost; the new process forms groups with the others and gets its part from rank 1.
     """
-    with job(
-        tmp_path / "job", orchestrated=True, run_options="--orchestrated", groups=HALVES,
-        switch=[3], done="done",
-    ) as running:  # fmt: skip
-        until("the job trains", (running.directory / "losses-3.jsonl").exists)
-        running.node(1, "--spare", "1")
-        until("it is switched", lambda: bool(calls(running, 0, "report_result")))
+    with switching(tmp_path, 3) as running:
+        until("it is switched", lambda: bool(results(running)))
         outcome, steps = finish(running)
     assert_expected(outcome, steps)
     assert outcome.strategies == ["migrate"]
-    assert heard(outcome) == [
-        ("strategies", ["exit", "dump", "migration"]), ("result", (0, "migration")),
-    ]  # fmt: skip
+    assert heard(outcome) == [OFFER, ("result", (0, "migration"))]
     for what in ("stop", "clean"):
         assert outcome.called(what) == []
     for what in ("rebuild", "rollback"):
         assert outcome.ranks_called(what) == [0, 1, 2, 3]
-    assert {(c["src"][0], c["dst"][0]) for _, c in outcome.called("repair")} == {(1, 3)}
-    began = [(c["reboot"], c["type"]) for rank, c in outcome.called("started") if rank == 3]
-    assert began == [(False, "arf"), (True, "hot switch")]
+    assert pairs(outcome) == {(1, 3)}
+    assert processes(outcome, 3) == [FIRST, HEIR]
     [incident] = outcome.report["incidents"]
     assert incident["steps_lost"] == 0
+
+
+def test_a_process_that_another_launcher_starts_for_a_rank_that_lives_takes_over(
+    tmp_path: Path,
+) -> None:
+    """
+    When the cluster has asked for rank 3 to be switched and then starts another process for it, as it has
+    started the first ones, then that is the one that takes over. The old pod is deleted after that, and the
+    job trains on.
+    """
+    with switching(tmp_path, 3, spare=0, launched=True) as running:
+        trains_on(running)
+        running.another(3)
+        until("it is switched", lambda: bool(results(running)))
+        running.processes[3].terminate()
+        trains_on(running)
+        outcome, steps = finish(running)
+    assert_expected(outcome, steps)
+    assert outcome.strategies == ["migrate"]
+    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert pairs(outcome) == {(1, 3)}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_old_pod_that_is_deleted_before_it_is_chosen_is_switched_all_the_same(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """
+    When the old pod is ended or killed with all that is in it while the choice is awaited, and then the
+    migration is chosen, then nobody is told of another fault.
+    """
+    deleted = tmp_path / "deleted"
+    with switching(
+        tmp_path, 3, spare=0, launched=True, choices={"exit,dump,migration": f"after {deleted}"}
+    ) as running:
+        running.another(3)
+        until("it is offered", lambda: bool(calls(running, 0, "report_strategies")))
+        [old, _] = calls(running, 3, "started")
+        running.processes[3].send_signal(number)
+        until("the old process is gone", lambda: not Path(f"/proc/{old['pid']}").exists())
+        deleted.touch()
+        until("it is switched", lambda: bool(results(running)))
+        outcome, steps = finish(running)
+    outcome.codes[3] *= number is signal.SIGTERM  # a launcher that is killed says so
+    assert_expected(outcome, steps)
+    assert heard(outcome) == [OFFER, ("result", (0, "migration"))]
+    assert processes(outcome, 3) == [FIRST, HEIR]
+
+
+@pytest.mark.soak
+def test_ranks_of_one_pod_are_switched_together(tmp_path: Path) -> None:
+    """
+    When ranks 2 and 3 are to be switched, then they are so in one stop, each with its part from another rank.
+    """
+    with switching(tmp_path, 2, 3, spare=2) as running:
+        until("it is switched", lambda: bool(results(running)))
+        outcome, steps = finish(running)
+    assert_expected(outcome, steps)
+    assert outcome.strategies == ["migrate"]
+    assert pairs(outcome) == {(0, 2), (1, 3)}
+
+
+@pytest.mark.soak
+def test_a_program_with_a_loop_of_its_own_is_switched(tmp_path: Path) -> None:
+    """
+    When a program has no decorator, then it says itself that it has come to the end of a step, and waits.
+    """
+    with switching(tmp_path, 3, loop=True) as running:
+        until("it is switched", lambda: bool(results(running)))
+        outcome, steps = finish(running)
+    assert_expected(outcome, steps)
+    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert outcome.called("clean") == []
+
+
+@pytest.mark.soak
+def test_a_switch_that_is_called_off_while_the_new_process_warms_ends_that(tmp_path: Path) -> None:
+    """
+    When the cluster stops the switch while the new process gets ready, then nobody else notices any of it.
+    """
+    with switching(tmp_path, 3, warms="warm") as running:
+        until("the heir is there", lambda: len(calls(running, 3, "started")) == 2)
+        prepare(running, "stop switch")
+        heir = calls(running, 3, "started")[1]["pid"]
+        until("the heir is gone", lambda: not Path(f"/proc/{heir}").exists())
+        trains_on(running)
+        outcome, steps = finish(running)
+    assert_expected(outcome, steps)
+    assert outcome.strategies == []
+    assert heard(outcome) == []
+
+
+@pytest.mark.soak
+def test_a_switch_that_is_called_off_when_it_is_offered_leaves_everyone_where_they_are(
+    tmp_path: Path,
+) -> None:
+    """
+    When the cluster stops the switch as it is offered, then everyone goes on with the process it has.
+    """
+    with switching(tmp_path, 3, choices={"exit,dump,migration": "stop switch"}) as running:
+        until("all go on", lambda: bool(results(running)))
+        outcome, steps = finish(running)
+    assert_expected(outcome, steps)
+    assert outcome.strategies == ["retry"]
+    assert heard(outcome) == [OFFER, ("result", (0, ""))]
+    assert outcome.called("repair") == []
+
+
+@pytest.mark.soak
+def test_a_new_process_that_dies_before_it_is_ready_ends_the_switch(tmp_path: Path) -> None:
+    """
+    When the new process dies while it gets ready, then the cluster is told (406), and the job trains on.
+    """
+    with switching(tmp_path, 3, faults=[[3, 1, "replaced", "kill"]]) as running:
+        until("it is told", lambda: results(running) == [(406, "hot switch")])
+        trains_on(running)
+        outcome, steps = finish(running)
+    assert_expected(outcome, steps)
+    assert outcome.strategies == []
+
+
+@pytest.mark.soak
+def test_a_fault_while_the_new_process_warms_is_handled_and_the_switch_after_it(
+    tmp_path: Path,
+) -> None:
+    """
+    When rank 3 itself loses its memory while its successor gets ready, then it is repaired, and taken over
+    from when that is ready.
+    """
+    with switching(
+        tmp_path, 3, warms="warm", faults=[[3, 40, "loop", "UCE ERROR"]], pace=0.05
+    ) as running:
+        until("it is repaired", lambda: results(running) == [(0, "retry")])
+        (running.directory / "warm").touch()
+        until("it is switched", lambda: (0, "migration") in results(running))
+        outcome, steps = finish(running)
+    assert_expected(outcome, steps)
+    assert outcome.strategies == ["retry", "migrate"]
+    assert processes(outcome, 3) == [FIRST, HEIR]
+
+
+@pytest.mark.soak
+def test_a_rank_that_is_lost_while_the_new_process_warms_is_followed_by_it(tmp_path: Path) -> None:
+    """
+    When rank 3 dies while its successor gets ready, then that one follows it, and no other is started.
+    """
+    with switching(
+        tmp_path, 3, warms="warm", faults=[[3, 40, "loop", "kill"]], pace=0.05
+    ) as running:
+        until("it is there", lambda: len(calls(running, 3, "started")) == 2)
+        until("it is lost", (running.directory / "struck-0").exists)
+        (running.directory / "warm").touch()
+        until("it is replaced", lambda: results(running) == [(0, "recover")])
+        outcome, steps = finish(running)
+    assert_expected(outcome, steps)
+    assert processes(outcome, 3) == [FIRST, HEIR]
+
+
+@pytest.mark.soak
+def test_a_program_like_mindspores_is_switched(tmp_path: Path) -> None:
+    """
+    When the loop is MindSpore's, then the new process says that it is there, is let go on at once, and says
+    that it is ready; all come to the end of a step and go on at the one that they ask for.
+    """
+    with job(
+        tmp_path / "job", program=PROGRAM, environment=MINDSPORE, orchestrated=True, done="done",
+        run_options="--orchestrated",
+    ) as running:  # fmt: skip
+        until("the job trains", (running.directory / "losses-3.jsonl").exists)
+        running.node(1, "--spare", "1")
+        prepare(running, "hot switch", 3)
+        until("it is switched", lambda: bool(results(running)))
+        outcome, steps = finish(running)
+    assert not any(outcome.codes), outcome.output
+    with job(tmp_path / "calm", program=PROGRAM, environment=MINDSPORE, steps=steps) as undisturbed:
+        assert finals(outcome) == finals(undisturbed.end())
+    assert outcome.strategies == ["migrate"]
+    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert pairs(outcome) == {(1, 3)}
+    for what in ("stop", "clean"):
+        assert outcome.called(what) == []

@@ -329,6 +329,19 @@ class Course:
         known = node in job.nodes and node not in job.lost_nodes
         return known and there <= job.switch
 
+    def leave(self, node: int, why: str) -> None:
+        """
+        What runs on a node is ended, with time to say what it leaves behind.
+        """
+        job = self._job
+        there = [seat for seat in job.seated() if seat.node == node]
+        job.lost_nodes.add(node)
+        job.tell("node_left", node=node, ranks=[seat.rank for seat in there], why=why)
+        for seat in there:
+            self.rounds.fault("node", seat.rank, self.rounds.step_of(seat), job.now, why)
+        heirs = [heir for heir in job.heirs.values() if heir.node == node]
+        self.rounds.doom_all([*there, *heirs], why, "node")
+
     def call_off(self, why: str, ranks: frozenset[int]) -> None:
         """
         These ranks keep the processes they have. Whoever was made ready for them is ended.

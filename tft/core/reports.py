@@ -140,9 +140,7 @@ class Reports:
     def _stop_requested(self, message: StopRequested, reaction: Reaction) -> None:
         node = message.node
         if node is not None and self._course.is_left(node):
-            why = f"nothing is kept on node {node} any more: {message.why}"
-            gone = NodeLost(node=node, pid=0, why=why, at=message.at)
-            return self.ends.node_lost(gone)
+            return self._course.leave(node, f"node {node} is not wanted any more: {message.why}")
         if self._job.stop is not None:
             return None
         self._job.stop = message

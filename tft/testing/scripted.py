@@ -347,12 +347,12 @@ class ScriptedJob:
         self._take(self.machine.handle(Led(at=self.now, epoch=epoch)))
         self.machine.check()
 
-    def stop(self, signal: int = 15) -> None:
+    def stop(self, signal: int = 15, *, node: int | None = None) -> None:
         """
-        The launcher asks for the end.
+        The launcher asks for the end, that of all or of a node.
         """
         why = "SIGTERM came" if signal else "an operator asks for it"
-        self.report(StopRequested(why=why, signal=signal, at=self.now))
+        self.report(StopRequested(why=why, signal=signal, node=node, at=self.now))
 
     def reopen_store(self, port: int) -> None:
         """

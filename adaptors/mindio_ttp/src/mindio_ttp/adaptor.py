@@ -77,6 +77,11 @@ def tft_rollback(private: bytes) -> None:
 
 
 @hookimpl
+def tft_derive() -> bytes:
+    return _program().derive()
+
+
+@hookimpl
 def tft_give(shard: str, step: int) -> Parcel:
     return Parcel(meta=_program().lend(shard, step), buffers=())
 
