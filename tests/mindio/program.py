@@ -8,7 +8,7 @@ checkpoint. OPTIONS is JSON:
 
 - `faults`: a list of [rank, step, where, text], struck once each, those of one step and place together. `where`
   is `loop` (before the sum), `summed` (after it), `update` (with half of the numbers changed) or `replaced` (in a
-  replacement, before it is ready). A text `kill` kills, `hang` never ends; one that begins with the name of an
+  replacement, before it is ready); step 0 is any, from when on a file `strike` is there. A text `kill` kills, `hang` never ends; one that begins with the name of an
   exception raises that, any other a RuntimeError.
 - `without`: functions that are not registered. `raises`: by function, the rank whose one raises.
 - `clean`: by rank, what its clean function says. `uce`: whether devices are repaired.
@@ -89,7 +89,8 @@ def strike(where: str) -> None:
     """
     for place, (whom, step, at, text) in enumerate(faults):
         mark = directory / f"struck-{place}"
-        if (whom, step, at) == (rank, state.step + 1, where) and not mark.exists():
+        now = state.step + 1 if step or not (directory / "strike").exists() else 0
+        if (whom, step, at) == (rank, now, where) and not mark.exists():
             mark.touch()
             # those who are struck at the same place are struck together, however busy the machine is
             there = [n for n, (_, *when, _) in enumerate(faults) if when == [step, at]]

@@ -270,8 +270,11 @@ def test_a_fault_while_the_new_process_warms_is_handled_and_the_switch_after_it(
     from when that is ready.
     """
     with switching(
-        tmp_path, 3, warms="warm", faults=[[3, 40, "loop", "UCE ERROR"]], pace=0.05
-    ) as running:
+        tmp_path, 3, warms="warm", faults=[[3, 0, "loop", "UCE ERROR"]],
+        choices={"exit,dump,retry,recover": "retry"},
+    ) as running:  # fmt: skip
+        until("the heir is there", lambda: len(calls(running, 3, "started")) == 2)
+        (running.directory / "strike").touch()
         until("it is repaired", lambda: results(running) == [(0, "retry")])
         (running.directory / "warm").touch()
         until("it is switched", lambda: (0, "migration") in results(running))
@@ -286,10 +289,9 @@ def test_a_rank_that_is_lost_while_the_new_process_warms_is_followed_by_it(tmp_p
     """
     When rank 3 dies while its successor gets ready, then that one follows it, and no other is started.
     """
-    with switching(
-        tmp_path, 3, warms="warm", faults=[[3, 40, "loop", "kill"]], pace=0.05
-    ) as running:
-        until("it is there", lambda: len(calls(running, 3, "started")) == 2)
+    with switching(tmp_path, 3, warms="warm", faults=[[3, 0, "loop", "kill"]]) as running:
+        until("the heir is there", lambda: len(calls(running, 3, "started")) == 2)
+        (running.directory / "strike").touch()
         until("it is lost", (running.directory / "struck-0").exists)
         (running.directory / "warm").touch()
         until("it is replaced", lambda: results(running) == [(0, "recover")])
