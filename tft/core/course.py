@@ -169,7 +169,7 @@ class Course:
         to = tuple(seat.rank for seat in job.seated() if seat.ready)
         if to:
             grace, limit = job.policy.grace, job.policy.stop
-            if all(fault.kind == "straggler" for fault in incident.faults):
+            if {fault.kind for fault in incident.faults} == {"straggler"}:
                 grace, limit = (
                     limit,
                     grace + limit,
