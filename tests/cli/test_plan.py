@@ -10,6 +10,7 @@ import pytest
 
 from tft.bus.ports import check_free, free_address
 from tft.cli.plan import Plan, check_open, check_plan, check_settings, make_plan, named
+from tft.cli.rundir import run_dir_of
 from tft.config import JobSettings
 from tft.errors import AddressTaken, UsageError
 
@@ -127,6 +128,37 @@ def test_a_node_that_was_placed_holds_one_rank() -> None:
 
     with pytest.raises(UsageError, match="the only rank of a node, and not for --nproc-per-node 2"):
         check_plan(make_plan(several))
+
+
+def test_a_further_process_for_a_node_that_is_there_is_a_node_beside_it(tmp_path: Path) -> None:
+    """
+    When a launcher of a node lives, then another one that is told so takes a number beyond those of the job
+    and has room for its rank; when the first has gone, the number is its own again.
+    """
+    placed = options(
+        placed=(0, 1, 3), nnodes=4, broker="127.0.0.1:29400", run_dir=tmp_path, node_rank=3,
+        spare_if_taken=True,
+    )  # fmt: skip
+    first = make_plan(placed)
+    assert (first.node, first.spare) == (3, 0)
+    with run_dir_of(first.settings, first.node, leads=False):
+        second = make_plan(placed)
+        assert (second.node, second.spare) == (7, 1)
+        agent = second.commands()["agent-7"]
+        assert agent[agent.index("--spare") + 1] == "1"
+        with run_dir_of(second.settings, second.node, leads=False):
+            assert make_plan(placed).node == 11
+    assert make_plan(placed).node == 3
+
+
+@pytest.mark.parametrize(("node", "spare"), [(1, 0), (-2, 1), (0, -1)])
+def test_a_node_beyond_the_jobs_needs_room_for_others(node: int, spare: int) -> None:
+    """
+    When a node has no ranks of its own and no room for those of others, then it is refused.
+    """
+    chosen = options(node_rank=node, spare=spare, broker="127.0.0.1:29400", run_dir=Path("/d"))
+    with pytest.raises(UsageError, match=r"needs --spare|--spare is at least 0"):
+        check_plan(make_plan({**chosen, "job": "j"}))
 
 
 def test_the_agent_alone_is_given_the_socket_of_a_starter() -> None:
