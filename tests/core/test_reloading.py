@@ -142,6 +142,11 @@ def test_a_checkpoint_that_is_known_comes_before_one_that_is_found() -> None:
     go_through(job)
     kinds = [type(o) for o in job.said if isinstance(o, Load | Reload)]
     assert kinds == [Load, Load, Reload]
+    chosen = [fact["why"] for fact in job.facts("strategy_chosen")]
+    known, found = "after step 1", "from a checkpoint that the ranks find themselves"
+    assert chosen == [
+        f"every process is kept; training goes on {how}" for how in (known, known, found)
+    ]
     job.train()
     assert [incident["step"] for incident in job.reports()] == [3]
 
@@ -222,6 +227,25 @@ def test_what_only_a_lost_node_had_is_no_reason_to_search() -> None:
     job.settle()
     assert job.over is not None
     assert (job.over.result, job.orders(Reload)) == ("dumped", [])
+
+
+def test_those_who_stay_do_not_search_for_what_is_of_all() -> None:
+    """
+    When nothing but to go on with fewer ranks is enabled, and no copy is sound, then the job ends: what the
+    ranks keep is of the whole world.
+    """
+    pairs = {"first": (0, 2), "second": (1, 3)}
+    columns = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    job = keeping(
+        groups=pairs, placement={0: (0, 1), 1: (2, 3)}, columns=columns,
+        enable=frozenset({"scale_in", "dump"}),
+    )  # fmt: skip
+    job.fault(0, "numeric", polluted=True)
+    job.lose_node(1)
+    job.settle()
+    assert job.over is not None
+    assert (job.over.code, job.orders(Reload)) == (4, [])
+    assert "no sound copy of shard 'first'" in tried(job)["scale_in"]
 
 
 # ---------------------------------------------------------------- what does not fit
