@@ -23,6 +23,7 @@ from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
 from tft_megatron.shards import Shard, shards_of
 from tft_megatron.stages import refuse_other_settings
+from tft_megatron.switches import Switches
 from tft_megatron.tied import tie_embeddings
 from tft_megatron.training import Training, check, common_state
 
@@ -65,6 +66,7 @@ class Adopted:
         rank, world = parallel.place
         self._shards = {each.name: each for each in shards_of(training, rank, world)}
         self._private = Private(training)
+        self._switches = Switches(training)
         # what cannot be moved is refused now, not in an incident, and before anything is touched
         for shard in self._shards.values():
             shard.give()
@@ -100,10 +102,11 @@ class Adopted:
 
     def rollback(self, private: bytes) -> None:
         """
-        Put a private state back and drop the gradients.
+        Put a private state and the switches back, and drop the gradients.
         """
         self._private.rollback(private)
         self._replaced.forget()
+        self._switches.put_back()
         for chunk in self.training.chunks:
             chunk.zero_grad_buffer()
             for parameter in chunk.parameters():
