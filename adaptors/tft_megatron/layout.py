@@ -9,9 +9,11 @@ all of it is written so, for the parameters of others are at hand only once they
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -26,7 +28,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor, nn
 
-from tft.errors import OrderRefused, UsageError
+from tft.errors import UsageError
 from tft_megatron.generators import Part
 
 FORM = {"distrib_optim_sharding_type": "dp_reshardable"}
@@ -79,28 +81,22 @@ def contents(
     optimizer: Any,  # Any: megatron-core ships no types
 ) -> dict[int | str, Content]:
     """
-    By the number of the optimizer among those that are chained, and `REST`. Raises `OrderRefused` before
-    the first step.
+    By the number of the optimizer among those that are chained, and `REST`.
     """
     chained = list(getattr(optimizer, "chained_optimizers", None) or [optimizer])
-    for each in chained:
-        if not getattr(each, "is_stub_optimizer", False) and not each.optimizer.state:
-            raise OrderRefused(
-                "no step has been done yet: before the first one there is nothing that megatron-core "
-                "could write of its optimizers"
-            )
     found: dict[int | str, Content] = {number: Content() for number in range(len(chained))}
     found[REST] = Content()
     named = {
         name: _bare(model).sharded_state_dict()
         for name, model in zip(model_names(len(models)), models, strict=True)
     }
-    states = optimizer.sharded_state_dict(named, metadata=dict(FORM))
+    with _with_state(chained):  # to ask for what is not there would make it, too
+        states = optimizer.sharded_state_dict(named, metadata=dict(FORM))
+        _spread_models(found, chained, named)
     for number, state in enumerate([states] if len(chained) == 1 else states.values()):
         _clean(state)
         # each has stretches of its own: what is there twice is there on other data-parallel ranks
         _spread(found[number], state, alone=isinstance(chained[number], DistributedOptimizer))
-    _spread_models(found, chained, named)
     kept = [found[number].common for number in range(len(chained))]
     for number in range(len(chained)):
         found[number].common = {}
@@ -110,6 +106,30 @@ def contents(
     else:
         found[REST].common = {}
     return found
+
+
+@contextmanager
+def _with_state(chained: Sequence[Any]) -> Iterator[None]:  # Any: megatron-core ships no types
+    """
+    An optimizer that has not done a step yet, for all were skipped, has no state, and megatron-core cannot
+    write that: meanwhile it has the one that torch's Adam would begin with.
+    """
+    begun = [
+        each.optimizer
+        for each in chained
+        if isinstance(each.optimizer, torch.optim.Adam | torch.optim.AdamW)
+        and not any(each.optimizer.state.values())
+    ]
+    for optimizer in begun:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                kept = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[p] = {"step": torch.tensor(0.0), **kept}
+    try:
+        yield
+    finally:
+        for optimizer in begun:
+            optimizer.state.clear()
 
 
 def part() -> Part:
