@@ -149,6 +149,7 @@ class Adopted:
                     forget()
         get_moe_layer_wise_logging_tracker().clear()
         _begin_reruns_anew()
+        self._private.running.rewind()
 
     @torch.no_grad()
     def rebuild(self) -> Any:  # Any: the user's own
@@ -163,6 +164,7 @@ class Adopted:
         if self.training.distributed:
             for chunk in self.training.chunks:
                 chunk.start_param_sync(force_sync=True)
+        self._private.running.rest()
         return self.training.chunks[0] if len(self.training.chunks) == 1 else self.training.chunks
 
     # ------------------------------------------------------------ the shards
@@ -197,6 +199,7 @@ class Adopted:
         The shard is whole: use it.
         """
         self.shard(shard).taken(meta)
+        self._private.running.forget()
 
     # ------------------------------------------------------------ checkpoints
 
@@ -224,6 +227,7 @@ class Adopted:
 
         own = self.shard(shard)
         own.settle(*load(directory, shard, own.room))
+        self._private.running.forget()
 
     def _written(self, name: str, step: int) -> "Written":
         from tft_megatron.checkpoints import Written

@@ -1,15 +1,13 @@
 """
 The private state of a rank: its generators, those of Megatron's tracker for dropout among them, its data
-position, and the loss scale, which Megatron changes before the update of a step.
+position, and the buffers that a forward pass changes, such as the counts of tokens that experts were given.
 """
 
 from typing import Any
 
 import torch
-from tft_pytorch.described import dtype_name
-from tft_pytorch.memory import readable
 from tft_pytorch.private import Private as TorchPrivate
-from tft_pytorch.trees import Disassembly, put_together
+from tft_pytorch.running import RunningBuffers
 from torch import nn
 
 from tft.errors import MalformedMessage
@@ -25,12 +23,14 @@ class Private:
     """
 
     def __init__(self, training: Training) -> None:
-        self._torch = TorchPrivate(nn.Module(), training.data, training.rngs)
-        self._scalers = [
-            scaler
-            for each in training.optimizers
-            if (scaler := getattr(each, "grad_scaler", None)) is not None
-        ]
+        self._torch = TorchPrivate(nn.ModuleList(training.chunks), training.data, training.rngs)
+
+    @property
+    def running(self) -> RunningBuffers:
+        """
+        The buffers that a forward pass changes.
+        """
+        return self._torch.running
 
     def capture(self, *, closing: bool) -> bytes:
         """
@@ -51,8 +51,6 @@ class Private:
         tracker.set_states(
             {name: _as(present.get(name), kept) for name, kept in state["tracker"].items()}
         )
-        for scaler, kept in zip(self._scalers, state["scalers"], strict=True):
-            scaler.load_state_dict(_together(kept))
 
     def skip(self, batches: int) -> None:
         """
@@ -70,7 +68,6 @@ class Private:
     def _own(self) -> dict[str, object]:
         return {
             "tracker": {name: _bytes(kept) for name, kept in _tracker().get_states().items()},
-            "scalers": [_apart(scaler.state_dict()) for scaler in self._scalers],
         }
 
 
@@ -92,21 +89,3 @@ def _as(present: Any, kept: bytes) -> Any:  # Any: as in `_bytes`
         present.set_state(state)
         return present
     return state
-
-
-def _apart(state: object) -> object:
-    kept = Disassembly()
-    tree = kept.take_apart(state, "scaler")
-    tensors = {
-        name: [dtype_name(t.dtype), list(t.shape), bytes(readable(name, t).view)]
-        for name, t in kept.tensors.items()
-    }
-    return {"tree": tree, "tensors": tensors}
-
-
-def _together(kept: Any) -> Any:  # Any: as `_apart` returned it
-    tensors = {
-        name: torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype)).view(shape)
-        for name, (dtype, shape, content) in kept["tensors"].items()
-    }
-    return put_together(kept["tree"], tensors)

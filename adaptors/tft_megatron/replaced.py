@@ -1,12 +1,13 @@
 """
-What is replaced in Megatron, on the user's own objects and nowhere else: `optimizer.step` and
-`scheduler.step`, so that everything that changes the state in place is in one update window, and no sum with
-other ranks is.
+What is replaced in Megatron, on the user's own objects and nowhere else: `optimizer.step`, `scheduler.step`
+and the `update` of the loss scale, so that everything that changes the state in place is in one update
+window, and no sum with other ranks is.
 
 Written for megatron-core 0.16 (`versions.py`): the order within `ChainedOptimizer.step`, and what
 `DistributedOptimizer.step_with_ready_grads` adds to what it inherits, were read there.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ class Replaced:
         self._training = training
         self._owed: int | None = None
         """What the scheduler was stepped by in the window; the script is going to ask for it."""
+        self._found: list[tuple[Any, bool]] = []
+        """The loss scales that the next window changes, each with whether gradients were infinite."""
 
     def install(self) -> None:
         """
@@ -36,12 +39,15 @@ class Replaced:
         self._training.optimizer.step = self.step
         if self._training.scheduler is not None:
             self._training.scheduler.step = self.step_scheduler
+        for scaler in self._training.scalers:
+            scaler.update = partial(self._note, scaler)
 
     def forget(self) -> None:
         """
         The step the script was at is begun anew.
         """
         self._owed = None
+        self._found.clear()
 
     @torch.no_grad()
     def step(self) -> Returned:
@@ -57,12 +63,13 @@ class Replaced:
         optimizer = self._training.optimizer
         if optimizer.prepare_grads():
             with self._session.update():
-                pass
+                self._scale()
             return False, None, None
         norm = optimizer.get_grad_norm()
         self._clip(norm)
         zeros = optimizer.count_zeros() if optimizer.config.log_num_zeros_in_grad else None
         with self._session.update():
+            self._scale()
             for each in self._training.optimizers:
                 _step_alone(each)
             if self._training.scheduler is not None:
@@ -85,6 +92,18 @@ class Replaced:
                 f"scheduler.step({increment}) was called where tft had stepped the scheduler by {owed}: give "
                 "tft_megatron.enable an increment= that returns what the script is going to ask for"
             )
+
+    def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron's
+        """
+        Megatron would change the loss scale before the window: who is lost between the two would have been
+        followed by a process that has the scale of the step before.
+        """
+        self._found.append((scaler, found_inf))
+
+    def _scale(self) -> None:
+        for scaler, found_inf in self._found:
+            type(scaler).update(scaler, found_inf)
+        self._found.clear()
 
     def _increment(self) -> int:
         if self._training.increment is not None:

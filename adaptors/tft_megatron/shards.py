@@ -77,8 +77,8 @@ class Share:
 
 class Rest:
     """
-    What no optimizer owns: frozen parameters, buffers, the settings of the groups of parameters, scheduler
-    and others.
+    What no optimizer owns: frozen parameters, buffers, the settings of the groups of parameters, the
+    loss scale, scheduler and others.
     """
 
     def __init__(self, training: Training) -> None:
@@ -99,18 +99,21 @@ class Rest:
                 [{k: v for k, v in group.items() if k != "params"} for group in each.param_groups]
                 for each in training.optimizers
             ],
+            "scalers": [scaler.state_dict() for scaler in training.scalers],
             "scheduler": None if training.scheduler is None else training.scheduler.state_dict(),
             "others": {name: other.state_dict() for name, other in training.others.items()},
         }
 
     def settle(self, content: Tree) -> None:
         """
-        Into the groups, the scheduler and the others.
+        Into the groups, the loss scale, the scheduler and the others.
         """
         training = self._training
         for each, groups in zip(training.optimizers, content["settings"], strict=True):
             for group, settings in zip(each.param_groups, groups, strict=True):
                 group.update(settings)
+        for scaler, kept in zip(training.scalers, content["scalers"], strict=True):
+            scaler.load_state_dict(kept)
         if training.scheduler is not None:
             # its own `load_state_dict` counts the steps on from those it has
             vars(training.scheduler).update(content["scheduler"])

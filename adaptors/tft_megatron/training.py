@@ -34,6 +34,14 @@ class Training:
         return found
 
     @property
+    def scalers(self) -> Sequence[Any]:
+        """
+        What the loss is scaled by, where there is any: one for each optimizer, or one for all.
+        """
+        found = [getattr(each, "grad_scaler", None) for each in self.optimizers]
+        return list({id(each): each for each in found if each is not None}.values())
+
+    @property
     def distributed(self) -> bool:
         """
         Whether the optimizer's state is cut into shares.

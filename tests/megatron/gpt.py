@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--fp32", action="store_true")
     parser.add_argument("--fp16", action="store_true")
+    parser.add_argument("--balancing", default="aux_loss", help="how tokens are dealt to experts")
     parser.add_argument("--tied", action="store_true", help="embeddings and output weights are one")
     return parser
 
@@ -110,7 +111,7 @@ def build(args: argparse.Namespace) -> Built:
             "moe_token_dispatcher_type": "alltoall",
             "expert_model_parallel_size": args.ep,
             "moe_aux_loss_coeff": 1e-2,
-            "moe_router_load_balancing_type": "aux_loss",
+            "moe_router_load_balancing_type": args.balancing,
             "add_bias_linear": False,
         }
         if args.ep > 1

@@ -4,9 +4,13 @@ train_step. Dropout is on, so what is drawn counts.
 """
 
 import argparse
+import os
+import signal
 from functools import partial
+from itertools import count
 from pathlib import Path
 from sys import path
+from typing import Any
 
 path.insert(0, str(Path(__file__).parents[2]))
 path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -43,6 +47,12 @@ parser.add_argument("--rampup", action="store_true", help="begin with half of th
 parser.add_argument(
     "--wrong", metavar="WORDS", help="raised by rank 1 in step 7, once step 6 is saved"
 )
+parser.add_argument(
+    "--dies",
+    metavar="STEP:WHERE",
+    default="0:",
+    help="rank 1, in its second `micro` batch, or `scaled`: its sums given, and rank 0 a step ahead",
+)
 parser.add_argument("--copies", action="store_true", help="write down what each rank holds")
 args = tft_megatron.add_arguments(parser).parse_args()
 
@@ -70,10 +80,34 @@ copies = Copies(session, wrapped) if args.copies else None
 # parallelism have to draw the same: what they all have of the model would drift apart.
 torch.manual_seed(ps.get_data_parallel_rank())
 tft_megatron.enable(session, wrapped, optimizer, scheduler, data=data)
+ahead = Path(session.run_dir, "ahead")
+prepare = optimizer.prepare_grads
+batches = count()
+
+
+def strikes(where: str) -> bool:
+    return (session.rank, session.incarnation, args.dies) == (1, 0, f"{session.step}:{where}")
+
+
+def prepared() -> bool:
+    found: bool = prepare()
+    if strikes("scaled"):
+        until(ahead.exists, "that rank 0 has made the step")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+
+def forward_or_die(micro: Any, model: Any) -> Any:  # Any: see `forward`
+    if strikes("micro") and next(batches) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return forward(micro, model)
+
+
+optimizer.prepare_grads = prepared
 
 
 def train(session: tft.Session) -> None:
-    step_forward_backward = partial(get_forward_backward_func(), forward_step_func=forward)
+    step_forward_backward = partial(get_forward_backward_func(), forward_step_func=forward_or_die)
     for step in session.steps(args.steps):
         wrapped.zero_grad_buffer()
         optimizer.zero_grad()
@@ -93,6 +127,8 @@ def train(session: tft.Session) -> None:
         done, _, _ = optimizer.step()
         if done:
             scheduler.step(increment=get_current_running_global_batch_size())
+        if session.rank == 0 and args.dies == f"{step}:scaled":
+            ahead.touch()
         if copies is not None:
             copies.write(step)
 

@@ -150,3 +150,30 @@ def test_other_settings_of_megatron_are_kept_too(
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape, *more))
     assert struck(outcome) == {("process", 0), ("process", 3)}
+
+
+@SOAK
+def test_the_loss_scale_is_that_of_the_step(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """
+    When a rank dies between what Megatron does to the loss scale and the update, and the others have done
+    both, then the process in its place has their loss scale, and nothing changes.
+    """
+    outcome = train(tmp_path / "run", "TP1DP4-plain", more=("--fp16", "--dies", "5:scaled"))
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed("TP1DP4-plain", "--fp16"))
+    assert struck(outcome) == {("process", 1)}
+
+
+@SOAK
+def test_what_a_forward_pass_counts_is_counted_once(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """
+    When the router counts in buffers which experts its tokens went to, and a rank dies in the middle of a
+    step, then nobody goes on with what the step had counted, and nothing changes.
+    """
+    counts = ("--balancing", "global_aux_loss")
+    outcome = train(tmp_path / "run", "EP2DP4", more=(*counts, "--dies", "4:micro"))
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed("EP2DP4", *counts))
+    assert struck(outcome) == {("process", 1)}
