@@ -18,13 +18,13 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
+from tft_megatron.alike import make_alike
 from tft_megatron.groups import Parallel
 from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
 from tft_megatron.shards import Shard, shards_of
 from tft_megatron.stages import refuse_other_settings
 from tft_megatron.switches import Switches
-from tft_megatron.tied import tie_embeddings
 from tft_megatron.training import Training, check, common_state
 
 
@@ -157,7 +157,7 @@ class Adopted:
         Parameters as the masters have them, on all ranks.
         """
         refuse_other_settings(self.training)
-        tie_embeddings(self.training)
+        make_alike(self.training)
         for optimizer in self.training.optimizers:
             if hasattr(optimizer, "_copy_main_params_to_model_params"):
                 optimizer._copy_main_params_to_model_params()

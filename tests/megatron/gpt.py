@@ -15,7 +15,10 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_mtp_block_spec,
+)
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
@@ -45,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--fp16", action="store_true")
     parser.add_argument("--balancing", default="aux_loss", help="how tokens are dealt to experts")
     parser.add_argument("--tied", action="store_true", help="embeddings and output weights are one")
+    parser.add_argument("--mtp", action="store_true", help="the word after the next one, too")
     return parser
 
 
@@ -137,17 +141,22 @@ def build(args: argparse.Namespace) -> Built:
         bias_activation_fusion=False,
         persist_layer_norm=False,
         apply_rope_fusion=False,
+        mtp_num_layers=1 if args.mtp else None,
         **experts,
     )
+    layer = get_gpt_layer_local_spec(num_experts=experts.get("num_moe_experts"))
     model = GPTModel(
         config,
-        get_gpt_layer_local_spec(num_experts=experts.get("num_moe_experts")),
+        layer,
         vocab_size=WORDS,
         max_sequence_length=LENGTH,
         pre_process=ps.is_pipeline_first_stage(),
         post_process=ps.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=args.tied,
         position_embedding_type="rope",
+        mtp_block_spec=get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False)
+        if args.mtp
+        else None,
     ).to(dtype)
     plain = args.instances == 0
     wrapped = DistributedDataParallel(

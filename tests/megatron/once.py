@@ -1,5 +1,5 @@
 """
-One rank alone in a process of its own: what becomes of a script's objects in an incident, and what is refused of
+One rank in a process of its own, without `tft run`: what becomes of a script's objects in an incident, and what is refused of
 them. What came of it is printed as JSON.
 """
 
@@ -27,7 +27,9 @@ class Session:
     """
 
     adaptor = "megatron"
-    rank, world = 0, 1
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
 
     def adopt(self, **parts: Any) -> None:
         adaptor.tft_adopt(parts, None)
@@ -62,15 +64,34 @@ def evaluation(built: Built) -> dict[str, Any]:  # Any: JSON
     return {"before": before, "between": between, "after": switched(built)}
 
 
-CASES = {"evaluation": evaluation}
+def beginning(built: Built) -> dict[str, Any]:  # Any: JSON
+    """
+    The first groups are formed.
+    """
+    adaptor.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+    adaptor.tft_regroup("first", "127.0.0.1", args.port, args.rank, args.world)
+    adaptor.tft_rebuild()
+    model = built.wrapped.module
+    weight = model.shared_embedding_or_output_weight() if args.pp > 1 else None
+    return {
+        "state": {name: adaptor.tft_digests()[name] for name in ("parameters", "optimizer")},
+        "embeddings": None if weight is None else weight.detach().double().tolist(),
+    }
+
+
+CASES = {"evaluation": evaluation, "beginning": beginning}
 
 torch.set_num_threads(1)
 shim.install()
 parser = add_arguments(argparse.ArgumentParser())
 parser.add_argument("case", choices=CASES)
+parser.add_argument("--rank", type=int, default=0)
+parser.add_argument("--world", type=int, default=1)
+parser.add_argument("--port", type=int)
 args = parser.parse_args()
-session = Session()
+session = Session(args.rank, args.world)
 adaptor.begin(session, **sizes(args))
+torch.manual_seed(args.rank)
 model_parallel_cuda_manual_seed(1)
 init_num_microbatches_calculator(0, None, 2, MICRO_BATCH, 1)
 data = adaptor.Data(samples)

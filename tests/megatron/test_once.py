@@ -1,5 +1,5 @@
 """
-What becomes of a script's own objects in an incident: seen in one rank alone.
+What becomes of a script's own objects in an incident: seen in one rank, or two, without `tft run`.
 """
 
 import json
@@ -8,23 +8,39 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
+
 from tests.e2e.jobs import ROOT
 
 ONCE = ROOT / "tests" / "megatron" / "once.py"
 
 
-def once(*arguments: str) -> dict[str, Any]:  # Any: JSON
+def once(*arguments: str, world: int = 1) -> list[dict[str, Any]]:  # Any: JSON
     """
-    What the script finds.
+    What the script finds on each rank.
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(ONCE), *arguments],
-        capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = ("--world", str(world), "--port", str(store.port))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(ONCE), *arguments, *where, "--rank", str(rank)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    try:
+        found = []
+        for each in started:
+            said, wrong = each.communicate(timeout=100)
+            assert each.returncode == 0, wrong
+            found.append(json.loads(said.splitlines()[-1]))
+        return found
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
 
 
 def test_an_evaluation_that_is_broken_off_leaves_nothing_switched() -> None:
@@ -32,9 +48,32 @@ def test_an_evaluation_that_is_broken_off_leaves_nothing_switched() -> None:
     When a fault strikes while the model is evaluated, with overlapped gathering of parameters off, then all of
     it is as it was handed over: as it is in a rank that takes the place of another.
     """
-    found = once("evaluation", "--instances", "1", "--overlap")
+    (found,) = once("evaluation", "--instances", "1", "--overlap")
     assert found["between"]["hooks"] == 0
     assert not any(found["between"]["training"])
     assert found["after"] == found["before"]
     assert found["after"]["hooks"] == found["after"]["modules"]
     assert found["after"]["gathers"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [("--mtp",), pytest.param(("--tied",), marks=pytest.mark.soak)],
+)
+def test_stages_with_a_copy_of_the_embeddings_begin_with_it(more: tuple[str, ...]) -> None:
+    """
+    When the last stage of a pipeline has the embeddings, too, because it predicts several tokens, or for output,
+    then it has those of the first stage once groups are formed.
+    """
+    first, last = once("beginning", "--pp", "2", "--instances", "1", *more, world=2)
+    assert any(any(row) for row in first["embeddings"])
+    assert last["embeddings"] == first["embeddings"]
+
+
+def test_replicas_that_have_drawn_other_parameters_begin_with_the_same() -> None:
+    """
+    When data-parallel ranks build with other seeds, then all have the parameters of the first one, and the same
+    masters, once groups are formed.
+    """
+    first, second = once("beginning", "--instances", "0", world=2)
+    assert second["state"] == first["state"]

@@ -1,0 +1,69 @@
+"""
+What Megatron's ranks send each other while they build, so that all begin with the same: the first stage's
+embeddings to those that have a copy of them, where they are output weights, too, or predict several tokens; and
+parameters to the other data-parallel ranks, which may have drawn others. With tft nobody was there then. It is done
+when groups are formed, as long as nothing has been trained.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from tft_megatron.training import Training
+
+
+def make_alike(training: Training) -> None:
+    """
+    Before the first update: parameters and masters that have to be the same are the same.
+    """
+    if _updated_anywhere(training):
+        return
+    for weight in _tied(training):
+        # Megatron sums, and has set the copies to zero for that; pretended groups have summed nothing
+        group = _embedding_group()
+        dist.broadcast(weight.data, dist.get_process_group_ranks(group)[0], group=group)
+    for chunk in training.chunks:
+        chunk.broadcast_params()
+    training.optimizer.reload_model_params()
+
+
+def _embedding_group() -> dist.ProcessGroup:
+    from megatron.core import parallel_state
+
+    found: dist.ProcessGroup = parallel_state.get_embedding_group()
+    return found
+
+
+def _tied(training: Training) -> Iterator[torch.nn.Parameter]:
+    """
+    Those of this rank that other stages have, too: as Megatron's LanguageModule finds them.
+    """
+    for chunk in training.chunks:
+        if chunk.config.pipeline_model_parallel_size == 1:
+            continue
+        several = bool(getattr(chunk.config, "mtp_num_layers", None))
+        for module in chunk.modules():
+            shares = getattr(module, "share_embeddings_and_output_weights", None)
+            if shares is not None and (shares or several) and module._is_in_embd_group():
+                yield module.shared_embedding_or_output_weight()
+
+
+def _updated_anywhere(training: Training) -> bool:
+    """
+    Whether a step has ever changed something. Who has just taken the place of another does not know.
+    """
+    weight = next(p for chunk in training.chunks for p in chunk.parameters())
+    found = torch.tensor([_updated(training)], dtype=torch.int32, device=weight.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return bool(found.item())
+
+
+def _updated(training: Training) -> bool:
+    """
+    Then the scheduler has been stepped, and most optimizers have something to keep.
+    """
+    inner = [each.optimizer for each in training.optimizers]
+    return getattr(training.scheduler, "num_steps", 0) > 0 or any(
+        optimizer is not None and optimizer.state for optimizer in inner
+    )
