@@ -138,6 +138,7 @@ class Adopted:
         the user's objects.
         """
         from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+        from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
         for chunk in self.training.chunks:
             for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
@@ -148,6 +149,7 @@ class Adopted:
                 if forget is not None:
                     forget()
         get_moe_layer_wise_logging_tracker().clear()
+        MTPLossLoggingHelper.tracker.clear()  # it has groups in it, too
         _begin_reruns_anew()
         self._private.running.rewind()
 

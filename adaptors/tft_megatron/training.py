@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tft.errors import UsageError
+from tft_megatron.settings import refuse_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,37 +113,16 @@ def check(training: Training) -> None:
             FP32Optimizer,
         ):
             raise UsageError(f"tft cannot keep what a {type(optimizer).__name__} keeps")
-    for setting, holder in _refused(training):
-        if getattr(holder, setting, False):
-            raise UsageError(
-                f"{setting} is set, which the adaptor megatron cannot handle: {_REFUSED[setting]}"
-            )
+    refuse_settings(
+        [
+            *(optimizer.config for optimizer in training.optimizers),
+            *(chunk.ddp_config for chunk in training.chunks),
+            *(chunk.config for chunk in training.chunks),
+        ]
+    )
     for chunk in training.chunks:
         for name, parameter in chunk.named_parameters():
             if not parameter.requires_grad and not getattr(parameter, "allreduce", True):
                 raise UsageError(
                     f"{name} is a frozen parameter of an expert, which tft does not keep"
                 )
-
-
-_REFUSED = {
-    "optimizer_cpu_offload": "what is kept beside the device has another form",
-    "use_precision_aware_optimizer": "the masters are kept inside the fused optimizer",
-    "overlap_param_gather_with_optimizer_step": "others would get parameters in the middle of an update",
-    "reuse_grad_buf_for_mxfp8_param_ag": "parameters are copied by the script's loop, not by the optimizer",
-    "fp8_param_gather": "parameters of 8 bits have scales of their own",
-    "moe_router_enable_expert_bias": "it is changed before the update of the step, not in it",
-    "qk_clip": "it changes weights after the update of the step, not in it",
-    "enable_cuda_graph": "a captured graph keeps using the groups it was captured with",
-    "external_cuda_graph": "a captured graph keeps using the groups it was captured with",
-}
-"""Settings of Megatron, with the reason."""
-
-
-def _refused(training: Training) -> list[tuple[str, Any]]:
-    holders = [
-        *(optimizer.config for optimizer in training.optimizers),
-        *(chunk.ddp_config for chunk in training.chunks),
-        *(chunk.config for chunk in training.chunks),
-    ]
-    return [(setting, holder) for setting in _REFUSED for holder in holders]

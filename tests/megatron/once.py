@@ -14,8 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tft_megatron as adaptor
 import torch
+from megatron.core import parallel_state as ps
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from tests.megatron import shim
 from tests.megatron.gpt import MICRO_BATCH, Built, add_arguments, build, samples, sizes
@@ -79,7 +81,19 @@ def beginning(built: Built) -> dict[str, Any]:  # Any: JSON
     }
 
 
-CASES = {"evaluation": evaluation, "beginning": beginning}
+def logged(built: Built) -> dict[str, Any]:  # Any: JSON
+    """
+    A step is broken off when several tokens have been predicted in it.
+    """
+    adaptor.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+    group = ps.get_data_parallel_group()
+    MTPLossLoggingHelper.save_loss_to_tracker(torch.ones([]), 0, 1, avg_group=group)
+    before = sorted(MTPLossLoggingHelper.tracker)
+    adaptor.tft_clear()
+    return {"before": before, "after": sorted(MTPLossLoggingHelper.tracker)}
+
+
+CASES = {"evaluation": evaluation, "beginning": beginning, "logged": logged}
 
 torch.set_num_threads(1)
 shim.install()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tft_megatron import arguments
 from tft_megatron.arguments import add_arguments, check, enabled, settle
-from tft_megatron.training import _REFUSED
+from tft_megatron.settings import REFUSED
 
 from tft.core.policy import STRATEGIES
 from tft.errors import UsageError
@@ -417,5 +417,5 @@ def test_every_argument_and_every_word_is_on_the_page() -> None:
     parser = add_arguments(ArgumentParser(add_help=False))
     flags = [action.option_strings[0] for action in parser._actions]
     refused = [arguments._flag(name) for name in (*arguments._FSDP, *arguments._ELSEWHERE)]
-    expected = [*flags, *refused, *arguments._OF_WORDS, *_REFUSED]
+    expected = [*flags, *refused, *arguments._OF_WORDS, *REFUSED]
     assert [each for each in expected if f"`{each}" not in PAGE] == []

@@ -77,3 +77,13 @@ def test_replicas_that_have_drawn_other_parameters_begin_with_the_same() -> None
     """
     first, second = once("beginning", "--instances", "0", world=2)
     assert second["state"] == first["state"]
+
+
+def test_what_was_collected_for_the_log_of_a_broken_step_is_dropped() -> None:
+    """
+    When a step is broken off that has predicted several tokens, then neither the loss it has counted nor the group it
+    would average it over is left.
+    """
+    (found,) = once("logged", "--instances", "1")
+    assert "avg_group" in found["before"]
+    assert found["after"] == []

@@ -1,0 +1,94 @@
+"""
+Settings of Megatron that the adaptor cannot go on with after a fault: with them something is kept, or changed,
+where it does not look.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tft.errors import UsageError
+
+Holder = Any  # one of Megatron's configurations, which carry no types
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """
+    Why a setting is refused, and when.
+    """
+
+    why: str
+    when: Callable[[Holder, object], bool] = lambda _, value: bool(value)
+    """Told the configuration and its value of the setting."""
+
+
+_SCALES = "what TransformerEngine keeps of 8-bit numbers from step to step has no copy"
+_GRAPH = Refused(why="a captured graph keeps using the groups it was captured with")
+_DELAYED = Refused(
+    why="a backward pass that is broken off leaves gradients that the next one would use"
+)
+
+REFUSED: Mapping[str, Refused] = {
+    "optimizer_cpu_offload": Refused(why="what is kept beside the device has another form"),
+    "use_precision_aware_optimizer": Refused(why="the masters are kept inside the fused optimizer"),
+    "overlap_param_gather_with_optimizer_step": Refused(
+        why="others would get parameters in the middle of an update"
+    ),
+    "reuse_grad_buf_for_mxfp8_param_ag": Refused(
+        why="parameters are copied by the script's loop, not by the optimizer"
+    ),
+    "fp8_param_gather": Refused(why="parameters of 8 bits have scales of their own"),
+    "fp8_param": Refused(why="parameters of 8 bits have scales of their own"),
+    "fp4_param": Refused(why="parameters of 4 bits have scales of their own"),
+    "fp8_recipe": Refused(
+        why=_SCALES,
+        # it has a value where `fp8` is not set, too
+        when=lambda holder, value: (
+            bool(getattr(holder, "fp8", None)) and value in ("delayed", "custom")
+        ),
+    ),
+    "moe_router_enable_expert_bias": Refused(
+        why="it is changed before the update of the step, not in it"
+    ),
+    "qk_clip": Refused(why="it changes weights after the update of the step, not in it"),
+    "enable_cuda_graph": _GRAPH,
+    "external_cuda_graph": _GRAPH,
+    "cuda_graph_impl": Refused(why=_GRAPH.why, when=lambda _, value: value != "none"),
+    "delay_wgrad_compute": _DELAYED,
+    "defer_embedding_wgrad_compute": _DELAYED,
+    "moe_shared_expert_overlap": Refused(
+        why="a forward pass that is broken off leaves activations that the next one stumbles over"
+    ),
+    "moe_flex_dispatcher_backend": Refused(
+        why="its buffer is made once, and keeps using the group it was made with",
+        when=lambda holder, value: (
+            value == "hybridep" and getattr(holder, "moe_token_dispatcher_type", None) == "flex"
+        ),
+    ),
+}
+"""By name."""
+
+
+def refuse_settings(holders: Sequence[Holder]) -> None:
+    """
+    Raises `UsageError` for the first setting in these configurations that cannot be handled, and for one that
+    none of them has: megatron-core may call it otherwise now, and would be taken with it.
+    """
+    for setting, refused in REFUSED.items():
+        having = [holder for holder in holders if hasattr(holder, setting)]
+        if not having:
+            raise UsageError(
+                f"the adaptor megatron has to know whether {setting} is set, and this megatron-core has no "
+                "such setting: install one that the adaptor was written for"
+            )
+        for holder in having:
+            value = getattr(holder, setting)
+            if refused.when(holder, value):
+                raise UsageError(
+                    f"{setting} is {_written(value)}, which the adaptor megatron cannot handle: {refused.why}"
+                )
+
+
+def _written(value: object) -> str:
+    return "set" if value is True else f"{value!s}"

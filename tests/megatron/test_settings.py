@@ -1,0 +1,76 @@
+"""
+Settings of Megatron that are refused, as its own configurations hold them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer import TransformerConfig
+from tft_megatron.settings import refuse_settings
+
+from tft.errors import UsageError
+
+
+def holders(**model: Any) -> list[Any]:  # Any: Megatron's
+    """
+    All three, with these settings of the model.
+    """
+    config = TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4)
+    for name, value in model.items():
+        assert hasattr(config, name)
+        setattr(config, name, value)  # what they need beside them is for a GPU
+    return [OptimizerConfig(), DistributedDataParallelConfig(), config]
+
+
+def test_what_is_set_by_nobody_is_taken() -> None:
+    """
+    When everything is as Megatron has it by default, or is of a form that keeps nothing, then nothing is refused.
+    """
+    refuse_settings(holders())
+    refuse_settings(holders(fp8="hybrid", fp8_recipe="blockwise"))
+    refuse_settings(holders(moe_token_dispatcher_type="flex"))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({"cuda_graph_impl": "local"}, "cuda_graph_impl is local, .* keeps using the groups"),
+        ({"cuda_graph_impl": "transformer_engine"}, "cuda_graph_impl is transformer_engine"),
+        ({"fp8": "hybrid", "fp8_recipe": "delayed"}, "fp8_recipe is delayed, .* has no copy"),
+        ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8_recipe is custom"),
+        ({"fp8_param": True}, "fp8_param is set, .* scales of their own"),
+        ({"fp4_param": True}, "fp4_param is set"),
+        ({"delay_wgrad_compute": True}, "delay_wgrad_compute is set, .* that the next one would use"),
+        ({"defer_embedding_wgrad_compute": True}, "defer_embedding_wgrad_compute is set"),
+        ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap is set, .* stumbles over"),
+        (
+            {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
+            "moe_flex_dispatcher_backend is hybridep, .* the group it was made with",
+        ),
+        ({"qk_clip": True}, "qk_clip is set, .* after the update"),
+        ({"moe_router_enable_expert_bias": True}, "moe_router_enable_expert_bias is set"),
+    ],
+)  # fmt: skip
+def test_what_is_kept_where_nobody_looks_is_refused(model: dict[str, Any], sentence: str) -> None:
+    """
+    When a model is set to keep something that has no copy, or outlives a step that was broken off, then it is
+    refused by name, with the reason.
+    """
+    with pytest.raises(UsageError, match=sentence):
+        refuse_settings(holders(**model))
+
+
+def test_a_setting_that_megatron_has_no_more_is_noticed() -> None:
+    """
+    When no configuration has a setting that would have to be refused, then that is said: it may be called otherwise.
+    """
+
+    @dataclass
+    class Renamed:
+        qk_clipping: bool = True
+
+    with pytest.raises(UsageError, match="this megatron-core has no such setting"):
+        refuse_settings([Renamed()])
