@@ -22,6 +22,7 @@ from tft_megatron.alike import make_alike
 from tft_megatron.groups import Parallel
 from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
+from tft_megatron.schedulers import refuse_unseen
 from tft_megatron.shards import Shard, shards_of
 from tft_megatron.stages import refuse_other_settings
 from tft_megatron.switches import Switches
@@ -44,6 +45,7 @@ def adopt(
             "anything is built, and then tft_megatron.enable"
         )
     check(training)
+    refuse_unseen(training)
     _check_instances(training, parallel)
     return Adopted(training, parts["replaced"], parallel, contributing)
 

@@ -21,6 +21,8 @@ _RECOVER = "enable_worker_reboot"
 _ELASTIC = "enable_elastic_training"
 _NO_REPLICA = "distributed_optimizer_no_replica"
 _REPLICAS = "optimizer_replica_num"
+_NOT_GIVEN = 2
+"""R, where nothing is said."""
 
 _OF_WORDS = {
     "dump": (_MASTER,),
@@ -66,7 +68,7 @@ class Settled:
     strategies: tuple[str, ...]
     """The strategies this rank takes part in, as `--enable` takes them."""
     replicas: int
-    """How many ranks hold each shard of the distributed optimizer; 1: there are no copies."""
+    """How many ranks hold each shard of the optimizer, at least; 1: there are no copies."""
     sizes: Mapping[str, Any]  # Any: each has the type that Megatron gives it
     """What `begin` passes to `initialize_model_parallel`, `num_distributed_optimizer_instances` included."""
 
@@ -103,7 +105,7 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         _flag(_REPLICAS),
         type=int,
-        default=2,
+        default=_NOT_GIVEN,
         metavar="R",
         help="how many ranks hold each shard of the distributed optimizer",
     )
@@ -129,7 +131,9 @@ def settle(args: Namespace) -> Settled:
         asked.num_distributed_optimizer_instances = replicas
     vars(args).update(vars(asked))
     _settled = Settled(
-        strategies=_strategies(asked), replicas=replicas, sizes=_sizes(asked, replicas)
+        strategies=_strategies(asked),
+        replicas=_holders(asked, replicas),
+        sizes=_sizes(asked, replicas),
     )
     return _settled
 
@@ -163,6 +167,8 @@ def check(args: Namespace) -> None:
         _refuse_single_ranks(args)
         if _has(args, "use_distributed_optimizer"):
             _refuse_uneven_shares(args, replicas)
+        else:
+            _refuse_number_of_whole_copies(args, replicas)
     if _has(args, _ELASTIC):
         _refuse_elastic(args)
 
@@ -241,6 +247,15 @@ def _refuse_uneven_shares(args: Namespace, replicas: int) -> None:
             )
 
 
+def _refuse_number_of_whole_copies(args: Namespace, replicas: int) -> None:
+    if replicas not in (_NOT_GIVEN, _holders(args, replicas)):
+        raise UsageError(
+            f"{_flag(_REPLICAS)} is {replicas}, and without {_flag('use_distributed_optimizer')} every rank of a "
+            f"data-parallel group, here {_holders(args, replicas)}, has all of the optimizer: give that, or take the "
+            "number away"
+        )
+
+
 def _refuse_elastic(args: Namespace) -> None:
     flag = _flag(_ELASTIC)
     if not _has(args, "use_distributed_optimizer"):
@@ -289,7 +304,7 @@ def _replicas(args: Namespace) -> int:
                 f"{_flag(_NO_REPLICA)} is to do without: take one of the two away"
             )
         return 1
-    replicas: int = getattr(args, _REPLICAS, 2)
+    replicas: int = getattr(args, _REPLICAS, _NOT_GIVEN)
     if replicas < 2:
         raise UsageError(
             f"{_flag(_REPLICAS)} is {replicas}; expected are 2 or more, or {_flag(_NO_REPLICA)} where there "
@@ -301,6 +316,16 @@ def _replicas(args: Namespace) -> int:
             f"instance has one copy, so say {_flag(_REPLICAS)} {instances}"
         )
     return replicas
+
+
+def _holders(args: Namespace, replicas: int) -> int:
+    """
+    What comes of that number: an optimizer that is not distributed is held by all that sum its gradients.
+    """
+    if not _has(args, _MASTER) or _has(args, "use_distributed_optimizer"):
+        return replicas
+    experts = _experts(args)
+    return _dense(args) if experts is None else min(_dense(args), experts)
 
 
 def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:  # Any: see `Settled.sizes`

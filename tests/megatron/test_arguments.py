@@ -162,7 +162,9 @@ def test_a_word_that_is_not_known_is_refused(words: str, monkeypatch: pytest.Mon
         ((HA, "--optimizer-replica-num", "4"), DISTRIBUTED, 4, 4),
         ((HA, "--distributed-optimizer-no-replica"), DISTRIBUTED, 1, 1),
         ((HA,), {**DISTRIBUTED, "num_distributed_optimizer_instances": 2}, 2, 2),
-        ((HA,), {}, 2, None),
+        ((HA,), {}, 4, None),
+        ((HA, "--optimizer-replica-num", "4"), {}, 4, None),
+        ((HA,), {"world_size": 8, **EXPERTS}, 4, None),
         ((), DISTRIBUTED, 1, 1),
         ((), {**DISTRIBUTED, "num_distributed_optimizer_instances": 4}, 1, 4),
     ],
@@ -172,7 +174,7 @@ def test_copies_are_instances_of_megatrons(
 ) -> None:
     """
     When high availability is on, then the distributed optimizer has as many instances as there are to be
-    copies; when it is off, Megatron's own argument counts.
+    copies; when it is off, Megatron's own argument counts. One that is not distributed is held by all.
     """
     args = parsed(*words, **others)
     settled = settle(args)
@@ -274,6 +276,12 @@ def test_the_number_of_ranks_may_be_the_launchers(monkeypatch: pytest.MonkeyPatc
             {"world_size": 8, **EXPERTS, "tensor_model_parallel_size": 2, **DISTRIBUTED},
             "the experts' data-parallel size is 2, which --optimizer-replica-num 4 does not divide: each shard "
             "of the optimizer is to be on as many ranks",
+        ),
+        (
+            (HA, "--optimizer-replica-num", "3"),
+            {},
+            "--optimizer-replica-num is 3, and without --use-distributed-optimizer every rank of a data-parallel "
+            "group, here 4, has all of the optimizer: give that, or take the number away",
         ),
         (
             (HA, "--optimizer-replica-num", "1"),

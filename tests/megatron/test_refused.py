@@ -12,7 +12,10 @@ from typing import Any
 import megatron.core
 import pytest
 import tft_megatron
+import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from tft_megatron.replaced import Replaced
+from tft_megatron.schedulers import refuse_unseen
 from tft_megatron.training import Training
 from tft_megatron.versions import check_megatron
 
@@ -112,6 +115,51 @@ def test_a_scheduler_that_is_not_stepped_as_it_was_said_is_refused() -> None:
         training.optimizer.step()
     with pytest.raises(UsageError, match=r"scheduler.step\(4\) was called where tft .* by 8"):
         training.scheduler.step(increment=4)
+
+
+def without_scheduler(momentum: float = 0.0) -> tuple[torch.optim.Optimizer, Training]:
+    """
+    A training whose optimizer is torch's.
+    """
+    inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=momentum)
+    chained = SimpleNamespace(
+        chained_optimizers=[SimpleNamespace(optimizer=inner)], param_groups=inner.param_groups
+    )
+    return inner, Training(chunks=(), optimizer=chained, scheduler=None, data=None)
+
+
+def test_a_scheduler_that_was_not_given_is_noticed() -> None:
+    """
+    When a script gives no scheduler, and has one for this optimizer, torch's or Megatron's, then it is told; when it
+    has none, or one for another optimizer, then that is taken.
+    """
+    inner, training = without_scheduler(momentum=0.9)
+    other = torch.optim.lr_scheduler.ConstantLR(without_scheduler()[0])
+    refuse_unseen(training)
+    unseen: Any = torch.optim.lr_scheduler.ConstantLR(inner)
+    with pytest.raises(
+        UsageError, match=r"ConstantLR\) for this optimizer, .* give it as the scheduler"
+    ):
+        refuse_unseen(training)
+    unseen.optimizer = other.optimizer
+    refuse_unseen(training)
+    unseen = OptimizerParamScheduler(
+        training.optimizer, init_lr=0.0, max_lr=1.0, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=1,
+        lr_decay_style="constant", start_wd=0.0, end_wd=0.0, wd_incr_steps=1, wd_incr_style="constant",
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="there is OptimizerParamScheduler.* for this optimizer"):
+        refuse_unseen(training)
+    assert unseen.optimizer is training.optimizer
+
+
+def test_what_keeps_nothing_takes_a_scheduler() -> None:
+    """
+    When the optimizer is SGD without momentum and there is no scheduler, then nothing would tell whether a step was
+    ever done, and that is said.
+    """
+    _, training = without_scheduler()
+    with pytest.raises(UsageError, match="SGD without momentum keeps nothing"):
+        refuse_unseen(training)
 
 
 def test_a_job_with_another_adaptor_is_told_how_to_be_started() -> None:
