@@ -235,7 +235,7 @@ class Adopted:
 
     def _written(self, name: str, step: int) -> "Written":
         from tft_megatron.checkpoints import Written
-        from tft_megatron.layout import REST, contents, part
+        from tft_megatron.layout import FORM, REST, contents, part
 
         shard = self.shard(name)
         # as `shards_of` has them: what no optimizer has, and then the optimizers
@@ -243,6 +243,9 @@ class Adopted:
         content = contents(self.training.chunks, self.training.optimizer)[kinds[name]]
         if content.common:
             content.common |= common_state(self.training, step)
+            if self.training.distributed:
+                # by which whoever reads it knows how to ask for the optimizer
+                content.common["content_metadata"] = dict(FORM)
         _, tensors = shard.taken_apart()
         return Written(described=shard.give().meta, own=tensors, content=content, part=part())
 

@@ -63,13 +63,12 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
                 each.optimizer.state[p] = {"step": torch.tensor(0.0), **kept}
     model = built.wrapped.module
     state = {"model": model.sharded_state_dict(), "rng_state": asked_generators()}
-    form = {"distrib_optim_sharding_type": "dp_reshardable"}
+    place = str(checkpoints / f"iter_{iteration:07d}")
+    form = dist_checkpointing.load_content_metadata(place)  # as it was written
     state["optimizer"] = built.optimizer.sharded_state_dict(
         state["model"], is_loading=True, metadata=form
     )
-    found: dict[str, Any] = dist_checkpointing.load(
-        state, str(checkpoints / f"iter_{iteration:07d}")
-    )
+    found: dict[str, Any] = dist_checkpointing.load(state, place)
     assert found["iteration"] == iteration
     model.load_state_dict(found["model"])
     built.optimizer.load_state_dict(found["optimizer"])
