@@ -229,6 +229,26 @@ def test_what_only_a_lost_node_had_is_no_reason_to_search() -> None:
     assert (job.over.result, job.orders(Reload)) == ("dumped", [])
 
 
+@pytest.mark.parametrize("why", ["not enabled", "no adaptor can"])
+def test_what_cannot_be_saved_either_is_left_for_what_the_ranks_keep(why: str) -> None:
+    """
+    When the state is all there, but what was a lost rank's own is not, and no last checkpoint can be
+    written, then everyone goes on from what the ranks find.
+    """
+    able = ["retry", "recover", *(["dump"] if why == "not enabled" else [])]
+    enabled = ["recover", *(["dump"] if why == "no adaptor can" else [])]
+    job = keeping(
+        groups={}, derives=False, placement={0: (0, 1, 2), 1: (3,)}, spare={0: 1},
+        enable=frozenset(enabled), strategies=tuple(able),
+    )  # fmt: skip
+    job.lose_node(1)
+    job.settle()
+    job.train()
+    assert [o.to for o in job.orders(Reload)] == [ALL]
+    assert [(r.step, r.derive) for r in job.orders(Rollback)] == [(2, ())]
+    assert strategies(job) == ["recover"]
+
+
 def test_those_who_stay_do_not_search_for_what_is_of_all() -> None:
     """
     When nothing but to go on with fewer ranks is enabled, and no copy is sound, then the job ends: what the

@@ -605,6 +605,29 @@ FOUND = {
             Mishap(what="come", target=4, delay=2.317691662680284, lasting=2.0),
         ),
     ),
+    "what could be saved was to be given up for what may be found": Schedule(
+        seed=0,
+        world=2,
+        nodes=2,
+        steps=5,
+        strategies=("retry", "recover", "dump"),
+        derives=False,
+        spares=(1, 8),
+        own=3,
+        mishaps=(Mishap(what="node", delay=1.7),),
+    ),
+    "where nothing could be saved either, nobody looked for what the ranks keep": Schedule(
+        seed=0,
+        world=2,
+        nodes=2,
+        steps=5,
+        policy=replace(QUICK, enable=frozenset({"retry", "recover"})),
+        strategies=("retry", "recover", "dump"),
+        derives=False,
+        spares=(1, 8),
+        own=3,
+        mishaps=(Mishap(what="node", delay=1.7),),
+    ),
 }
 
 

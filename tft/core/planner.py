@@ -4,7 +4,7 @@ whom, who saves what, and for each strategy why it can or cannot work. Pure func
 topology, of where every rank stands, and of the terms of the incident.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tft.core.topology import Topology
@@ -230,7 +230,7 @@ def _checkpoint(terms: Terms) -> int | None:
 
 
 def repair(
-    topology: Topology, standings: Standings, members: Iterable[int], terms: Terms
+    topology: Topology, standings: Standings, members: Collection[int], terms: Terms
 ) -> Repair | str:
     """
     How every member gets the state of the agreed step, or the sentence why that cannot be.
@@ -244,7 +244,8 @@ def repair(
             return f"{_UNFIT.format(_list(unfit))}; {held}"
         return Repair(step=from_disk, load=terms.checkpoints[from_disk])
     if isinstance(held, str):
-        return Repair(step=None) if terms.reloads and isinstance(covered, str) else held
+        searched = terms.reloads and not _is_saved(covered, standings, members, terms)
+        return Repair(step=None) if searched else held
     step = held
     needy = {r for r in members if r not in standings or not _uses(standings[r], step, terms)}
     restore = tuple(
@@ -378,6 +379,38 @@ def offers(
     return tuple(case.offer(strategy, judge) for strategy, judge in case.judges().items())
 
 
+def _why_not(
+    strategy: str, standings: Standings, members: Collection[int], terms: Terms
+) -> str | None:
+    """
+    What rules out a strategy, whatever is held.
+    """
+    if strategy == "exit":
+        return None
+    if strategy in terms.failed:
+        return terms.failed[strategy]
+    if strategy not in terms.enabled:
+        return f"{strategy} is not enabled"
+    unable = [
+        rank
+        for rank, standing in standings.items()
+        if standing.alive and rank in members and strategy not in standing.strategies
+    ]
+    if unable:
+        return f"the adaptor of ranks {_list(unable)} cannot take part"
+    return (terms.forced or None) if strategy != "dump" else None
+
+
+def _is_saved(
+    covered: frozenset[int] | str, standings: Standings, members: Collection[int], terms: Terms
+) -> bool:
+    """
+    All of some step is there, and a last checkpoint of it can be written, where it cannot be gone on from.
+    """
+    possible = _why_not("dump", standings, members, terms) is None
+    return possible and not isinstance(covered, str)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
     """
@@ -408,24 +441,8 @@ class _Case:
         """
         What rules out any strategy comes before what rules out this one.
         """
-        why_not = self._why_not(strategy)
+        why_not = _why_not(strategy, self.standings, self.members, self.terms)
         return judge() if why_not is None else Offer(strategy=strategy, why_not=why_not)
-
-    def _why_not(self, strategy: str) -> str | None:
-        if strategy == "exit":
-            return None
-        if strategy in self.terms.failed:
-            return self.terms.failed[strategy]
-        if strategy not in self.terms.enabled:
-            return f"{strategy} is not enabled"
-        unable = [
-            rank
-            for rank, standing in self.standings.items()
-            if standing.alive and rank in self.members and strategy not in standing.strategies
-        ]
-        if unable:
-            return f"the adaptor of ranks {_list(unable)} cannot take part"
-        return (self.terms.forced or None) if strategy != "dump" else None
 
     def migrate(self) -> Offer:
         heirs = sorted(self.terms.heirs & self.members)
@@ -551,9 +568,11 @@ class _Case:
     def _is_searched(self, strategy: str) -> bool:
         """
         Everyone would go on from what the ranks find. Not where all is still there, even if it is not
-        where it is needed: that can be saved, and what will be found nobody knows.
+        where it is needed, and can be saved: what will be found nobody knows.
         """
-        return self.terms.reloads and strategy in RELOADING and isinstance(self.covered, str)
+        if not self.terms.reloads or strategy not in RELOADING:
+            return False
+        return not _is_saved(self.covered, self.standings, self.members, self.terms)
 
     def _after_flapping(self, strategy: str) -> Offer | None:
         for rank in sorted(self.terms.flapping):

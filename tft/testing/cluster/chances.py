@@ -6,12 +6,15 @@ whether a job that ends could have gone on.
 from typing import TYPE_CHECKING
 
 from tft.core.machine import Machine
+from tft.core.table import State
 from tft.protocol.messages import Load, Regroup, Save
 from tft.testing.cluster.invariants import Broken
 from tft.testing.cluster.ledger import Ledger
 
 if TYPE_CHECKING:
     from tft.testing.cluster.stage import Stage
+
+S = State
 
 
 class Chances:
@@ -93,6 +96,8 @@ class Chances:
                 "what can be survived is survived",
                 f"{machine.state} though {strategy} could go on from step {best}",
             )
+        if machine.state is S.DUMPING:
+            return  # what all hold is saved, and not given up for what may be found
         found = self._to_be_found(machine)
         if found is not None:
             raise Broken(
