@@ -2,11 +2,13 @@
 How high availability is switched on in a Megatron script: its arguments, `HIGH_AVAILABILITY`, what is refused
 of them, and what follows for tft.
 
-The names are those that users of MindSpeed-LLM know. The variable wins, but can only switch on. Nothing of
+The names are those that users of MindSpeed-LLM know. The variable can only switch on. Nothing of
 Megatron's is imported: arguments are settled before `tft.init`.
 """
 
+import math
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +34,8 @@ _OF_WORDS = {
     "elastic-training": (_MASTER, _ELASTIC),
     "exit": (),
 }
-"""By word of `HIGH_AVAILABILITY`: what it switches on. `exit` is what is left when nothing is enabled."""
+"""By word of `HIGH_AVAILABILITY`: what it switches on. `exit` is what is left when nothing else helps: after
+other words it adds nothing, and alone it says that nothing is wanted."""
 
 STRATEGIES = {"retry": _RETRY, "recover": _RECOVER, "dump": _MASTER}
 """What the adaptor takes part in, in the order in which tft tries it, and what switches each on."""
@@ -44,6 +47,16 @@ _ELSEWHERE = {
     "optimizer_cpu_offload": "it splits the optimizer between device and host",
 }
 """Arguments that put the state of the optimizer where the adaptor does not look for it."""
+
+_NEEDED = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "use_distributed_optimizer",
+)
+"""Arguments of Megatron's from which it follows who holds the same. A script that calls them otherwise
+would be settled for another layout than its own."""
 
 _SIZES = (
     "tensor_model_parallel_size",
@@ -57,6 +70,14 @@ _SIZES = (
     "distributed_timeout_minutes",
 )
 """Of a Megatron script's arguments those that `initialize_model_parallel` takes by the same name."""
+
+_DENSE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_EXPERTS = (
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "pipeline_model_parallel_size",
+)
+"""What the ranks are cut by, for the parameters of all and of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +126,8 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         _flag(_REPLICAS),
         type=int,
-        default=_NOT_GIVEN,
         metavar="R",
-        help="how many ranks hold each shard of the distributed optimizer",
+        help="how many ranks hold each shard of the distributed optimizer, 2 if not given",
     )
     group.add_argument(
         _flag(_ELASTIC),
@@ -121,15 +141,32 @@ def settle(args: Namespace) -> Settled:
     """
     Switch on what the environment says, check the whole, and remember it for `tft.init`: to be called
     before that, once the arguments are parsed. Megatron's own `num_distributed_optimizer_instances` is
-    set to match. Raises `UsageError`; then `args` is as it was.
+    set to match. Where nothing is switched on, and `HIGH_AVAILABILITY` does not say that this is meant,
+    rank 0 tells what that means.
+
+    As a parser does, it ends the process with a sentence and code 2 for what is refused; then `args` is
+    as it was.
     """
+    try:
+        return _settle(args)
+    except UsageError as refused:
+        sys.stderr.write(f"tft: {refused}\n")
+        sys.exit(2)
+
+
+def _settle(args: Namespace) -> Settled:
     global _settled
-    asked = Namespace(**{**vars(args), **_switches(os.environ.get(_VARIABLE, ""))})
+    words = os.environ.get(_VARIABLE, "")
+    asked = Namespace(**{**vars(args), **_switches(words)})
+    _refuse_other_names(asked)
+    _refuse_exit_beside_arguments(asked, words)
     check(asked)
     replicas = _replicas(asked)
     if _has(asked, _MASTER) and _has(asked, "use_distributed_optimizer"):
         asked.num_distributed_optimizer_instances = replicas
     vars(args).update(vars(asked))
+    if _settled is None and not _has(asked, _MASTER) and not _words(words):
+        _tell_that_all_is_off()
     _settled = Settled(
         strategies=_strategies(asked),
         replicas=_holders(asked, replicas),
@@ -163,12 +200,13 @@ def check(args: Namespace) -> None:
         return
     _refuse_other_optimizers(args)
     replicas = _replicas(args)
+    _refuse_other_worlds(args)
     if replicas > 1:
         _refuse_single_ranks(args)
         if _has(args, "use_distributed_optimizer"):
             _refuse_uneven_shares(args, replicas)
         else:
-            _refuse_number_of_whole_copies(args, replicas)
+            _refuse_number_of_whole_copies(args)
     if _has(args, _ELASTIC):
         _refuse_elastic(args)
 
@@ -181,25 +219,59 @@ def _switches(words: str) -> dict[str, bool]:
     The arguments that `HIGH_AVAILABILITY` switches on, each with True.
     """
     found: dict[str, bool] = {}
-    for word in (each.strip().lower() for each in words.split(",")):
-        if word and word not in _OF_WORDS:
+    for word in _words(words):
+        if word not in _OF_WORDS:
             raise UsageError(
                 f"{_VARIABLE} is {words!r}, in which {word!r} is not known: expected are "
                 f"{', '.join(_OF_WORDS)}, with commas between"
             )
-        found.update(dict.fromkeys(_OF_WORDS.get(word, ()), True))
+        found.update(dict.fromkeys(_OF_WORDS[word], True))
     return found
+
+
+def _words(words: str) -> list[str]:
+    return [each.strip().lower() for each in words.split(",") if each.strip()]
+
+
+def _tell_that_all_is_off() -> None:
+    if os.environ.get("RANK", "0") != "0":  # once is enough
+        return
+    sys.stderr.write(
+        f"tft: high availability is off: neither the arguments nor {_VARIABLE} switch it on. No fault will "
+        f"be repaired, and no last checkpoint saved. Give {_flag(_MASTER)} with {_flag(_RETRY)} and "
+        f"{_flag(_RECOVER)}, or {_VARIABLE}=retry,recover,dump; {_VARIABLE}=exit says that this is meant\n"
+    )
 
 
 # ---------------------------------------------------------------- what is refused
 
 
+def _refuse_other_names(args: Namespace) -> None:
+    missing = [name for name in _NEEDED if not hasattr(args, name)]
+    if missing:
+        raise UsageError(
+            f"the arguments do not have {', '.join(missing)}, from which it follows who has a copy of what: "
+            "expected are Megatron's own names. Where a script calls them otherwise, set them in the "
+            "Namespace before tft_megatron.settle"
+        )
+
+
+def _refuse_exit_beside_arguments(args: Namespace, words: str) -> None:
+    if _words(words) == ["exit"] and _has(args, _MASTER):
+        raise UsageError(
+            f"{_VARIABLE} is {words!r}, which says that nothing is to be switched on, and {_flag(_MASTER)} is "
+            "given: take one of the two away"
+        )
+
+
 def _refuse_parts_of_nothing(args: Namespace) -> None:
-    for part in (_RETRY, _RECOVER, _ELASTIC):
-        if _has(args, part):
-            raise UsageError(
-                f"{_flag(part)} is a part of high availability, which is off: give {_flag(_MASTER)}, too"
-            )
+    parts = [part for part in (_RETRY, _RECOVER, _ELASTIC) if _has(args, part)]
+    if getattr(args, _REPLICAS, None) is not None:
+        parts.append(_REPLICAS)
+    if parts:
+        raise UsageError(
+            f"{_flag(parts[0])} is a part of high availability, which is off: give {_flag(_MASTER)}, too"
+        )
 
 
 def _refuse_other_optimizers(args: Namespace) -> None:
@@ -217,16 +289,28 @@ def _refuse_other_optimizers(args: Namespace) -> None:
             )
 
 
+def _refuse_other_worlds(args: Namespace) -> None:
+    world = _world(args)
+    for cut in (_DENSE, _EXPERTS):
+        sizes = {name: _cut(args, name) for name in cut}
+        if world % math.prod(sizes.values()):
+            said = " times ".join(f"{_flag(name)} {size}" for name, size in sizes.items())
+            raise UsageError(
+                f"{world} ranks cannot be spread so: {said} is {math.prod(sizes.values())}, which does not "
+                f"divide {world}"
+            )
+
+
 def _refuse_single_ranks(args: Namespace) -> None:
     dense = _dense(args)
-    if dense <= 1:
+    if dense == 1:
         raise UsageError(
             f"with {_world(args)} ranks, data-parallel times context-parallel size is {dense}: nothing has a "
             f"copy. Expected are 2 or more; or, with {_flag('use_distributed_optimizer')}, "
             f"{_flag(_NO_REPLICA)} and checkpoints to go back to"
         )
     experts = _experts(args)
-    if experts is not None and experts <= 1:
+    if experts == 1:
         raise UsageError(
             f"with {_world(args)} ranks, the experts' data-parallel size is {experts}: no expert has a copy. "
             f"Expected are 2 or more, such as with a smaller {_flag('expert_model_parallel_size')}; or "
@@ -247,12 +331,13 @@ def _refuse_uneven_shares(args: Namespace, replicas: int) -> None:
             )
 
 
-def _refuse_number_of_whole_copies(args: Namespace, replicas: int) -> None:
-    if replicas not in (_NOT_GIVEN, _holders(args, replicas)):
+def _refuse_number_of_whole_copies(args: Namespace) -> None:
+    given = getattr(args, _REPLICAS, None)
+    holders = _whole(args)
+    if given not in (None, holders):
         raise UsageError(
-            f"{_flag(_REPLICAS)} is {replicas}, and without {_flag('use_distributed_optimizer')} every rank of a "
-            f"data-parallel group, here {_holders(args, replicas)}, has all of the optimizer: give that, or take the "
-            "number away"
+            f"{_flag(_REPLICAS)} is {given}, and without {_flag('use_distributed_optimizer')} every rank of a "
+            f"data-parallel group, here {holders}, has all of the optimizer: give that, or take the number away"
         )
 
 
@@ -298,13 +383,19 @@ def _replicas(args: Namespace) -> int:
         return 1
     instances = getattr(args, "num_distributed_optimizer_instances", 1)
     if _has(args, _NO_REPLICA):
+        if getattr(args, _REPLICAS, None) not in (None, 1):
+            raise UsageError(
+                f"{_flag(_REPLICAS)} is {getattr(args, _REPLICAS)}, and {_flag(_NO_REPLICA)} is to do "
+                "without copies: take one of the two away"
+            )
         if instances != 1:
             raise UsageError(
                 f"--num-distributed-optimizer-instances is {instances}, of which each has a copy, and "
                 f"{_flag(_NO_REPLICA)} is to do without: take one of the two away"
             )
         return 1
-    replicas: int = getattr(args, _REPLICAS, _NOT_GIVEN)
+    given: int | None = getattr(args, _REPLICAS, None)
+    replicas = _NOT_GIVEN if given is None else given
     if replicas < 2:
         raise UsageError(
             f"{_flag(_REPLICAS)} is {replicas}; expected are 2 or more, or {_flag(_NO_REPLICA)} where there "
@@ -320,10 +411,17 @@ def _replicas(args: Namespace) -> int:
 
 def _holders(args: Namespace, replicas: int) -> int:
     """
-    What comes of that number: an optimizer that is not distributed is held by all that sum its gradients.
+    What comes of that number.
     """
     if not _has(args, _MASTER) or _has(args, "use_distributed_optimizer"):
         return replicas
+    return _whole(args)
+
+
+def _whole(args: Namespace) -> int:
+    """
+    An optimizer that is not distributed is held by all that sum its gradients: how many these are, at least.
+    """
     experts = _experts(args)
     return _dense(args) if experts is None else min(_dense(args), experts)
 
@@ -352,17 +450,28 @@ def _experts(args: Namespace) -> int | None:
     """
     How many ranks hold the same experts; None where experts are not spread over ranks.
     """
-    spread = _size(args, "expert_model_parallel_size")
-    if spread == 1:
+    if _size(args, "expert_model_parallel_size") == 1:
         return None
-    tensor = getattr(args, "expert_tensor_parallel_size", None)
-    cut = _size(args, "tensor_model_parallel_size") if tensor is None else tensor
-    return _world(args) // (spread * cut * _size(args, "pipeline_model_parallel_size"))
+    return _world(args) // math.prod(_cut(args, name) for name in _EXPERTS)
+
+
+def _cut(args: Namespace, name: str) -> int:
+    """
+    How many parts this argument cuts into: experts are cut as all else where nothing is said.
+    """
+    if name == "expert_tensor_parallel_size" and getattr(args, name, None) is None:
+        name = "tensor_model_parallel_size"
+    return _size(args, name)
 
 
 def _world(args: Namespace) -> int:
     world: int | None = getattr(args, "world_size", None)
-    return int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
+    if world is not None:
+        return world
+    said = os.environ.get("WORLD_SIZE", "1")
+    if not said.isdecimal() or int(said) < 1:
+        raise UsageError(f"WORLD_SIZE is {said!r}; expected is the number of ranks, from 1 on")
+    return int(said)
 
 
 def _size(args: Namespace, name: str) -> int:

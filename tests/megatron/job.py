@@ -57,7 +57,8 @@ parser.add_argument("--copies", action="store_true", help="write down what each 
 args = tft_megatron.add_arguments(parser).parse_args()
 
 if args.enable_high_availability:
-    tft_megatron.settle(args)
+    spread = {**vars(args), **sizes(args), "context_parallel_size": 1}
+    tft_megatron.settle(argparse.Namespace(**spread, use_distributed_optimizer=args.instances > 0))
 torch.set_num_threads(1)
 shim.install()
 session = tft.init()

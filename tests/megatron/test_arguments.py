@@ -15,6 +15,14 @@ from tft.errors import UsageError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "megatron.md").read_text()
 HA = "--enable-high-availability"
+PLAIN = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "use_distributed_optimizer": False,
+}
+"""What every Megatron script has, with what it is where nothing is given."""
 DISTRIBUTED = {"use_distributed_optimizer": True}
 EXPERTS = {"expert_model_parallel_size": 2}
 
@@ -27,6 +35,7 @@ def nothing_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "_settled", None)
     monkeypatch.delenv("HIGH_AVAILABILITY", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
 
 
 def parsed(*words: str, **others: object) -> Namespace:
@@ -34,7 +43,7 @@ def parsed(*words: str, **others: object) -> Namespace:
     What a Megatron script of four ranks has parsed, beside these `others`.
     """
     args = add_arguments(ArgumentParser()).parse_args(words)
-    for name, value in {"world_size": 4, **others}.items():
+    for name, value in {**PLAIN, "world_size": 4, **others}.items():
         setattr(args, name, value)
     return args
 
@@ -134,22 +143,94 @@ def test_strategies_are_in_the_order_in_which_they_are_tried() -> None:
 
 
 @pytest.mark.parametrize("words", ["persist", "dump,persist", "dump retry", "on"])
-def test_a_word_that_is_not_known_is_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_that_is_not_known_is_refused(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """
-    When `HIGH_AVAILABILITY` has another word, then the known ones are named, and the arguments are as they
-    were.
+    When `HIGH_AVAILABILITY` has another word, then the known ones are named, in one line, the process ends
+    with code 2, and the arguments are as they were.
     """
     monkeypatch.setenv("HIGH_AVAILABILITY", words)
     args = parsed(HA)
     before = dict(vars(args))
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(SystemExit) as left:
         settle(args)
+    assert left.value.code == 2
     odd = words.rpartition(",")[2]
-    assert str(refused.value) == (
-        f"HIGH_AVAILABILITY is {words!r}, in which {odd!r} is not known: expected are dump, retry, recover, "
-        "recover-in-place, elastic-training, exit, with commas between"
+    assert capsys.readouterr().err == (
+        f"tft: HIGH_AVAILABILITY is {words!r}, in which {odd!r} is not known: expected are dump, retry, recover, "
+        "recover-in-place, elastic-training, exit, with commas between\n"
     )
     assert vars(args) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "rank", "told"),
+    [
+        ((), None, "0", True),
+        ((), " ,", "0", True),
+        ((), None, "1", False),
+        ((), "exit", "0", False),
+        ((), "dump", "0", False),
+        ((HA,), None, "0", False),
+    ],
+)
+def test_that_nothing_is_switched_on_is_told_once(
+    words: tuple[str, ...],
+    variable: str | None,
+    rank: str,
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """
+    When neither the arguments nor the environment say anything, then rank 0 says, the first time, that
+    nothing will be repaired, and what would switch it on.
+    """
+    monkeypatch.setenv("RANK", rank)
+    if variable is not None:
+        monkeypatch.setenv("HIGH_AVAILABILITY", variable)
+    args = parsed(*words)
+    settle(args)
+    settle(args)
+    error = capsys.readouterr().err
+    assert error.startswith("tft: high availability is off") == told
+    assert error.count("\n") == told
+
+
+@pytest.mark.parametrize("words", ["exit", " EXIT ,"])
+def test_exit_beside_the_argument_is_refused(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When the environment says that nothing is wanted and the arguments switch it on, then that is refused;
+    behind other words `exit` is what is left when they do not help.
+    """
+    monkeypatch.setenv("HIGH_AVAILABILITY", words)
+    with pytest.raises(SystemExit):
+        settle(parsed(HA))
+    assert capsys.readouterr().err == (
+        f"tft: HIGH_AVAILABILITY is {words!r}, which says that nothing is to be switched on, and {HA} is given: "
+        "take one of the two away\n"
+    )
+    monkeypatch.setenv("HIGH_AVAILABILITY", "dump,exit")
+    assert settle(parsed(HA)).strategies == ("dump",)
+
+
+@pytest.mark.parametrize("words", [(), (HA,)])
+def test_arguments_of_other_names_are_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When a script calls its sizes otherwise than Megatron does, then the names that are missing are told.
+    """
+    args = parsed(*words, tp=2)
+    del args.tensor_model_parallel_size, args.use_distributed_optimizer
+    with pytest.raises(SystemExit):
+        settle(args)
+    assert capsys.readouterr().err.startswith(
+        "tft: the arguments do not have tensor_model_parallel_size, use_distributed_optimizer, from which"
+    )
 
 
 # ---------------------------------------------------------------- what follows
@@ -201,6 +282,9 @@ def test_sizes_are_those_of_the_script() -> None:
     )
     assert settle(args).sizes == {
         "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "expert_model_parallel_size": 1,
         "order": "tp-cp-ep-pp-dp",
         "create_gloo_process_groups": False,
         "num_distributed_optimizer_instances": 2,
@@ -217,6 +301,11 @@ def test_the_number_of_ranks_may_be_the_launchers(monkeypatch: pytest.MonkeyPatc
     check(args)
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(UsageError, match="with 1 ranks"):
+        check(args)
+    monkeypatch.setenv("WORLD_SIZE", "x")
+    with pytest.raises(
+        UsageError, match=r"^WORLD_SIZE is 'x'; expected is the number of ranks, from 1 on$"
+    ):
         check(args)
 
 
@@ -243,6 +332,30 @@ def test_the_number_of_ranks_may_be_the_launchers(monkeypatch: pytest.MonkeyPatc
             {},
             "--enable-elastic-training is a part of high availability, which is off: give "
             "--enable-high-availability, too",
+        ),
+        (
+            ("--optimizer-replica-num", "2"),
+            DISTRIBUTED,
+            "--optimizer-replica-num is a part of high availability, which is off: give "
+            "--enable-high-availability, too",
+        ),
+        (
+            (HA, "--distributed-optimizer-no-replica", "--optimizer-replica-num", "2"),
+            DISTRIBUTED,
+            "--optimizer-replica-num is 2, and --distributed-optimizer-no-replica is to do without copies: "
+            "take one of the two away",
+        ),
+        (
+            (HA,),
+            {"tensor_model_parallel_size": 3},
+            "4 ranks cannot be spread so: --tensor-model-parallel-size 3 times --pipeline-model-parallel-size "
+            "1 times --context-parallel-size 1 is 3, which does not divide 4",
+        ),
+        (
+            (HA,),
+            {"world_size": 6, **EXPERTS, "expert_tensor_parallel_size": 2},
+            "6 ranks cannot be spread so: --expert-model-parallel-size 2 times --expert-tensor-parallel-size 2 "
+            "times --pipeline-model-parallel-size 1 is 4, which does not divide 6",
         ),
         (
             (HA,),
@@ -276,6 +389,12 @@ def test_the_number_of_ranks_may_be_the_launchers(monkeypatch: pytest.MonkeyPatc
             {"world_size": 8, **EXPERTS, "tensor_model_parallel_size": 2, **DISTRIBUTED},
             "the experts' data-parallel size is 2, which --optimizer-replica-num 4 does not divide: each shard "
             "of the optimizer is to be on as many ranks",
+        ),
+        (
+            (HA, "--optimizer-replica-num", "2"),
+            {},
+            "--optimizer-replica-num is 2, and without --use-distributed-optimizer every rank of a data-parallel "
+            "group, here 4, has all of the optimizer: give that, or take the number away",
         ),
         (
             (HA, "--optimizer-replica-num", "3"),
@@ -387,7 +506,7 @@ def test_elastic_training_is_checked_and_then_refused(
     said that this version does not have it.
     """
     with pytest.raises(UsageError) as refused:
-        settle(parsed(HA, "--enable-elastic-training", *more, **others))
+        check(parsed(HA, "--enable-elastic-training", *more, **others))
     assert str(refused.value).startswith(sentence)
 
 
@@ -405,7 +524,8 @@ def test_elastic_training_is_checked_and_then_refused(
         ((HA,), {"swap_attention": True, "lora_target_modules": ["linear_qkv"]}),
         ((HA,), {"disable_gloo_group": True, "enable_gloo_process_groups": False}),
         ((), {"world_size": 1, "use_megatron_fsdp": True, "swap_optimizer": True}),
-        (("--distributed-optimizer-no-replica", "--optimizer-replica-num", "1"), {}),
+        ((HA, "--distributed-optimizer-no-replica", "--optimizer-replica-num", "1"), DISTRIBUTED),
+        (("--distributed-optimizer-no-replica",), {}),
     ],
 )
 def test_what_can_be_is_let_be(words: tuple[str, ...], others: dict[str, object]) -> None:
@@ -425,5 +545,6 @@ def test_every_argument_and_every_word_is_on_the_page() -> None:
     parser = add_arguments(ArgumentParser(add_help=False))
     flags = [action.option_strings[0] for action in parser._actions]
     refused = [arguments._flag(name) for name in (*arguments._FSDP, *arguments._ELSEWHERE)]
-    expected = [*flags, *refused, *arguments._OF_WORDS, *REFUSED]
+    taken = [*arguments._NEEDED, *arguments._SIZES]
+    expected = [*flags, *refused, *taken, *arguments._OF_WORDS, *REFUSED]
     assert [each for each in expected if f"`{each}" not in PAGE] == []

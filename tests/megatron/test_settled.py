@@ -27,6 +27,21 @@ def test_what_was_not_switched_on_is_not_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_what_is_refused_is_one_line_of_each_rank(tmp_path: Path) -> None:
+    """
+    When the environment has a word that is not known, then ranks say so in one line and leave with code 2, and
+    the job ends.
+    """
+    outcome = train(
+        tmp_path / "run", "TP1DP4", more=(HA,), environment={"HIGH_AVAILABILITY": "recver,dump"}
+    )
+    assert outcome.code == 4, outcome.output
+    assert "] tft: HIGH_AVAILABILITY is 'recver,dump', in which 'recver'" in outcome.output
+    assert "left with code 2 before any rank had joined the job" in outcome.output
+    assert "Traceback" not in outcome.output
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("more", "words"),
     [((HA, "--enable-worker-reboot"), ""), ((HA,), "Recover"), ((), "retry,recover")],
