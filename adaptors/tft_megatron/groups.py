@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch.distributed as dist
 from tft_pytorch.groups import Groups
+from torch.distributed import distributed_c10d
 
 from tft.errors import UsageError
+from tft_megatron.kept import refuse_kept
 from tft_megatron.places import Place, Role, find_places
 
 _WORLD: Role = "world"
@@ -71,9 +74,17 @@ class Parallel:
 
     def remember(self, roots: Mapping[str, object]) -> None:
         """
-        Find all references to the groups that can be reached from there; they follow from now on.
+        Find all references to the groups that can be reached from there; they follow from now on. Raises
+        `UsageError` where there are others: those would be of use to nobody.
         """
         self._places = find_places(roots, _roles())
+        pretended = [ref(group) for group in distributed_c10d._world.pg_map]
+        self._drop_pretence()
+        try:
+            refuse_kept(pretended)
+        finally:
+            self._pretend()
+            self._point()
 
     def form(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
         """

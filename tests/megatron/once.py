@@ -21,6 +21,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from tests.megatron import shim
 from tests.megatron.gpt import MICRO_BATCH, Built, add_arguments, build, samples, sizes
+from tft.errors import UsageError
 
 
 class Session:
@@ -93,7 +94,30 @@ def logged(built: Built) -> dict[str, Any]:  # Any: JSON
     return {"before": before, "after": sorted(MTPLossLoggingHelper.tracker)}
 
 
-CASES = {"evaluation": evaluation, "beginning": beginning, "logged": logged}
+def kept(built: Built) -> dict[str, Any]:  # Any: JSON
+    """
+    The script keeps a group itself, in an object, then one in a dict, and then none.
+    """
+
+    def refused() -> str:
+        try:
+            adaptor.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    KEPT.summed_over = ps.get_data_parallel_group()
+    found = [refused()]
+    del KEPT.summed_over
+    own = {"summed over": ps.get_data_parallel_group()}
+    found.append(refused())
+    own.clear()
+    found.append(refused())
+    return {"refused": found, "size": ps.get_data_parallel_world_size()}
+
+
+KEPT = argparse.Namespace()
+CASES = {"evaluation": evaluation, "beginning": beginning, "logged": logged, "kept": kept}
 
 torch.set_num_threads(1)
 shim.install()

@@ -87,3 +87,15 @@ def test_what_was_collected_for_the_log_of_a_broken_step_is_dropped() -> None:
     (found,) = once("logged", "--instances", "1")
     assert "avg_group" in found["before"]
     assert found["after"] == []
+
+
+def test_a_group_that_the_script_keeps_itself_is_refused() -> None:
+    """
+    When a script has kept a group where nothing else can be put in its place, in an object or a dict, then it is told;
+    when it has let go of it, then all is as it should be.
+    """
+    (found,) = once("kept", "--instances", "1")
+    in_an_object, in_a_dict, nowhere = found["refused"]
+    assert "kept in an object of argparse.Namespace, where tft cannot" in in_an_object
+    assert "kept in a variable or a dict of the script's own, where tft cannot" in in_a_dict
+    assert (nowhere, found["size"]) == ("", 1)

@@ -1,0 +1,46 @@
+"""
+Groups that a script keeps by itself, where no other group can be put in their place. A pretended one sends nothing,
+and says nothing about it: a sum over it would be wrong from the first step on.
+"""
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from weakref import ReferenceType
+
+import torch.distributed as dist
+
+from tft.errors import UsageError
+
+
+def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
+    """
+    Raises `UsageError` where one of these, of which all that is known has let go, is still there.
+    """
+    for each in freed:
+        group = each()
+        if group is None:
+            continue
+        # Python does not tell of a function that is running, nor of a dict with nothing else in it
+        where = next(_keepers(group), "a variable or a dict of the script's own")
+        del group
+        raise UsageError(
+            f"a process group of Megatron is kept in {where}, where tft cannot put the group of the next forming: "
+            "ask megatron.core.parallel_state for it each time it is used, or keep it in the model, the optimizer "
+            "or the scheduler"
+        )
+
+
+def _keepers(group: dist.ProcessGroup) -> Iterator[str]:
+    """
+    Who refers to it, as an operator would say it.
+    """
+    own = id(group)  # what is written with the group itself below would refer to it, too
+    for holder in gc.get_referrers(group):
+        if isinstance(holder, dict):
+            names = ", ".join(repr(key) for key, value in holder.items() if id(value) == own)
+            module = next((n for n, m in list(sys.modules.items()) if vars(m) is holder), None)
+            yield f"{names} of a dict" if module is None else f"{names} of the module {module}"
+        elif not isinstance(holder, FrameType):
+            yield f"an object of {type(holder).__module__}.{type(holder).__qualname__}"
