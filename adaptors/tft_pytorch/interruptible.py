@@ -33,13 +33,15 @@ _NO_LIMIT = timedelta(0)
 """How torch writes that a wait has no time limit of its own."""
 
 _COLLECTIVES = (
-    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced",
+    "_allgather_base", "all_gather_single", "all_gather_single_coalesced",
     "all_to_all_single", "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced",
     "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast", "gather",
-    "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced", "scatter",
+    "reduce", "scatter",
 )  # fmt: skip
-_MESSAGES = ("send", "recv", "recv_anysource")
+_BLOCKING = (
+    "_reduce_scatter_base", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "send", "recv", "recv_anysource",
+)  # fmt: skip
 
 
 class CalledOff(RuntimeError):
@@ -201,10 +203,11 @@ class _Collective(dist.Work):
     _source_rank = source_rank
 
 
-class _Message(_Collective):
+class _Blocking(_Collective):
     """
-    A message from rank to rank, for which gloo has the caller wait itself: a time limit there would
-    end the whole group, so another thread waits.
+    One in which gloo keeps the caller, whatever limit it gives, so that another thread waits: a message from
+    rank to rank, where a limit would end the whole group; and a sum of which each rank keeps a part, which gloo
+    makes of sums of everything, and of what the caller does when these are over.
     """
 
     def __init__(self, native: dist.Work, waits: _Waits) -> None:
@@ -215,7 +218,7 @@ class _Message(_Collective):
 
     def _ended(self, within: timedelta) -> bool:
         if self._waiter is None:
-            self._waiter = threading.Thread(target=self._wait, name="tft-message", daemon=True)
+            self._waiter = threading.Thread(target=self._wait, name="tft-waits", daemon=True)
             self._waiter.start()
         return self._over.wait(within.total_seconds())
 
@@ -226,7 +229,7 @@ class _Message(_Collective):
 
     def _wait(self) -> None:
         try:
-            self._native.wait()  # which counts the message: it may be called once
+            self._native.wait()  # which does its part of the work: it may be called once
         except Exception as error:  # noqa: BLE001  # whatever it was, it goes to who waits
             self._error = error
         finally:
@@ -246,5 +249,5 @@ def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Wor
 
 for _name in _COLLECTIVES:
     setattr(InterruptibleGloo, _name, _interruptible(_name, _Collective))
-for _name in _MESSAGES:
-    setattr(InterruptibleGloo, _name, _interruptible(_name, _Message))
+for _name in _BLOCKING:
+    setattr(InterruptibleGloo, _name, _interruptible(_name, _Blocking))

@@ -22,6 +22,7 @@ import tft_pytorch as adaptor
 import torch
 import torch.distributed as dist
 import xxhash
+from tft_pytorch import interruptible
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
@@ -497,6 +498,12 @@ class Actor:
         A function of the test's own, given this actor.
         """
         return function(self, *arguments)
+
+    def call_off(self) -> None:
+        """
+        What comes of `quiesce` where cutting the connections wakes nobody.
+        """
+        interruptible.call_off()
 
     def quiesce(self) -> None:
         """

@@ -109,6 +109,25 @@ def test_quiesce_ends_what_gloo_itself_forgets(job: NewJob) -> None:
     assert two.all("all_reduce") == [2.0, 2.0]
 
 
+def test_gloo_keeps_nobody_who_is_called_off(job: NewJob) -> None:
+    """
+    When no connection is cut, and the other rank never comes, then a wait that is called off still ends at
+    once, also where gloo takes no notice of a time limit.
+    """
+    two = job(2, Recipe(wrapped=False))
+    waits = two.ranks[0]
+    for what in ("sum", "gather", "messages", "scatter", "scatters at once"):
+        waits.tell("call", over_and_over, what)
+        waits.await_waiting()
+        with within(AT_ONCE):
+            waits.interject("call_off")
+            answer = waits.hear()
+        assert isinstance(answer, Failure), what
+        assert answer.kind == "network", what
+        two.all("clear")
+        two.form()
+
+
 def test_every_operation_of_torchs_groups_can_be_called_off() -> None:
     """
     When torch's groups have an operation, then ours answers it, or it is known to be none that waits.
@@ -292,12 +311,23 @@ SEVERAL: dict[str, Callable[[Tensor], object]] = {
         dist.P2POp(dist.isend, one, 1 - dist.get_rank()),
         dist.P2POp(dist.irecv, torch.empty_like(one), 1 - dist.get_rank()),
     ])],
+    "scatter": lambda one: dist.reduce_scatter_tensor(torch.empty_like(one[: len(one) // 2]), one),
+    "scatters at once": lambda one: scatters(one),
     "sum inside a graph": lambda one: functional.all_reduce(one, "sum", [0, 1]) + 0,
     "gather inside a graph": lambda one: functional.all_gather_single(one, 0, [0, 1]) + 0,
     "scatter inside a graph": lambda one: functional.reduce_scatter_single(one, "sum", 0, [0, 1]) + 0,
     "exchange inside a graph": lambda one: functional.all_to_all_single(one, None, None, [0, 1]) + 0,
 }  # fmt: skip
 """Among two ranks."""
+
+
+def scatters(one: Tensor) -> None:
+    """
+    Several, asked for as one.
+    """
+    with dist._coalescing_manager():
+        for part in one.chunk(2):
+            dist.reduce_scatter_tensor(torch.empty_like(part[: len(part) // 2]), part)
 
 
 def over_and_over(_: Actor, what: str) -> None:
