@@ -100,6 +100,50 @@ def test_a_shard_that_no_other_has_is_loaded_by_everyone() -> None:
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("retry", 2, 2)
 
 
+@pytest.mark.parametrize("derives", [True, False])
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_rank_that_is_lost_while_all_load_has_everyone_load_again(
+    lost: int, *, derives: bool
+) -> None:
+    """
+    When everyone goes back to a checkpoint, and a rank dies when some have loaded it and others have not,
+    then all load it again: what is each rank's own at that step is in the checkpoint, and nowhere else.
+    """
+    job = trained(derives=derives)
+    job.checkpointed(1)
+    job.muted = {(1, "load")}
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    assert job.doing == "repairing"
+    job.muted = set()
+    job.kill(lost)
+    job.settle()
+    job.train()
+    assert [(o.to, o.step) for o in job.orders(Load)] == [(ALL, 1), (ALL, 1)]
+    assert (job.orders(Fetch), [r.derive for r in job.orders(Rollback)]) == ([], [()])
+    assert strategies(job) == ["recover"]
+    assert [incident["steps_lost"] for incident in job.reports()] == [2]
+
+
+def test_what_one_rank_cannot_read_is_left_by_those_who_have_read_it() -> None:
+    """
+    When everyone goes back to a checkpoint that one rank cannot read, and there is one before it, then all
+    load that one: whoever could not read the newer one would have nothing that is its own.
+    """
+    job = trained(derives=False)
+    job.checkpointed(1)
+    job.checkpointed(2)
+    job.failures[1, "load"] = ["a file is damaged"] * 2
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    assert [(o.to, o.step) for o in job.orders(Load)] == [(ALL, 2), (ALL, 2), (ALL, 1)]
+    assert [r.step for r in job.orders(Rollback)] == [1]
+    assert strategies(job) == ["retry"]
+
+
 def test_a_copy_that_is_kept_is_nearer_than_a_checkpoint() -> None:
     """
     When the only holder of a shard dies, everyone else keeps copies, and there is a checkpoint,

@@ -95,6 +95,8 @@ class Answers:
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.unread[step] >= often:
             job.checkpoints.pop(step, None)
+            if not older:  # then what others have loaded has to do
+                job.search(over=True)
 
     def _replace(self, seat: Seat, why: str) -> None:
         """

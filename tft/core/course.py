@@ -438,6 +438,7 @@ class Course:
         if step is None:
             return  # a checkpoint is searched for when the groups are formed: that may need them
         if plan.load:
+            job.search()
             job.issue(job.to_all(Load, directory=plan.load, step=step), limit=limit)
         if plan.restore:
             job.issue(Restore(**key, to=plan.restore, step=step), limit=limit)
@@ -461,6 +462,7 @@ class Course:
             incident.failed |= dict.fromkeys(planner.RELOADING, why_not)  # it would be found again
             self.rounds.freeze()
             return True
+        job.search(over=True)
         job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
         return False
 
@@ -469,8 +471,7 @@ class Course:
         Everyone is to load what it finds.
         """
         job = self._job
-        for seat in job.seated():
-            seat.searching = True
+        job.search()
         reload = job.to_all(Reload, not_after=job.incident.ceiling)
         job.issue(reload, limit=job.policy.repair)
 
@@ -502,7 +503,7 @@ class Course:
             )
         incident.step = step + 1
         for seat in job.seated():
-            seat.searching, seat.trusted, seat.damaged, seat.doubted = False, True, False, step
+            seat.trusted, seat.damaged, seat.doubted = True, False, step
             job.captures(seat)
         job.tell("checkpoint_found", incident=incident.number, step=step)
         return ""

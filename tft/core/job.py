@@ -367,10 +367,19 @@ class Job:
 
     def see(self, seat: Seat) -> None:
         """
-        Takes in where a rank stands, or stood when it died.
+        Takes in where a rank stands, or stood when it died: not where what it has found may be of another
+        run. What is known to be loaded is of this one.
         """
-        if not seat.searching:
+        if not seat.searching or self.incident.step is not None:
             self.incident.saw(seat.position)
+
+    def search(self, *, over: bool = False) -> None:
+        """
+        Every member loads a checkpoint, until that is `over`: what some have loaded by then the others have
+        not, and what is their own at that step nobody else has.
+        """
+        for seat in self.seated():
+            seat.searching = not over
 
     def agreed(self) -> int:
         """

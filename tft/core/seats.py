@@ -67,8 +67,8 @@ class Seat:
     doubted: int = -1
     """Copies it keeps of this step and earlier ones may be from before its memory was repaired."""
     searching: bool = False
-    """It loads what it finds of its own: what it holds, and where it stands, is not the job's until all
-    have found the same."""
+    """It loads a checkpoint, one that is known or what it finds of its own: what it holds, and where it
+    stands, is not the job's until all have loaded the same."""
     training: bool = False
     finished: bool = False
     unable: str = ""

@@ -16,6 +16,7 @@ from tft.protocol.messages import (
     Exited,
     Faulted,
     Kill,
+    Load,
     NodeJoined,
     NodeLost,
     Noticed,
@@ -92,7 +93,7 @@ class Ledger:
     doubted: set[int] = field(default_factory=set)
     """The ranks of whose copies anything was ever said, be it true or not."""
     searching: set[int] = field(default_factory=set)
-    """The ranks that were told to find a checkpoint themselves, until all have found the same."""
+    """The ranks that were told to load a checkpoint, or to find one themselves, until all have done so."""
     moved: bool = False
     """Some rank has another node than it began on, or other pages: what it had of its own may be out of
     reach."""
@@ -200,7 +201,7 @@ class Ledger:
         """
         book = self.asked.setdefault(ORDER_NAMES[type(order)], {})
         key, seats = (order.incident, order.round), order.seats
-        if isinstance(order, Reload):
+        if isinstance(order, Reload | Load):
             self.searching.update(order.to)
         elif isinstance(order, Rebuild):
             self.searching.clear()
