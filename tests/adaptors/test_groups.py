@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from tft_pytorch.interruptible import InterruptibleGloo
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from tests.adaptors.conftest import NewJob, Start
 from tests.adaptors.ranks import Actor, Failure, Rank, Recipe
@@ -325,7 +326,7 @@ def scatters(one: Tensor) -> None:
     """
     Several, asked for as one.
     """
-    with dist._coalescing_manager():
+    with distributed_c10d._coalescing_manager():
         for part in one.chunk(2):
             dist.reduce_scatter_tensor(torch.empty_like(part[: len(part) // 2]), part)
 
