@@ -249,7 +249,8 @@ class AdaptorSpecs:
     def tft_strategies(self) -> Sequence[str]:
         """
         The strategies this adaptor can take part in, of `retry`, `recover`, `scale_in`,
-        `scale_out`, `migrate`, `dump`.
+        `scale_out`, `migrate`, `dump`. Asked again when this rank is ready, and before groups are formed
+        without ranks that have left.
         """
         raise NotImplementedError
 
@@ -307,6 +308,14 @@ class AdaptorSpecs:
     def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
         """
         The shards this rank holds, and for each all the ranks that hold a copy of it.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_column(self, rank: int, world: int) -> Sequence[int]:
+        """
+        The ranks that can only leave and come back together with this one, it among them, where the job
+        goes on with fewer ranks. Not needed: without it each rank goes alone.
         """
         raise NotImplementedError
 

@@ -146,6 +146,19 @@ def test_a_job_does_not_shrink_past_the_last_place_of_a_shard() -> None:
     assert job.over.result == "dumped"
 
 
+def test_what_an_adaptor_takes_part_in_is_what_it_says_when_it_is_ready() -> None:
+    """
+    When one rank finds, once it has its state, that it cannot do with fewer ranks, then the job does not
+    shrink.
+    """
+    job = elastic(settled={0: ("retry", "recover", "dump")})
+    job.lose_node(1)
+    job.settle()
+    assert tried(job)["scale_in"] == "the adaptor of ranks [0] cannot take part"
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
 @pytest.mark.parametrize("cannot", ["policy", "adaptor"])
 def test_a_job_does_not_shrink_unless_everyone_can(cannot: str) -> None:
     """

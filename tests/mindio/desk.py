@@ -9,6 +9,8 @@ from typing import Any
 
 from mindio_ttp.controller_ttp import tft_notify_controller_prepare_action
 
+from tests.mindio.stub import change
+
 
 class Desk:
     """
@@ -32,7 +34,7 @@ class Desk:
 
     def obey(self) -> None:
         """
-        Rank 0 speaks for the cluster: a file says what to prepare.
+        Rank 0 speaks for the cluster: a file says what to prepare, another what it chooses.
         """
         wanted = self._directory / "prepare.json"
         if self._rank == 0 and wanted.exists():
@@ -40,6 +42,11 @@ class Desk:
             wanted.unlink()
             assert tft_notify_controller_prepare_action(action, dict.fromkeys(ranks, 1)) == 0
             self._note("prepared", action=action)
+        choice = self._directory / "choose"
+        if self._rank == 0 and choice.exists():
+            change(choice.read_text())
+            choice.unlink()
+            self._note("chosen")
 
     def is_last(self, step: int) -> bool:
         """

@@ -12,6 +12,7 @@ checkpoint. OPTIONS is JSON:
   exception raises that, any other a RuntimeError.
 - `without`: functions that are not registered. `raises`: by function, the rank whose one raises.
 - `clean`: by rank, what its clean function says. `uce`: whether devices are repaired.
+- `zit`: it may go on with fewer ranks. `arf`: whether lost ranks are replaced.
 - `asks`: the step to go on from is asked for. `ready`: a replacement says so `once` or `always`.
 - `early`: by rank, the step after which it returns, and all sum up no more.
 - `pattern`: [text, name of a state, what the handler says].
@@ -68,6 +69,8 @@ class State:
     step = 0
     drawn = 0
     member: Member | None = None
+    world = world
+    """How many there are now."""
     stopped = False
     """It is not to wait for others, even if it has not begun to."""
 
@@ -201,6 +204,45 @@ def rollback(step: int, args: Any, ctx: Any) -> None:
     state.step = state.drawn = step
 
 
+def shrink(group: list[int], members: list[int], args: Any, params: str) -> None:
+    """
+    The groups are formed in the loop, of fewer; what was drawn for a broken step is drawn again.
+    """
+    note("zit_downgrade_rebuild", group=group, members=members, params=params)
+    fail("zit_downgrade_rebuild")
+    state.stopped = False
+    state.world, state.drawn = len(members), state.step
+
+
+def grow(fault_ranks: list[int], args: Any, params: str) -> None:
+    """
+    They are formed of all again.
+    """
+    note("zit_upgrade_rebuild", ranks=fault_ranks, params=params)
+    fail("zit_upgrade_rebuild")
+    state.world = world
+
+
+def bring(
+    step: int, need_rebuild: bool, ranks: list[int], info: dict[str, Any], args: Any, params: str
+) -> None:
+    """
+    As in any repair.
+    """
+    note("zit_upgrade_repair", params=params)
+    repair(step, need_rebuild, ranks, info, args, None)
+
+
+def bring_back(step: int, args: Any, params: str) -> None:
+    """
+    The same.
+    """
+    note("zit_upgrade_rollback", params=params)
+    fail("zit_upgrade_rollback")
+    state.stopped = False
+    state.step = state.drawn = step
+
+
 def save(step: int, info: list[dict[str, Any]], args: Any, ctx: Any) -> None:
     """
     The first of those who hold a copy together writes it.
@@ -253,7 +295,7 @@ def train(first: int) -> str:
     if ttp.tft_is_reboot_node() and (always or not ready.exists()):
         ready.touch()
         raise RuntimeError("ARF FINISH")
-    state.member = None if early else Member(rank, ring)
+    state.member = None if early else Member(rank, ring, state.world)
     if state.member is not None:
         try:
             if state.stopped:
@@ -306,19 +348,21 @@ def loop(first: int) -> str:
 
 
 if rank == 0 and not os.environ.get("MINDX_TASK_ID"):
-    tft_init_controller(rank, world, False, enable_arf=True)
+    tft_init_controller(rank, world, False, enable_arf=True, enable_zit=True)
     if options.get("orchestrated"):
         Stub(note, options.get("choices", {})).register()
     tft_start_controller("127.0.0.1", port, **TLS)
 ttp.tft_init_processor(
     rank, world, False, **TLS,
-    enable_uce=options.get("uce", True), enable_arf=True,
+    enable_uce=options.get("uce", True), enable_arf=options.get("arf", True),
+    enable_zit=options.get("zit", False),
 )  # fmt: skip
 ttp.tft_start_processor("127.0.0.1", port)
 note("started", reboot=ttp.tft_is_reboot_node(), type=ttp.tft_get_reboot_type())
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "stop": stop, "clean": clean, "rebuild_group": rebuild, "repair": repair, "rollback": rollback,
-    "save_ckpt": save, "rename": rename, "exit": leave,
+    "save_ckpt": save, "rename": rename, "exit": leave, "zit_downgrade_rebuild": shrink,
+    "zit_upgrade_rebuild": grow, "zit_upgrade_repair": bring, "zit_upgrade_rollback": bring_back,
 }  # fmt: skip
 for name, function in FUNCTIONS.items():
     if name not in options.get("without", []):

@@ -52,10 +52,17 @@ class Ring:
                         connection.close()
 
     def _gather(self, members: dict[int, socket.socket]) -> None:
-        while len(members) < self._world:
+        world = self._world
+        while len(members) < world:
             connection, _ = self._listener.accept()
             with connection.makefile("rb") as file:
-                rank = json.loads(file.readline())
+                rank, told = json.loads(file.readline())
+            wanted = told or self._world
+            if wanted != world:  # those who came before waited for others than these
+                for stale in members.values():
+                    stale.close()
+                members.clear()
+            world = wanted
             if rank in members:
                 members[rank].close()
             members[rank] = connection
@@ -72,13 +79,13 @@ class Ring:
 
 class Member:
     """
-    A rank's end.
+    A rank's end. `world`: how many are to come, where it is not all of them.
     """
 
-    def __init__(self, rank: int, port: int) -> None:
+    def __init__(self, rank: int, port: int, world: int = 0) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._file = self._socket.makefile("rb")
-        self._socket.sendall(json.dumps(rank).encode() + b"\n")
+        self._socket.sendall(json.dumps([rank, world]).encode() + b"\n")
 
     def join(self) -> None:
         """

@@ -11,6 +11,18 @@ from typing import Any
 
 from mindio_ttp import controller_ttp as controller
 
+PARAMETERS = {
+    "downgrade": '{"scale-in-strategy":"DP"}', "upgrade": '{"scale-out-strategy":"DP"}',
+}  # fmt: skip
+
+
+def change(choice: str) -> None:
+    """
+    As clusters say it.
+    """
+    told = PARAMETERS.get(choice, "")
+    assert controller.tft_notify_controller_change_strategy(choice, told) == 0
+
 
 class Stub:
     """
@@ -60,13 +72,15 @@ class Stub:
             while not Path(choice.removeprefix("after ")).exists():
                 time.sleep(0.02)
             choice = strategies[-1]
-        assert controller.tft_notify_controller_change_strategy(choice) == 0
+        change(choice)
 
     def result(self, code: int, message: str, ranks: dict[int, int], strategy: str) -> None:
         """
         What has come of it.
         """
-        self._note("report_result", code=code, strategy=strategy, message=message)
+        self._note(
+            "report_result", code=code, strategy=strategy, message=message, ranks=sorted(ranks)
+        )
         assert message or code, (strategy, ranks)
 
 

@@ -18,6 +18,7 @@ from mindio_ttp import (
     handler,
     handlers,
     processor,
+    replicas,
     utils,
     words,
 )
@@ -252,7 +253,8 @@ ROWS = [
     refused("tft_init_processor", 0, 2, 0, says="enable_local_copy", **OPEN),
     refused("tft_init_processor", 0, 2, False, says="enable_uce", enable_uce=1, **OPEN),
     refused("tft_init_processor", 0, 2, False, says="enable_arf", enable_arf="on", **OPEN),
-    refused("tft_init_processor", 0, 2, False, says="enable_zit", enable_zit=True, **OPEN),
+    accepted("tft_init_processor", 0, 2, False, enable_zit=True, **OPEN),
+    refused("tft_init_processor", 0, 2, False, says="enable_zit", enable_zit=1, **OPEN),
     refused("tft_init_processor", 0, 2, False, says="enable_tls", enable_tls=None),
     # TLS is on where nobody says otherwise, and needs to know its files
     refused("tft_init_processor", 0, 2, False, says="tlsCert"),
@@ -437,6 +439,9 @@ CALLED: list[tuple[str, bool, tuple[Any, ...], tuple[Any, ...]]] = [
     ("rollback", False, (3, "args"), (3, "args", "ctx")),
     ("stream_sync", False, (), ()),
     ("zit_downgrade_rebuild", False, ([0], [0, 1], "args", "p"), ([0], [0, 1], "args", "p")),
+    ("zit_upgrade_rebuild", False, ([1], "args", "p"), ([1], "args", "p")),
+    ("zit_upgrade_repair", False, (3, False, [1], {}, "a", "p"), (3, False, [1], {}, "a", "p")),
+    ("zit_upgrade_rollback", False, (3, "args", "p"), (3, "args", "p")),
 ]
 
 
@@ -468,3 +473,26 @@ def test_a_known_user_stops_and_cleans_before_it_saves(
     framework_ttp.tft_set_step_args("ignored")
     assert environment.variables().clean_before_dump
     assert fresh.args == "before"
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "partitions", "together"),
+    [
+        (3, 4, [[0, 1, 2, 3]], (3,)),
+        (3, 4, [[1, 3]], (2, 3)),  # two tensor-parallel peers
+        (5, 8, [[5, 7]], (0, 1, 4, 5)),  # two of them, and two stages
+        (2, 4, [[0, 1, 2, 3], [0, 2]], (2, 3)),  # experts that are spread over two
+        (1, 4, [[1], [0, 1, 2, 3]], (0, 1, 2, 3)),  # each is the only one of its kind
+        (0, 6, [[0, 1, 3]], None),
+        (2, 6, [[2, 4]], None),
+        (2, 4, [[1, 2]], None),
+    ],
+)
+def test_who_leaves_with_a_rank_has_its_place_in_groups_like_its_own(
+    rank: int, world: int, partitions: list[list[int]], together: tuple[int, ...] | None
+) -> None:
+    """
+    When groups are laid out alike, the ranks at one place of theirs leave together; when they are not, nobody
+    knows who that is.
+    """
+    assert replicas.column(rank, world, partitions) == together

@@ -227,6 +227,28 @@ def test_a_job_is_downgraded_and_upgraded_by_choice() -> None:
     assert talk.job.machine.members == {0, 1, 2, 3}
 
 
+def test_an_upgrade_may_be_said_before_anybody_is_back() -> None:
+    """
+    When the scheduler says `upgrade` while the job goes on with fewer ranks, then they come back when they are
+    ready, and it is not asked again; before a downgrade that word is nothing.
+    """
+    talk = agreeable("downgrade", placement=TWO_NODES, columns=COLUMNS)
+    talk.negotiator.change_strategy("upgrade")
+    assert not talk.negotiator.growing
+    talk.job.lose_node(1)
+    talk.settle()
+    talk.train()
+    talk.news()
+    talk.negotiator.change_strategy("upgrade")
+    talk.job.come(1)
+    talk.settle()
+    talk.train()
+    assert talk.news() == [("result", 0, "ok", {}, "upgrade")]
+    assert strategies(talk) == ["scale_in", "scale_out"]
+    assert not talk.negotiator.fewer
+    assert not talk.negotiator.growing
+
+
 def test_those_who_have_to_leave_with_the_lost_are_named() -> None:
     """
     When one rank is lost and its column leaves, then the scheduler hears of both ranks.

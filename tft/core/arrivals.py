@@ -145,5 +145,6 @@ class Arrivals:
         job.starting.pop((seat.rank, seat.incarnation), None)
         seat.shards = {copies.shard: copies.ranks for copies in message.shards}
         seat.column, seat.reloads = message.column, message.reloads
+        seat.strategies = frozenset(message.strategies) or seat.strategies
         seat.held = 0 if job.virgin and not job.resumed else None
         job.placed()

@@ -105,6 +105,8 @@ class Ready:
     this one alone."""
     reloads: bool = False
     """It keeps checkpoints of its own, and finds the newest of them by itself."""
+    strategies: tuple[str, ...] = ()
+    """What the adaptor can take part in, now that it has the state; empty: what it said before."""
     at: float
 
 

@@ -78,6 +78,8 @@ class ScriptedJob:
     """By rank: who leaves and comes back with it."""
     strategies: tuple[str, ...] = ("retry", "recover", "dump")
     """What the adaptor can take part in."""
+    settled: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By rank: what that is when it is ready, where it is not the same."""
     keeps: int = 0
     """Of how many earlier steps each rank keeps a copy."""
     finds: dict[int, int] | None = None
@@ -563,6 +565,7 @@ class ScriptedJob:
                 incarnation=one.incarnation,
                 shards=shards,
                 column=self.columns.get(one.rank, ()),
+                strategies=self.settled.get(one.rank, ()),
                 reloads=self.finds is not None and one.rank in self.finds,
                 at=self.now,
             )

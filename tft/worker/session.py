@@ -272,9 +272,10 @@ class Session:
         """
         if not self._adopted:
             raise UsageError("session.run needs something to keep: call session.adopt first")
-        shards = self._adaptor.hook.tft_shards(rank=self.rank, world=self.world)
+        hook = self._adaptor.hook
+        shards = hook.tft_shards(rank=self.rank, world=self.world)
         self._meets = any(len(each.ranks) < self.world for each in shards) and bool(
-            self._adaptor.hook.tft_meet.get_hookimpls()
+            hook.tft_meet.get_hookimpls()
         )
         self._saving.check(shards)
         self._control.report(
@@ -282,7 +283,9 @@ class Session:
                 rank=self.rank,
                 incarnation=self.incarnation,
                 shards=tuple(shards),
-                reloads=self._adaptor.hook.tft_reload() is not None,
+                column=tuple(hook.tft_column(rank=self.rank, world=self.world) or ()),
+                strategies=tuple(hook.tft_strategies()),
+                reloads=hook.tft_reload() is not None,
                 at=self._clock.now(),
             )
         )

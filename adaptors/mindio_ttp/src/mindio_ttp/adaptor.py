@@ -39,6 +39,11 @@ def tft_strategies() -> Sequence[str]:
 
 
 @hookimpl
+def tft_column() -> Sequence[int]:
+    return _program().column()
+
+
+@hookimpl
 def tft_preload() -> None:
     return None
 

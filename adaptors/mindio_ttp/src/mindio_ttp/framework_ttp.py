@@ -93,13 +93,16 @@ def tft_init_processor(
 ) -> None:
     """
     Who this process is, and what is to be done about faults: `enable_uce` has ranks brought to one step
-    in place, `enable_arf` has lost ones replaced.
+    in place, `enable_arf` has lost ones replaced, `enable_zit` has the job go on without them until they are
+    back.
     """
     call = "tft_init_processor"
     checks.rank_and_world(call, rank, world_size)
     local_copy = checks.flag(call, "enable_local_copy", enable_local_copy)
     elastic = checks.flag(call, "enable_zit", enable_zit)
-    _refuse_what_is_not_there(call, local_copy=local_copy, elastic=elastic)
+    if processor.variables.mindspore and (local_copy or elastic):
+        name = "enable_local_copy" if local_copy else "enable_zit"
+        raise Refused(f"{call}: {name} is to be False with MindSpore")
     if local_copy:
         log.warning("local_copy_not_made", why="lost state is had from the replicas on other ranks")
     processor.init(
@@ -108,6 +111,7 @@ def tft_init_processor(
             world=world_size,
             uce=checks.flag(call, "enable_uce", enable_uce),
             arf=checks.flag(call, "enable_arf", enable_arf),
+            zit=elastic,
             curve=curve(checks.flag(call, "enable_tls", enable_tls), tls_info),
         )
     )
@@ -129,18 +133,6 @@ def tft_destroy_processor() -> None:
     processor.destroy()
 
 
-def _refuse_what_is_not_there(call: str, *, local_copy: bool, elastic: bool) -> None:
-    if processor.variables.mindspore:
-        if local_copy or elastic:
-            name = "enable_local_copy" if local_copy else "enable_zit"
-            raise Refused(f"{call}: {name} is to be False with MindSpore")
-    elif elastic:
-        raise Refused(
-            f"{call}: enable_zit is True, and this version cannot go on with fewer ranks for programs "
-            "written for MindIO: set it to False"
-        )
-
-
 # ---------------------------------------------------------------- what the loop says
 
 
@@ -154,13 +146,16 @@ def tft_set_optimizer_replica(rank: int, replica_info: list[dict[str, Any]]) -> 
 
 def tft_set_dp_group_info(rank: int, dp_rank_list: list[int]) -> None:
     """
-    The data-parallel group of this rank. Of use where ranks may leave, which is checked and no more here.
+    The data-parallel group of this rank, where the optimizer's groups are larger than that: who has its place
+    in any such group leaves with it.
     """
     call = "tft_set_dp_group_info"
-    world = processor.program.world
-    checks.number(call, "rank", rank, 0, world - 1)
-    if rank not in checks.ranks(call, "dp_rank_list", dp_rank_list, world):
+    program = processor.program
+    checks.number(call, "rank", rank, 0, program.world - 1)
+    ranks = checks.ranks(call, "dp_rank_list", dp_rank_list, program.world)
+    if rank not in ranks:
         raise Refused(f"{call}: rank {rank} is not in dp_rank_list {dp_rank_list}")
+    program.dense = ranks
 
 
 def tft_start_updating_os(backup_step: int = -1) -> None:
@@ -354,28 +349,29 @@ def tft_register_stream_sync_handler(func: Function, ctx: Any = None) -> None:
 
 def tft_register_zit_downgrade_rebuild_handler(func: Function, ctx: Any = None) -> None:
     """
-    Kept; not called by this version.
+    `func(new_dp_ranks, new_world_ranks, args, params)`: these go on without the others; it forms groups of them,
+    and takes back what of its data the broken step has used.
     """
     register("zit_downgrade_rebuild", func, ctx)
 
 
 def tft_register_zit_upgrade_rebuild_handler(func: Function, ctx: Any = None) -> None:
     """
-    Kept; not called by this version.
+    `func(fault_ranks, args, params)`: these are back; it forms the groups of all ranks.
     """
     register("zit_upgrade_rebuild", func, ctx)
 
 
 def tft_register_zit_upgrade_repair_handler(func: Function, ctx: Any = None) -> None:
     """
-    Kept; not called by this version.
+    `func(step, need_rebuild, error_ranks, repair_info, args, params)`: sends to those who are back, or receives.
     """
     register("zit_upgrade_repair", func, ctx)
 
 
 def tft_register_zit_upgrade_rollback_handler(func: Function, ctx: Any = None) -> None:
     """
-    Kept; not called by this version.
+    `func(step, args, params)`: data, schedulers and counters as at the end of the step.
     """
     register("zit_upgrade_rollback", func, ctx)
 

@@ -94,6 +94,10 @@ class Negotiator:
     """The ranks that are to go to other processes because it has asked for it."""
     staying: frozenset[int] = frozenset()
     """Those for which it has called that off."""
+    fewer: bool = False
+    """The job goes on with fewer ranks because it has chosen that."""
+    growing: bool = False
+    """It has said that those who left are to come back as soon as they can."""
     _opened: int = 0
     """The incident of whose faults it was told last."""
     _silent: float = 0.0
@@ -141,6 +145,8 @@ class Negotiator:
                 self._say(StopRequested(why=f"the cluster chose {strategy}", signal=0, at=0.0))
             elif self.offered and not self.followed:
                 self.wanted = strategy
+            elif strategy == "upgrade" and self.fewer and not self.followed:
+                self.growing = True
             else:
                 log.warning("choice_ignored", strategy=strategy, why="nothing is offered")
             self._news()
@@ -240,6 +246,8 @@ class Negotiator:
                     self.staying = frozenset()
                     if self.followed == "migration":
                         self.switching = frozenset()
+                    if self.followed in ("downgrade", "upgrade"):
+                        self.fewer, self.growing = self.followed == "downgrade", False
                     self._forget()
                 case "job_ends" if facts["result"] != "completed":
                     code = OK if facts["result"] == "dumped" else NOTHING_LEFT
@@ -289,6 +297,8 @@ class Negotiator:
         possible = {o.strategy for o in incident.offers if o.why_not is None}
         if self._is_switch(incident, possible):
             return self._switch(incident, faults, possible)
+        if self.growing and not incident.faults and "scale_out" in possible:
+            return self._grow(incident)
         before = self.faults
         if incident.number != self._opened:
             self._forget()
@@ -339,6 +349,15 @@ class Negotiator:
         advice = self._settle(incident, [*left, "migration"])
         way = next(each for each in TAKING_OVER if each in possible)
         return replace(advice, strategy=way) if advice.strategy == "migrate" else advice
+
+    def _grow(self, incident: IncidentView) -> Advice:
+        """
+        Those whom the cluster has brought back are ready: it has said already what it wants.
+        """
+        self._forget()
+        self.incident = self._opened = incident.number
+        self.followed, self.growing, self.seen_whole = "upgrade", False, True
+        return Advice(strategy="scale_out", why="the cluster has chosen upgrade")
 
     def _settle(self, incident: IncidentView, possible: list[str]) -> Advice:
         if possible != self.offered:

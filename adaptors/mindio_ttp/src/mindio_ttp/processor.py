@@ -16,7 +16,7 @@ from mindio_ttp import adaptor, checks, environment, logs, replicas, tls
 from mindio_ttp.checks import Refused
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.orchestrator import orchestrator
-from mindio_ttp.program import UNKNOWN, Program
+from mindio_ttp.program import ELASTIC, UNKNOWN, Program
 from mindio_ttp.words import LARGEST_STEP, Action, ReportState
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.protocol.messages import FaultKind
@@ -54,6 +54,7 @@ class Told:
     world: int
     uce: bool
     arf: bool
+    zit: bool
     curve: tuple[str, ...]
     """Options of `tft run` for a bus that is encrypted; none: it is not."""
 
@@ -139,7 +140,8 @@ class Processor:
         if local_ip:
             checks.address(call, "local_ip", local_ip)
         replaced = ["recover", "migrate"] if told.arf else []
-        strategies = ("dump", *(["retry"] if told.uce else []), *replaced)
+        elastic = ELASTIC if told.zit else ()
+        strategies = ("dump", *(["retry"] if told.uce else []), *replaced, *elastic)
         program = Program(
             rank=told.rank, world=told.world, handlers=self.handlers, strategies=strategies
         )
@@ -585,6 +587,8 @@ class Processor:
                 if self.session.adaptor == "mindio" and not self.handlers.has(name):
                     log.warning("function_missing", name=name, without=without)
             self._begun = True
+            if self.session.adaptor == "mindio":
+                self.program.settle_strategies()
             self.session.begin()
 
 

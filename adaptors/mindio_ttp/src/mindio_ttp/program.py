@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mindio_ttp import logs, replicas
 from mindio_ttp.exchange import Body, Membership
@@ -25,6 +25,14 @@ log = logs.get_logger()
 
 UNKNOWN = "unknow"
 """MindIO's spelling."""
+Scaled = Literal["", "in", "out"]
+ELASTIC = ("scale_in", "scale_out")
+FUNCTIONS = (
+    "zit_downgrade_rebuild", "zit_upgrade_rebuild", "zit_upgrade_repair", "zit_upgrade_rollback",
+)  # fmt: skip
+"""All are needed for fewer ranks and more again."""
+SCALE_IN, SCALE_OUT = '{"scale-in-strategy":"DP"}', '{"scale-out-strategy":"DP"}'
+"""What these functions are told last, as clusters say it."""
 TICK = 0.05
 """Seconds between two looks at what other savers have said."""
 
@@ -40,6 +48,7 @@ class Program:
     world: int
     handlers: Handlers
     strategies: tuple[str, ...]
+    """What it can take part in."""
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
     heir: bool = False
@@ -50,6 +59,8 @@ class Program:
     args: Any = None
     """What is handed to every function. Any: the program's own."""
     groups: tuple[Group, ...] = ()
+    dense: tuple[int, ...] = ()
+    """The data-parallel group of this rank, where it has named that."""
     base: int | None = None
     earlier: int | None = None
     """The base of the run that saved what this one goes on from."""
@@ -75,8 +86,14 @@ class Program:
     """No incident has been handled: nothing is to be rolled back."""
     _stopped: bool = False
     """The program's function to stop was called since it was last in its loop."""
+    _scaled: Scaled = ""
+    """Whether this group was formed with fewer ranks, or with ranks that came back."""
+    _began_at: int = 0
+    """The step that was whole when this group was formed."""
     _light: bool = False
     """The memory that was lost was cleaned, and nothing is to be built or fetched."""
+    _formed: int = 0
+    """How many groups have gone on; whoever has left has seen fewer."""
     _told: Mapping[int, Body] = field(default_factory=dict)
     """What the ranks of the present group have said of themselves when it was formed."""
     _known: dict[int, int] = field(default_factory=dict)
@@ -106,6 +123,33 @@ class Program:
             info = [{**everyone, "replica_shift": 0}]
             self.groups = replicas.read(self.rank, self.world, info, whole=True)
         return replicas.shards(self.rank, self.groups)
+
+    def column(self) -> tuple[int, ...]:
+        """
+        The ranks that leave together with this one.
+        """
+        return self._column() or (self.rank,)
+
+    def _column(self) -> tuple[int, ...] | None:
+        partitions = [group.ranks for group in self.groups]
+        if self.dense and all(len(ranks) > len(self.dense) for ranks in partitions):
+            partitions.append(self.dense)  # what is split among peers splits the groups, too
+        return replicas.column(self.rank, self.world, partitions)
+
+    def settle_strategies(self) -> None:
+        """
+        All functions are registered and all groups are told of: what it can really take part in.
+        """
+        missing = [name for name in FUNCTIONS if not self.handlers.has(name)]
+        self.shards()
+        why = ""
+        if missing:
+            why = f"these functions are not registered: {', '.join(missing)}"
+        elif self._column() is None:
+            why = "its groups are not laid out alike all over the ranks, so that nobody knows who leaves together"
+        if why and "scale_in" in self.strategies:
+            log.warning("ranks_cannot_leave", why=why)
+            self.strategies = tuple(s for s in self.strategies if s not in ELASTIC)
 
     def program_step(self, step: int) -> int:
         """
@@ -221,26 +265,51 @@ class Program:
             "completed": self.completed(),
             "heir": self.heir,
             "stepped_out": self.stepped_out,
+            "formed": self._formed,
+            "column": list(self.column()) if "scale_in" in self.strategies else [],
         }
         joined = self._membership.join(name, self.rank, world, facts)
         self._agree(joined)
         self._told = joined
-        replaced = self._replaced(joined)
+        stayed = _stayed(joined)
+        replaced = self._replaced(stayed, joined)
+        gone, back = _gone(stayed, joined), _back(stayed, joined)
+        self._scaled = ""
+        if len(joined) < self.world and (gone or back or replaced):
+            self._scaled = "in"
+        elif back:
+            self._scaled = "out"
+        self._began_at = self.completed()
         first = not self._known and self.incarnation == 0
         self._met = {rank: int(told["incarnation"]) for rank, told in joined.items()}
         self._light = False
         self._fresh = first
         if not first:
-            cleans = self.rank not in replaced and not _is_switch(joined, replaced)
+            fresh = not self._known
+            switched = not self._scaled and _is_switch(joined, replaced)
+            cleans = not (fresh or self.rank in replaced or switched)
             if cleans:
                 self._stop_at_last()
             self.repair_type = "recover" if replaced else "retry"
+            if self._scaled:
+                self.repair_type = UNKNOWN
             if cleans:
                 self._clean()
-            if replaced and self.handlers.has("rebuild_group"):
-                self.handlers.call("rebuild_group", replaced, self.args)
+            self._build(sorted({*replaced, *back}), sorted(joined))
         self._grouped.set()
         loans.open()
+
+    def _build(self, new: Sequence[int], members: Sequence[int]) -> None:
+        """
+        Have the program form its groups, where they are others, or have others in them.
+        """
+        if self._scaled == "in":
+            left = [rank for rank in self.groups[0].ranks if rank in members]
+            self.handlers.call("zit_downgrade_rebuild", left, list(members), self.args, SCALE_IN)
+        elif self._scaled == "out":
+            self.handlers.call("zit_upgrade_rebuild", list(new), self.args, SCALE_OUT)
+        elif new and self.handlers.has("rebuild_group"):
+            self.handlers.call("rebuild_group", list(new), self.args)
 
     def _agree(self, joined: Mapping[int, Body]) -> None:
         told = {
@@ -250,16 +319,23 @@ class Program:
         why = replicas.disagreement(told)
         if why:
             raise OrderRefused(f"tft_set_optimizer_replica: {why}")
+        for rank, each in joined.items():
+            for peer in each["column"]:
+                if peer in joined and joined[peer]["column"] != each["column"]:
+                    raise OrderRefused(
+                        f"rank {rank} would leave together with ranks {each['column']}, and rank {peer} with "
+                        f"{joined[peer]['column']}: with enable_zit the groups are to be laid out alike"
+                    )
         why = agreed_base({rank: each["base"] for rank, each in joined.items()})
         if why:
             raise OrderRefused(why)
 
-    def _replaced(self, joined: Mapping[int, Body]) -> list[int]:
+    def _replaced(self, stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> list[int]:
         """
         The ranks with a process that somebody has not met.
         """
         replaced = set()
-        for told in joined.values():
+        for told in stayed.values():
             for rank, incarnation in told["known"]:
                 if rank in joined and joined[rank]["incarnation"] != incarnation:
                     replaced.add(int(rank))
@@ -289,9 +365,18 @@ class Program:
             self.repaired_to = self.program_step(self.completed())
         elif self.loaded is not None:
             self.base = self.loaded - self.completed()
+        moved = self._overwritten or self.completed() != self._began_at or self.torn
         self.uce = self.torn = self._stopped = self._overwritten = self.stepped_out = False
         self._known = self._met
+        self._formed = 1 + max((told["formed"] for told in self._told.values()), default=0)
         if self._fresh:
+            return
+        if self._scaled == "out":
+            self.step_is_known = True
+            self.handlers.call("zit_upgrade_rollback", self.repaired_to, self.args, SCALE_OUT)
+            return
+        if self._scaled == "in" and not moved:
+            self.step_is_known = True  # it is at the step that it has completed last
             return
         self.step_is_known = self.handlers.has("rollback")
         if self.step_is_known:
@@ -314,7 +399,7 @@ class Program:
         step = int(unpack(meta)["step"])
         if self._light and self.completed() == step and not self._overwritten:
             return
-        if not self.handlers.has("repair"):
+        if self._scaled != "out" and not self.handlers.has("repair"):
             raise OrderRefused(
                 f"the program has registered no repair function, and rank {self.rank} needs {shard} of "
                 "another rank: tft_register_repair_handler"
@@ -393,7 +478,11 @@ class Program:
             "rank_list": sorted([source, to]),
         }
         rebuild = kind is RepairType.RT_UCE_HIGHLEVEL
-        self.handlers.call("repair", step, rebuild, [to], info, self.args)
+        told = (step, rebuild, [to], info, self.args)
+        if self._scaled == "out":
+            self.handlers.call("zit_upgrade_repair", *told, SCALE_OUT)
+        else:
+            self.handlers.call("repair", *told)
 
     # ---------------------------------------------------------------- the last checkpoint
 
@@ -475,3 +564,32 @@ def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
         and all(joined[rank]["heir"] for rank in replaced)
         and all(told["stepped_out"] for told in kept)
     )
+
+
+def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
+    """
+    Those who were there when everybody last went on, and still know who that was.
+    """
+    latest = max(told["formed"] for told in joined.values())
+    known = {
+        int(r) for told in joined.values() if told["formed"] == latest for r, _ in told["known"]
+    }
+    return {rank: told for rank, told in joined.items() if rank in known and told["known"]}
+
+
+def _gone(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
+    """
+    The ranks that somebody has last gone on with, and that are not there.
+    """
+    return {int(rank) for told in stayed.values() for rank, _ in told["known"]} - joined.keys()
+
+
+def _back(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
+    """
+    The ranks that somebody has last gone on without.
+    """
+    return {
+        rank
+        for told in stayed.values()
+        for rank in joined.keys() - {int(each) for each, _ in told["known"]}
+    }

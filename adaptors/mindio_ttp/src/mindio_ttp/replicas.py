@@ -116,6 +116,26 @@ def shards(rank: int, groups: Sequence[Group]) -> tuple[ShardCopies, ...]:
     )
 
 
+def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """
+    Who leaves with a rank: all that have its place in their own groups, of any of these partitions of the
+    world; each is named by the group that the rank is in. None: these groups are not repeated all over the
+    world, so that nobody knows the places of others.
+    """
+    together = {rank}
+    for ranks in partitions:
+        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        block = stride * len(ranks)
+        first = ranks[0]
+        if tuple(ranks) != tuple(range(first, first + block, stride)):
+            return None
+        if world % block or first % block >= stride:
+            return None
+        place = rank % block // stride
+        together |= {each for each in range(world) if each % block // stride == place}
+    return tuple(sorted(together))
+
+
 def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
     """
     Why what the ranks say of their groups does not fit together; empty: it does.
