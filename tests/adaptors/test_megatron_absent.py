@@ -1,0 +1,50 @@
+"""
+Where megatron-core is not installed: whoever asks for it is told what to do, and all the rest works.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import run
+
+
+@pytest.fixture
+def without_megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    In the processes that are started, `megatron` is a package that has no `core`.
+    """
+    place = tmp_path / "other"
+    (place / "megatron").mkdir(parents=True)
+    (place / "megatron" / "__init__.py").touch()
+    known = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", f"{place}:{known}" if known else str(place))
+
+
+@pytest.mark.usefixtures("without_megatron")
+def test_a_job_without_megatron_is_told_what_to_install(tmp_path: Path) -> None:
+    """
+    When a job asks for the adaptor megatron where there is no megatron-core, then it ends, and says what to
+    install.
+    """
+    script = tmp_path / "train.py"
+    script.write_text("import tft\n\ntft.init()\n")
+    outcome = run(tmp_path / "run", "--adaptor", "megatron", script=script, nproc=1)
+
+    assert outcome.code == 4
+    assert "pip install 'tft-bus[megatron]'" in outcome.output
+    assert "Traceback" not in outcome.output
+
+
+@pytest.mark.usefixtures("without_megatron")
+def test_another_adaptor_does_not_miss_it(tmp_path: Path) -> None:
+    """
+    When a job uses another adaptor, then it does not matter that there is no megatron-core.
+    """
+    script = tmp_path / "train.py"
+    script.write_text('import tft\n\nprint("adaptor", tft.init().adaptor)\n')
+    outcome = run(tmp_path / "run", "--adaptor", "fake", script=script, nproc=1)
+
+    assert "adaptor fake" in outcome.output, outcome.output
+    assert "megatron" not in outcome.output.replace(str(tmp_path), "")
