@@ -348,7 +348,7 @@ def loop(first: int) -> str:
 
 
 if rank == 0 and not os.environ.get("MINDX_TASK_ID"):
-    tft_init_controller(rank, world, False, enable_arf=True, enable_zit=True)
+    tft_init_controller(rank, world, False, enable_arf=True, enable_zit=options.get("zit", False))
     if options.get("orchestrated"):
         Stub(note, options.get("choices", {})).register()
     tft_start_controller("127.0.0.1", port, **TLS)

@@ -48,7 +48,7 @@ def connected(host: str, port: int) -> socket.socket:
     while True:
         try:
             return socket.create_connection((host, port))
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, ConnectionResetError):  # not yet, or just now no more
             continue
 
 
