@@ -50,6 +50,7 @@ def scheduler(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / "packages")}
 
 
+@pytest.mark.soak
 def test_a_scheduler_chooses_waits_and_reports_what_it_sees(
     tmp_path: Path, scheduler: dict[str, str], fake_undisturbed: Outcome
 ) -> None:

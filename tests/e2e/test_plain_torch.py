@@ -81,9 +81,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where / "run" / "checkpoints" / f"step-{SAVED:08}"
 
 
-@pytest.mark.parametrize(
-    "world", [2, *(pytest.param(world, marks=pytest.mark.soak) for world in (4, 8))]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("world", [2, 4, 8])
 def test_plain_torch_goes_on_with_as_many_ranks_as_it_likes(
     world: int, whole: dict[int, list[float]], checkpoint: Path, tmp_path: Path
 ) -> None:

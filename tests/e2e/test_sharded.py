@@ -103,6 +103,7 @@ def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
     assert [i["processes_started"] for i in outcome.incidents] == [2, 2]
 
 
+@pytest.mark.soak
 def test_a_part_does_not_run_ahead_of_one_that_cannot_follow(tmp_path: Path) -> None:
     """
     When a rank is killed before it gives its sums, and those with the other part have theirs, then these

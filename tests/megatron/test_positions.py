@@ -10,6 +10,7 @@ from tests.e2e.jobs import identical
 from tests.megatron.jobs import Undisturbed, train
 
 
+@pytest.mark.soak
 def test_a_batch_that_grows_goes_on_where_it_was(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """
     When the global batch doubles with step 5, one rank is killed in the update of step 4 and another in the

@@ -13,6 +13,7 @@ KILL = "kill:rank=1,step=4,phase=forward"
 HA = "--enable-high-availability"
 
 
+@pytest.mark.soak
 def test_what_was_not_switched_on_is_not_done(tmp_path: Path) -> None:
     """
     When high availability alone is on and a rank is killed, then it is not replaced: the others save a last

@@ -44,9 +44,9 @@ def test_a_rank_killed_in_each_phase_and_a_memory_fault_change_nothing(
     """
     specs = [f"kill:rank={rank},step={rank + 2},phase={phase}" for rank, phase in enumerate(PHASES)]
     specs += [
-        # not the one that has the same as rank 3, which is killed a moment before
-        "raise:rank=0,step=6,phase=backward,kind=memory",
-        "raise:rank=1,step=7,phase=update,kind=memory",
+        # after a step that all have made once more: else rank 3 may be cut off before it is killed
+        "raise:rank=0,step=7,phase=backward,kind=memory",
+        "raise:rank=1,step=8,phase=update,kind=memory",
     ]
     outcome = train(tmp_path / "run", shape, *specs)
     assert outcome.code == 0, outcome.output
@@ -55,7 +55,7 @@ def test_a_rank_killed_in_each_phase_and_a_memory_fault_change_nothing(
     assert struck(outcome) == killed | {("memory", 1), ("memory", 0)}
 
 
-@pytest.mark.parametrize("shape", rows({"TP2DP2", "EP2DP4", "PP2DP2"}))
+@pytest.mark.parametrize("shape", rows({"EP2DP4", "PP2DP2"}))
 def test_a_killed_rank_changes_nothing(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
