@@ -36,6 +36,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
+@pytest.mark.soak
 def test_ranks_with_experts_are_killed_and_broken_and_nothing_changes(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:

@@ -152,7 +152,7 @@ def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
     "layout",
     [
         pytest.param("fsdp", marks=pytest.mark.soak),
-        "pipeline",
+        pytest.param("pipeline", marks=pytest.mark.soak),
         pytest.param("tensor", marks=pytest.mark.soak),
     ],
 )

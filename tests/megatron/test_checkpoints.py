@@ -125,7 +125,7 @@ def test_other_models_are_gone_on_from_bit_for_bit(
 @pytest.mark.parametrize(
     ("shape", "killed"),
     [
-        pytest.param("TP1DP4-one", (2,), id="no replica"),
+        pytest.param("TP1DP4-one", (2,), id="no replica", marks=pytest.mark.soak),
         pytest.param("TP1DP4", (1, 3), id="both copies", marks=pytest.mark.soak),
         pytest.param("TP2DP2", (0, 2), id="both copies of a slice", marks=pytest.mark.soak),
         pytest.param("PP2DP2", (2, 3), id="both copies of a stage", marks=pytest.mark.soak),
