@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from tft_pytorch.described import described, dtype_name, listed, read
 from tft_pytorch.kinds import named_after
-from tft_pytorch.memory import Room, readable, writable
+from tft_pytorch.memory import Awaited, readable
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 from torch import Tensor, nn
 
@@ -137,7 +137,7 @@ class Shard:
         self.name = name
         self.holders = holders
         self.part = part
-        self._awaited: tuple[bytes, list[Room]] | None = None
+        self._awaited = Awaited()
 
     def taken_apart(self) -> tuple[Plain, dict[str, Tensor]]:
         """
@@ -183,21 +183,13 @@ class Shard:
         """
         Room for what `meta` describes.
         """
-        rooms = [writable(name, tensor) for name, tensor in self.room(meta).items()]
-        self._awaited = meta, rooms
-        return [room.buffer for room in rooms]
+        return self._awaited.make(meta, self.room(meta))
 
     def taken(self, meta: bytes) -> None:
         """
         The buffers are filled: put them to use.
         """
-        if self._awaited is None or self._awaited[0] != meta:
-            raise OrderRefused(f"no room was made for this description of the shard {self.name!r}")
-        rooms = self._awaited[1]
-        self._awaited = None
-        for room in rooms:
-            room.keep()
-        self.settle(meta, {room.buffer.name: room.tensor for room in rooms})
+        self.settle(meta, self._awaited.filled(self.name, meta))
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """

@@ -5,10 +5,12 @@ Through numpy, because it alone gives a tensor's memory the buffer protocol; as 
 numpy does not know bfloat16 and its like.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from tft.errors import OrderRefused
 from tft.hooks import Buffer
 
 
@@ -30,6 +32,35 @@ class Room:
         if self.staging is not None:
             with torch.no_grad():
                 self.tensor.copy_(self.staging)
+
+
+class Awaited:
+    """
+    Room that was made for what a description speaks of, until the content has come.
+    """
+
+    def __init__(self) -> None:
+        self._made: tuple[bytes, list[Room]] | None = None
+
+    def make(self, meta: bytes, tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
+        """
+        Room for these tensors, in their order. What was made before counts no more.
+        """
+        rooms = [writable(name, tensor) for name, tensor in tensors.items()]
+        self._made = meta, rooms
+        return [room.buffer for room in rooms]
+
+    def filled(self, shard: str, meta: bytes) -> dict[str, torch.Tensor]:
+        """
+        The content has come: the tensors, by name. Raises `OrderRefused` where no room was made for this
+        description.
+        """
+        if self._made is None or self._made[0] != meta:
+            raise OrderRefused(f"no room was made for this description of the shard {shard!r}")
+        rooms, self._made = self._made[1], None
+        for room in rooms:
+            room.keep()
+        return {room.buffer.name: room.tensor for room in rooms}
 
 
 def in_place(tensor: torch.Tensor) -> bool:

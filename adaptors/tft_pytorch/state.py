@@ -20,7 +20,7 @@ from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.described import described, dtype_name, listed, read
-from tft_pytorch.memory import Room, readable, writable
+from tft_pytorch.memory import Awaited, readable
 from tft_pytorch.names import named_buffers, named_parameters
 from tft_pytorch.parts import Part
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
@@ -83,7 +83,7 @@ class Shard:
         self.others = others
         self._belongs = belongs
         self._wrappers = wrappers
-        self._awaited: tuple[bytes, list[Room]] | None = None
+        self._awaited = Awaited()
 
     # ------------------------------------------------------------ what there is
 
@@ -151,21 +151,13 @@ class Shard:
         Room for what `meta` describes: this process's own tensors where they fit, new ones for
         optimizer state that it does not have yet.
         """
-        rooms = [writable(name, tensor) for name, tensor in self.room(meta).items()]
-        self._awaited = meta, rooms
-        return [room.buffer for room in rooms]
+        return self._awaited.make(meta, self.room(meta))
 
     def taken(self, meta: bytes) -> None:
         """
         The buffers are filled: put them to use.
         """
-        if self._awaited is None or self._awaited[0] != meta:
-            raise OrderRefused(f"no room was made for this description of the shard {self.name!r}")
-        rooms = self._awaited[1]
-        self._awaited = None
-        for room in rooms:
-            room.keep()
-        self.settle(meta, {room.buffer.name: room.tensor for room in rooms})
+        self.settle(meta, self._awaited.filled(self.name, meta))
 
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
