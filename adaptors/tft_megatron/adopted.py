@@ -18,7 +18,7 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
-from tft_megatron.alike import make_alike
+from tft_megatron.alike import make_alike, untrained
 from tft_megatron.groups import Parallel
 from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
@@ -160,8 +160,9 @@ class Adopted:
         """
         Parameters as the masters have them, on all ranks.
         """
-        refuse_other_settings(self.training)
-        make_alike(self.training)
+        if untrained(self.training):
+            refuse_other_settings(self.training)
+            make_alike(self.training)
         for optimizer in self.training.optimizers:
             if hasattr(optimizer, "_copy_main_params_to_model_params"):
                 optimizer._copy_main_params_to_model_params()

@@ -13,12 +13,20 @@ import torch.distributed as dist
 from tft_megatron.training import Training
 
 
+def untrained(training: Training) -> bool:
+    """
+    Whether no step has ever changed anything, on no rank: who has just taken the place of another does not know.
+    """
+    weight = next(p for chunk in training.chunks for p in chunk.parameters())
+    found = torch.tensor([_updated(training)], dtype=torch.int32, device=weight.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return not found.item()
+
+
 def make_alike(training: Training) -> None:
     """
-    Before the first update: parameters and masters that have to be the same are the same.
+    Parameters and masters that have to be the same are the same.
     """
-    if _updated_anywhere(training):
-        return
     for weight in _tied(training):
         # Megatron sums, and has set the copies to zero for that; pretended groups have summed nothing
         group = _embedding_group()
@@ -47,16 +55,6 @@ def _tied(training: Training) -> Iterator[torch.nn.Parameter]:
             shares = getattr(module, "share_embeddings_and_output_weights", None)
             if shares is not None and (shares or several) and module._is_in_embd_group():
                 yield module.shared_embedding_or_output_weight()
-
-
-def _updated_anywhere(training: Training) -> bool:
-    """
-    Whether a step has ever changed something. Who has just taken the place of another does not know.
-    """
-    weight = next(p for chunk in training.chunks for p in chunk.parameters())
-    found = torch.tensor([_updated(training)], dtype=torch.int32, device=weight.device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return bool(found.item())
 
 
 def _updated(training: Training) -> bool:
