@@ -17,10 +17,10 @@ import mindspore
 from mindspore import nn, train
 from mindspore.train.callback import _train_fault_tolerance as stock
 
-import tft_mindspore
 from tft.errors import JobEnded, OrderRefused, UsageError
 from tft.files import sync
 from tft_mindspore import environment
+from tft_mindspore.adaptor import adaptor
 from tft_mindspore.groups import GroupBroken
 from tft_mindspore.layout import Series, open_series
 from tft_mindspore.memory import content, put
@@ -90,7 +90,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
                 "mindspore.set_context(mode=mindspore.PYNATIVE_MODE)"
             )
         self.strategies = asked.strategies
-        tft_mindspore.trained_by_model(self)
+        adaptor.model_train = self
         try:
             from mindio_ttp import framework_ttp, hosted
         except ModuleNotFoundError as error:
@@ -181,7 +181,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         One update of the optimizer's, `write`. Any: Tensors.
         """
         try:
-            group = tft_mindspore.group()
+            group = adaptor.groups().present
             summed = tuple(group.mean(list(gradients), self._ranks))
         except GroupBroken as broken:
             raise self._out(self._left_by(broken)) from None
@@ -199,7 +199,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         What `Model.train` knows such a thing by. A connection that nobody has cut is a fault.
         """
         try:
-            cut = tft_mindspore.group().broken
+            cut = adaptor.groups().present.broken
         except GroupBroken:
             cut = True
         return RuntimeError(f"{_FORCE_STOP if cut else _CONNECTION}: {broken}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 
 import pytest
-import tft_pytorch
+from tft_pytorch.store import serve
 
 from tests.adaptors.ranks import Rank, Recipe, sound
 
@@ -31,9 +31,7 @@ def store(context: ForkServerContext) -> Iterator[int]:
     The port of a store.
     """
     here, there = context.Pipe()
-    process = context.Process(
-        target=tft_pytorch.tft_store, args=("127.0.0.1", 0, there.send), daemon=True
-    )
+    process = context.Process(target=serve, args=("127.0.0.1", 0, there.send), daemon=True)
     process.start()
     assert here.poll(30.0)
     yield here.recv()

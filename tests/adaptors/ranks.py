@@ -18,11 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import tft_pytorch as adaptor
 import torch
 import torch.distributed as dist
 import xxhash
-from tft_pytorch import interruptible
+from tft_pytorch import Made, ReplicaOptimizer, interruptible
+from tft_pytorch.adaptor import adaptor
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
@@ -66,7 +66,7 @@ class Recipe:
     own_steps: bool = False
     """In each step some parameters have no gradient, other ones each time: an optimizer that counts the steps
     of each has another count of each."""
-    make: Callable[[], adaptor.Made] | None = None
+    make: Callable[[], Made] | None = None
     """What is made over the groups, in the place of all of the above."""
 
 
@@ -141,7 +141,7 @@ def make_optimizer(
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
     if recipe.copies:
-        return adaptor.ReplicaOptimizer(
+        return ReplicaOptimizer(
             groups, torch.optim.AdamW, rank=rank, world=world, copies=recipe.copies, lr=1e-3
         )
     if kind == "sgd":
@@ -222,7 +222,7 @@ class Actor:
         self.model = adaptor.tft_rebuild()
         if self.recipe.make is not None:
             self.made: Any = self.model
-            made: adaptor.Made = self.model
+            made: Made = self.model
             self.model = self.net = made.model
             self.optimizer, self.scheduler, self.others = (
                 made.optimizer,
@@ -404,7 +404,7 @@ class Actor:
         The same by a script's own means, and what the adaptor keeps beside.
         """
         whole = self.optimizer
-        own = whole.optim if isinstance(whole, adaptor.ReplicaOptimizer) else whole
+        own = whole.optim if isinstance(whole, ReplicaOptimizer) else whole
         state = {
             "model": self.net.state_dict(),
             "optimizer": own.state_dict(),
@@ -423,7 +423,7 @@ class Actor:
             if shard == "dense":
                 self.net.load_state_dict(state["model"])
                 self.scheduler.load_state_dict(state["scheduler"])
-            if isinstance(self.optimizer, adaptor.ReplicaOptimizer):
+            if isinstance(self.optimizer, ReplicaOptimizer):
                 if shard != "dense":
                     self.optimizer.optim.load_state_dict(state["optimizer"])
                     for master, read in zip(self.masters(), state["masters"], strict=True):
@@ -436,7 +436,7 @@ class Actor:
         """
         What the optimizer has of 32 bits for parameters of 16.
         """
-        if not isinstance(self.optimizer, adaptor.ReplicaOptimizer):
+        if not isinstance(self.optimizer, ReplicaOptimizer):
             return []
         found = (self.optimizer.master(p) for p in self.optimizer.owned)
         return [master for master in found if master is not None]

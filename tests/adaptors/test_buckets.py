@@ -5,10 +5,10 @@ What kinds of DDP are rebuilt, and which are refused.
 from typing import Any
 
 import pytest
-import tft_pytorch as adaptor
 import torch
 import torch.distributed as dist
 import xxhash
+from tft_pytorch.adaptor import adaptor
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket  # as torch.distributed has it
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

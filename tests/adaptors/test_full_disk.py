@@ -13,8 +13,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pluggy
-import tft_pytorch as adaptor
 import torch
+from tft_pytorch.adaptor import adaptor
 from torch import nn
 
 from tft import checkpoint

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-import tft_pytorch as adaptor
 import torch
+from tft_pytorch import ReplicaOptimizer
+from tft_pytorch.adaptor import adaptor
 from torch import nn
 
 from tft import checkpoint
@@ -71,9 +72,7 @@ def save(run_dir: Path, step: int, at: int | None, log: Path) -> None:
     torch.manual_seed(step)
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
-    optimizer = adaptor.ReplicaOptimizer(
-        model.parameters(), torch.optim.AdamW, rank=0, world=2, lr=0.1
-    )
+    optimizer = ReplicaOptimizer(model.parameters(), torch.optim.AdamW, rank=0, world=2, lr=0.1)
     adaptor.tft_adopt({"model": model, "optimizer": optimizer}, None)
     model(torch.randn(4, 64)).sum().backward()
     optimizer.step()

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tft_pytorch as adaptor
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tft_pytorch import Made, ReplicaOptimizer
+from tft_pytorch.adaptor import adaptor
 from tft_pytorch.held import Parts
 from tft_pytorch.made import adopt_make
 from tft_pytorch.others import joined

@@ -9,9 +9,9 @@ from typing import Any
 
 import pluggy
 import pytest
-import tft_pytorch as adaptor
 import torch
 from tft_pytorch import ReplicaOptimizer
+from tft_pytorch.adaptor import adaptor
 from torch import Tensor, nn
 
 from tests.adaptors.conftest import NewJob

@@ -8,7 +8,7 @@ from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 
 import pytest
-import tft_pytorch
+from tft_pytorch.adaptor import adaptor
 from tft_pytorch.store import TorchrunStore
 
 from tft.errors import AddressTaken, UsageError
@@ -45,7 +45,7 @@ def test_a_port_in_use_is_refused(context: ForkServerContext) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(AddressTaken, match=f"127.0.0.1:{port}"):
-            tft_pytorch.tft_store("127.0.0.1", port, print)
+            adaptor.tft_store("127.0.0.1", port, print)
 
 
 def test_words_in_a_store_of_torchruns_are_kept_replaced_and_taken(store: int) -> None:

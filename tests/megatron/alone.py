@@ -17,12 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import tft_megatron as adaptor
+import tft_megatron
 import torch
 from megatron.core import parallel_state as ps
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from tft_megatron.adaptor import adaptor
 from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
 from torch.distributed import distributed_c10d
 
@@ -75,13 +76,13 @@ torch.set_num_threads(1)
 shim.install()
 args = add_arguments(argparse.ArgumentParser()).parse_args()
 session = Alone()
-adaptor.begin(session, **sizes(args))
+tft_megatron.begin(session, **sizes(args))
 model_parallel_cuda_manual_seed(1)
 built = build(args)
 init_num_microbatches_calculator(0, None, 2, MICRO_BATCH, 1)
-data = adaptor.Data(samples)
+data = tft_megatron.Data(samples)
 pretended = [weakref.ref(each) for each in distributed_c10d._world.pg_map]
-adaptor.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 left: list[list[str]] = []

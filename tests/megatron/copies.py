@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import megatron.core.parallel_state as ps
-import tft_megatron
 import torch.distributed as dist
 import xxhash
+from tft_megatron.adaptor import adaptor
 from tft_pytorch.kinds import named_after
 from tft_pytorch.state import digest
 
@@ -35,8 +35,8 @@ class Copies:
             file.write(json.dumps({"step": step, "held": held}) + "\n")
 
     def _shards(self) -> Iterator[tuple[str, str]]:
-        for shard in tft_megatron.tft_shards(*self._place):
-            parcel = tft_megatron.tft_give(shard.shard)
+        for shard in adaptor.tft_shards(*self._place):
+            parcel = adaptor.tft_give(shard.shard)
             found = xxhash.xxh3_128(parcel.meta)
             for buffer in parcel.buffers:
                 found.update(buffer.view)

@@ -12,12 +12,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import tft_megatron as adaptor
+import tft_megatron
 import torch
 from megatron.core import parallel_state as ps
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from tft_megatron.adaptor import adaptor
 
 from tests.megatron import shim
 from tests.megatron.gpt import MICRO_BATCH, Built, add_arguments, build, samples, sizes
@@ -56,7 +57,7 @@ def evaluation(built: Built) -> dict[str, Any]:  # Any: JSON
     An evaluation is broken off.
     """
     built.wrapped.config.param_sync_func = built.wrapped.start_param_sync
-    adaptor.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
     before = switched(built)
     private = adaptor.tft_capture(closing=True)
     built.wrapped.disable_forward_pre_hook(param_sync=False)
@@ -71,7 +72,7 @@ def beginning(built: Built) -> dict[str, Any]:  # Any: JSON
     """
     The first groups are formed.
     """
-    adaptor.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
     adaptor.tft_regroup("first", "127.0.0.1", args.port, args.rank, args.world)
     adaptor.tft_rebuild()
     model = built.wrapped.module
@@ -86,7 +87,7 @@ def logged(built: Built) -> dict[str, Any]:  # Any: JSON
     """
     A step is broken off when several tokens have been predicted in it.
     """
-    adaptor.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
     group = ps.get_data_parallel_group()
     MTPLossLoggingHelper.save_loss_to_tracker(torch.ones([]), 0, 1, avg_group=group)
     before = sorted(MTPLossLoggingHelper.tracker)
@@ -101,7 +102,7 @@ def kept(built: Built) -> dict[str, Any]:  # Any: JSON
 
     def refused() -> str:
         try:
-            adaptor.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+            tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
         except UsageError as error:
             return str(error)
         return ""
@@ -128,11 +129,11 @@ parser.add_argument("--world", type=int, default=1)
 parser.add_argument("--port", type=int)
 args = parser.parse_args()
 session = Session(args.rank, args.world)
-adaptor.begin(session, **sizes(args))
+tft_megatron.begin(session, **sizes(args))
 torch.manual_seed(args.rank)
 model_parallel_cuda_manual_seed(1)
 init_num_microbatches_calculator(0, None, 2, MICRO_BATCH, 1)
-data = adaptor.Data(samples)
+data = tft_megatron.Data(samples)
 found = CASES[args.case](build(args))
 sys.stdout.write(json.dumps(found))
 sys.stdout.flush()

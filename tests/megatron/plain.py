@@ -71,7 +71,9 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
     found: dict[str, Any] = dist_checkpointing.load(state, place)
     assert found["iteration"] == iteration
     model.load_state_dict(found["model"])
-    with torch.no_grad():  # megatron-core copies into the parameters themselves where these are of 32 bits
+    with (
+        torch.no_grad()
+    ):  # megatron-core copies into the parameters themselves where these are of 32 bits
         built.optimizer.load_state_dict(found["optimizer"])
     for each in distributed:
         # and leaves torch's own count of steps as it was

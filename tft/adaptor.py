@@ -1,0 +1,110 @@
+"""
+For adaptors that keep what they have taken charge of as one object, the training state of this process: the
+hooks that do nothing but ask it.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from tft.errors import UsageError
+from tft.hooks import Buffer, Parcel, hookimpl
+from tft.protocol.messages import ShardCopies
+
+
+class TrainingState(Protocol):
+    """
+    What is asked; each of these is the hook of its name (`tft.hooks.AdaptorSpecs`).
+    """
+
+    def shards(self, rank: int, world: int) -> Sequence[ShardCopies]: ...
+
+    def capture(self, *, closing: bool) -> bytes: ...
+
+    def rollback(self, private: bytes) -> None: ...
+
+    def skip(self, batches: int) -> None: ...
+
+    def give(self, shard: str) -> Parcel: ...
+
+    def take(self, shard: str, meta: bytes) -> Sequence[Buffer]: ...
+
+    def taken(self, shard: str, meta: bytes) -> None: ...
+
+    def digests(self) -> Mapping[str, str]: ...
+
+    def clear(self) -> None: ...
+
+    def rebuild(self) -> Any: ...  # Any: the framework's own
+
+    def load(self, directory: Path, shard: str) -> None: ...
+
+
+State = TypeVar("State", bound=TrainingState)
+
+
+class StateAdaptor(Generic[State]):
+    """
+    An adaptor, or most of one. Whoever derives from it sets `adopted` in `tft_adopt`; an entry point names an
+    instance of it.
+    """
+
+    hands_over = "session.adopt"
+    """What a script calls to hand its state over, for those who did not."""
+
+    def __init__(self) -> None:
+        self.adopted: State | None = None
+        """None until the script has handed it over."""
+
+    def state(self) -> State:
+        """
+        What was handed over; `UsageError` where nothing was.
+        """
+        if self.adopted is None:
+            raise UsageError(f"there is no training state yet: call {self.hands_over} first")
+        return self.adopted
+
+    @hookimpl
+    def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
+        return self.state().shards(rank, world)
+
+    @hookimpl
+    def tft_capture(self, closing: bool) -> bytes:
+        return self.state().capture(closing=closing)
+
+    @hookimpl
+    def tft_rollback(self, private: bytes) -> None:
+        self.state().rollback(private)
+
+    @hookimpl
+    def tft_skip(self, batches: int) -> None:
+        self.state().skip(batches)
+
+    @hookimpl
+    def tft_give(self, shard: str) -> Parcel:
+        return self.state().give(shard)
+
+    @hookimpl
+    def tft_take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        return self.state().take(shard, meta)
+
+    @hookimpl
+    def tft_taken(self, shard: str, meta: bytes) -> None:
+        self.state().taken(shard, meta)
+
+    @hookimpl
+    def tft_digests(self) -> Mapping[str, str]:
+        return self.state().digests()
+
+    @hookimpl
+    def tft_clear(self) -> None:
+        if self.adopted is not None:
+            self.adopted.clear()
+
+    @hookimpl
+    def tft_rebuild(self) -> Any:  # Any: the framework's own
+        return self.state().rebuild()
+
+    @hookimpl
+    def tft_load(self, directory: Path, shard: str) -> None:
+        self.state().load(directory, shard)
