@@ -53,12 +53,13 @@ def enable(
     rng: Sequence[str] = ("torch",),
     others: Mapping[str, Any] | None = None,
     increment: Callable[[], int] | None = None,
-    **more: Any,
+    save: Callable[..., None] | None = None,
+    load: Callable[..., None] | None = None,
 ) -> None:
     """
     Hands over what is trained: Megatron's DistributedDataParallel, or a list of them, the optimizer of
-    `get_megatron_optimizer` and the `OptimizerParamScheduler`. `data`, `rng`, `others` and more, such as
-    `save` and `load`, are those of `session.adopt`.
+    `get_megatron_optimizer` and the `OptimizerParamScheduler`. `data`, `rng`, `others`, `save`
+    and `load` are those of `session.adopt`.
 
     From here on `optimizer.step` is an update window, in which the scheduler is stepped, too, by what
     `increment` returns: what the script is going to give `scheduler.step` afterwards. Without it that is
@@ -80,7 +81,8 @@ def enable(
         optimizer=_torch_optimizer(optimizer),
         training=training,
         replaced=Replaced(session, training),
-        **more,
+        save=save,
+        load=load,
     )
 
 

@@ -18,11 +18,12 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
-from tft_megatron.alike import make_alike, untrained
+from tft_megatron.alike import begins, make_alike
 from tft_megatron.groups import Parallel
+from tft_megatron.leftovers import forget, forget_counts
 from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
-from tft_megatron.schedulers import refuse_unseen
+from tft_megatron.schedulers import check_scheduler
 from tft_megatron.shards import Shard, shards_of
 from tft_megatron.stages import refuse_other_settings
 from tft_megatron.switches import Switches
@@ -45,7 +46,7 @@ def adopt(
             "anything is built, and then tft_megatron.enable"
         )
     check(training)
-    refuse_unseen(training)
+    check_scheduler(training)
     _check_instances(training, parallel)
     return Adopted(training, parts["replaced"], parallel, contributing)
 
@@ -81,6 +82,8 @@ class Adopted:
             }
         )
         self._on_cuda = training.on_cuda
+        self._stands = False
+        """A step is over on this rank, or it was given what others had."""
         replaced.install()
         if contributing is not None:
             say = contributing
@@ -100,6 +103,7 @@ class Adopted:
         """
         The private state, at an edge of an update window.
         """
+        self._stands = self._stands or closing
         return self._private.capture(closing=closing)
 
     def rollback(self, private: bytes) -> None:
@@ -107,14 +111,11 @@ class Adopted:
         Put a private state and the switches back, and drop the gradients.
         """
         self._private.rollback(private)
+        forget_counts(self.training)
         self._replaced.forget()
         self._switches.put_back()
         for chunk in self.training.chunks:
             chunk.zero_grad_buffer()
-            for parameter in chunk.parameters():
-                # where backward was left between torch's accumulation and Megatron's own; its optimizers
-                # would only look at those that they have a share of
-                parameter.grad = None
         self.training.optimizer.zero_grad()
 
     def skip(self, batches: int) -> None:
@@ -139,20 +140,7 @@ class Adopted:
         Let go of all that belongs to the step that was broken off, and of what refers to the groups beside
         the user's objects.
         """
-        from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
-        from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-
-        for chunk in self.training.chunks:
-            for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
-                _reset(group)
-            for module in chunk.modules():
-                # rotary embeddings are kept by what they were asked for, which has a group in it
-                forget = getattr(type(module).forward, "cache_clear", None)
-                if forget is not None:
-                    forget()
-        get_moe_layer_wise_logging_tracker().clear()
-        MTPLossLoggingHelper.tracker.clear()  # it has groups in it, too
-        _begin_reruns_anew()
+        forget(self.training)
         self._private.running.rewind()
 
     @torch.no_grad()
@@ -160,7 +148,7 @@ class Adopted:
         """
         Parameters as the masters have them, on all ranks.
         """
-        if untrained(self.training):
+        if begins(self.training, self._stands):
             refuse_other_settings(self.training)
             make_alike(self.training)
         for optimizer in self.training.optimizers:
@@ -204,6 +192,7 @@ class Adopted:
         The shard is whole: use it.
         """
         self.shard(shard).taken(meta)
+        self._stands = True
         self._private.running.forget()
 
     # ------------------------------------------------------------ checkpoints
@@ -232,6 +221,7 @@ class Adopted:
 
         own = self.shard(shard)
         own.settle(*load(directory, shard, own.room))
+        self._stands = True
         self._private.running.forget()
 
     def _written(self, name: str, step: int) -> "Written":
@@ -284,36 +274,6 @@ class Adopted:
         if name not in self._shards:
             raise OrderRefused(f"this rank has the shards {list(self._shards)}, and no {name!r}")
         return self._shards[name]
-
-
-def _reset(group: Any) -> None:  # Any: Megatron's bucket group
-    """
-    As before the first batch. Who has replaced somebody is there too, and in the first batch sums are begun
-    at another moment than later on: all have to begin theirs in the same order.
-    """
-    group.param_gather_handle = group.grad_reduce_handle = None
-    group.param_gather_dispatched = False
-    group.is_first_batch = group.is_last_microbatch = True
-    group.per_param_grad_ready_counts = {}
-    group.golden_per_param_grad_ready_counts = {}
-
-
-def _begin_reruns_anew() -> None:
-    """
-    What Megatron's rerun state machine knows of the step that was broken off is void.
-    """
-    from megatron.core import rerun_state_machine as reruns
-
-    old = reruns._GLOBAL_RERUN_STATE_MACHINE
-    if old is not None:
-        reruns.destroy_rerun_state_machine()
-        reruns.initialize_rerun_state_machine(
-            state_save_func=old.state_save_func,
-            state_restore_func=old.state_restore_func,
-            mode=old.mode,
-            error_injector=old.error_injector,
-            result_rejected_tracker_filename=old.result_rejected_tracker_filename,
-        )
 
 
 def _check_instances(training: Training, parallel: Parallel) -> None:

@@ -2,7 +2,7 @@
 What Megatron's ranks send each other while they build, so that all begin with the same: the first stage's
 embeddings to those that have a copy of them, where they are output weights, too, or predict several tokens; and
 parameters to the other data-parallel ranks, which may have drawn others. With tft nobody was there then. It is done
-when groups are formed, as long as nothing has been trained.
+when groups are formed, as long as no step is over.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,14 @@ import torch.distributed as dist
 from tft_megatron.training import Training
 
 
-def untrained(training: Training) -> bool:
+def begins(training: Training, stands: bool) -> bool:
     """
-    Whether no step has ever changed anything, on no rank: who has just taken the place of another does not know.
+    Whether the job is at its very beginning, on every rank: `stands` says that this one has come further, or was
+    given what others had. Then masters are right whatever the parameters are: they may be those of a step that
+    was undone.
     """
     weight = next(p for chunk in training.chunks for p in chunk.parameters())
-    found = torch.tensor([_updated(training)], dtype=torch.int32, device=weight.device)
+    found = torch.tensor([stands], dtype=torch.int32, device=weight.device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return not found.item()
 
@@ -55,13 +57,3 @@ def _tied(training: Training) -> Iterator[torch.nn.Parameter]:
             shares = getattr(module, "share_embeddings_and_output_weights", None)
             if shares is not None and (shares or several) and module._is_in_embd_group():
                 yield module.shared_embedding_or_output_weight()
-
-
-def _updated(training: Training) -> bool:
-    """
-    Then the scheduler has been stepped, and most optimizers have something to keep.
-    """
-    inner = [each.optimizer for each in training.optimizers]
-    return getattr(training.scheduler, "num_steps", 0) > 0 or any(
-        optimizer is not None and optimizer.state for optimizer in inner
-    )

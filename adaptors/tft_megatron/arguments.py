@@ -265,7 +265,7 @@ def _refuse_exit_beside_arguments(args: Namespace, words: str) -> None:
 
 
 def _refuse_parts_of_nothing(args: Namespace) -> None:
-    parts = [part for part in (_RETRY, _RECOVER, _ELASTIC) if _has(args, part)]
+    parts = [part for part in (_RETRY, _RECOVER, _NO_REPLICA, _ELASTIC) if _has(args, part)]
     if getattr(args, _REPLICAS, None) is not None:
         parts.append(_REPLICAS)
     if parts:
@@ -383,6 +383,11 @@ def _replicas(args: Namespace) -> int:
         return 1
     instances = getattr(args, "num_distributed_optimizer_instances", 1)
     if _has(args, _NO_REPLICA):
+        if not _has(args, "use_distributed_optimizer"):
+            raise UsageError(
+                f"{_flag(_NO_REPLICA)} is to do without copies, and without {_flag('use_distributed_optimizer')} every "
+                "rank of a data-parallel group has one: give both, or neither"
+            )
         if getattr(args, _REPLICAS, None) not in (None, 1):
             raise UsageError(
                 f"{_flag(_REPLICAS)} is {getattr(args, _REPLICAS)}, and {_flag(_NO_REPLICA)} is to do "

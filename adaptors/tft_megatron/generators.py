@@ -63,12 +63,8 @@ def consumed(captured: Mapping[int, bytes]) -> int | None:
     The samples that the whole job has consumed, as `tft_megatron.Data` counts them. None: the script has
     another data position.
     """
-    for _, private in sorted(captured.items()):
-        position = unpack(unpack(private)["torch"]).get("data")
-        found = position.get("consumed") if isinstance(position, dict) else None
-        if isinstance(found, int):
-            return found
-    return None
+    counted: list[int | None] = [unpack(each).get("consumed") for each in captured.values()]
+    return counted[0] if counted else None
 
 
 def of_rank(private: bytes) -> dict[str, Any]:

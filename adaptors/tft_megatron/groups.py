@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tft_pytorch.groups import Groups
 from torch.distributed import distributed_c10d
 
-from tft.errors import UsageError
+from tft.errors import OrderRefused, UsageError
 from tft_megatron.kept import refuse_kept
 from tft_megatron.places import Place, Role, find_places
 
@@ -78,7 +78,7 @@ class Parallel:
         `UsageError` where there are others: those would be of use to nobody.
         """
         self._places = find_places(roots, _roles())
-        pretended = [ref(group) for group in distributed_c10d._world.pg_map]
+        pretended = self._pretended()
         self._drop_pretence()
         try:
             refuse_kept(pretended)
@@ -88,10 +88,15 @@ class Parallel:
 
     def form(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
         """
-        Real groups in the place of the others.
+        Real groups in the place of the others. Raises `OrderRefused` where the script has kept one of those meanwhile.
         """
+        pretended = self._pretended()
         self._let_go()
         self._drop_pretence()
+        try:
+            refuse_kept(pretended)
+        except UsageError as kept:
+            raise OrderRefused(str(kept)) from None
 
         def more() -> None:
             _initialize(self._sizes)
@@ -120,6 +125,9 @@ class Parallel:
         self._pretends = True
         with _all_pretended():
             _initialize(self._sizes)
+
+    def _pretended(self) -> list[ref[dist.ProcessGroup]]:
+        return [ref(group) for group in distributed_c10d._world.pg_map] if self._pretends else []
 
     def _drop_pretence(self) -> None:
         if self._pretends:

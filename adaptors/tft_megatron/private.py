@@ -12,6 +12,7 @@ from torch import nn
 
 from tft.errors import MalformedMessage
 from tft.protocol.codec import pack, unpack
+from tft_megatron.data import Data
 from tft_megatron.training import Training
 
 _FORM = "megatron.1"
@@ -23,6 +24,7 @@ class Private:
     """
 
     def __init__(self, training: Training) -> None:
+        self._data = training.data
         self._torch = TorchPrivate(nn.ModuleList(training.chunks), training.data, training.rngs)
 
     @property
@@ -36,7 +38,10 @@ class Private:
         """
         The present private state.
         """
-        return pack({"form": _FORM, "torch": self._torch.capture(closing=closing), **self._own()})
+        state = {"form": _FORM, "torch": self._torch.capture(closing=closing), **self._own()}
+        if isinstance(self._data, Data):
+            state["consumed"] = self._data.consumed
+        return pack(state)
 
     def rollback(self, private: bytes) -> None:
         """

@@ -29,6 +29,10 @@ _DELAYED = Refused(
     why="a backward pass that is broken off leaves gradients that the next one would use"
 )
 
+_OFFLOADED = Refused(
+    why="a pass that is broken off leaves its place in a queue, where the next one would go on"
+)
+
 REFUSED: Mapping[str, Refused] = {
     "optimizer_cpu_offload": Refused(why="what is kept beside the device has another form"),
     "use_precision_aware_optimizer": Refused(why="the masters are kept inside the fused optimizer"),
@@ -59,6 +63,11 @@ REFUSED: Mapping[str, Refused] = {
     "defer_embedding_wgrad_compute": _DELAYED,
     "moe_shared_expert_overlap": Refused(
         why="a forward pass that is broken off leaves activations that the next one stumbles over"
+    ),
+    "fine_grained_activation_offloading": _OFFLOADED,
+    "cpu_offloading": _OFFLOADED,
+    "tp_comm_overlap": Refused(
+        why="its buffers are made once, for the tensor-parallel group of then"
     ),
     "moe_flex_dispatcher_backend": Refused(
         why="its buffer is made once, and keeps using the group it was made with",

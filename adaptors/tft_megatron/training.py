@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tft_pytorch.others import check_others
+
 from tft.errors import UsageError
 from tft_megatron.settings import refuse_settings
 
@@ -113,13 +115,16 @@ def check(training: Training) -> None:
             FP32Optimizer,
         ):
             raise UsageError(f"tft cannot keep what a {type(optimizer).__name__} keeps")
+    # modules of a model of several kinds may have configurations of their own
+    configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(
         [
             *(optimizer.config for optimizer in training.optimizers),
             *(chunk.ddp_config for chunk in training.chunks),
-            *(chunk.config for chunk in training.chunks),
+            *{id(each): each for each in configs if each is not None}.values(),
         ]
     )
+    check_others(training.others, {"data": training.data})
     for chunk in training.chunks:
         for name, parameter in chunk.named_parameters():
             if not parameter.requires_grad and not getattr(parameter, "allreduce", True):

@@ -215,6 +215,7 @@ class _Blocking(_Collective):
         self._over = threading.Event()
         self._error: Exception | None = None
         self._waiter: threading.Thread | None = None
+        self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def _ended(self, within: timedelta) -> bool:
         if self._waiter is None:
@@ -229,7 +230,9 @@ class _Blocking(_Collective):
 
     def _wait(self) -> None:
         try:
-            self._native.wait()  # which does its part of the work: it may be called once
+            # in the modes of the caller, for tensors are changed here; each thread has modes of its own
+            with torch.inference_mode(self._inference), torch.set_grad_enabled(self._grad):
+                self._native.wait()  # which does its part of the work: it may be called once
         except Exception as error:  # noqa: BLE001  # whatever it was, it goes to who waits
             self._error = error
         finally:

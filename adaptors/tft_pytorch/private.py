@@ -89,7 +89,7 @@ class Private:
         with torch.no_grad():
             self.running.restore(state.get("buffers"))
         for parameter in self._model.parameters():
-            parameter.grad = None
+            parameter.grad = None  # backward may have been left in the middle of adding to it
 
     def skip(self, batches: int) -> None:
         """

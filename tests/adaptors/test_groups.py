@@ -129,6 +129,15 @@ def test_gloo_keeps_nobody_who_is_called_off(job: NewJob) -> None:
         two.form()
 
 
+def test_a_sum_is_written_in_the_mode_of_the_caller(job: NewJob) -> None:
+    """
+    When a sum of which each rank keeps a part is asked for in inference mode, or is written into a parameter without
+    gradients, then it works as it does with torch's own groups.
+    """
+    two = job(2, Recipe(wrapped=False))
+    assert two.all("call", part_of_sum_in_each_mode) == [[2.0, 2.0]] * 2
+
+
 def test_every_operation_of_torchs_groups_can_be_called_off() -> None:
     """
     When torch's groups have an operation, then ours answers it, or it is known to be none that waits.
@@ -329,6 +338,19 @@ def scatters(one: Tensor) -> None:
     with distributed_c10d._coalescing_manager():
         for part in one.chunk(2):
             dist.reduce_scatter_tensor(torch.empty_like(part[: len(part) // 2]), part)
+
+
+def part_of_sum_in_each_mode(_: Actor) -> list[float]:
+    """
+    This rank's, one after the other.
+    """
+    with torch.inference_mode():
+        kept = torch.empty(1)
+        dist.reduce_scatter_tensor(kept, torch.ones(2))
+    parameter = torch.empty(1, requires_grad=True)
+    with torch.no_grad():
+        dist.reduce_scatter_tensor(parameter, torch.ones(2))
+    return [kept.item(), parameter.item()]
 
 
 def over_and_over(_: Actor, what: str) -> None:

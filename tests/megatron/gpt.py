@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--ep", type=int, default=1)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--experts", action="store_true", help="also where all ranks have all")
     parser.add_argument(
         "--instances", type=int, default=2, help="of the distributed optimizer; 0: plain"
     )
@@ -118,7 +119,7 @@ def build(args: argparse.Namespace) -> Built:
             "moe_router_load_balancing_type": args.balancing,
             "add_bias_linear": False,
         }
-        if args.ep > 1
+        if args.ep > 1 or args.experts
         else {}
     )
     config = TransformerConfig(

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import torch
 from megatron.core import parallel_state as ps
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.timers import Timers
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from tft_megatron.adaptor import adaptor
 
 from tests.megatron import shim
 from tests.megatron.gpt import MICRO_BATCH, Built, add_arguments, build, samples, sizes
-from tft.errors import UsageError
+from tft.errors import OrderRefused, UsageError
 
 
 class Session:
@@ -73,8 +75,7 @@ def beginning(built: Built) -> dict[str, Any]:  # Any: JSON
     The first groups are formed.
     """
     tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
-    adaptor.tft_regroup("first", "127.0.0.1", args.port, args.rank, args.world)
-    adaptor.tft_rebuild()
+    formed()
     model = built.wrapped.module
     weight = model.shared_embedding_or_output_weight() if args.pp > 1 else None
     return {
@@ -100,25 +101,88 @@ def kept(built: Built) -> dict[str, Any]:  # Any: JSON
     The script keeps a group itself, in an object, then one in a dict, and then none.
     """
 
-    def refused() -> str:
-        try:
-            tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
-        except UsageError as error:
-            return str(error)
-        return ""
+    def enable() -> None:
+        tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
 
     KEPT.summed_over = ps.get_data_parallel_group()
-    found = [refused()]
+    found = [refused_by(enable)]
     del KEPT.summed_over
     own = {"summed over": ps.get_data_parallel_group()}
-    found.append(refused())
+    found.append(refused_by(enable))
     own.clear()
-    found.append(refused())
+    found.append(refused_by(enable))
     return {"refused": found, "size": ps.get_data_parallel_world_size()}
 
 
+def late(built: Built) -> dict[str, Any]:  # Any: JSON
+    """
+    The script keeps a group itself, once it has handed all over.
+    """
+    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+    KEPT.summed_over = ps.get_data_parallel_group()
+    return {"refused": refused_by(formed)}
+
+
+def stages(built: Built) -> dict[str, Any]:  # Any: JSON
+    """
+    The last stage has another learning rate, as Megatron's `decoupled_lr` gives it.
+    """
+    if args.rank == args.world - 1:
+        built.optimizer.param_groups[0]["is_decoupled_lr"] = True
+    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+    return {"refused": refused_by(formed)}
+
+
+def handed(built: Built) -> dict[str, Any]:  # Any: JSON
+    """
+    What cannot be kept is handed over.
+    """
+    config = built.wrapped.module.decoder.layers[0].config
+    everything = (session, built.wrapped, built.optimizer)
+    config.cuda_graph_impl = "local"
+    found = [refused_by(lambda: tft_megatron.enable(*everything, built.scheduler, data=data))]
+    config.cuda_graph_impl = "none"
+    found.append(refused_by(lambda: tft_megatron.enable(*everything, data=data)))
+    found.append(refused_by(lambda: tft_megatron.enable(*everything, built.scheduler, data=args)))
+    return {"refused": found}
+
+
+def timed(built: Built) -> dict[str, Any]:  # Any: JSON
+    """
+    A step is broken off while Megatron takes its time.
+    """
+    timers = built.wrapped.config.timers = Timers(1, "minmax")
+    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+    timers("forward-backward", log_level=1).start()
+    adaptor.tft_clear()
+    timers("forward-backward", log_level=1).start()
+    return {"runs": timers("forward-backward")._started}
+
+
+def formed() -> None:
+    """
+    The first groups.
+    """
+    adaptor.tft_regroup("first", "127.0.0.1", args.port, args.rank, args.world)
+    adaptor.tft_rebuild()
+
+
+def refused_by(call: Callable[[], object]) -> str:
+    """
+    The sentence, or nothing.
+    """
+    try:
+        call()
+    except (UsageError, OrderRefused) as error:
+        return str(error)
+    return ""
+
+
 KEPT = argparse.Namespace()
-CASES = {"evaluation": evaluation, "beginning": beginning, "logged": logged, "kept": kept}
+CASES = {
+    "evaluation": evaluation, "beginning": beginning, "logged": logged, "kept": kept, "late": late,
+    "stages": stages, "handed": handed, "timed": timed,
+}  # fmt: skip
 
 torch.set_num_threads(1)
 shim.install()

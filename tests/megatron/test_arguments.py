@@ -328,6 +328,18 @@ def test_the_number_of_ranks_may_be_the_launchers(monkeypatch: pytest.MonkeyPatc
             "--enable-high-availability, too",
         ),
         (
+            ("--distributed-optimizer-no-replica",),
+            DISTRIBUTED,
+            "--distributed-optimizer-no-replica is a part of high availability, which is off: give "
+            "--enable-high-availability, too",
+        ),
+        (
+            (HA, "--distributed-optimizer-no-replica"),
+            {},
+            "--distributed-optimizer-no-replica is to do without copies, and without --use-distributed-optimizer every "
+            "rank of a data-parallel group has one: give both, or neither",
+        ),
+        (
             ("--enable-elastic-training",),
             {},
             "--enable-elastic-training is a part of high availability, which is off: give "
@@ -525,7 +537,6 @@ def test_elastic_training_is_checked_and_then_refused(
         ((HA,), {"disable_gloo_group": True, "enable_gloo_process_groups": False}),
         ((), {"world_size": 1, "use_megatron_fsdp": True, "swap_optimizer": True}),
         ((HA, "--distributed-optimizer-no-replica", "--optimizer-replica-num", "1"), DISTRIBUTED),
-        (("--distributed-optimizer-no-replica",), {}),
     ],
 )
 def test_what_can_be_is_let_be(words: tuple[str, ...], others: dict[str, object]) -> None:

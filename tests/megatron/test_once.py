@@ -99,3 +99,41 @@ def test_a_group_that_the_script_keeps_itself_is_refused() -> None:
     assert "kept in an object of argparse.Namespace, where tft cannot" in in_an_object
     assert "kept in a variable or a dict of the script's own, where tft cannot" in in_a_dict
     assert (nowhere, found["size"]) == ("", 1)
+
+
+def test_a_group_that_is_kept_later_is_refused_when_real_ones_are_formed() -> None:
+    """
+    When a script takes a group for itself once it has handed all over, then it is told before the first step.
+    """
+    (found,) = once("late", "--instances", "1")
+    assert "kept in an object of argparse.Namespace, where tft cannot" in found["refused"]
+
+
+def test_stages_with_other_settings_are_refused() -> None:
+    """
+    When one stage of a pipeline has another learning rate than the others, which Megatron would have them agree on,
+    then all are told when the first groups are formed.
+    """
+    first, last = once("stages", "--pp", "2", "--instances", "1", world=2)
+    assert "stage 1 of the pipeline has the groups of parameters" in first["refused"]
+    assert "stage 0 of the pipeline has the groups of parameters" in last["refused"]
+
+
+def test_what_cannot_be_kept_is_refused_when_it_is_handed_over() -> None:
+    """
+    When a module has a setting that cannot be gone on with, a scheduler is left out, or the data tells no position, then
+    `enable` says so.
+    """
+    (found,) = once("handed", "--instances", "1")
+    setting, scheduler, position = found["refused"]
+    assert setting.startswith("cuda_graph_impl is local, which the adaptor megatron cannot handle")
+    assert scheduler.startswith("there is a scheduler (OptimizerParamScheduler) for this optimizer")
+    assert position == "data must have state_dict() and load_state_dict(); a Namespace has not"
+
+
+def test_a_timer_that_was_running_can_be_started_again() -> None:
+    """
+    When a step is broken off while Megatron takes its time, then the next one can take its own.
+    """
+    (found,) = once("timed", "--instances", "1")
+    assert found["runs"]

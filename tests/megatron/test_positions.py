@@ -25,26 +25,30 @@ def test_a_batch_that_grows_goes_on_where_it_was(tmp_path: Path, undisturbed: Un
 
 
 @pytest.mark.parametrize(
-    ("words", "step"),
+    ("words", "step", "more"),
     [
-        ("PRECISION ERROR: load ckpt step=3", 2),
-        pytest.param("PRECISION ERROR", 4, marks=pytest.mark.soak),
-        pytest.param("PRECISION ERROR: load ckpt step=4", 4, marks=pytest.mark.soak),
+        pytest.param("PRECISION ERROR: load ckpt step=3", 2, (), marks=pytest.mark.soak),
+        pytest.param("PRECISION ERROR", 4, (), marks=pytest.mark.soak),
+        pytest.param("PRECISION ERROR: load ckpt step=4", 4, (), marks=pytest.mark.soak),
+        pytest.param("PRECISION ERROR: load ckpt step=3", 2, ("--fp16",), id="before any update"),
     ],
 )
 def test_numbers_that_went_wrong_are_gone_back_behind(
-    words: str, step: int, tmp_path: Path, undisturbed: Undisturbed
+    words: str, step: int, more: tuple[str, ...], tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """
     When a rank says in step 7 that numbers have gone wrong, and maybe until when they were right, then all go
     back to the newest checkpoint that is early enough, in the processes they have, and end as if nothing had
-    happened.
+    happened; also to one of when all steps had been skipped, for infinite gradients.
     """
     outcome = train(
-        tmp_path / "run", "TP1DP4", more=("--wrong", words), options=("--checkpoint-every", "2")
+        tmp_path / "run",
+        "TP1DP4",
+        more=(*more, "--wrong", words),
+        options=("--checkpoint-every", "2"),
     )
     assert outcome.code == 0, outcome.output
-    identical(outcome, undisturbed("TP1DP4"))
+    identical(outcome, undisturbed("TP1DP4", *more))
     (incident,) = outcome.incidents
     assert (incident["strategy"], incident["steps_lost"]) == ("retry", 6 - step)
     assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("numeric", 1)]

@@ -2,6 +2,7 @@
 What the adaptor for Megatron refuses, before anything is changed, and the sentences for it.
 """
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import tft_megatron
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from tft_megatron.replaced import Replaced
-from tft_megatron.schedulers import refuse_unseen
+from tft_megatron.schedulers import check_scheduler
 from tft_megatron.training import Training
 from tft_megatron.versions import check_megatron
 
@@ -135,31 +136,31 @@ def test_a_scheduler_that_was_not_given_is_noticed() -> None:
     """
     inner, training = without_scheduler(momentum=0.9)
     other = torch.optim.lr_scheduler.ConstantLR(without_scheduler()[0])
-    refuse_unseen(training)
+    check_scheduler(training)
     unseen: Any = torch.optim.lr_scheduler.ConstantLR(inner)
     with pytest.raises(
-        UsageError, match=r"ConstantLR\) for this optimizer, .* give it as the scheduler"
+        UsageError, match=r"ConstantLR\) for this optimizer, .* hand over Megatron's"
     ):
-        refuse_unseen(training)
+        check_scheduler(training)
     unseen.optimizer = other.optimizer
-    refuse_unseen(training)
+    check_scheduler(training)
     unseen = OptimizerParamScheduler(
         training.optimizer, init_lr=0.0, max_lr=1.0, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=1,
         lr_decay_style="constant", start_wd=0.0, end_wd=0.0, wd_incr_steps=1, wd_incr_style="constant",
     )  # fmt: skip
     with pytest.raises(UsageError, match=r"OptimizerParamScheduler\) for this optimizer"):
-        refuse_unseen(training)
+        check_scheduler(training)
     assert unseen.optimizer is training.optimizer
 
 
-def test_what_keeps_nothing_takes_a_scheduler() -> None:
+def test_a_scheduler_that_is_not_megatrons_is_refused() -> None:
     """
-    When the optimizer is SGD without momentum and there is no scheduler, then nothing would tell whether a step was
-    ever done, and that is said.
+    When the scheduler is torch's, which takes no increment, then it is said which one is expected.
     """
-    _, training = without_scheduler()
-    with pytest.raises(UsageError, match="SGD without momentum keeps nothing"):
-        refuse_unseen(training)
+    inner, training = without_scheduler()
+    torchs = torch.optim.lr_scheduler.ConstantLR(inner)
+    with pytest.raises(UsageError, match=r"OptimizerParamScheduler, not a torch\..*\.ConstantLR"):
+        check_scheduler(dataclasses.replace(training, scheduler=torchs))
 
 
 def test_a_job_with_another_adaptor_is_told_how_to_be_started() -> None:

@@ -167,15 +167,24 @@ def test_the_loss_scale_is_that_of_the_step(tmp_path: Path, undisturbed: Undistu
 
 
 @SOAK
+@pytest.mark.parametrize(
+    ("shape", "more", "dies"),
+    [
+        pytest.param("EP2DP4", (), "4:micro", id="in the middle of a pass"),
+        pytest.param(
+            "TP1DP4-plain", ("--experts",), "5:scaled", id="when the others go on without"
+        ),
+    ],
+)
 def test_what_a_forward_pass_counts_is_counted_once(
-    tmp_path: Path, undisturbed: Undisturbed
+    shape: str, more: tuple[str, ...], dies: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """
     When the router counts in buffers which experts its tokens went to, and a rank dies in the middle of a
-    step, then nobody goes on with what the step had counted, and nothing changes.
+    step, or between its sums and its update, then nobody goes on with what the step had counted, and nothing changes.
     """
-    counts = ("--balancing", "global_aux_loss")
-    outcome = train(tmp_path / "run", "EP2DP4", more=(*counts, "--dies", "4:micro"))
+    counts = ("--balancing", "global_aux_loss", *more)
+    outcome = train(tmp_path / "run", shape, more=(*counts, "--dies", dies))
     assert outcome.code == 0, outcome.output
-    identical(outcome, undisturbed("EP2DP4", *counts))
+    identical(outcome, undisturbed(shape, *counts))
     assert struck(outcome) == {("process", 1)}

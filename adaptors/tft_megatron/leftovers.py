@@ -1,0 +1,86 @@
+"""
+What a step that was broken off leaves behind in Megatron, beside gradients: of no use to the next one, which would
+stumble over it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tft_megatron.training import Training
+
+
+def forget(training: Training) -> None:
+    """
+    As if that step had not begun. Groups are let go of, too, where they are kept beside the user's objects.
+    """
+    from megatron.core.transformer.experimental_attention_variant.dsa import (
+        DSAIndexerLossLoggingHelper,
+    )
+    from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    for chunk in training.chunks:
+        for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
+            _reset(group)
+        for module in chunk.modules():
+            # rotary embeddings are kept by what they were asked for, which has a group in it
+            cleared = getattr(type(module).forward, "cache_clear", None)
+            if cleared is not None:
+                cleared()
+    get_moe_layer_wise_logging_tracker().clear()
+    MTPLossLoggingHelper.tracker.clear()
+    DSAIndexerLossLoggingHelper.tracker.clear()
+    for timer in _timers(training):
+        timer.reset()  # one that runs cannot be started
+    _begin_reruns_anew()
+
+
+def forget_counts(training: Training) -> None:
+    """
+    What routers have counted of the tokens of a step. Megatron empties it when the sums are over, which those may
+    have seen who go on without this rank.
+    """
+    from megatron.core.distributed.finalize_model_grads import reset_model_temporary_tensors
+
+    for chunk in training.chunks:
+        reset_model_temporary_tensors(chunk.config, [chunk])
+
+
+def _reset(group: Any) -> None:  # Any: Megatron's bucket group
+    """
+    As before the first batch. Who has replaced somebody is there too, and in the first batch sums are begun
+    at another moment than later on: all have to begin theirs in the same order.
+    """
+    group.param_gather_handle = group.grad_reduce_handle = None
+    group.param_gather_dispatched = False
+    group.is_first_batch = group.is_last_microbatch = True
+    group.per_param_grad_ready_counts = {}
+    group.golden_per_param_grad_ready_counts = {}
+
+
+def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron's
+    from megatron.core.timers import Timers
+
+    configs = [each.config for each in (*training.chunks, *training.optimizers)]
+    found = {id(each): each for each in (getattr(config, "timers", None) for config in configs)}
+    for timers in found.values():
+        if isinstance(timers, Timers):
+            yield from timers._timers.values()
+
+
+def _begin_reruns_anew() -> None:
+    """
+    What Megatron's rerun state machine knows of the step that was broken off is void.
+    """
+    from megatron.core import rerun_state_machine as reruns
+
+    old = reruns._GLOBAL_RERUN_STATE_MACHINE
+    if old is not None:
+        reruns.destroy_rerun_state_machine()
+        reruns.initialize_rerun_state_machine(
+            state_save_func=old.state_save_func,
+            state_restore_func=old.state_restore_func,
+            mode=old.mode,
+            error_injector=old.error_injector,
+            result_rejected_tracker_filename=old.result_rejected_tracker_filename,
+        )
