@@ -3,6 +3,8 @@
 """
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 
 import click
 
@@ -10,6 +12,9 @@ from tft.errors import CheckpointCorrupt, StoryCorrupt, UsageError
 
 _REFUSED = 2
 _INTERRUPTED = 130
+
+_APART = {"replay": "replay", "replicas": "replicas", "checkpoint": "checkpoints"}
+"""Commands that are not in `tft.cli.commands`, by their modules."""
 
 
 class _Commands(click.Group):
@@ -22,23 +27,12 @@ class _Commands(click.Group):
         return [*jobs, *parts, "keys", "replay", "replicas", "checkpoint"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from tft.cli import checkpoints, commands, replay, replicas
-
-        make = {
-            "run": commands.run_command,
-            "lead": commands.lead_command,
-            "pause": commands.pause_command,
-            "resume": commands.resume_command,
-            "dump": commands.dump_command,
-            "broker": commands.broker_command,
-            "controller": commands.controller_command,
-            "agent": commands.agent_command,
-            "keys": commands.keys_command,
-            "replay": replay.replay_command,
-            "replicas": replicas.replicas_command,
-            "checkpoint": checkpoints.checkpoint_command,
-        }.get(cmd_name)
-        return make() if make else None
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        # of the others each module is imported for its own command alone: a job starts many processes
+        module = import_module(f"tft.cli.{_APART.get(cmd_name, 'commands')}")
+        make: Callable[[], click.Command] = getattr(module, f"{cmd_name}_command")
+        return make()
 
 
 tft = _Commands(
