@@ -66,8 +66,7 @@ class Adopted:
         self.training = training
         self._replaced = replaced
         self._parallel = parallel
-        rank, world = parallel.place
-        self._shards = {each.name: each for each in shards_of(training, rank, world)}
+        self._shards = {each.name: each for each in shards_of(training, parallel.place[0])}
         self._private = Private(training)
         self._switches = Switches(training)
         # what cannot be moved is refused now, not in an incident, and before anything is touched
@@ -226,12 +225,12 @@ class Adopted:
 
     def _written(self, name: str, step: int) -> "Written":
         from tft_megatron.checkpoints import Written
-        from tft_megatron.layout import FORM, REST, contents, part
+        from tft_megatron.layout import FORM, REST, content_of, part
 
         shard = self.shard(name)
         # as `shards_of` has them: what no optimizer has, and then the optimizers
         kinds = dict(zip(self._shards, (REST, *range(len(self.training.optimizers))), strict=True))
-        content = contents(self.training.chunks, self.training.optimizer)[kinds[name]]
+        content = content_of(kinds[name], self.training.chunks, self.training.optimizer)
         if content.common:
             content.common |= common_state(self.training, step)
             if self.training.distributed:

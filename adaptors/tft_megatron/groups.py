@@ -37,6 +37,8 @@ class Parallel:
         self._rank, self._world = 0, 0
         self._pretends = False
         self._places: list[Place] = []
+        self._taken: list[ref[dist.ProcessGroup]] = []
+        """Pretended groups of which the script may have kept one, until it is seen that it has not."""
         self._excepthook = sys.excepthook
 
     @property
@@ -90,13 +92,14 @@ class Parallel:
         """
         Real groups in the place of the others. Raises `OrderRefused` where the script has kept one of those meanwhile.
         """
-        pretended = self._pretended()
+        self._taken += self._pretended()
         self._let_go()
         self._drop_pretence()
         try:
-            refuse_kept(pretended)
+            refuse_kept(self._taken)
         except UsageError as kept:
             raise OrderRefused(str(kept)) from None
+        self._taken = []
 
         def more() -> None:
             _initialize(self._sizes)

@@ -76,12 +76,13 @@ class Content:
     """What megatron-core keeps once for all ranks."""
 
 
-def contents(
+def content_of(
+    wanted: int | str,
     models: Sequence[nn.Module],
     optimizer: Any,  # Any: megatron-core ships no types
-) -> dict[int | str, Content]:
+) -> Content:
     """
-    By the number of the optimizer among those that are chained, and `REST`.
+    What is written of one part: `wanted` is the number of the optimizer among those that are chained, or `REST`.
     """
     chained = list(getattr(optimizer, "chained_optimizers", None) or [optimizer])
     found: dict[int | str, Content] = {number: Content() for number in range(len(chained))}
@@ -92,7 +93,7 @@ def contents(
     }
     with _with_state(chained):  # to ask for what is not there would make it, too
         states = optimizer.sharded_state_dict(named, metadata=dict(FORM))
-        _spread_models(found, chained, named)
+        _spread_models(found, chained, named, wanted)
     for number, state in enumerate([states] if len(chained) == 1 else states.values()):
         _clean(state)
         # each has stretches of its own: what is there twice is there on other data-parallel ranks
@@ -105,7 +106,7 @@ def contents(
         found[REST].common |= {"optimizer": kept[0] if len(kept) == 1 else dict(enumerate(kept))}
     else:
         found[REST].common = {}
-    return found
+    return found[wanted]
 
 
 @contextmanager
@@ -222,10 +223,14 @@ def _is_first(replica: int | tuple[int, ...]) -> bool:
 
 
 def _spread_models(
-    found: Mapping[int | str, Content], chained: Sequence[Any], named: Mapping[str, Any]
-) -> None:  # Any: as megatron-core has it
+    found: Mapping[int | str, Content],
+    chained: Sequence[Any],  # Any: as megatron-core has it
+    named: Mapping[str, Any],
+    wanted: int | str,
+) -> None:
     """
-    What the models have: a parameter goes with the optimizer that has it, or that has a stretch of it.
+    What the models have: a parameter goes with the optimizer that has it, or that has a stretch of it. Stretches
+    take memory, so those are made that are wanted.
     """
     owners = {id(p): number for number, each in enumerate(chained) for p in _owned(each)}
     here = {
@@ -239,7 +244,7 @@ def _spread_models(
             if number is None or not isinstance(value, ShardedTensor | ShardedTensorFactory):
                 left[name][key] = value
             elif isinstance(chained[number], DistributedOptimizer):
-                if id(value.data) in here:
+                if number == wanted and id(value.data) in here:
                     found[number].tensors.extend(_stretch(chained[number], value))
             else:
                 _spread(found[number], {key: value})

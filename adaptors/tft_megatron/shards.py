@@ -6,7 +6,7 @@ sum their gradients; and what no optimizer owns, held by all ranks of the same p
 Parameters of 16 bits are not among them: they are what the masters of 32 bits come to when they are rounded.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -217,29 +217,36 @@ class Shard:
                 )
 
 
-def shards_of(training: Training, rank: int, world: int) -> list[Shard]:
+def shards_of(training: Training, rank: int) -> list[Shard]:
     """
     Those of this rank, read from the groups of now, pretended or not.
     """
     from megatron.core import parallel_state as state
 
-    def ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
-        return tuple(dist.get_process_group_ranks(group))
-
-    summed = ranks(state.get_data_parallel_group(with_context_parallel=True))
-    experts = ranks(state.get_expert_data_parallel_group())
-    if training.distributed:
-        # the same for experts and the rest, see Megatron's own words on this group
-        same = (
-            ranks(state.get_inter_distributed_optimizer_instance_group())
-            if training.instances > 1
-            else (rank,)
-        )
-        held: Callable[[bool], tuple[int, ...]] = lambda _: same  # noqa: E731 (it stands for the next one)
-    else:
-        held = lambda of_experts: experts if of_experts else summed  # noqa: E731
-    shards = [Shard(f"rest.{named_after(summed)}", summed, Rest(training))]
+    alike = _ranks(state.get_data_parallel_group(with_context_parallel=True))
+    shards = [Shard(f"rest.{named_after(alike)}", alike, Rest(training))]
     for number, optimizer in enumerate(training.optimizers):
-        holders = held(training.of_experts(optimizer))
+        holders = _holders(training, optimizer, rank)
         shards.append(Shard(f"optimizer{number}.{named_after(holders)}", holders, Share(optimizer)))
     return shards
+
+
+def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:  # Any: Megatron's
+    """
+    Who has the same of what this optimizer keeps.
+    """
+    from megatron.core import parallel_state as state
+
+    if training.distributed:
+        # the same for experts and the rest, see Megatron's own words on this group
+        several = training.instances > 1
+        return (
+            _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)
+        )
+    if training.of_experts(optimizer):
+        return _ranks(state.get_expert_data_parallel_group())
+    return _ranks(state.get_data_parallel_group(with_context_parallel=True))
+
+
+def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))

@@ -120,7 +120,12 @@ def late(built: Built) -> dict[str, Any]:  # Any: JSON
     """
     tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
     KEPT.summed_over = ps.get_data_parallel_group()
-    return {"refused": refused_by(formed)}
+    found = [refused_by(formed)]
+    adaptor.tft_clear()
+    found.append(refused_by(lambda: formed("again")))
+    adaptor.tft_clear()
+    del KEPT.summed_over
+    return {"refused": [*found, refused_by(lambda: formed("at last"))]}
 
 
 def stages(built: Built) -> dict[str, Any]:  # Any: JSON
@@ -159,11 +164,11 @@ def timed(built: Built) -> dict[str, Any]:  # Any: JSON
     return {"runs": timers("forward-backward")._started}
 
 
-def formed() -> None:
+def formed(name: str = "first") -> None:
     """
-    The first groups.
+    The groups of this name.
     """
-    adaptor.tft_regroup("first", "127.0.0.1", args.port, args.rank, args.world)
+    adaptor.tft_regroup(name, "127.0.0.1", args.port, args.rank, args.world)
     adaptor.tft_rebuild()
 
 
