@@ -3,19 +3,20 @@ What a step that was broken off leaves behind in Megatron, beside gradients: of 
 stumble over it.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from tft_megatron.training import Training
+
+_SPARSE = "megatron.core.transformer.experimental_attention_variant.dsa"
+"""Where the losses of sparse attention are collected for the log."""
 
 
 def forget(training: Training) -> None:
     """
     As if that step had not begun. Groups are let go of, too, where they are kept beside the user's objects.
     """
-    from megatron.core.transformer.experimental_attention_variant.dsa import (
-        DSAIndexerLossLoggingHelper,
-    )
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
@@ -29,7 +30,9 @@ def forget(training: Training) -> None:
                 cleared()
     get_moe_layer_wise_logging_tracker().clear()
     MTPLossLoggingHelper.tracker.clear()
-    DSAIndexerLossLoggingHelper.tracker.clear()
+    sparse = sys.modules.get(_SPARSE)  # it is experimental, and imported by those who use it
+    if sparse is not None:
+        sparse.DSAIndexerLossLoggingHelper.tracker.clear()
     for timer in _timers(training):
         timer.reset()  # one that runs cannot be started
     _begin_reruns_anew()
