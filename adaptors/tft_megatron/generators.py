@@ -64,7 +64,7 @@ def consumed(captured: Mapping[int, bytes]) -> int | None:
     another data position.
     """
     counted: list[int | None] = [unpack(each).get("consumed") for each in captured.values()]
-    return counted[0] if counted else None
+    return next((found for found in counted if found is not None), None)
 
 
 def of_rank(private: bytes) -> dict[str, Any]:

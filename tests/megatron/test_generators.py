@@ -8,12 +8,13 @@ from tft_megatron.generators import Part, consumed, generators
 from tft.protocol.codec import pack
 
 
-def captured(rank: int, **more: object) -> bytes:
+def captured(rank: int, data: object = None, **more: object) -> bytes:
     """
     As the adaptor captures it, with a state that tells the ranks apart.
     """
-    drawn = {"torch": bytes([rank]), **more}
-    return pack({"form": "megatron.1", "torch": pack(drawn), "tracker": {"dropout": bytes([rank])}})
+    drawn = {"torch": bytes([rank]), "data": data}
+    tracker = {"dropout": bytes([rank])}
+    return pack({"form": "megatron.1", "torch": pack(drawn), "tracker": tracker, **more})
 
 
 def part(*ranks: int, stage: int = 0, experts: int = 1) -> Part:
@@ -49,7 +50,7 @@ def test_ranks_with_other_experts_have_an_object_each() -> None:
 def test_samples_are_counted_as_the_data_of_megatron_does() -> None:
     """
     When the data position is that of `tft_megatron.Data`, then it is Megatron's count; with another one
-    nothing is made up.
+    nothing is made up, whatever it calls itself.
     """
-    assert consumed({1: captured(1, data={"consumed": 48}), 0: captured(0)}) == 48
-    assert consumed({0: captured(0, data={"epoch": 3}), 1: captured(1, data=None)}) is None
+    assert consumed({1: captured(1, consumed=48), 0: captured(0)}) == 48
+    assert consumed({0: captured(0, data={"consumed": 3}), 1: captured(1, data=None)}) is None
