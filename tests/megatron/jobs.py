@@ -30,6 +30,13 @@ SHAPES: Mapping[str, tuple[int, tuple[str, ...]]] = {
 said."""
 
 
+def limit_of(nproc: int) -> float:
+    """
+    Seconds a job of so many ranks may take.
+    """
+    return 25.0 * nproc
+
+
 def train(
     run_dir: Path,
     shape: str,
@@ -43,6 +50,7 @@ def train(
     `tft run`.
     """
     nproc, arguments = SHAPES[shape]
+    how.setdefault("limit", limit_of(nproc))
     chaos = [word for spec in specs for word in ("--chaos", spec)]
     steps = ("--steps", str(how.pop("steps", STEPS)))
     outcome = run(

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.jobs import ROOT, Outcome, identical
-from tests.megatron.jobs import SHAPES, STEPS, Undisturbed, train
+from tests.megatron.jobs import SHAPES, STEPS, Undisturbed, limit_of, train
 from tft import checkpoint
 
 PLAIN = ROOT / "tests" / "megatron" / "plain.py"
 NAME = ("--checkpoint-name", "iter_{step:07d}")
+pytestmark = pytest.mark.timeout(360)  # up to four jobs, of up to eight ranks, one after the other
 SAVED = 4
 """The step after which the last checkpoint is written."""
 
@@ -55,7 +56,7 @@ def plainly(checkpoints: Path, out: Path, shape: str, *more: str) -> Outcome:
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        code = process.wait(timeout=100)
+        code = process.wait(timeout=limit_of(nproc))
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -75,7 +76,7 @@ def from_step(outcome: Outcome, first: int) -> dict[tuple[int, int], str]:
     [
         "TP1DP4",
         *soak("TP1DP4-plain", "TP2DP2", "TP2DP2-plain", "PP2DP2", "PP2DP2-plain"),
-        *soak("EP2DP4", "EP2DP4-plain"),
+        *soak("EP2DP4", "EP2DP4-plain", "TP2DP4", "PP2DP4"),
     ],
 )
 def test_a_last_checkpoint_is_gone_on_from_bit_for_bit(

@@ -14,7 +14,6 @@ from tests.megatron.jobs import SHAPES, STEPS, Undisturbed, train
 PHASES = ("forward", "backward", "update", "between")
 SOAK = pytest.mark.soak
 FOUR = [shape for shape, (ranks, _) in SHAPES.items() if ranks == 4 and shape != "TP1DP4-one"]
-EIGHT: dict[str, Any] = {"limit": 300.0}  # Any: keywords of `train`
 
 
 def rows(covering: set[str]) -> list[Any]:  # Any: pytest's own
@@ -120,7 +119,7 @@ def test_eight_ranks_survive_a_kill_and_two_at_once(
         "kill:rank=0,step=6,phase=backward",
         "kill:rank=7,step=6,phase=backward",
     )
-    outcome = train(tmp_path / "run", shape, *specs, **EIGHT)
+    outcome = train(tmp_path / "run", shape, *specs)
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape))
     assert struck(outcome) == {("process", rank) for rank in (0, 5, 7)}
