@@ -1,17 +1,12 @@
 """
 One rank in a process of its own, without `tft run`: what becomes of a script's objects in an incident, and what is refused of
-them. What came of it is printed as JSON.
+them.
 """
 
 import argparse
-import json
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tft_megatron
 import torch
@@ -23,8 +18,24 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from tft_megatron.adaptor import adaptor
 
 from tests.megatron import shim
-from tests.megatron.gpt import MICRO_BATCH, Built, add_arguments, build, samples, sizes
+from tests.megatron.gpt import MICRO_BATCH, add_arguments, build, samples, sizes
 from tft.errors import OrderRefused, UsageError
+
+Found = dict[str, Any]  # Any: plain values
+
+
+def run(
+    answer: Connection, case: str, arguments: tuple[str, ...], rank: int, world: int, port: int
+) -> None:
+    """
+    What a process does: build, do what the method `case` does, answer what it has found, and wait to be killed: gloo's own
+    teardown hangs now and then.
+    """
+    torch.set_num_threads(1)
+    shim.install()
+    args = add_arguments(argparse.ArgumentParser()).parse_args(arguments)
+    answer.send(getattr(Script(args, rank, world, port), case)())
+    answer.poll(None)
 
 
 class Session:
@@ -41,138 +52,152 @@ class Session:
         adaptor.tft_adopt(parts, None)
 
 
-def switched(built: Built) -> dict[str, Any]:  # Any: JSON
+class Script:
     """
-    What a script switches.
-    """
-    wrapped = built.wrapped
-    return {
-        "hooks": len(wrapped.remove_forward_pre_hook_handles),
-        "modules": len(list(wrapped.module.modules())),
-        "training": [module.training for module in wrapped.modules()],
-        "gathers": wrapped.config.param_sync_func is not None,
-    }
-
-
-def evaluation(built: Built) -> dict[str, Any]:  # Any: JSON
-    """
-    An evaluation is broken off.
-    """
-    built.wrapped.config.param_sync_func = built.wrapped.start_param_sync
-    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
-    before = switched(built)
-    private = adaptor.tft_capture(closing=True)
-    built.wrapped.disable_forward_pre_hook(param_sync=False)
-    built.wrapped.config.param_sync_func = None
-    built.wrapped.eval()
-    between = switched(built)
-    adaptor.tft_rollback(private)
-    return {"before": before, "between": between, "after": switched(built)}
-
-
-def beginning(built: Built) -> dict[str, Any]:  # Any: JSON
-    """
-    The first groups are formed.
-    """
-    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
-    formed()
-    model = built.wrapped.module
-    weight = model.shared_embedding_or_output_weight() if args.pp > 1 else None
-    return {
-        "state": {name: adaptor.tft_digests()[name] for name in ("parameters", "optimizer")},
-        "embeddings": None if weight is None else weight.detach().double().tolist(),
-    }
-
-
-def logged(built: Built) -> dict[str, Any]:  # Any: JSON
-    """
-    A step is broken off when several tokens have been predicted in it.
-    """
-    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
-    group = ps.get_data_parallel_group()
-    MTPLossLoggingHelper.save_loss_to_tracker(torch.ones([]), 0, 1, avg_group=group)
-    before = sorted(MTPLossLoggingHelper.tracker)
-    adaptor.tft_clear()
-    return {"before": before, "after": sorted(MTPLossLoggingHelper.tracker)}
-
-
-def kept(built: Built) -> dict[str, Any]:  # Any: JSON
-    """
-    The script keeps a group itself, in an object, then one in a dict, and then none.
+    It has built what it is going to train.
     """
 
-    def enable() -> None:
-        tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
+    def __init__(self, args: argparse.Namespace, rank: int, world: int, port: int) -> None:
+        self.args = args
+        self.port = port
+        self.session = Session(rank, world)
+        tft_megatron.begin(self.session, **sizes(args))
+        torch.manual_seed(rank)
+        model_parallel_cuda_manual_seed(1)
+        init_num_microbatches_calculator(0, None, 2, MICRO_BATCH, 1)
+        self.data = tft_megatron.Data(samples)
+        self.built = build(args)
+        self.wrapped = self.built.wrapped
 
-    KEPT.summed_over = ps.get_data_parallel_group()
-    found = [refused_by(enable)]
-    del KEPT.summed_over
-    own = {"summed over": ps.get_data_parallel_group()}
-    found.append(refused_by(enable))
-    own.clear()
-    found.append(refused_by(enable))
-    return {"refused": found, "size": ps.get_data_parallel_world_size()}
+    # ------------------------------------------------------------ what it does
+
+    def evaluation(self) -> Found:
+        """
+        An evaluation is broken off.
+        """
+        self.wrapped.config.param_sync_func = self.wrapped.start_param_sync
+        self.enable()
+        before = self.switched()
+        private = adaptor.tft_capture(closing=True)
+        self.wrapped.disable_forward_pre_hook(param_sync=False)
+        self.wrapped.config.param_sync_func = None
+        self.wrapped.eval()
+        between = self.switched()
+        adaptor.tft_rollback(private)
+        return {"before": before, "between": between, "after": self.switched()}
+
+    def beginning(self) -> Found:
+        """
+        The first groups are formed.
+        """
+        self.enable()
+        self.form()
+        model = self.wrapped.module
+        weight = model.shared_embedding_or_output_weight() if self.args.pp > 1 else None
+        return {
+            "state": {name: adaptor.tft_digests()[name] for name in ("parameters", "optimizer")},
+            "embeddings": None if weight is None else weight.detach().double().tolist(),
+        }
+
+    def logged(self) -> Found:
+        """
+        A step is broken off when several tokens have been predicted in it.
+        """
+        self.enable()
+        group = ps.get_data_parallel_group()
+        MTPLossLoggingHelper.save_loss_to_tracker(torch.ones([]), 0, 1, avg_group=group)
+        before = sorted(MTPLossLoggingHelper.tracker)
+        adaptor.tft_clear()
+        return {"before": before, "after": sorted(MTPLossLoggingHelper.tracker)}
+
+    def timed(self) -> Found:
+        """
+        A step is broken off while Megatron takes its time.
+        """
+        timers = self.wrapped.config.timers = Timers(1, "minmax")
+        self.enable()
+        timers("forward-backward", log_level=1).start()
+        adaptor.tft_clear()
+        timers("forward-backward", log_level=1).start()
+        return {"runs": timers("forward-backward")._started}
+
+    def kept(self) -> Found:
+        """
+        It keeps a group itself, in an object, then one in a dict, and then none.
+        """
+        place = argparse.Namespace(summed_over=ps.get_data_parallel_group())
+        found = [refused(self.enable)]
+        del place.summed_over
+        own = {"summed over": ps.get_data_parallel_group()}
+        found.append(refused(self.enable))
+        own.clear()
+        found.append(refused(self.enable))
+        return {"refused": found, "size": ps.get_data_parallel_world_size()}
+
+    def late(self) -> Found:
+        """
+        It keeps a group itself, once it has handed all over.
+        """
+        self.enable()
+        place = argparse.Namespace(summed_over=ps.get_data_parallel_group())
+        found = [refused(self.form)]
+        adaptor.tft_clear()
+        found.append(refused(lambda: self.form("again")))
+        adaptor.tft_clear()
+        del place.summed_over
+        return {"refused": [*found, refused(lambda: self.form("at last"))]}
+
+    def stages(self) -> Found:
+        """
+        The last stage has another learning rate, as Megatron's `decoupled_lr` gives it.
+        """
+        if self.session.rank == self.session.world - 1:
+            self.built.optimizer.param_groups[0]["is_decoupled_lr"] = True
+        self.enable()
+        return {"refused": refused(self.form)}
+
+    def handed(self) -> Found:
+        """
+        It hands over what cannot be kept.
+        """
+        config = self.wrapped.module.decoder.layers[0].config
+        config.cuda_graph_impl = "local"
+        found = [refused(self.enable)]
+        config.cuda_graph_impl = "none"
+        found.append(refused(lambda: self.enable(scheduler=None)))
+        found.append(refused(lambda: self.enable(data=self.args)))
+        return {"refused": found}
+
+    # ------------------------------------------------------------ and with what
+
+    def enable(self, **others: object) -> None:
+        """
+        Hand all over, or something else.
+        """
+        parts: dict[str, Any] = {"scheduler": self.built.scheduler, "data": self.data, **others}
+        tft_megatron.enable(self.session, self.wrapped, self.built.optimizer, **parts)
+
+    def form(self, name: str = "first") -> None:
+        """
+        The groups of this name.
+        """
+        rank, world = self.session.rank, self.session.world
+        adaptor.tft_regroup(name, "127.0.0.1", self.port, rank, world)
+        adaptor.tft_rebuild()
+
+    def switched(self) -> Found:
+        """
+        What a script switches.
+        """
+        return {
+            "hooks": len(self.wrapped.remove_forward_pre_hook_handles),
+            "modules": len(list(self.wrapped.module.modules())),
+            "training": [module.training for module in self.wrapped.modules()],
+            "gathers": self.wrapped.config.param_sync_func is not None,
+        }
 
 
-def late(built: Built) -> dict[str, Any]:  # Any: JSON
-    """
-    The script keeps a group itself, once it has handed all over.
-    """
-    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
-    KEPT.summed_over = ps.get_data_parallel_group()
-    found = [refused_by(formed)]
-    adaptor.tft_clear()
-    found.append(refused_by(lambda: formed("again")))
-    adaptor.tft_clear()
-    del KEPT.summed_over
-    return {"refused": [*found, refused_by(lambda: formed("at last"))]}
-
-
-def stages(built: Built) -> dict[str, Any]:  # Any: JSON
-    """
-    The last stage has another learning rate, as Megatron's `decoupled_lr` gives it.
-    """
-    if args.rank == args.world - 1:
-        built.optimizer.param_groups[0]["is_decoupled_lr"] = True
-    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
-    return {"refused": refused_by(formed)}
-
-
-def handed(built: Built) -> dict[str, Any]:  # Any: JSON
-    """
-    What cannot be kept is handed over.
-    """
-    config = built.wrapped.module.decoder.layers[0].config
-    everything = (session, built.wrapped, built.optimizer)
-    config.cuda_graph_impl = "local"
-    found = [refused_by(lambda: tft_megatron.enable(*everything, built.scheduler, data=data))]
-    config.cuda_graph_impl = "none"
-    found.append(refused_by(lambda: tft_megatron.enable(*everything, data=data)))
-    found.append(refused_by(lambda: tft_megatron.enable(*everything, built.scheduler, data=args)))
-    return {"refused": found}
-
-
-def timed(built: Built) -> dict[str, Any]:  # Any: JSON
-    """
-    A step is broken off while Megatron takes its time.
-    """
-    timers = built.wrapped.config.timers = Timers(1, "minmax")
-    tft_megatron.enable(session, built.wrapped, built.optimizer, built.scheduler, data=data)
-    timers("forward-backward", log_level=1).start()
-    adaptor.tft_clear()
-    timers("forward-backward", log_level=1).start()
-    return {"runs": timers("forward-backward")._started}
-
-
-def formed(name: str = "first") -> None:
-    """
-    The groups of this name.
-    """
-    adaptor.tft_regroup(name, "127.0.0.1", args.port, args.rank, args.world)
-    adaptor.tft_rebuild()
-
-
-def refused_by(call: Callable[[], object]) -> str:
+def refused(call: Callable[[], object]) -> str:
     """
     The sentence, or nothing.
     """
@@ -181,29 +206,3 @@ def refused_by(call: Callable[[], object]) -> str:
     except (UsageError, OrderRefused) as error:
         return str(error)
     return ""
-
-
-KEPT = argparse.Namespace()
-CASES = {
-    "evaluation": evaluation, "beginning": beginning, "logged": logged, "kept": kept, "late": late,
-    "stages": stages, "handed": handed, "timed": timed,
-}  # fmt: skip
-
-torch.set_num_threads(1)
-shim.install()
-parser = add_arguments(argparse.ArgumentParser())
-parser.add_argument("case", choices=CASES)
-parser.add_argument("--rank", type=int, default=0)
-parser.add_argument("--world", type=int, default=1)
-parser.add_argument("--port", type=int)
-args = parser.parse_args()
-session = Session(args.rank, args.world)
-tft_megatron.begin(session, **sizes(args))
-torch.manual_seed(args.rank)
-model_parallel_cuda_manual_seed(1)
-init_num_microbatches_calculator(0, None, 2, MICRO_BATCH, 1)
-data = tft_megatron.Data(samples)
-found = CASES[args.case](build(args))
-sys.stdout.write(json.dumps(found))
-sys.stdout.flush()
-os._exit(0)  # gloo's own teardown hangs now and then

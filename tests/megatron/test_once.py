@@ -2,48 +2,60 @@
 What becomes of a script's own objects in an incident: seen in one rank, or two, without `tft run`.
 """
 
-import json
-import os
-import subprocess
-import sys
-from typing import Any
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 
 import pytest
 from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
 
-from tests.e2e.jobs import ROOT
+from tests.megatron.once import Found, run
 
-ONCE = ROOT / "tests" / "megatron" / "once.py"
+PATIENCE = 60.0
+"""Seconds a rank may take."""
+
+Once = Callable[..., list[Found]]
 
 
-def once(*arguments: str, world: int = 1) -> list[dict[str, Any]]:  # Any: JSON
+@pytest.fixture(scope="module")
+def context() -> ForkServerContext:
     """
-    What the script finds on each rank.
+    Where processes come from: the imports are paid for once.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    where = ("--world", str(world), "--port", str(store.port))
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(ONCE), *arguments, *where, "--rank", str(rank)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        found = []
-        for each in started:
-            said, wrong = each.communicate(timeout=100)
-            assert each.returncode == 0, wrong
-            found.append(json.loads(said.splitlines()[-1]))
-        return found
-    finally:
-        for each in started:
-            each.kill()
-            each.wait()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.megatron.once"])
+    return context
 
 
-def test_an_evaluation_that_is_broken_off_leaves_nothing_switched() -> None:
+@pytest.fixture
+def once(context: ForkServerContext) -> Once:
+    """
+    What a case finds on each rank.
+    """
+
+    def once(case: str, *arguments: str, world: int = 1) -> list[Found]:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        here, there = zip(*(context.Pipe() for _ in range(world)), strict=True)
+        ranks = [
+            context.Process(
+                target=run, args=(there[rank], case, arguments, rank, world, store.port)
+            )
+            for rank in range(world)
+        ]
+        for each in ranks:
+            each.start()
+        try:
+            assert all(each.poll(PATIENCE) for each in here), "a rank has found nothing"
+            return [each.recv() for each in here]
+        finally:
+            for each in ranks:
+                each.kill()
+                each.join()
+
+    return once
+
+
+def test_an_evaluation_that_is_broken_off_leaves_nothing_switched(once: Once) -> None:
     """
     When a fault strikes while the model is evaluated, with overlapped gathering of parameters off, then all of
     it is as it was handed over: as it is in a rank that takes the place of another.
@@ -60,7 +72,9 @@ def test_an_evaluation_that_is_broken_off_leaves_nothing_switched() -> None:
     "more",
     [("--mtp",), pytest.param(("--tied",), marks=pytest.mark.soak)],
 )
-def test_stages_with_a_copy_of_the_embeddings_begin_with_it(more: tuple[str, ...]) -> None:
+def test_stages_with_a_copy_of_the_embeddings_begin_with_it(
+    more: tuple[str, ...], once: Once
+) -> None:
     """
     When the last stage of a pipeline has the embeddings, too, because it predicts several tokens, or for output,
     then it has those of the first stage once groups are formed.
@@ -70,7 +84,7 @@ def test_stages_with_a_copy_of_the_embeddings_begin_with_it(more: tuple[str, ...
     assert last["embeddings"] == first["embeddings"]
 
 
-def test_replicas_that_have_drawn_other_parameters_begin_with_the_same() -> None:
+def test_replicas_that_have_drawn_other_parameters_begin_with_the_same(once: Once) -> None:
     """
     When data-parallel ranks build with other seeds, then all have the parameters of the first one, and the same
     masters, once groups are formed.
@@ -79,7 +93,7 @@ def test_replicas_that_have_drawn_other_parameters_begin_with_the_same() -> None
     assert second["state"] == first["state"]
 
 
-def test_what_was_collected_for_the_log_of_a_broken_step_is_dropped() -> None:
+def test_what_was_collected_for_the_log_of_a_broken_step_is_dropped(once: Once) -> None:
     """
     When a step is broken off that has predicted several tokens, then neither the loss it has counted nor the group it
     would average it over is left.
@@ -89,7 +103,7 @@ def test_what_was_collected_for_the_log_of_a_broken_step_is_dropped() -> None:
     assert found["after"] == []
 
 
-def test_a_group_that_the_script_keeps_itself_is_refused() -> None:
+def test_a_group_that_the_script_keeps_itself_is_refused(once: Once) -> None:
     """
     When a script has kept a group where nothing else can be put in its place, in an object or a dict, then it is told;
     when it has let go of it, then all is as it should be.
@@ -101,7 +115,7 @@ def test_a_group_that_the_script_keeps_itself_is_refused() -> None:
     assert (nowhere, found["size"]) == ("", 1)
 
 
-def test_a_group_that_is_kept_later_is_refused_when_real_ones_are_formed() -> None:
+def test_a_group_that_is_kept_later_is_refused_when_real_ones_are_formed(once: Once) -> None:
     """
     When a script takes a group for itself once it has handed all over, then it is told before the first step, as long as
     it has it.
@@ -114,7 +128,7 @@ def test_a_group_that_is_kept_later_is_refused_when_real_ones_are_formed() -> No
     assert (len(refused), at_last) == (2, "")
 
 
-def test_stages_with_other_settings_are_refused() -> None:
+def test_stages_with_other_settings_are_refused(once: Once) -> None:
     """
     When one stage of a pipeline has another learning rate than the others, which Megatron would have them agree on,
     then all are told when the first groups are formed.
@@ -124,7 +138,7 @@ def test_stages_with_other_settings_are_refused() -> None:
     assert "stage 0 of the pipeline has the groups of parameters" in last["refused"]
 
 
-def test_what_cannot_be_kept_is_refused_when_it_is_handed_over() -> None:
+def test_what_cannot_be_kept_is_refused_when_it_is_handed_over(once: Once) -> None:
     """
     When a module has a setting that cannot be gone on with, a scheduler is left out, or the data tells no position, then
     `enable` says so.
@@ -136,7 +150,7 @@ def test_what_cannot_be_kept_is_refused_when_it_is_handed_over() -> None:
     assert position == "data must have state_dict() and load_state_dict(); a Namespace has not"
 
 
-def test_a_timer_that_was_running_can_be_started_again() -> None:
+def test_a_timer_that_was_running_can_be_started_again(once: Once) -> None:
     """
     When a step is broken off while Megatron takes its time, then the next one can take its own.
     """
