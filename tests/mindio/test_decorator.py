@@ -14,6 +14,8 @@ from tests.mindio.jobs import Outcome, job
 
 S = ReportState
 
+SOAK = pytest.mark.soak
+
 
 def patterns(*, can_repair: bool = True) -> Patterns:
     """
@@ -141,9 +143,9 @@ def faults_of(outcome: Outcome) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("text", "kind", "options"),
     [
-        ("ValueError of a bug", "ValueError: ValueError of a bug", {}),
+        pytest.param("ValueError of a bug", "ValueError: ValueError of a bug", {}, marks=SOAK),
         ("nobody knows this", "RuntimeError: nobody knows this", {}),
-        ("UCE ERROR", "RuntimeError: UCE ERROR", {"uce": False}),
+        pytest.param("UCE ERROR", "RuntimeError: UCE ERROR", {"uce": False}, marks=SOAK),
         (
             "MINE",
             "the handler of 'MINE' says 'NONSENSE'",
@@ -174,7 +176,7 @@ def test_what_is_unknown_ends_with_a_last_checkpoint(
     ("text", "evidence"),
     [
         ("KeyboardInterrupt", f"was ended by signal {signal.SIGINT.value}"),
-        pytest.param("SystemExit", "left with code 1", marks=pytest.mark.soak),
+        pytest.param("SystemExit", "left with code 1", marks=SOAK),
     ],
 )
 def test_what_is_no_error_ends_the_process(text: str, evidence: str, tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_a_replacement_that_fails_before_it_is_ready_ends_by_its_error(tmp_path:
     assert [rank for rank, _ in outcome.called("save")] == [0]
 
 
-@pytest.mark.soak
+@SOAK
 def test_a_replacement_that_is_ready_again_and_again_is_told_so(tmp_path: Path) -> None:
     """
     When a program says ARF FINISH whenever it is called in a replacement, it would never train: its process ends with
@@ -267,7 +269,7 @@ def test_a_last_checkpoint_begins_with_stop_and_clean_where_that_is_asked_for(
 # ---------------------------------------------------------------- without it
 
 
-@pytest.mark.parametrize("text", [pytest.param("UCE ERROR", marks=pytest.mark.soak), "kill"])
+@pytest.mark.parametrize("text", [pytest.param("UCE ERROR", marks=SOAK), "kill"])
 def test_a_program_may_have_a_loop_of_its_own(text: str, tmp_path: Path) -> None:
     """
     When a program reports its errors itself and waits once or twice, as MindSpore does, it is brought back as any
@@ -293,7 +295,7 @@ def test_who_has_left_a_loop_of_its_own_takes_part_in_a_repair(tmp_path: Path) -
     assert outcome.ranks_called("returned") == [0, 1]
 
 
-@pytest.mark.parametrize(("mindspore", "ranks"), [("1", [0, 1]), ("0", [])])
+@pytest.mark.parametrize(("mindspore", "ranks"), [("1", [0, 1]), pytest.param("0", [], marks=SOAK)])
 def test_the_exit_function_is_mindspores(mindspore: str, ranks: list[int], tmp_path: Path) -> None:
     """
     When a job of MindSpore is over before its time, the program's function for that is called in every rank.

@@ -47,7 +47,7 @@ def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any:
         return running.end()
 
 
-@pytest.mark.parametrize("where", ["loop", "update"])
+@pytest.mark.parametrize("where", [pytest.param("loop", marks=pytest.mark.soak), "update"])
 def test_lost_memory_is_repaired_from_a_copy(tmp_path: Path, where: str) -> None:
     """
     When a rank's memory is lost, in its loop or with half of its state changed, it receives the state of
@@ -68,7 +68,7 @@ def test_lost_memory_is_repaired_from_a_copy(tmp_path: Path, where: str) -> None
     assert [call["uce"] for _, call in outcome.called("clean")] == [False, True, False, False]
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_lost_process_is_replaced(tmp_path: Path, rank: int) -> None:
     """
     When a process is killed, rank 0 as any other, another one takes its place, knows that it is one, and
@@ -87,7 +87,7 @@ def test_a_lost_process_is_replaced(tmp_path: Path, rank: int) -> None:
     assert outcome.ranks_called("clean") == survivors
 
 
-@pytest.mark.parametrize("where", ["summed", "update"])
+@pytest.mark.parametrize("where", [pytest.param("summed", marks=pytest.mark.soak), "update"])
 def test_a_process_that_dies_late_in_a_step_is_replaced_for_the_next(
     tmp_path: Path, where: str
 ) -> None:

@@ -260,6 +260,7 @@ def test_a_missing_repair_is_noticed_when_it_is_needed(tmp_path: Path) -> None:
     assert all(replaced == [1] for replaced in survivors)
 
 
+@pytest.mark.soak
 def test_a_missing_save_is_noticed_when_it_is_needed(tmp_path: Path) -> None:
     """
     When there is no function that saves, there is no last checkpoint, which is said, as with MindIO.
@@ -269,6 +270,7 @@ def test_a_missing_save_is_noticed_when_it_is_needed(tmp_path: Path) -> None:
     assert "has registered no function that saves" in came_of(outcome)
 
 
+@pytest.mark.soak
 def test_a_missing_rollback_is_noticed_when_training_goes_on(tmp_path: Path) -> None:
     """
     When nothing has told the program which step it was brought to, it does not go on; with MindIO it does, with

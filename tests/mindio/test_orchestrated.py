@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.mindio.jobs import LIMIT, ROOT, Outcome, job
 from tests.mindio.test_jobs import assert_same, run
 from tft.bus.ports import free_address
@@ -56,6 +58,7 @@ def test_rank_0_may_decide_about_the_others(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.soak
 def test_lost_memory_may_be_answered_with_an_end(tmp_path: Path) -> None:
     """
     When the orchestrator chooses a last checkpoint though more could be done, the job is saved and ends.

@@ -72,6 +72,7 @@ def test_a_last_checkpoint_that_is_chosen_is_saved_by_one_of_each_part(tmp_path:
         assert outcome.called(what) == []
 
 
+@pytest.mark.soak
 def test_what_was_never_offered_ends_the_job(tmp_path: Path) -> None:
     """
     When something is chosen that nobody has heard of, the orchestrator is told (499), nothing is repaired

@@ -27,6 +27,7 @@ def repairs(outcome: Outcome) -> list[tuple[int, int, int, bool, list[int], list
     )
 
 
+@pytest.mark.soak
 def test_links_of_two_ranks_are_retried_and_their_memory_is_repaired(tmp_path: Path) -> None:
     """
     When links of ranks 0 and 3 fail, everyone stops, cleans and goes back to one step, and nothing is sent.
@@ -82,6 +83,7 @@ def test_a_rank_that_cannot_be_cleaned_gets_another_process(tmp_path: Path) -> N
     assert (3, 1) in {(source, to) for *_, [source], [to] in repairs(outcome)}
 
 
+@pytest.mark.soak
 def test_a_lost_link_beside_a_lost_process_hides_nothing(tmp_path: Path) -> None:
     """
     When rank 0's link fails as rank 3 is killed, rank 3 is replaced and gets its part from rank 1.

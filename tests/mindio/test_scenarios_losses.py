@@ -85,6 +85,7 @@ def test_a_rank_that_hangs_is_found_though_its_process_lives(tmp_path: Path) -> 
     assert pairs(outcome) == {(0, 2)}
 
 
+@pytest.mark.soak
 def test_a_replacement_that_dies_as_it_waits_is_replaced(tmp_path: Path) -> None:
     """
     When the process that takes rank 3's place is killed before it is ready, the next one takes it.

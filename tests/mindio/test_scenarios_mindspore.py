@@ -109,6 +109,7 @@ def test_without_a_replacement_one_of_each_group_saves(tmp_path: Path) -> None:
     assert outcome.ranks_called("exit") == [0, 2, 3]
 
 
+@pytest.mark.soak
 def test_what_nobody_has_any_more_is_not_made_up(tmp_path: Path) -> None:
     """
     When all ranks have lost their memory, nothing is repaired and nothing is saved: all are told to exit.
@@ -121,6 +122,7 @@ def test_what_nobody_has_any_more_is_not_made_up(tmp_path: Path) -> None:
     assert outcome.ranks_called("exit") == [0, 1, 2, 3]
 
 
+@pytest.mark.soak
 def test_a_saver_that_fails_leaves_its_part_to_another(tmp_path: Path) -> None:
     """
     When rank 0 cannot save, rank 2 saves what both hold, with rank 3, and the job has its last checkpoint.

@@ -141,6 +141,7 @@ def test_a_rank_is_switched_to_another_node_while_the_job_trains(tmp_path: Path)
     assert incident["steps_lost"] == 0
 
 
+@pytest.mark.soak
 def test_a_process_that_another_launcher_starts_for_a_rank_that_lives_takes_over(
     tmp_path: Path,
 ) -> None:
