@@ -62,7 +62,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Out
 
 
 @pytest.mark.parametrize(
-    "layout", ["fsdp", pytest.param("tensor", marks=pytest.mark.soak), "pipeline"]
+    "layout",
+    [
+        "fsdp",
+        pytest.param("tensor", marks=pytest.mark.soak),
+        pytest.param("pipeline", marks=pytest.mark.soak),
+    ],
 )
 def test_ranks_killed_and_broken_in_any_phase_change_nothing(
     layout: str, tmp_path: Path, undisturbed: Callable[[str], Outcome]
