@@ -29,6 +29,12 @@ class Adaptor(TorchAdaptor[Adopted]):
         super().__init__()
         self.parallel = Parallel(self.groups)
 
+    def forming(self) -> Parallel:
+        """
+        All of Megatron's groups together.
+        """
+        return self.parallel
+
     @hookimpl
     def tft_strategies(self) -> Sequence[str]:
         return enabled()
@@ -48,21 +54,6 @@ class Adaptor(TorchAdaptor[Adopted]):
         wrap: Callable[[], Any] | None,
     ) -> None:
         self.adopted = adopt(parts, wrap, self.parallel, self.contributing)
-
-    # ------------------------------------------------------------ groups
-
-    @hookimpl
-    def tft_waiting(self, frame: FrameType) -> bool:
-        return waiting(frame)
-
-    @hookimpl
-    def tft_clear(self) -> None:
-        super().tft_clear()
-        self.parallel.clear()
-
-    @hookimpl
-    def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:
-        self.parallel.form(name, host, port, rank, world, cuda=self.state().on_cuda)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -87,6 +78,10 @@ class Adaptor(TorchAdaptor[Adopted]):
         point(directory, newest, step)
 
     # ------------------------------------------------------------ faults
+
+    @hookimpl
+    def tft_waiting(self, frame: FrameType) -> bool:
+        return waiting(frame)
 
     @hookimpl
     def tft_classify(self, error: BaseException) -> FaultKind | Diagnosis | None:

@@ -41,21 +41,6 @@ class Adaptor(TorchAdaptor[Adopted | Maker]):
         take_charge = adopt_make if "make" in parts else adopt
         self.adopted = take_charge(parts, wrap, self.contributing)
 
-    # ------------------------------------------------------------ groups
-
-    @hookimpl
-    def tft_waiting(self, frame: FrameType) -> bool:
-        return waiting(frame)
-
-    @hookimpl
-    def tft_clear(self) -> None:
-        super().tft_clear()
-        self.groups.clear()
-
-    @hookimpl
-    def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:
-        self.groups.form(name, host, port, rank, world, cuda=self.state().on_cuda)
-
     # ------------------------------------------------------------ checkpoints
 
     @hookimpl
@@ -87,6 +72,10 @@ class Adaptor(TorchAdaptor[Adopted | Maker]):
         return state
 
     # ------------------------------------------------------------ faults
+
+    @hookimpl
+    def tft_waiting(self, frame: FrameType) -> bool:
+        return waiting(frame)
 
     @hookimpl
     def tft_classify(self, error: BaseException) -> FaultKind | None:

@@ -21,6 +21,18 @@ class TorchState(TrainingState, Protocol):
     def updated(self) -> None: ...
 
 
+class Forming(Protocol):
+    """
+    As `tft_pytorch.groups.Groups` does it.
+    """
+
+    def form(
+        self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool
+    ) -> None: ...
+
+    def clear(self) -> None: ...
+
+
 State = TypeVar("State", bound=TorchState)
 
 
@@ -34,6 +46,12 @@ class TorchAdaptor(StateAdaptor[State]):
         self.groups = Groups()
         self.contributing: Callable[[], None] | None = None
         """What a step is to call when this rank is about to give the last of its sums to the others."""
+
+    def forming(self) -> Forming:
+        """
+        What forms the groups of a job, and frees them.
+        """
+        return self.groups
 
     # ------------------------------------------------------------ the process
 
@@ -74,3 +92,12 @@ class TorchAdaptor(StateAdaptor[State]):
     @hookimpl
     def tft_quiesce(self) -> None:
         self.groups.quiesce()
+
+    @hookimpl
+    def tft_clear(self) -> None:
+        super().tft_clear()
+        self.forming().clear()
+
+    @hookimpl
+    def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:
+        self.forming().form(name, host, port, rank, world, cuda=self.state().on_cuda)
