@@ -75,6 +75,16 @@ def test_an_adaptor_without_its_framework_is_refused_with_the_reason(install: In
         load_adaptor("stranger_a")
 
 
+def test_an_adaptor_without_any_hook_is_refused(install: Install) -> None:
+    """
+    When what the entry point names has no hook, such as a module whose hooks are in an object now, then it is refused: it
+    would be asked nothing.
+    """
+    install("stranger_a", "", "tft.adaptors")
+    with pytest.raises(UnknownAdaptor, match=r"'stranger_a' has no hook in it: install"):
+        load_adaptor("stranger_a")
+
+
 def test_a_hook_that_does_not_exist_is_refused_by_name(install: Install) -> None:
     """
     When an adaptor or a plugin implements an unknown hook, it is refused: it would never be called.

@@ -29,7 +29,7 @@ def load_adaptor(name: str) -> pluggy.PluginManager:
     """
     The adaptor of that name, alone; call it through `.hook`. The same one in the whole process.
 
-    Raises `UnknownAdaptor` where no package offers it or its import fails, `UsageError` where it
+    Raises `UnknownAdaptor` where no package offers it, its import fails or it has no hook, `UsageError` where it
     does not fit the hook specifications.
     """
     entry = find_adaptor(name)
@@ -43,6 +43,11 @@ def load_adaptor(name: str) -> pluggy.PluginManager:
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(AdaptorSpecs)
     add(manager, adaptor, name)
+    if not manager.get_hookcallers(adaptor):
+        raise UnknownAdaptor(
+            f"the adaptor {name!r} is installed, but {entry.value!r} has no hook in it: install its package anew, or "
+            "have its entry point name what has the hooks"
+        )
     return manager
 
 

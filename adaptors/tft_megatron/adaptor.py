@@ -41,9 +41,7 @@ class Adaptor(TorchAdaptor[Adopted]):
 
     @hookimpl
     def tft_preload(self) -> None:
-        from tft_megatron.preload import (
-            preload,  # takes seconds: only processes that train need it
-        )
+        from tft_megatron.preload import preload  # seconds: only processes that train need it
 
         preload()
 
@@ -76,6 +74,15 @@ class Adaptor(TorchAdaptor[Adopted]):
         from tft_megatron.checkpoints import point
 
         point(directory, newest, step)
+
+    @hookimpl
+    def tft_beside(self) -> bytes:
+        self.state()
+        return b""  # the script's own objects have everything
+
+    @hookimpl
+    def tft_replaced(self) -> None:
+        self.state().replaced()
 
     # ------------------------------------------------------------ faults
 

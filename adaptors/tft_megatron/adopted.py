@@ -18,9 +18,9 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
-from tft_megatron.alike import begins, make_alike
+from tft_megatron.alike import begins, has_trained, make_alike
 from tft_megatron.groups import Parallel
-from tft_megatron.leftovers import forget, forget_counts
+from tft_megatron.leftovers import forget, forget_counts, let_go
 from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
 from tft_megatron.schedulers import check_scheduler
@@ -78,11 +78,12 @@ class Adopted:
                 "model": list(training.chunks),
                 "optimizer": training.optimizer,
                 "scheduler": training.scheduler,
-            }
+            },
+            lambda: let_go(training),
         )
         self._on_cuda = training.on_cuda
-        self._stands = False
-        """A step is over on this rank, or it was given what others had."""
+        self._stands = has_trained(training)
+        """All ranks have begun together, or this one has what was read from a checkpoint."""
         replaced.install()
         if contributing is not None:
             say = contributing
@@ -102,7 +103,6 @@ class Adopted:
         """
         The private state, at an edge of an update window.
         """
-        self._stands = self._stands or closing
         return self._private.capture(closing=closing)
 
     def rollback(self, private: bytes) -> None:
@@ -110,6 +110,7 @@ class Adopted:
         Put a private state and the switches back, and drop the gradients.
         """
         self._private.rollback(private)
+        self._stands = True  # for all have rebuilt by now
         forget_counts(self.training)
         self._replaced.forget()
         self._switches.put_back()
@@ -191,7 +192,6 @@ class Adopted:
         The shard is whole: use it.
         """
         self.shard(shard).taken(meta)
-        self._stands = True
         self._private.running.forget()
 
     # ------------------------------------------------------------ checkpoints
@@ -220,6 +220,13 @@ class Adopted:
 
         own = self.shard(shard)
         own.settle(*load(directory, shard, own.room))
+        self._stands = True
+        self._private.running.forget()
+
+    def replaced(self) -> None:
+        """
+        The script has read another content into its objects.
+        """
         self._stands = True
         self._private.running.forget()
 

@@ -15,14 +15,22 @@ from tft_megatron.training import Training
 
 def begins(training: Training, stands: bool) -> bool:
     """
-    Whether the job is at its very beginning, on every rank: `stands` says that this one has come further, or was
-    given what others had. Then masters are right whatever the parameters are: they may be those of a step that
+    Whether the job is at its very beginning, on every rank: `stands` says that this one has begun with the others, or
+    has read a checkpoint. Then masters are right whatever the parameters are: they may be those of a step that
     was undone.
     """
     weight = next(p for chunk in training.chunks for p in chunk.parameters())
     found = torch.tensor([stands], dtype=torch.int32, device=weight.device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return not found.item()
+
+
+def has_trained(training: Training) -> bool:
+    """
+    Whether what the script hands over is of a checkpoint that it has read itself: it has trained before.
+    """
+    inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
+    return getattr(training.scheduler, "num_steps", 0) > 0 or any(each.state for each in inner)
 
 
 def make_alike(training: Training) -> None:

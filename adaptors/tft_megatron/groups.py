@@ -37,6 +37,7 @@ class Parallel:
         self._rank, self._world = 0, 0
         self._pretends = False
         self._places: list[Place] = []
+        self._beside: Callable[[], None] = lambda: None
         self._taken: list[ref[dist.ProcessGroup]] = []
         """Pretended groups of which the script may have kept one, until it is seen that it has not."""
         self._excepthook = sys.excepthook
@@ -74,11 +75,12 @@ class Parallel:
             self._world = 0
             raise UsageError(f"Megatron cannot form groups of {world} ranks so: {error}") from None
 
-    def remember(self, roots: Mapping[str, object]) -> None:
+    def remember(self, roots: Mapping[str, object], beside: Callable[[], None]) -> None:
         """
-        Find all references to the groups that can be reached from there; they follow from now on. Raises
-        `UsageError` where there are others: those would be of use to nobody.
+        Find all references to the groups that can be reached from there; they follow from now on. `beside` drops those
+        that Megatron keeps elsewhere. Raises `UsageError` where there are others: those would be of use to nobody.
         """
+        self._beside = beside
         self._places = find_places(roots, _roles())
         pretended = self._pretended()
         self._drop_pretence()
@@ -93,7 +95,6 @@ class Parallel:
         Real groups in the place of the others. Raises `OrderRefused` where the script has kept one of those meanwhile.
         """
         self._taken += self._pretended()
-        self._let_go()
         self._drop_pretence()
         try:
             refuse_kept(self._taken)
@@ -133,8 +134,8 @@ class Parallel:
         return [ref(group) for group in distributed_c10d._world.pg_map] if self._pretends else []
 
     def _drop_pretence(self) -> None:
+        self._let_go()
         if self._pretends:
-            self._let_go()
             dist.destroy_process_group()
             sys.excepthook = self._excepthook  # torch wraps it once more for each default group
             self._pretends = False
@@ -150,6 +151,7 @@ class Parallel:
         """
         for place in self._places:
             place.put(None)
+        self._beside()
         _forget_groups()
         gc.collect()  # modules and their hooks refer to each other
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor, nn
+
 from tft_megatron.training import Training
 
 _SPARSE = "megatron.core.transformer.experimental_attention_variant.dsa"
@@ -15,27 +17,41 @@ _SPARSE = "megatron.core.transformer.experimental_attention_variant.dsa"
 
 def forget(training: Training) -> None:
     """
-    As if that step had not begun. Groups are let go of, too, where they are kept beside the user's objects.
+    As if that step had not begun.
+    """
+    let_go(training)
+    for chunk in training.chunks:
+        for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
+            _reset(group)
+    for timer in _timers(training):
+        timer.reset()  # one that runs cannot be started
+    _begin_reruns_anew()
+
+
+def let_go(training: Training) -> None:
+    """
+    Of what has groups in it, and is kept beside the user's objects: what was computed once for several passes, and
+    what was collected for the log.
     """
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
     for chunk in training.chunks:
-        for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
-            _reset(group)
         for module in chunk.modules():
             # rotary embeddings are kept by what they were asked for, which has a group in it
             cleared = getattr(type(module).forward, "cache_clear", None)
             if cleared is not None:
                 cleared()
+            for keeper in _dispatchers(module):
+                # until they are used again they keep tensors, and with these a graph that has groups in it
+                for name, value in list(vars(keeper).items()):
+                    if isinstance(value, Tensor) and value.grad_fn is not None:
+                        setattr(keeper, name, None)
     get_moe_layer_wise_logging_tracker().clear()
     MTPLossLoggingHelper.tracker.clear()
     sparse = sys.modules.get(_SPARSE)  # it is experimental, and imported by those who use it
     if sparse is not None:
         sparse.DSAIndexerLossLoggingHelper.tracker.clear()
-    for timer in _timers(training):
-        timer.reset()  # one that runs cannot be started
-    _begin_reruns_anew()
 
 
 def forget_counts(training: Training) -> None:
@@ -59,6 +75,16 @@ def _reset(group: Any) -> None:  # Any: Megatron's bucket group
     group.is_first_batch = group.is_last_microbatch = True
     group.per_param_grad_ready_counts = {}
     group.golden_per_param_grad_ready_counts = {}
+
+
+def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron's
+    """
+    What deals tokens to experts; it is no module, and may have somebody who does it for it.
+    """
+    dispatcher = getattr(module, "token_dispatcher", None)
+    for each in (dispatcher, getattr(dispatcher, "_comm_manager", None)):
+        if each is not None:
+            yield each
 
 
 def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron's

@@ -215,11 +215,13 @@ class _Blocking(_Collective):
         self._over = threading.Event()
         self._error: Exception | None = None
         self._waiter: threading.Thread | None = None
-        self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def _ended(self, within: timedelta) -> bool:
         if self._waiter is None:
-            self._waiter = threading.Thread(target=self._wait, name="tft-waits", daemon=True)
+            modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+            self._waiter = threading.Thread(
+                target=self._wait, args=modes, name="tft-waits", daemon=True
+            )
             self._waiter.start()
         return self._over.wait(within.total_seconds())
 
@@ -228,10 +230,10 @@ class _Blocking(_Collective):
             raise self._error
         return True
 
-    def _wait(self) -> None:
+    def _wait(self, grad: bool, inference: bool) -> None:
         try:
-            # in the modes of the caller, for tensors are changed here; each thread has modes of its own
-            with torch.inference_mode(self._inference), torch.set_grad_enabled(self._grad):
+            # in the modes of who waits, for tensors are changed here; each thread has modes of its own
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
                 self._native.wait()  # which does its part of the work: it may be called once
         except Exception as error:  # noqa: BLE001  # whatever it was, it goes to who waits
             self._error = error

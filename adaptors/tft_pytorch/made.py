@@ -23,7 +23,7 @@ from tft_pytorch import meshes
 from tft_pytorch.adopted import check_plain
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.held import Held, Parts, room
-from tft_pytorch.memory import Room, readable, writable
+from tft_pytorch.memory import Awaited, readable
 from tft_pytorch.private import Private
 from tft_pytorch.state import digest
 
@@ -81,7 +81,9 @@ class Maker:
         self._tried: dict[str, Held] = {}
         """What the trial has made: of the right form, its content means nothing."""
         self._cuda = False
-        self._awaited: tuple[bytes, Held, list[Room]] | None = None
+        self._awaited = Awaited()
+        self._coming: dict[str, Held] = {}
+        """By shard, while its content has not come."""
         self._watch: RemovableHandle | None = None
         pack(self._private.digestible())
 
@@ -182,20 +184,15 @@ class Maker:
         Room for the shard.
         """
         held = room(meta, self._form(shard))
-        rooms = [writable(name, tensor) for name, tensor in held.tensors.items()]
-        self._awaited = meta, held, rooms
-        return [each.buffer for each in rooms]
+        self._coming = {shard: held}
+        return self._awaited.make(meta, held.tensors)
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
         The shard is whole: it is what this rank has.
         """
-        if self._awaited is None or self._awaited[0] != meta:
-            raise OrderRefused(f"no room was made for this description of the shard {shard!r}")
-        _, held, rooms = self._awaited
-        for each in rooms:
-            each.keep()
-        self._adopt(shard, held)
+        self._awaited.filled(shard, meta)
+        self._adopt(shard, self._coming.pop(shard))
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
@@ -248,7 +245,7 @@ class Maker:
     def _adopt(self, shard: str, held: Held) -> None:
         known = {**self._all(), shard: held}
         self._held = {name: known[name] for name in self._shards if name in known}
-        self._parts = self._awaited = None
+        self._parts = None
 
     def _all(self) -> dict[str, Held]:
         if self._parts is None:

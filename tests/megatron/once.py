@@ -4,6 +4,7 @@ them.
 """
 
 import argparse
+import copy
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,7 +19,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from tft_megatron.adaptor import adaptor
 
 from tests.megatron import shim
-from tests.megatron.gpt import MICRO_BATCH, add_arguments, build, samples, sizes
+from tests.megatron.gpt import MICRO_BATCH, add_arguments, build, forward, samples, sizes
 from tft.errors import OrderRefused, UsageError
 
 Found = dict[str, Any]  # Any: plain values
@@ -147,6 +148,42 @@ class Script:
         del place.summed_over
         return {"refused": [*found, refused(lambda: self.form("at last"))]}
 
+    def tried(self) -> Found:
+        """
+        It tries its model between handing all over and training, and Megatron keeps something of that.
+        """
+        self.enable()
+        forward(samples(0), self.wrapped)
+        return {"refused": refused(self.form)}
+
+    def reading(self) -> Found:
+        """
+        It reads a checkpoint of its own before it hands all over.
+        """
+        self.change_state()
+        self.enable()
+        return self.kept_masters()
+
+    def told_to_read(self) -> Found:
+        """
+        It reads a checkpoint of its own when it is told to.
+        """
+        self.enable()
+        self.change_state()
+        adaptor.tft_replaced()
+        return self.kept_masters()
+
+    def counted(self) -> Found:
+        """
+        A rank takes the place of one that had counted in a forward pass; the others have ended that step without it.
+        """
+        self.enable()
+        routers = [module for module in self.wrapped.modules() if hasattr(module, "ga_steps")]
+        for router in routers:
+            router.ga_steps += 1
+        adaptor.tft_rollback(adaptor.tft_capture(closing=False))
+        return {"counts": [int(router.ga_steps) for router in routers]}
+
     def stages(self) -> Found:
         """
         The last stage has another learning rate, as Megatron's `decoupled_lr` gives it.
@@ -160,7 +197,8 @@ class Script:
         """
         It hands over what cannot be kept.
         """
-        config = self.wrapped.module.decoder.layers[0].config
+        module = self.wrapped.module.decoder.layers[0].self_attention
+        config = module.config = copy.copy(module.config)
         config.cuda_graph_impl = "local"
         found = [refused(self.enable)]
         config.cuda_graph_impl = "none"
@@ -176,6 +214,23 @@ class Script:
         """
         parts: dict[str, Any] = {"scheduler": self.built.scheduler, "data": self.data, **others}
         tft_megatron.enable(self.session, self.wrapped, self.built.optimizer, **parts)
+
+    def change_state(self) -> None:
+        """
+        Numbers that have been trained: 16 bits would not do for them.
+        """
+        inner = self.built.optimizer.chained_optimizers[0].optimizer
+        for master in (p for group in inner.param_groups for p in group["params"]):
+            master.data += 1e-5
+            inner.state[master]["exp_avg"] = torch.ones_like(master)
+
+    def kept_masters(self) -> Found:
+        """
+        Whether the first groups leave them as they are.
+        """
+        before = adaptor.tft_digests()["optimizer"]
+        self.form()
+        return {"kept": adaptor.tft_digests()["optimizer"] == before}
 
     def form(self, name: str = "first") -> None:
         """

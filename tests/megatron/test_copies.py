@@ -48,14 +48,9 @@ def compared(run_dir: Path, shape: str) -> None:
             assert sorted(rank for holders in found for rank in holders) == list(range(ranks))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize(
-    "shape",
-    [
-        shape if shape == "TP1DP4" else pytest.param(shape, marks=pytest.mark.soak)
-        for shape in SHAPES
-    ],
-)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_all_holders_of_a_shard_hold_the_same_after_every_step(shape: str, tmp_path: Path) -> None:
     """
     When a job trains, then no step leaves two holders with different bits.

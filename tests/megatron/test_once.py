@@ -42,8 +42,9 @@ def once(context: ForkServerContext) -> Once:
             )
             for rank in range(world)
         ]
-        for each in ranks:
+        for each, end in zip(ranks, there, strict=True):
             each.start()
+            end.close()  # so that a rank that fails is heard to
         try:
             assert all(each.poll(PATIENCE) for each in here), "a rank has found nothing"
             return [each.recv() for each in here]
@@ -126,6 +127,33 @@ def test_a_group_that_is_kept_later_is_refused_when_real_ones_are_formed(once: O
         "kept in an object of argparse.Namespace, where tft cannot" in each for each in refused
     )
     assert (len(refused), at_last) == (2, "")
+
+
+def test_a_model_that_was_tried_first_is_trained(once: Once) -> None:
+    """
+    When a script tries its model before it trains, then what Megatron keeps of that is not taken for the script's own.
+    """
+    (found,) = once("tried", "--experts", "--instances", "1")
+    assert found["refused"] == ""
+
+
+@pytest.mark.parametrize("case", ["reading", "told_to_read"])
+def test_what_a_script_has_read_itself_stays_as_it_is(case: str, once: Once) -> None:
+    """
+    When a script reads a checkpoint of its own, then the masters are the ones it has read, and not what the parameters
+    come to.
+    """
+    (found,) = once(case, "--instances", "1")
+    assert found["kept"]
+
+
+def test_counts_of_a_step_that_others_have_ended_are_forgotten(once: Once) -> None:
+    """
+    When a rank goes on from the middle of a step, with what routers had counted, then it counts from nothing.
+    """
+    (found,) = once("counted", "--experts", "--balancing", "global_aux_loss", "--instances", "1")
+    assert found["counts"]
+    assert not any(found["counts"])
 
 
 def test_stages_with_other_settings_are_refused(once: Once) -> None:
