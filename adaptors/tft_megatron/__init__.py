@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tft.errors import UsageError
-from tft_megatron.adaptor import adaptor as _adaptor  # `adaptor` is the module
+from tft_megatron.adaptor import parallel as _parallel
 from tft_megatron.arguments import Settled, add_arguments, settle
 from tft_megatron.data import Data
 from tft_megatron.replaced import Replaced
@@ -40,7 +40,7 @@ def begin(session: Any, **sizes: Any) -> None:  # Any: `tft.Session`; as Megatro
             "torch.distributed.init_process_group and initialize_model_parallel from the script, and call "
             "tft_megatron.begin once"
         )
-    _adaptor.parallel.begin(session.rank, session.world, sizes)
+    _parallel.begin(session.rank, session.world, sizes)
 
 
 def enable(
@@ -65,7 +65,7 @@ def enable(
     `increment` returns: what the script is going to give `scheduler.step` afterwards. Without it that is
     Megatron's running global batch size.
     """
-    if not _adaptor.parallel.begun:
+    if not _parallel.begun:
         raise UsageError("call tft_megatron.begin before anything of Megatron is built")
     training = Training(
         chunks=tuple(model) if isinstance(model, list | tuple) else (model,),

@@ -1,6 +1,6 @@
 """
-The adaptor for Megatron, as an entry point names it: what it answers beside what every adaptor on
-torch.distributed does. The work is done in the other modules.
+The adaptor for Megatron, as an entry point names it: each hook of `tft.hooks.AdaptorSpecs` is here. The work is done
+in the other modules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,91 +8,123 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tft_pytorch.hooks import TorchAdaptor
+from tft_pytorch.groups import Groups
+from tft_pytorch.hooks import TorchHooks
 
 from tft.hooks import Diagnosis, hookimpl
 from tft.protocol.messages import FaultKind
+from tft.state_hooks import StateHooks
 from tft_megatron.adopted import Adopted, adopt
 from tft_megatron.arguments import enabled
 from tft_megatron.faults import classify, waiting
 from tft_megatron.groups import Parallel
 
+_groups = Groups()
+parallel = Parallel(_groups)
+_hooks = StateHooks[Adopted]("tft_megatron.enable")
+_torch = TorchHooks(_hooks, _groups, parallel)
 
-class Adaptor(TorchAdaptor[Adopted]):
-    """
-    Of this process.
-    """
+# ---------------------------------------------------------------- the process
 
-    hands_over = "tft_megatron.enable"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parallel = Parallel(self.groups)
-
-    def forming(self) -> Parallel:
-        """
-        All of Megatron's groups together.
-        """
-        return self.parallel
-
-    @hookimpl
-    def tft_strategies(self) -> Sequence[str]:
-        return enabled()
-
-    @hookimpl
-    def tft_preload(self) -> None:
-        from tft_megatron.preload import preload  # seconds: only processes that train need it
-
-        preload()
-
-    @hookimpl
-    def tft_adopt(
-        self,
-        parts: Mapping[str, Any],  # Any: the user's own objects, checked by `adopt`
-        wrap: Callable[[], Any] | None,
-    ) -> None:
-        self.adopted = adopt(parts, wrap, self.parallel, self.contributing)
-
-    # ------------------------------------------------------------ checkpoints
-
-    @hookimpl
-    def tft_save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
-        return self.state().save(directory, shard, step)
-
-    @hookimpl
-    def tft_stage(self, shard: str, step: int) -> Callable[[Path], Sequence[str]]:
-        return self.state().stage(shard, step)
-
-    @hookimpl
-    def tft_join(self, directory: Path, files: Sequence[str]) -> Sequence[str]:
-        from tft_megatron.checkpoints import join  # late: it brings megatron-core, see preload.py
-
-        return join(directory, files)
-
-    @hookimpl
-    def tft_newest(self, directory: Path, newest: Path | None, step: int) -> None:
-        from tft_megatron.checkpoints import point
-
-        point(directory, newest, step)
-
-    @hookimpl
-    def tft_beside(self) -> bytes:
-        self.state()
-        return b""  # the script's own objects have everything
-
-    @hookimpl
-    def tft_replaced(self) -> None:
-        self.state().replaced()
-
-    # ------------------------------------------------------------ faults
-
-    @hookimpl
-    def tft_waiting(self, frame: FrameType) -> bool:
-        return waiting(frame)
-
-    @hookimpl
-    def tft_classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
-        return classify(error)
+tft_store = _torch.tft_store
+tft_begun = _torch.tft_begun
+tft_launcher_store = _torch.tft_launcher_store
 
 
-adaptor = Adaptor()
+@hookimpl
+def tft_strategies() -> Sequence[str]:
+    return enabled()
+
+
+@hookimpl
+def tft_preload() -> None:
+    from tft_megatron.preload import preload  # takes seconds: only processes that train need it
+
+    preload()
+
+
+# ---------------------------------------------------------------- the state
+
+tft_watch = _torch.tft_watch
+tft_shards = _hooks.tft_shards
+tft_meet = _torch.tft_meet
+tft_updated = _torch.tft_updated
+tft_capture = _hooks.tft_capture
+tft_rollback = _hooks.tft_rollback
+tft_skip = _hooks.tft_skip
+tft_give = _hooks.tft_give
+tft_take = _hooks.tft_take
+tft_taken = _hooks.tft_taken
+tft_digests = _hooks.tft_digests
+
+
+@hookimpl
+def tft_adopt(
+    parts: Mapping[str, Any],  # Any: the user's own objects, checked by `adopt`
+    wrap: Callable[[], Any] | None,
+) -> None:
+    _hooks.adopted = adopt(parts, wrap, parallel, _torch.contributing)
+
+
+# ---------------------------------------------------------------- groups
+
+tft_quiesce = _torch.tft_quiesce
+tft_clear = _torch.tft_clear
+tft_regroup = _torch.tft_regroup
+tft_rebuild = _hooks.tft_rebuild
+
+
+@hookimpl
+def tft_waiting(frame: FrameType) -> bool:
+    return waiting(frame)
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@hookimpl
+def tft_save(directory: Path, shard: str, step: int) -> Sequence[str]:
+    return _hooks.state().save(directory, shard, step)
+
+
+@hookimpl
+def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
+    return _hooks.state().stage(shard, step)
+
+
+@hookimpl
+def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
+    from tft_megatron.checkpoints import join  # late: it brings megatron-core, see preload.py
+
+    return join(directory, files)
+
+
+@hookimpl
+def tft_newest(directory: Path, newest: Path | None, step: int) -> None:
+    from tft_megatron.checkpoints import point
+
+    point(directory, newest, step)
+
+
+@hookimpl
+def tft_load(directory: Path, shard: str) -> None:
+    _hooks.state().load(directory, shard)
+
+
+@hookimpl
+def tft_beside() -> bytes:
+    _hooks.state()
+    return b""  # the script's own objects have everything
+
+
+@hookimpl
+def tft_replaced() -> None:
+    _hooks.state().replaced()
+
+
+# ---------------------------------------------------------------- faults
+
+
+@hookimpl
+def tft_classify(error: BaseException) -> FaultKind | Diagnosis | None:
+    return classify(error)

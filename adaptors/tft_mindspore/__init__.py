@@ -9,7 +9,7 @@ imported here before it is needed.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tft_mindspore.adaptor import adaptor as _adaptor  # `adaptor` is the module
+from tft_mindspore.adaptor import groups as _groups
 
 if TYPE_CHECKING:
     from tft_mindspore.callback import TrainFaultTolerance
@@ -37,4 +37,4 @@ def group() -> "Group":
     The group of all ranks, as the last regroup has formed it: `group().mean(gradients)`. Ask anew in
     every step. Raises `GroupBroken` where there is none.
     """
-    return _adaptor.groups().present
+    return _groups().present

@@ -19,8 +19,7 @@ from mindspore.train.callback import _train_fault_tolerance as stock
 
 from tft.errors import JobEnded, OrderRefused, UsageError
 from tft.files import sync
-from tft_mindspore import environment
-from tft_mindspore.adaptor import adaptor
+from tft_mindspore import adaptor, environment
 from tft_mindspore.groups import GroupBroken
 from tft_mindspore.layout import Series, open_series
 from tft_mindspore.memory import content, put
@@ -90,7 +89,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
                 "mindspore.set_context(mode=mindspore.PYNATIVE_MODE)"
             )
         self.strategies = asked.strategies
-        adaptor.model_train = self
+        adaptor.trained_by_model(self)
         try:
             from mindio_ttp import framework_ttp, hosted
         except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
 """
-The adaptor for PyTorch, as an entry point names it: what it answers beside what every adaptor on
-torch.distributed does. The work is done in the other modules.
+The adaptor for PyTorch, as an entry point names it: each hook of `tft.hooks.AdaptorSpecs` is here. The work is done
+in the other modules. A process has one training state, taken charge of by `tft_adopt`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,75 +11,118 @@ from typing import Any
 from tft.errors import UsageError
 from tft.hooks import hookimpl
 from tft.protocol.messages import FaultKind
+from tft.state_hooks import StateHooks
 from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.faults import classify, waiting
-from tft_pytorch.hooks import TorchAdaptor
+from tft_pytorch.groups import Groups
+from tft_pytorch.hooks import TorchHooks
 from tft_pytorch.made import Maker, adopt_make
 
-
-class Adaptor(TorchAdaptor[Adopted | Maker]):
-    """
-    Of this process.
-    """
-
-    @hookimpl
-    def tft_strategies(self) -> Sequence[str]:
-        return ("retry", "recover", "dump")
-
-    @hookimpl
-    def tft_preload(self) -> None:
-        from tft_pytorch.preload import preload  # takes a second: only processes that train need it
-
-        preload()
-
-    @hookimpl
-    def tft_adopt(
-        self,
-        parts: Mapping[str, Any],  # Any: the user's own objects, checked by `adopt`
-        wrap: Callable[[], Any] | None,
-    ) -> None:
-        take_charge = adopt_make if "make" in parts else adopt
-        self.adopted = take_charge(parts, wrap, self.contributing)
-
-    # ------------------------------------------------------------ checkpoints
-
-    @hookimpl
-    def tft_save(self, directory: Path, shard: str) -> Sequence[str]:
-        return self.state().save(directory, shard)
-
-    @hookimpl
-    def tft_stage(self, shard: str) -> Callable[[Path], Sequence[str]]:
-        return self.state().stage(shard)
-
-    @hookimpl
-    def tft_join(self, directory: Path, files: Sequence[str]) -> Sequence[str]:
-        from tft_pytorch.checkpoints import join  # late: a second of imports, see preload.py
-
-        return join(directory, files)
-
-    @hookimpl
-    def tft_beside(self, shard: str) -> bytes:
-        return self._plain_state().beside(shard)
-
-    @hookimpl
-    def tft_replaced(self, shard: str, beside: bytes) -> None:
-        self._plain_state().replaced(shard, beside)
-
-    def _plain_state(self) -> Adopted:
-        state = self.state()
-        if not isinstance(state, Adopted):
-            raise UsageError("what make makes is not written by functions of the script's own")
-        return state
-
-    # ------------------------------------------------------------ faults
-
-    @hookimpl
-    def tft_waiting(self, frame: FrameType) -> bool:
-        return waiting(frame)
-
-    @hookimpl
-    def tft_classify(self, error: BaseException) -> FaultKind | None:
-        return classify(error)
+_hooks = StateHooks[Adopted | Maker]()
+_torch = TorchHooks(_hooks, Groups())
 
 
-adaptor = Adaptor()
+def _plain_state() -> Adopted:
+    state = _hooks.state()
+    if not isinstance(state, Adopted):
+        raise UsageError("what make makes is not written by functions of the script's own")
+    return state
+
+
+# ---------------------------------------------------------------- the process
+
+tft_store = _torch.tft_store
+tft_begun = _torch.tft_begun
+tft_launcher_store = _torch.tft_launcher_store
+
+
+@hookimpl
+def tft_strategies() -> Sequence[str]:
+    return ("retry", "recover", "dump")
+
+
+@hookimpl
+def tft_preload() -> None:
+    from tft_pytorch.preload import preload  # takes a second: only processes that train need it
+
+    preload()
+
+
+# ---------------------------------------------------------------- the state
+
+tft_watch = _torch.tft_watch
+tft_shards = _hooks.tft_shards
+tft_meet = _torch.tft_meet
+tft_updated = _torch.tft_updated
+tft_capture = _hooks.tft_capture
+tft_rollback = _hooks.tft_rollback
+tft_skip = _hooks.tft_skip
+tft_give = _hooks.tft_give
+tft_take = _hooks.tft_take
+tft_taken = _hooks.tft_taken
+tft_digests = _hooks.tft_digests
+
+
+@hookimpl
+def tft_adopt(
+    parts: Mapping[str, Any],  # Any: the user's own objects, checked by `adopt`
+    wrap: Callable[[], Any] | None,
+) -> None:
+    take_charge = adopt_make if "make" in parts else adopt
+    _hooks.adopted = take_charge(parts, wrap, _torch.contributing)
+
+
+# ---------------------------------------------------------------- groups and wrappers
+
+tft_quiesce = _torch.tft_quiesce
+tft_clear = _torch.tft_clear
+tft_regroup = _torch.tft_regroup
+tft_rebuild = _hooks.tft_rebuild
+
+
+@hookimpl
+def tft_waiting(frame: FrameType) -> bool:
+    return waiting(frame)
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@hookimpl
+def tft_save(directory: Path, shard: str) -> Sequence[str]:
+    return _hooks.state().save(directory, shard)
+
+
+@hookimpl
+def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
+    return _hooks.state().stage(shard)
+
+
+@hookimpl
+def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
+    from tft_pytorch.checkpoints import join  # late: a second of imports, see preload.py
+
+    return join(directory, files)
+
+
+@hookimpl
+def tft_load(directory: Path, shard: str) -> None:
+    _hooks.state().load(directory, shard)
+
+
+@hookimpl
+def tft_beside(shard: str) -> bytes:
+    return _plain_state().beside(shard)
+
+
+@hookimpl
+def tft_replaced(shard: str, beside: bytes) -> None:
+    _plain_state().replaced(shard, beside)
+
+
+# ---------------------------------------------------------------- faults
+
+
+@hookimpl
+def tft_classify(error: BaseException) -> FaultKind | None:
+    return classify(error)

@@ -3,10 +3,10 @@ The hooks of an adaptor whose ranks are tied together by torch.distributed, what
 """
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from tft.adaptor import StateAdaptor, TrainingState
 from tft.hooks import LauncherStore, hookimpl
+from tft.state_hooks import StateHooks, TrainingState
 from tft_pytorch.groups import Groups
 
 
@@ -36,22 +36,22 @@ class Forming(Protocol):
 State = TypeVar("State", bound=TorchState)
 
 
-class TorchAdaptor(StateAdaptor[State]):
+class TorchHooks(Generic[State]):
     """
-    To be derived from.
+    An adaptor's module takes them over, as it does those of `StateHooks`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.groups = Groups()
+    def __init__(
+        self, hooks: StateHooks[State], groups: Groups, forming: Forming | None = None
+    ) -> None:
+        """
+        `forming` forms and frees the groups where there are more than one.
+        """
+        self._hooks = hooks
+        self._groups = groups
+        self._forming = forming or groups
         self.contributing: Callable[[], None] | None = None
         """What a step is to call when this rank is about to give the last of its sums to the others."""
-
-    def forming(self) -> Forming:
-        """
-        What forms the groups of a job, and frees them.
-        """
-        return self.groups
 
     # ------------------------------------------------------------ the process
 
@@ -81,23 +81,25 @@ class TorchAdaptor(StateAdaptor[State]):
 
     @hookimpl
     def tft_meet(self) -> None:
-        self.groups.meet(cuda=self.state().on_cuda)
+        self._groups.meet(cuda=self._hooks.state().on_cuda)
 
     @hookimpl
     def tft_updated(self) -> None:
-        self.state().updated()
+        self._hooks.state().updated()
 
     # ------------------------------------------------------------ groups
 
     @hookimpl
     def tft_quiesce(self) -> None:
-        self.groups.quiesce()
+        self._groups.quiesce()
 
     @hookimpl
     def tft_clear(self) -> None:
-        super().tft_clear()
-        self.forming().clear()
+        if self._hooks.adopted is not None:
+            self._hooks.adopted.clear()
+        self._forming.clear()
 
     @hookimpl
     def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:
-        self.forming().form(name, host, port, rank, world, cuda=self.state().on_cuda)
+        cuda = self._hooks.state().on_cuda
+        self._forming.form(name, host, port, rank, world, cuda=cuda)

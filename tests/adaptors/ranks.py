@@ -21,8 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import xxhash
-from tft_pytorch import Made, ReplicaOptimizer, interruptible
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import Made, ReplicaOptimizer, adaptor, interruptible
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import xxhash
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import adaptor
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket  # as torch.distributed has it
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

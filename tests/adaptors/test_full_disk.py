@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pluggy
 import torch
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import adaptor
 from torch import nn
 
 from tft import checkpoint

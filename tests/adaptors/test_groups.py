@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import adaptor
 from tft_pytorch.interruptible import InterruptibleGloo
 from torch import Tensor
 from torch.distributed import distributed_c10d

@@ -13,8 +13,7 @@ from types import FrameType
 
 import pytest
 import torch
-from tft_pytorch import ReplicaOptimizer
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import ReplicaOptimizer, adaptor
 from torch import nn
 
 from tft import checkpoint

@@ -11,8 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from tft_pytorch import Made, ReplicaOptimizer
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import Made, ReplicaOptimizer, adaptor
 from tft_pytorch.held import Parts
 from tft_pytorch.made import adopt_make
 from tft_pytorch.others import joined

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys, tempfile, time
 from pathlib import Path
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import adaptor
 assert "torch._dynamo" not in sys.modules
 adaptor.tft_preload()
 import torch
@@ -91,7 +91,7 @@ def test_nothing_large_is_imported_after_the_preload() -> None:
 FORKS = """
 import os, sys
 import numpy, torch
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import adaptor
 adaptor.tft_preload()
 DRAW = {"numpy": numpy.random.rand, "torch": lambda: torch.rand(1).item()}
 draw = DRAW[sys.argv[1]]

@@ -10,8 +10,7 @@ from typing import Any
 import pluggy
 import pytest
 import torch
-from tft_pytorch import ReplicaOptimizer
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import ReplicaOptimizer, adaptor
 from torch import Tensor, nn
 
 from tests.adaptors.conftest import NewJob

@@ -8,7 +8,7 @@ from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 
 import pytest
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import adaptor
 from tft_pytorch.store import TorchrunStore
 
 from tft.errors import AddressTaken, UsageError

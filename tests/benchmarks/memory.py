@@ -13,8 +13,7 @@ import structlog
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tft_pytorch import ReplicaOptimizer
-from tft_pytorch.adaptor import adaptor
+from tft_pytorch import ReplicaOptimizer, adaptor
 from torch import nn
 from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -23,7 +23,7 @@ from megatron.core import parallel_state as ps
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from tft_megatron.adaptor import adaptor
+from tft_megatron import adaptor
 from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
 from torch.distributed import distributed_c10d
 

@@ -11,7 +11,7 @@ from typing import Any
 import megatron.core.parallel_state as ps
 import torch.distributed as dist
 import xxhash
-from tft_megatron.adaptor import adaptor
+from tft_megatron import adaptor
 from tft_pytorch.kinds import named_after
 from tft_pytorch.state import digest
 

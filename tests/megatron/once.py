@@ -16,7 +16,7 @@ from megatron.core.num_microbatches_calculator import init_num_microbatches_calc
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.timers import Timers
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-from tft_megatron.adaptor import adaptor
+from tft_megatron import adaptor
 
 from tests.megatron import shim
 from tests.megatron.gpt import MICRO_BATCH, add_arguments, build, forward, samples, sizes

@@ -4,7 +4,6 @@ hooks that do nothing but ask it.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from tft.errors import UsageError
@@ -37,31 +36,29 @@ class TrainingState(Protocol):
 
     def rebuild(self) -> Any: ...  # Any: the framework's own
 
-    def load(self, directory: Path, shard: str) -> None: ...
-
 
 State = TypeVar("State", bound=TrainingState)
 
 
-class StateAdaptor(Generic[State]):
+class StateHooks(Generic[State]):
     """
-    An adaptor, or most of one. Whoever derives from it sets `adopted` in `tft_adopt`; an entry point names an
-    instance of it.
+    An adaptor's module takes over the hooks it wants: `tft_shards = hooks.tft_shards`.
     """
 
-    hands_over = "session.adopt"
-    """What a script calls to hand its state over, for those who did not."""
-
-    def __init__(self) -> None:
+    def __init__(self, hands_over: str = "session.adopt") -> None:
+        """
+        `hands_over` is what a script calls to hand its state over, for those who did not.
+        """
+        self._hands_over = hands_over
         self.adopted: State | None = None
-        """None until the script has handed it over."""
+        """Set by the adaptor's own `tft_adopt`."""
 
     def state(self) -> State:
         """
         What was handed over; `UsageError` where nothing was.
         """
         if self.adopted is None:
-            raise UsageError(f"there is no training state yet: call {self.hands_over} first")
+            raise UsageError(f"there is no training state yet: call {self._hands_over} first")
         return self.adopted
 
     @hookimpl
@@ -97,14 +94,5 @@ class StateAdaptor(Generic[State]):
         return self.state().digests()
 
     @hookimpl
-    def tft_clear(self) -> None:
-        if self.adopted is not None:
-            self.adopted.clear()
-
-    @hookimpl
     def tft_rebuild(self) -> Any:  # Any: the framework's own
         return self.state().rebuild()
-
-    @hookimpl
-    def tft_load(self, directory: Path, shard: str) -> None:
-        self.state().load(directory, shard)
