@@ -30,7 +30,8 @@ def has_trained(training: Training) -> bool:
     Whether what the script hands over is of a checkpoint that it has read itself: it has trained before.
     """
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
-    return getattr(training.scheduler, "num_steps", 0) > 0 or any(each.state for each in inner)
+    stepped = training.scheduler is not None and training.scheduler.num_steps > 0
+    return stepped or any(each.state for each in inner)
 
 
 def make_alike(training: Training) -> None:
