@@ -6,7 +6,7 @@ from typing import Any
 
 from tft.core.policy import STRATEGIES, Policy
 from tft.core.table import State
-from tft.protocol.messages import Order
+from tft.protocol.messages import Exited, Order
 from tft.testing.scripted import ScriptedJob
 
 POLICY = set(Policy.__dataclass_fields__)
@@ -46,3 +46,21 @@ def tried(job: ScriptedJob) -> dict[str, str]:
     What was passed over in the newest incident that is over, and why.
     """
     return dict(job.machine.incidents[-1].tried)
+
+
+def take_over(job: ScriptedJob, private: dict[int, str]) -> None:
+    """
+    Another process takes over from rank 1, and the first one ends: with this private state, as its node tells.
+    """
+    job.deaf = {0}
+    job.notice(1, "straggler", "its clock is throttled")
+    job.settle()
+    former = job.ranks[1]
+    former.alive = former.training = False
+    job.report(
+        Exited(
+            node=0, rank=1, incarnation=0, code=-9, position=former.position, stack="",
+            stopped=False, private=private, at=job.now,
+        )
+    )  # fmt: skip
+    job.settle()

@@ -3,9 +3,9 @@ What a rank has captured of its own (RNG, data position): where it is when the r
 who may make it anew.
 """
 
-from tests.core.lives import strategies, trained, tried
+from tests.core.lives import strategies, take_over, trained, tried
 from tft.core.policy import STRATEGIES
-from tft.protocol.messages import Exited, Fetch, Load, Rollback, Spawn
+from tft.protocol.messages import Fetch, Load, Rollback, Spawn
 from tft.testing.scripted import ScriptedJob
 
 TWO_NODES = {0: (0, 1), 1: (2, 3)}
@@ -116,18 +116,7 @@ def taken_over(private: dict[int, str], *, derives: bool) -> ScriptedJob:
         placement={0: (0, 1), 1: ()}, spare={1: 1}, world=2, keeps=2, derives=derives,
         enable=frozenset({"migrate", "retry", "recover", "dump"}),
     )  # fmt: skip
-    job.deaf = {0}
-    job.notice(1, "straggler", "its clock is throttled")
-    job.settle()
-    former = job.ranks[1]
-    former.alive = former.training = False
-    job.report(
-        Exited(
-            node=0, rank=1, incarnation=0, code=-9, position=former.position, stack="",
-            stopped=False, private=private, at=job.now,
-        )
-    )  # fmt: skip
-    job.settle()
+    take_over(job, private)
     assert (job.doing, job.ranks[1].node) == ("resuming", 1)
     return job
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.core.lives import names, strategies, trained, tried
+from tests.core.lives import names, strategies, take_over, trained, tried
 from tft.core.planner import Offer
 from tft.core.table import State
 from tft.protocol.messages import (
-    Exited,
     Fetch,
     Kill,
     Load,
@@ -239,18 +238,7 @@ def test_what_a_process_takes_with_it_that_was_taken_over_from_is_no_reason_to_s
         groups={}, derives=False, placement={0: (0, 1, 2, 3), 1: ()}, spare={1: 1},
         enable=frozenset({"migrate", "retry", "recover", "dump"}),
     )  # fmt: skip
-    job.deaf = {0}
-    job.notice(1, "straggler", "its clock is throttled")
-    job.settle()
-    former = job.ranks[1]
-    former.alive = former.training = False
-    job.report(
-        Exited(
-            node=0, rank=1, incarnation=0, code=-9, position=former.position, stack="",
-            stopped=False, private={}, at=job.now,
-        )
-    )  # fmt: skip
-    job.settle()
+    take_over(job, private={})
     assert job.over is not None
     assert (job.over.result, job.orders(Reload)) == ("dumped", [])
     assert "the RNG and data position of rank 1" in tried(job)["retry"]

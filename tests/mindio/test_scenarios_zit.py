@@ -5,6 +5,7 @@ A job goes on with fewer ranks, and with all again: MindIO's downgrade and upgra
 import array
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,22 @@ def whole_again(running: Job) -> None:
     """
     until("all are back", lambda: len(calls(running, 0, "zit_upgrade_rollback")) == 1)
     trains_on(running)
+
+
+def left_and_back(directory: Path, groups: list[dict[str, Any]]) -> tuple[Outcome, int]:
+    """
+    A job with these groups loses a process, trains on without it, and then with it again; how it ended, and after how
+    many steps. `Any`: as a program registers them.
+    """
+    with job(
+        directory, faults=[[3, 4, "loop", "kill"]], groups=groups, zit=True, arf=False,
+        done="done", warms="warm", pace=0.01,
+    ) as running:  # fmt: skip
+        until("fewer train", lambda: len(calls(running, 0, "zit_downgrade_rebuild")) == 1)
+        trains_on(running)
+        (running.directory / "warm").touch()
+        whole_again(running)
+        return finish(running)
 
 
 def away(outcome: Outcome, steps: int) -> dict[int, list[int]]:
@@ -92,15 +109,7 @@ def test_a_lost_rank_is_done_without_until_it_is_back(tmp_path: Path) -> None:
     train on with the steps that they have; when another process is ready in its place, all form groups again
     and it receives its part. No step counts twice or is left out.
     """
-    with job(
-        tmp_path / "job", faults=[[3, 4, "loop", "kill"]], groups=HALVES, zit=True, arf=False,
-        done="done", warms="warm", pace=0.01,
-    ) as running:  # fmt: skip
-        until("three train", lambda: len(calls(running, 0, "zit_downgrade_rebuild")) == 1)
-        trains_on(running)
-        (running.directory / "warm").touch()
-        whole_again(running)
-        outcome, steps = finish(running)
+    outcome, steps = left_and_back(tmp_path / "job", HALVES)
     assert_flow(outcome, 3, steps)
 
 
@@ -113,15 +122,7 @@ def test_who_shares_a_model_with_the_lost_leaves_and_comes_back_with_it(tmp_path
     pairs = [
         {"rank_list": ranks, "replica_cnt": 2, "replica_shift": 0} for ranks in ([0, 2], [1, 3])
     ]
-    with job(
-        tmp_path / "job", faults=[[3, 4, "loop", "kill"]], groups=pairs, zit=True, arf=False,
-        done="done", warms="warm", pace=0.01,
-    ) as running:  # fmt: skip
-        until("two train", lambda: len(calls(running, 0, "zit_downgrade_rebuild")) == 1)
-        trains_on(running)
-        (running.directory / "warm").touch()
-        whole_again(running)
-        outcome, steps = finish(running)
+    outcome, steps = left_and_back(tmp_path / "job", pairs)
     assert_computed(outcome, steps, frozenset({(2, 4)}))
     assert outcome.strategies == ["scale_in", "scale_out"]
     down = [(r, c["group"], c["members"]) for r, c in outcome.called("zit_downgrade_rebuild")]
