@@ -3,11 +3,10 @@ The decorator of a training function: it is entered again after every incident.
 """
 
 import functools
-import gc
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from mindio_ttp import checks, logs, utils
+from mindio_ttp import checks, device, logs, utils
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import Found, Handle, Patterns
 from mindio_ttp.processor import FAULTS, processor
@@ -71,7 +70,7 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
             # here no traceback holds the frames of the loop any more
             processor.report(found.state, found.code, found.said)
             processor.wait()
-            _collect()
+            device.release_memory()
 
     return guarded
 
@@ -106,7 +105,3 @@ def _give_up(error: Exception) -> None:
 def _leave_if_over() -> None:
     if processor.exit_code is not None:
         raise JobEnded(processor.exit_code)
-
-
-def _collect() -> None:
-    gc.collect()  # what the frames have held is needed for the state that comes

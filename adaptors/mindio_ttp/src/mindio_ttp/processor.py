@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import tft
-from mindio_ttp import adaptor, checks, environment, logs, replicas, tls
+from mindio_ttp import adaptor, checks, device, environment, logs, replicas, tls
 from mindio_ttp.checks import Refused
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.orchestrator import orchestrator
@@ -107,7 +107,10 @@ class Processor:
         """The program had trained all it was to, and is to train on: the others have not."""
         self.args: Any = None
         """What functions are handed. Any: the program's own."""
-        self._exports = ""
+        self.exported = ""
+        """Which of MindIO's known users the program is."""
+        self.device: int | None = None
+        """The device that was current when the program said who this process is."""
         self.position: Callable[[], int] | None = None
         """The program's step that its state is of, where an adaptor of its framework keeps it."""
 
@@ -123,6 +126,7 @@ class Processor:
                 "and after tft_destroy_processor in none"
             )
         self._told = told
+        self.device = self.handlers.device = device.current(mindspore=self.variables.mindspore)
 
     def start(self, ip: str, port: int, local_ip: str, adaptor_name: str) -> None:
         """
@@ -269,7 +273,7 @@ class Processor:
         its own, is ignored.
         """
         self.check_trains("tft_set_step_args")
-        if args is None or self._exports:
+        if args is None or self.exported:
             log.warning("step_args_ignored", why="None" if args is None else "a MindSpeed program")
             return
         self.args = args
@@ -296,7 +300,7 @@ class Processor:
         """
         The program is one of MindIO's known users.
         """
-        self._exports = name
+        self.exported = name
         environment.clean_before_dump()
         if self._program is not None:
             self._program.clean_first = True
