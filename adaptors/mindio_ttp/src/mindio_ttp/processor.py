@@ -289,12 +289,10 @@ class Processor:
 
     def keep_args(self, args: list[Any]) -> None:  # Any: the program's own
         """
-        What the training function is called with: handed to every function, too, unless something else
-        was.
+        Hand to every function the list that the training function is called with. A function may replace an
+        entry: the training function is called with the same list again.
         """
-        if self.args is None:
-            self.args = args
-            self.program.args = args
+        self.args = self.program.args = args
 
     def export(self, name: str) -> None:
         """
