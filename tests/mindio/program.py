@@ -412,7 +412,8 @@ ttp.tft_init_processor(
     enable_zit=options.get("zit", False),
 )  # fmt: skip
 ttp.tft_start_processor("127.0.0.1", port)
-note("started", reboot=ttp.tft_is_reboot_node(), type=ttp.tft_get_reboot_type())
+master = os.environ.get("MASTER_PORT")
+note("started", reboot=ttp.tft_is_reboot_node(), type=ttp.tft_get_reboot_type(), master=master)
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "stop": stop, "clean": clean, "rebuild_group": rebuild, "repair": repair, "rollback": rollback,
     "save_ckpt": save, "rename": rename, "exit": leave, "zit_downgrade_rebuild": shrink,

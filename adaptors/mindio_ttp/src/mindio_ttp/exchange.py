@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from mindio_ttp import torch_groups
+
 Body = Mapping[str, Any]
 """What a rank says of itself. Any: JSON."""
 
@@ -27,6 +29,9 @@ class Hub(socketserver.ThreadingTCPServer):
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Member)
         self._turn = threading.Lock()
+        self._opening = threading.Lock()
+        self._store: Any = None
+        """A store of torch's, from when a program asks for it."""
         self._members: dict[str, dict[int, tuple[_Member, Body]]] = {}
 
     def gather(self, name: str, rank: int, world: int, member: "_Member", facts: Body) -> None:
@@ -41,6 +46,15 @@ class Hub(socketserver.ThreadingTCPServer):
             said = [[each, told] for each, (_, told) in sorted(members.items())]
             for other, _ in members.values():
                 other.tell({"gathered": said})
+
+    def torch_store(self) -> int:
+        """
+        Return the port of a store for `torch.distributed`, which is opened when the first rank asks for it.
+        """
+        with self._opening:
+            if self._store is None:
+                self._store = torch_groups.open_store(str(self.server_address[0]))
+            return int(self._store.port)
 
     def part(self, name: str, rank: int, member: "_Member") -> None:
         """
@@ -62,6 +76,9 @@ class _Member(socketserver.StreamRequestHandler):
         try:
             for line in self.rfile:
                 said = json.loads(line)
+                if said.get("wants") == "store":
+                    self.tell({"port": self.server.torch_store()})
+                    continue
                 name, rank = said["name"], said["rank"]
                 self.server.gather(name, rank, said["world"], self, said["facts"])
         except OSError:
@@ -106,6 +123,19 @@ class Gathering:
         """
         with suppress(OSError):  # ended before
             self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def torch_store(host: str, port: int) -> int:
+    """
+    Ask the hub at this address for its store; return the port. Raises `ConnectionError` where it has none.
+    """
+    with socket.create_connection((host, port)) as hub, hub.makefile("rwb") as line:
+        line.write(b'{"wants": "store"}\n')
+        line.flush()
+        answer = line.readline()
+    if not answer:
+        raise ConnectionError(f"the hub at {host}:{port} could not open a store for torch")
+    return int(json.loads(answer)["port"])
 
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:

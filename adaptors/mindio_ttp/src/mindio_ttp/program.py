@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindio_ttp import device, logs, peer_transfer, replicas
-from mindio_ttp.exchange import Body, Gathering
+from mindio_ttp.exchange import Body, Gathering, torch_store
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.peer_transfer import Unit
 from mindio_ttp.replicas import Group, agreed_base
+from mindio_ttp.torch_groups import GroupNames, Store
 from mindio_ttp.words import RepairType
 from tft.errors import OrderRefused
 from tft.protocol.codec import pack, unpack
@@ -49,6 +50,9 @@ class Program:
     handlers: Handlers
     strategies: tuple[str, ...]
     """What it can take part in."""
+    group_names: GroupNames = field(default_factory=GroupNames)
+    store: Store = field(default_factory=lambda: Store(torch_store))
+    """Where a program on torch.distributed meets the others, unless its launcher serves a store."""
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
     heir: bool = False
@@ -256,6 +260,8 @@ class Program:
         have come anew.
         """
         self._group = (name, host, port)
+        self.group_names.begin(name.rpartition("/")[2])
+        self.store.follow(host, port)
         facts = {
             "incarnation": self.incarnation,
             "groups": [[g.type, list(g.ranks), g.copies] for g in self.groups],

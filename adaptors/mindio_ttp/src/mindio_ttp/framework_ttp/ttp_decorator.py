@@ -5,10 +5,11 @@ What a training process calls. The names, arguments, ranges and results are thos
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from mindio_ttp import checks, device, logs
+from mindio_ttp import checks, device, logs, torch_groups
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import Handle
 from mindio_ttp.handler import patterns as _patterns
@@ -286,6 +287,38 @@ def set_device() -> None:
     Make that device the current one of the calling thread.
     """
     device.use(processor.device)
+
+
+# ---------------------------------------------------------------- groups of torch.distributed
+
+
+def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+    """
+    Return the name of the next process group of `ranks`: it carries the repair, so that survivors and
+    replacements form a group of the same name.
+    """
+    return processor.group_names.name(ranks, use_hashed_name)
+
+
+def launch_tcp_store_client(url: str, save_rank: int = -1, world_size: int = -1) -> int:
+    """
+    Have the default process group meet at the store at `tcp://HOST:PORT`; return 0, or 1 where no store answers
+    there. tft calls it by itself when its store was started again.
+    """
+    place = urlsplit(url)
+    try:
+        torch_groups.connect(place.hostname or "", place.port or 0)
+    except RuntimeError:
+        log.exception("store_not_reached", url=url)
+        return RET_ERROR
+    return RET_OK
+
+
+def launch_tcp_store_server(url: str, world_size: int) -> int:
+    """
+    Return 0: the store of a job is served by a process of tft's, and outlives every rank.
+    """
+    return RET_OK
 
 
 # ---------------------------------------------------------------- functions of the program
