@@ -354,7 +354,7 @@ def test_a_call_is_followed_or_refused_as_by_mindio(
     `Exception` that says what was expected.
     """
     monkeypatch.setenv("TTP_STOP_CLEAN_BEFORE_DUMP", "0")  # put back what a row changes
-    monkeypatch.setattr(uce_utils, "_last", uce_utils.UpdateTimes())
+    monkeypatch.setattr(uce_utils, "TRAIN_STEP_TIME", {})
     function = getattr(framework_ttp, row.function)
     if row.says is None:
         assert function(*row.arguments, **row.named) == row.returns
@@ -423,7 +423,7 @@ def test_times_that_were_set_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     When no times are given, those of the last update count.
     """
-    monkeypatch.setattr(uce_utils, "_last", uce_utils.UpdateTimes())
+    monkeypatch.setattr(uce_utils, "TRAIN_STEP_TIME", {})
     utils.tft_set_update_start_time(100)
     utils.tft_set_update_end_time(200)
     assert utils.tft_can_do_uce_repair(150)
