@@ -30,6 +30,7 @@ checkpoint. OPTIONS is JSON:
 import array
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -188,15 +189,33 @@ def repair(
     kind = ttp.RepairType(info["repair_type"])
     if kind in (ttp.RepairType.RT_LOAD_CKPT, ttp.RepairType.RT_LOAD_REBUILD):
         return load(step)
-    pipe = directory / f"pipe-{info['src'][0]}-{info['dst'][0]}-{info['type'][0]}"
-    with suppress(FileExistsError):
-        os.mkfifo(pipe)
-    if kind is ttp.RepairType.RT_SEND:
-        with pipe.open("wb") as file:
-            file.write(state.numbers.tobytes())
-    else:
-        with pipe.open("rb") as file:
-            state.numbers[:] = array.array("d", file.read())
+    for source, destination, group in zip(info["src"], info["dst"], info["type"], strict=True):
+        pipe = directory / f"pipe-{source}-{destination}-{group}"
+        with suppress(FileExistsError):
+            os.mkfifo(pipe)
+        if kind is ttp.RepairType.RT_SEND:
+            with pipe.open("wb") as file:
+                file.write(state.numbers.tobytes())
+        else:
+            receive(pipe)
+
+
+def receive(pipe: Path) -> None:
+    """
+    Until it is there, or `stop` is called.
+    """
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        found = b""
+        while len(found) < len(state.numbers) * state.numbers.itemsize:
+            if state.stopped:
+                raise RuntimeError("FORCE STOP: the sender is not waited for")
+            with suppress(BlockingIOError):
+                found += os.read(end, 4096)
+            select.select([], [], [], 0.002)
+        state.numbers[:] = array.array("d", found)
+    finally:
+        os.close(end)
 
 
 def kept(step: int, whom: int) -> Path:
