@@ -86,6 +86,8 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             if checkpoint is not None:
                 promise = f"{checkpoint} is the newest checkpoint: {plan.again} from it"
                 say(known_unfit(shelf_of(settings), checkpoint) or promise)
+        if code == COMPLETED and report.steps() == 0:
+            say(report.why())
     if code == DUMPED and (plan.leads or plan.placed is None):
         say(_last_checkpoint(plan))
     return code

@@ -319,6 +319,12 @@ class FreshReport:
         """
         return "" if self.text() is None else str(self._read()["why"])
 
+    def steps(self) -> int:
+        """
+        How many steps were trained; 0 while that is not written.
+        """
+        return 0 if self.text() is None else int(self._read()["steps"])
+
     def _read(self) -> dict[str, Any]:  # Any: JSON
         report: dict[str, Any] = json.loads(self._path.read_text())
         return report
