@@ -56,6 +56,25 @@ def test_the_framework_is_said(text: str, mindspore: bool) -> None:
     assert not environment.variables({}).mindspore
 
 
+@pytest.mark.parametrize(
+    ("enabled", "again"),
+    [
+        ("", True),
+        ("{RSC:1}", True),
+        ("{TTP:1}", False),
+        ("{TTP:1,TSP:1,UCE:0}", False),
+        ("{TTP:1,UCE:1}", True),
+        ("{TTP:1,HCCE:1}", True),
+        ("{TTP:1,ARF:1}", True),
+    ],
+)
+def test_mindspores_loop_is_entered_again_where_that_is_enabled(enabled: str, again: bool) -> None:
+    """
+    When MindSpore's last checkpoints alone are enabled, then its loop is not entered again after a fault.
+    """
+    assert environment.variables({"MS_ENABLE_TFT": enabled}).enters_again is again
+
+
 @pytest.mark.parametrize(("mindspore", "told"), [(False, (7, "args")), (True, (7, "ctx"))])
 def test_the_framework_decides_what_rename_is_told(mindspore: bool, told: tuple[Any, ...]) -> None:
     """

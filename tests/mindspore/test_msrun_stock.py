@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.jobs import Outcome, strike, until
 from tests.mindio.ring import Ring
-from tests.mindspore.model import same, told
+from tests.mindspore.model import LAST, files, same, told
 from tests.mindspore.test_msrun import LIMIT, ended, logs, msrun
 from tft.bus.ports import free_address
 
@@ -94,3 +94,18 @@ def test_msrun_with_the_environment_of_the_manual_replaces_workers_that_are_kill
     ]
     kept = {path.name for path in written.glob("worker_*.0.log")}
     assert kept == {f"worker_{victim}.0.log" for victim in victims}
+
+
+def test_with_last_checkpoints_alone_a_worker_that_is_killed_is_one_fault(tmp_path: Path) -> None:
+    """
+    When `TTP:1` alone is switched on and a worker is killed, then it is the one fault of the incident, no process
+    is started, MindSpore's functions write the last checkpoint of the last step that was completed, and msrun
+    ends with 3.
+    """
+    outcome, written = train(tmp_path / "run", victims=[3], enable=LAST)
+    assert outcome.code == 3, outcome.output
+    assert told(outcome) == [("dump", [("process", 3)], 0)]
+    step = f"ttp_saved_checkpoints-step_{LOST_AT - 1}"
+    saved = [f"{step}/rank_0/ttp_rank_0-1_{LOST_AT - 1}.ckpt"]
+    assert files(tmp_path / "run" / "last") == saved
+    assert list(written.glob("worker_*.0.log")) == []

@@ -50,6 +50,9 @@ class Variables:
     """TTP_ACCLINK_CHECK_PERIOD_HOURS: hours between two looks at certificates (24 to 720, 168)."""
     certificate_ahead: int
     """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: how long before their end they are told of (7 to 180, 30)."""
+    enters_again: bool = True
+    """MS_ENABLE_TFT: MindSpore's loop is entered again after a fault, which takes UCE, HCCE or ARF. Without
+    them MindSpore reports whatever leaves its loop as unknown, and ends."""
     ignored: tuple[str, ...] = ()
     """What was said and counts for nothing, a sentence for each."""
 
@@ -81,8 +84,17 @@ def variables(environ: Mapping[str, str] = os.environ) -> Variables:
         framework=within("TTP_FRAMEWORK_TYPE", 0, 1, 0),
         certificate_period=within("TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
         certificate_ahead=within("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
+        enters_again=_enters_again(environ.get("MS_ENABLE_TFT", "")),
         ignored=tuple(ignored),  # the last: arguments are made in their order
     )
+
+
+def _enters_again(enabled: str) -> bool:
+    """
+    By what MindSpore's `Model.train` looks for, and how.
+    """
+    is_mindspores = any(item in enabled for item in ("TTP:1", "TSP:1"))
+    return not is_mindspores or any(item in enabled for item in ("UCE:1", "HCCE:1", "ARF:1"))
 
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
