@@ -24,6 +24,8 @@ checkpoint. OPTIONS is JSON:
   step of. `finds`: by rank, the step it loads instead of the newest; 0: it does not say which one it was.
 - `loop`: it has one of its own, as MindSpore does.
 - `broken`: what its error says where others are gone, in the place of FORCE STOP.
+- `device`: it has imported a torch_npu, whose current device is kept for each thread; its own is its rank.
+- `swaps`: its rollback function replaces the first entry of the list of arguments by the step.
 """
 
 import array
@@ -33,6 +35,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -79,10 +82,40 @@ class State:
 state = State()
 
 
+class Npu(threading.local):
+    """
+    What a torch_npu keeps for each thread: a new one begins at device 0.
+    """
+
+    device = 0
+
+    def current_device(self) -> int:
+        """
+        That of this thread.
+        """
+        return self.device
+
+    def set_device(self, device: int) -> None:
+        """
+        From now on, on this thread.
+        """
+        self.device = device
+
+
+npu = Npu()
+if options.get("device"):
+    torch = types.ModuleType("torch")
+    torch.npu = npu  # type: ignore[attr-defined]  # as torch_npu adds it
+    sys.modules["torch"] = torch
+    npu.set_device(rank)
+
+
 def note(what: str, **facts: Any) -> None:
     """
     A line of what has happened.
     """
+    if options.get("device"):
+        facts["device"] = npu.current_device()
     with (directory / f"calls-{rank}.jsonl").open("a") as file:
         file.write(json.dumps({"what": what, "pid": os.getpid(), **facts}) + "\n")
 
@@ -201,6 +234,8 @@ def rollback(step: int, args: Any, ctx: Any) -> None:
     """
     note("rollback", step=step)
     fail("rollback")
+    if options.get("swaps"):
+        args[0] = step
     state.stopped = False
     state.step = state.drawn = step
 
@@ -284,7 +319,7 @@ def train(first: int) -> str:
     """
     One number a step.
     """
-    note("train", step=state.step)
+    note("train", step=state.step, first=first)
     if ttp.tft_is_reboot_node():
         strike("replaced")
         while "warms" in options and not (directory / options["warms"]).exists():

@@ -22,6 +22,9 @@ from mindio_ttp import (
     utils,
     words,
 )
+from mindio_ttp.controller_ttp import ttp_controller
+from mindio_ttp.framework_ttp import ttp_decorator
+from mindio_ttp.utils import uce_utils
 
 LARGEST = 2**63 - 2
 """The last step below INT64_MAX."""
@@ -57,8 +60,8 @@ SIGNATURES = {
     "tft_get_repair_type": "()",
     "tft_exception_handler": "(func)",
     "tft_register_exception_handler": "(fault_pattern, fault_type, fault_handle)",
-    "set_mindio_export_version": "(name)",
-    "tft_register_decrypt_handler": "(func)",
+    "set_mindio_export_version": "(framework_type)",
+    "tft_register_decrypt_handler": "(decryptor)",
     **{
         f"tft_register_{name}_handler": "(func, ctx=None)"
         for name in (
@@ -119,7 +122,9 @@ def test_all_functions_are_in_the_table() -> None:
     When there is a function, there is a line for it above.
     """
     kinds = {"Action", "OptimizerType", "RepairType", "ReportState"}
-    assert set(framework_ttp.__all__) - kinds == set(SIGNATURES)
+    functions = {name for name in vars(framework_ttp) if name.startswith(("tft_", "set_mindio"))}
+    assert functions == set(SIGNATURES)
+    assert set(framework_ttp.__all__) - functions == kinds
     in_controller = {name for name in vars(controller_ttp) if name.startswith("tft_")}
     assert in_controller - set(SIGNATURES) == set(ORCHESTRATORS)
 
@@ -190,7 +195,7 @@ def mindspore(monkeypatch: pytest.MonkeyPatch) -> processor.Processor:
 
 def _replaced(monkeypatch: pytest.MonkeyPatch) -> processor.Processor:
     new = processor.Processor()
-    for module in (processor, framework_ttp, controller_ttp, handler):
+    for module in (processor, ttp_decorator, ttp_controller, handler):
         monkeypatch.setattr(module, "processor", new)
     return new
 
@@ -334,7 +339,7 @@ ROWS = [
     refused("tft_register_exception_handler", "MINE", None, str, says="fault_type"),
     no_function("tft_register_exception_handler", "MINE", "RS_RETRY", None),
     accepted("set_mindio_export_version", "MindSpeed"),
-    accepted("set_mindio_export_version", name="MindSpeed-LLM"),
+    accepted("set_mindio_export_version", framework_type="MindSpeed-LLM"),
     refused("set_mindio_export_version", "Megatron", says="MindSpeed, MindSpeed-LLM"),
     refused("set_mindio_export_version", None, says="MindSpeed, MindSpeed-LLM"),
 ]
@@ -349,7 +354,7 @@ def test_a_call_is_followed_or_refused_as_by_mindio(
     `Exception` that says what was expected.
     """
     monkeypatch.setenv("TTP_STOP_CLEAN_BEFORE_DUMP", "0")  # put back what a row changes
-    monkeypatch.setattr(utils, "_last", utils.UpdateTimes())
+    monkeypatch.setattr(uce_utils, "_last", uce_utils.UpdateTimes())
     function = getattr(framework_ttp, row.function)
     if row.says is None:
         assert function(*row.arguments, **row.named) == row.returns
@@ -418,7 +423,7 @@ def test_times_that_were_set_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     When no times are given, those of the last update count.
     """
-    monkeypatch.setattr(utils, "_last", utils.UpdateTimes())
+    monkeypatch.setattr(uce_utils, "_last", uce_utils.UpdateTimes())
     utils.tft_set_update_start_time(100)
     utils.tft_set_update_end_time(200)
     assert utils.tft_can_do_uce_repair(150)

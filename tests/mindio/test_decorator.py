@@ -206,6 +206,31 @@ def test_a_users_pattern_is_handled_as_what_it_is(tmp_path: Path) -> None:
     assert outcome.ranks_called("repair") == [0, 1]
 
 
+def test_what_a_function_puts_into_the_list_of_arguments_is_trained_with(tmp_path: Path) -> None:
+    """
+    When a function replaces an entry of the list that it is handed, the training function is called again with
+    the new entry: MindSpeed-LLM replaces its scheduler so, after it has loaded a checkpoint.
+    """
+    outcome = run(tmp_path, [1, 4, "loop", "UCE ERROR"], swaps=True)
+    assert outcome.codes == [0], outcome.output
+    trained = [(rank, call["step"], call["first"]) for rank, call in outcome.called("train")]
+    assert trained == [(0, 0, 0), (0, 3, 3), (1, 0, 0), (1, 3, 3)]
+
+
+@pytest.mark.parametrize("text", ["UCE ERROR", "kill"])
+def test_every_function_finds_the_process_s_device(text: str, tmp_path: Path) -> None:
+    """
+    When a function is called on whatever thread, the current device there is the one of the process, also where
+    its rank is not 0: a survivor would stop device 0 else.
+    """
+    outcome = run(tmp_path, [0, 4, "loop", text], device=True)
+    assert outcome.codes == [0], outcome.output
+    for what in ("stop", "repair", "rollback", "train"):
+        called = outcome.called(what)
+        assert called, what
+        assert [call["device"] for rank, call in called] == [rank for rank, _ in called], what
+
+
 def test_who_returns_first_waits_for_the_others(tmp_path: Path) -> None:
     """
     When one rank has trained all it was to, its function returns when the others have, too.

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mindio_ttp.utils.uce_utils import get_l2_hbm_error_time
 from mindio_ttp.words import ReportState
 
-POLLUTED = re.compile(r"time us=\s*(\d+)")
 ERROR_CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
 RESUMABLE = frozenset({"ARF FINISH", "STEP FINISH"})
 """Names with one wait only: what is to be cleaned is clean already."""
@@ -111,8 +111,8 @@ class Patterns:
         return Found(name=OTHER, state=ReportState.RS_UNKNOWN, code=code, said=said)
 
     def _hbm(self, text: str) -> str:
-        match = POLLUTED.search(text)
-        return REPAIRABLE if match and self.can_repair(int(match[1])) else UNREPAIRABLE
+        time = get_l2_hbm_error_time(text)
+        return REPAIRABLE if time is not None and self.can_repair(time) else UNREPAIRABLE
 
 
 def _named(name: str) -> Handle:

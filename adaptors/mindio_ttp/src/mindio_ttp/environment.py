@@ -130,6 +130,13 @@ def logging(environ: Mapping[str, str] = os.environ) -> Logging:
     )
 
 
+def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """
+    Return a variable as it stands; None where it is not set.
+    """
+    return environ.get(name)
+
+
 def clean_before_dump(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     From now on it is as if TTP_STOP_CLEAN_BEFORE_DUMP were 1, here and in what this process starts.

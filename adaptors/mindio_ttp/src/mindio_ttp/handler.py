@@ -3,11 +3,10 @@ The decorator of a training function: it is entered again after every incident.
 """
 
 import functools
-import gc
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from mindio_ttp import checks, logs, utils
+from mindio_ttp import checks, device, logs, utils
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import Found, Handle, Patterns
 from mindio_ttp.processor import FAULTS, processor
@@ -41,20 +40,23 @@ def tft_register_exception_handler(
 
 def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
     """
-    A training function that is called once more, with the same arguments, after every incident. Raises
-    `TypeError` for what cannot be called; the function raises `JobEnded` when the job ends before it has
-    returned.
+    Call a training function again after every incident. Its positional arguments are one list for the whole job,
+    which every function of the program is handed and may change: what stands in the list is what the training
+    function is called with next. Source: `wrapper` of `ttp_decorator.py`, lines 926 to 939 at mind-cluster
+    22bb3d98. Raises `TypeError` for what cannot be called; the function raises `JobEnded` when the job ends
+    before it has returned.
     """
     checks.function("tft_exception_handler", func)
 
     @functools.wraps(func)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        processor.keep_args(list(args))
+        kept: list[Any] = list(args)
+        processor.keep_args(kept)
         while True:
             processor.enter()
             _leave_if_over()
             try:
-                result = func(*args, **kwargs)
+                result = func(*kept, **kwargs)
                 processor.finish()
             except RuntimeError as error:
                 found = _found(error)
@@ -71,7 +73,7 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
             # here no traceback holds the frames of the loop any more
             processor.report(found.state, found.code, found.said)
             processor.wait()
-            _collect()
+            device.release_memory()
 
     return guarded
 
@@ -106,7 +108,3 @@ def _give_up(error: Exception) -> None:
 def _leave_if_over() -> None:
     if processor.exit_code is not None:
         raise JobEnded(processor.exit_code)
-
-
-def _collect() -> None:
-    gc.collect()  # what the frames have held is needed for the state that comes

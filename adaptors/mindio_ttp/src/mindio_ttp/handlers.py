@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindio_ttp import checks, logs
+from mindio_ttp import checks, device, logs
 from tft.clock import Clock, SystemClock
 
 log = logs.get_logger()
@@ -38,6 +38,8 @@ class Handlers:
     mindspore: bool = False
     limit: float = 180.0
     """Seconds that a function may take; one that takes longer is told of."""
+    device: int | None = None
+    """The device of this process, for its torch_npu; a function may be called on any thread."""
     _known: dict[str, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
 
@@ -68,6 +70,7 @@ class Handlers:
 
     def _call(self, name: str, *told: Any) -> Any:  # Any: the program's own
         function, context = self._known[name]
+        device.use(self.device)
         if name in ("stream_sync", "decrypt") or name.startswith("zit_"):
             return function(*told)
         if name == "rename" and not self.mindspore:

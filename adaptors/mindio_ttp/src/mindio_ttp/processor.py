@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import tft
-from mindio_ttp import adaptor, checks, environment, logs, replicas, tls
+from mindio_ttp import adaptor, checks, device, environment, logs, replicas, tls
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import is_cut_off
 from mindio_ttp.handlers import Handlers
@@ -108,7 +108,10 @@ class Processor:
         """The program had trained all it was to, and is to train on: the others have not."""
         self.args: Any = None
         """What functions are handed. Any: the program's own."""
-        self._exports = ""
+        self.exported = ""
+        """Which of MindIO's known users the program is."""
+        self.device: int | None = None
+        """The device that was current when the program said who this process is."""
         self.position: Callable[[], int] | None = None
         """The program's step that its state is of, where an adaptor of its framework keeps it."""
 
@@ -124,6 +127,7 @@ class Processor:
                 "and after tft_destroy_processor in none"
             )
         self._told = told
+        self.device = self.handlers.device = device.current(mindspore=self.variables.mindspore)
 
     def start(self, ip: str, port: int, local_ip: str, adaptor_name: str) -> None:
         """
@@ -271,7 +275,7 @@ class Processor:
         its own, is ignored.
         """
         self.check_trains("tft_set_step_args")
-        if args is None or self._exports:
+        if args is None or self.exported:
             log.warning("step_args_ignored", why="None" if args is None else "a MindSpeed program")
             return
         self.args = args
@@ -287,18 +291,16 @@ class Processor:
 
     def keep_args(self, args: list[Any]) -> None:  # Any: the program's own
         """
-        What the training function is called with: handed to every function, too, unless something else
-        was.
+        Hand to every function the list that the training function is called with. A function may replace an
+        entry: the training function is called with the same list again.
         """
-        if self.args is None:
-            self.args = args
-            self.program.args = args
+        self.args = self.program.args = args
 
     def export(self, name: str) -> None:
         """
         The program is one of MindIO's known users.
         """
-        self._exports = name
+        self.exported = name
         environment.clean_before_dump()
         if self._program is not None:
             self._program.clean_first = True

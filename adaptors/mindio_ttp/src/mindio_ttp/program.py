@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mindio_ttp import logs, replicas
+from mindio_ttp import device, logs, replicas
 from mindio_ttp.exchange import Body, Membership
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.loans import Loans, agreed_base
@@ -511,7 +511,8 @@ class Program:
         chosen = [group for group in self.groups if group.shard(group.part_of(self.rank)) in shards]
         info = [{"type": g.type, "ranks": self._savers(directory, g, attempt)} for g in chosen]
         at = self.program_step(step)
-        self.handlers.call("save_ckpt", at, info, self.args)
+        with device.own_stream():
+            self.handlers.call("save_ckpt", at, info, self.args)
         (directory / name).write_text(json.dumps({"step": at, "saved": info}))
         self._saved = (directory, attempt)
         return [name]

@@ -64,6 +64,25 @@ class MindXAction(Enum):
     REPORT_RESULT = "report_result"
 
 
+RET_OK = 0
+RET_ERROR = 1
+RET_K8S = 2
+"""The exit code by which a cluster starts a process again."""
+RET_PASS = 3
+RET_EXCEPTION = 4
+EXIT_WAIT_TIME = 10
+"""Seconds that MindIO waits before it ends a process."""
+
+
+class PauseType(Enum):
+    """
+    How training pauses: it waits, or the loop is left by an error.
+    """
+
+    PAUSE = 1
+    RAISE = 2
+
+
 LARGEST_WORLD = 100_000
 LARGEST_STEP = 2**63 - 2
 MOST_GROUPS = 1000

@@ -1,80 +1,69 @@
 """
 What a training process calls. The names, arguments, ranges and results are those of MindIO TFT 7.3.0
-(`mindio_ttp.framework_ttp`); every function that says nothing else returns None and raises an `Exception`
-for what it cannot follow, with the reason.
+(`mindio_ttp.framework_ttp.ttp_decorator`); every function that says nothing else returns None and raises an
+`Exception` for what it cannot follow, with the reason.
 """
 
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from mindio_ttp import checks, logs
+from mindio_ttp import checks, device, logs
 from mindio_ttp.checks import Refused
-from mindio_ttp.controller_ttp import (
-    tft_destroy_controller,
-    tft_init_controller,
-    tft_start_controller,
-)
-from mindio_ttp.handler import tft_exception_handler, tft_register_exception_handler
+from mindio_ttp.classification import Handle
+from mindio_ttp.handler import patterns as _patterns
+from mindio_ttp.handler import tft_exception_handler as tft_exception_handler
+from mindio_ttp.handler import tft_register_exception_handler as tft_register_exception_handler
 from mindio_ttp.processor import Told, curve, processor, register
-from mindio_ttp.utils import (
-    tft_can_do_uce_repair,
-    tft_set_update_end_time,
-    tft_set_update_start_time,
+from mindio_ttp.words import (
+    EXIT_WAIT_TIME as EXIT_WAIT_TIME,
 )
-from mindio_ttp.words import LARGEST_STEP, Action, OptimizerType, RepairType, ReportState
+from mindio_ttp.words import (
+    LARGEST_STEP,
+    LARGEST_WORLD,
+)
+from mindio_ttp.words import (
+    RET_ERROR as RET_ERROR,
+)
+from mindio_ttp.words import (
+    RET_EXCEPTION as RET_EXCEPTION,
+)
+from mindio_ttp.words import (
+    RET_K8S as RET_K8S,
+)
+from mindio_ttp.words import (
+    RET_OK as RET_OK,
+)
+from mindio_ttp.words import (
+    RET_PASS as RET_PASS,
+)
+from mindio_ttp.words import (
+    Action as Action,
+)
+from mindio_ttp.words import (
+    OptimizerType as OptimizerType,
+)
+from mindio_ttp.words import (
+    PauseType as PauseType,
+)
+from mindio_ttp.words import (
+    RepairType as RepairType,
+)
+from mindio_ttp.words import (
+    ReportState as ReportState,
+)
 
 log = logs.get_logger()
 
-__all__ = [
-    "Action",
-    "OptimizerType",
-    "RepairType",
-    "ReportState",
-    "set_mindio_export_version",
-    "tft_can_do_uce_repair",
-    "tft_destroy_controller",
-    "tft_destroy_processor",
-    "tft_end_updating_os",
-    "tft_exception_handler",
-    "tft_get_reboot_type",
-    "tft_get_repair_step",
-    "tft_get_repair_type",
-    "tft_init_controller",
-    "tft_init_processor",
-    "tft_is_reboot_node",
-    "tft_pause_train",
-    "tft_register_clean_handler",
-    "tft_register_decrypt_handler",
-    "tft_register_exception_handler",
-    "tft_register_exit_handler",
-    "tft_register_rebuild_group_handler",
-    "tft_register_rename_handler",
-    "tft_register_repair_handler",
-    "tft_register_rollback_handler",
-    "tft_register_save_ckpt_handler",
-    "tft_register_stop_handler",
-    "tft_register_stream_sync_handler",
-    "tft_register_zit_downgrade_rebuild_handler",
-    "tft_register_zit_upgrade_rebuild_handler",
-    "tft_register_zit_upgrade_repair_handler",
-    "tft_register_zit_upgrade_rollback_handler",
-    "tft_report_error",
-    "tft_report_load_ckpt_step",
-    "tft_reset_limit_step",
-    "tft_set_dp_group_info",
-    "tft_set_optimizer_replica",
-    "tft_set_step_args",
-    "tft_set_update_end_time",
-    "tft_set_update_start_time",
-    "tft_start_controller",
-    "tft_start_copy_os",
-    "tft_start_processor",
-    "tft_start_updating_os",
-    "tft_wait_next_action",
-    "tft_wait_repair_action",
-]
-
+ACTION_TIMEOUT = processor.variables.action_limit
+"""Seconds that a function of the program may take before a line says so."""
+TTP_MAX_WORLD_SIZE = LARGEST_WORLD
+mindx_agent = processor.variables.task or None
+"""What an orchestrator calls the job; None where there is no orchestrator."""
+mind_spore = processor.variables.mindspore
+"""Whether the environment says that the program is one for MindSpore."""
+fault_handles: dict[str, Handle] = _patterns.handles
+"""By the text that an error is searched for: what says the error's name."""
 EXPORTS = ("MindSpeed", "MindSpeed-LLM")
 
 
@@ -267,14 +256,36 @@ def tft_get_repair_type() -> str:
     return processor.repair_type
 
 
-def set_mindio_export_version(name: str) -> None:
+def set_mindio_export_version(framework_type: str) -> None:
     """
-    Which of MindIO's users the program is: `MindSpeed` or `MindSpeed-LLM`. They stop and clean before a last
-    checkpoint.
+    Say which of MindIO's users the program is: `MindSpeed` or `MindSpeed-LLM`. They stop and clean before a
+    last checkpoint.
     """
-    if name not in EXPORTS:
-        raise Refused(f"set_mindio_export_version knows {', '.join(EXPORTS)}, not {name!r}")
-    processor.export(name)
+    if framework_type not in EXPORTS:
+        names = ", ".join(EXPORTS)
+        raise Refused(f"set_mindio_export_version knows {names}, not {framework_type!r}")
+    processor.export(framework_type)
+
+
+def get_mindio_export_version() -> str | None:
+    """
+    Return what `set_mindio_export_version` was told; None where it was not called.
+    """
+    return processor.exported or None
+
+
+def get_device() -> int | None:
+    """
+    Return the device that was the process's own when `tft_init_processor` was called; None without one.
+    """
+    return processor.device
+
+
+def set_device() -> None:
+    """
+    Make that device the current one of the calling thread.
+    """
+    device.use(processor.device)
 
 
 # ---------------------------------------------------------------- functions of the program
@@ -376,9 +387,9 @@ def tft_register_zit_upgrade_rollback_handler(func: Function, ctx: Any = None) -
     register("zit_upgrade_rollback", func, ctx)
 
 
-def tft_register_decrypt_handler(func: Function | None) -> None:
+def tft_register_decrypt_handler(decryptor: Function | None) -> None:
     """
-    `func(cipher)` says the password of a private key. None is ignored.
+    `decryptor(cipher)` says the password of a private key. None is ignored.
     """
-    if func is not None:
-        register("decrypt", func, None)
+    if decryptor is not None:
+        register("decrypt", decryptor, None)

@@ -5,10 +5,15 @@ An error that came before the last update began may have been in the gradients t
 up: then every copy has it.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from mindio_ttp import device
 from mindio_ttp.checks import Refused
+
+TIME_US_PATTERN = r"time us=\s*(\d+)"
+"""How an error of a device says when it came; torch_npu writes a space before the number."""
 
 
 @dataclass(slots=True)
@@ -52,9 +57,31 @@ def tft_can_do_uce_repair(
     return hbm_error_time > max(start, end) or start < hbm_error_time < end
 
 
+def get_l2_hbm_error_time(log_string: str) -> int | None:
+    """
+    Return when an error came, in microseconds of the device, from its text; None where that says no time.
+    """
+    match = re.search(TIME_US_PATTERN, log_string)
+    return int(match[1]) if match else None
+
+
+def get_event_time() -> int:
+    """
+    Return the time of the device in microseconds; 0 where it cannot say the time.
+    """
+    return device.time_now()
+
+
+def get_update_start_end_time() -> tuple[int | None, int | None]:
+    """
+    Return when the last update began and ended; None for what was not said.
+    """
+    return _last.start or None, _last.end or None
+
+
 def _time(function: str, value: Any) -> int:  # Any: as given
     if value is None:
-        return 0  # the time of a device is had from its events; there is none we know to ask
+        return device.time_now()
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise Refused(f"{function}: a time is a number of microseconds, and is {value!r}")
     return value

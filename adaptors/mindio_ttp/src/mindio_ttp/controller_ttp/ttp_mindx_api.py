@@ -1,11 +1,6 @@
 """
-The controller, and what manages a cluster around it. The names, arguments and results are those of MindIO
-TFT 7.3.0 (`mindio_ttp.controller_ttp`): the functions that tell something return 0, or 1 where it cannot be
-followed, which the log then says why.
-
-With rank -1 the controller stands alone, for nodes that are told of their job by MINDX_TASK_ID; else it is
-started with the job, in `tft_start_processor`. It is a process of its own in any case, and outlives the one
-that has started it.
+What an orchestrator says to the controller (`mindio_ttp.controller_ttp.ttp_mindx_api` of MindIO TFT 7.3.0). Every
+function returns 0, or 1 where the controller cannot follow it; the log then says why.
 """
 
 from collections.abc import Callable
@@ -13,10 +8,9 @@ from typing import Any
 
 import structlog
 
-from mindio_ttp import checks
-from mindio_ttp.checks import Refused
 from mindio_ttp.orchestrator import REPORTS, orchestrator
-from mindio_ttp.processor import curve, processor
+from mindio_ttp.words import RET_ERROR as RET_ERROR
+from mindio_ttp.words import RET_OK as RET_OK
 
 log = structlog.get_logger()
 
@@ -29,55 +23,6 @@ LONGEST_PARAMETER = 1023
 ACTIONS = ("hot switch", "stop switch")
 
 
-def tft_init_controller(
-    rank: int,
-    world_size: int,
-    enable_local_copy: bool,
-    enable_arf: bool = False,
-    enable_zit: bool = False,
-) -> None:
-    """
-    What is to be started: at rank 0, or, with rank -1, in a process that trains nothing.
-    """
-    call = "tft_init_controller"
-    checks.rank_and_world(call, rank, world_size, least=-1)
-    for name, value in (
-        ("enable_local_copy", enable_local_copy),
-        ("enable_arf", enable_arf),
-        ("enable_zit", enable_zit),
-    ):
-        if (
-            checks.flag(call, name, value)
-            and name != "enable_arf"
-            and processor.variables.mindspore
-        ):
-            raise Refused(f"{call}: {name} is to be False with MindSpore")
-    orchestrator.init(rank, world_size)
-
-
-def tft_start_controller(
-    bind_ip: str, port: int, enable_tls: bool = True, tls_info: str = ""
-) -> None:
-    """
-    Have the controller at this address.
-    """
-    call = "tft_start_controller"
-    address = checks.address(call, "bind_ip", bind_ip)
-    checks.port(call, port)
-    options = curve(checks.flag(call, "enable_tls", enable_tls), tls_info)
-    orchestrator.start(address, port, options, processor.variables.task)
-
-
-def tft_destroy_controller() -> None:
-    """
-    The controller is not needed any more. One that was started with its job ends with that.
-    """
-    orchestrator.destroy()
-
-
-# ---------------------------------------------------------------- what an orchestrator says
-
-
 def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
     """
     `func` is called with what the controller reports: `report_fault_ranks(ranks, error_codes)`,
@@ -87,7 +32,7 @@ def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
     if action not in REPORTS or not callable(func):
         return _refused("tft_register_mindx_callback", f"{action!r} with {func!r}")
     orchestrator.register(action, func)
-    return 0
+    return RET_OK
 
 
 def tft_notify_controller_stop_train(
@@ -148,13 +93,6 @@ def tft_notify_controller_dump() -> int:
     return orchestrator.call("dump")
 
 
-def tft_query_high_availability_switch() -> bool:
-    """
-    Whether a controller leads the job.
-    """
-    return orchestrator.call("hello") == 0
-
-
 def _are_faults(ranks: Any) -> bool:  # Any: as given
     return isinstance(ranks, dict) and all(
         isinstance(rank, int) and 0 <= rank < orchestrator.world and kind in FAULT_TYPES
@@ -164,4 +102,4 @@ def _are_faults(ranks: Any) -> bool:  # Any: as given
 
 def _refused(call: str, what: str) -> int:
     log.warning("call_not_followed", call=call, what=what)
-    return 1
+    return RET_ERROR

@@ -1,0 +1,68 @@
+"""
+The start and the end of the controller (`mindio_ttp.controller_ttp.ttp_controller` of MindIO TFT 7.3.0).
+
+With rank -1 the controller stands alone, for nodes that are told of their job by MINDX_TASK_ID; else it is
+started with the job, in `tft_start_processor`. It is a process of its own in any case, and outlives the one
+that has started it.
+"""
+
+from mindio_ttp import checks
+from mindio_ttp.checks import Refused
+from mindio_ttp.orchestrator import orchestrator
+from mindio_ttp.processor import curve, processor
+from mindio_ttp.words import RET_ERROR as RET_ERROR
+from mindio_ttp.words import RET_K8S as RET_K8S
+from mindio_ttp.words import RET_OK as RET_OK
+
+
+def tft_init_controller(
+    rank: int,
+    world_size: int,
+    enable_local_copy: bool,
+    enable_arf: bool = False,
+    enable_zit: bool = False,
+) -> None:
+    """
+    What is to be started: at rank 0, or, with rank -1, in a process that trains nothing.
+    """
+    call = "tft_init_controller"
+    checks.rank_and_world(call, rank, world_size, least=-1)
+    for name, value in (
+        ("enable_local_copy", enable_local_copy),
+        ("enable_arf", enable_arf),
+        ("enable_zit", enable_zit),
+    ):
+        if (
+            checks.flag(call, name, value)
+            and name != "enable_arf"
+            and processor.variables.mindspore
+        ):
+            raise Refused(f"{call}: {name} is to be False with MindSpore")
+    orchestrator.init(rank, world_size)
+
+
+def tft_start_controller(
+    bind_ip: str, port: int, enable_tls: bool = True, tls_info: str = ""
+) -> None:
+    """
+    Have the controller at this address.
+    """
+    call = "tft_start_controller"
+    address = checks.address(call, "bind_ip", bind_ip)
+    checks.port(call, port)
+    options = curve(checks.flag(call, "enable_tls", enable_tls), tls_info)
+    orchestrator.start(address, port, options, processor.variables.task)
+
+
+def tft_destroy_controller() -> None:
+    """
+    The controller is not needed any more. One that was started with its job ends with that.
+    """
+    orchestrator.destroy()
+
+
+def tft_query_high_availability_switch() -> bool:
+    """
+    Whether a controller leads the job.
+    """
+    return orchestrator.call("hello") == 0

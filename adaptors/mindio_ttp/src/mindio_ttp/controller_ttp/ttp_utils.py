@@ -1,0 +1,87 @@
+"""
+Addresses and numbers out of variables (`mindio_ttp.controller_ttp.ttp_utils` of MindIO TFT 7.3.0).
+"""
+
+import ipaddress
+import socket
+
+from mindio_ttp import environment
+from mindio_ttp.controller_ttp import ttp_logger
+
+
+def input_ip_transform(input_ip: str, max_retries: int = 3) -> str:
+    """
+    Return the address of a name; the name itself where it has none, and an address as it is. A name server is
+    asked `max_retries` times.
+    """
+    if not input_ip or is_valid_ip(input_ip):
+        return input_ip
+    for _ in range(max_retries):
+        try:
+            return socket.gethostbyname(input_ip)
+        except OSError as error:
+            ttp_logger.LOGGER.warning("%s has no address: %s", input_ip, error)
+    return input_ip
+
+
+def is_valid_ip(ip_str: str) -> bool:
+    """
+    Whether this is an address, and no name.
+    """
+    return is_valid_ipv4(ip_str) or is_valid_ipv6(ip_str)
+
+
+def is_valid_ipv4(ip_str: str) -> bool:
+    """
+    Whether this is an address of IPv4.
+    """
+    return _is_address(socket.AF_INET, ip_str)
+
+
+def is_valid_ipv6(ip_str: str) -> bool:
+    """
+    Whether this is an address of IPv6.
+    """
+    return _is_address(socket.AF_INET6, ip_str)
+
+
+def is_zero_ip(ip_str: str) -> bool:
+    """
+    Whether this is the address that stands for all addresses of a machine.
+    """
+    try:
+        return ipaddress.ip_address(ip_str.strip()).is_unspecified
+    except ValueError:
+        return False
+
+
+def get_env_var_int_safely(
+    env_var_name: str,
+    default_value: int,
+    min_value: int | None = None,
+    max_value: int | None = None,
+) -> int:
+    """
+    Return the number in a variable; `default_value` where it holds none, or one out of its range.
+    """
+    text = environment.text(env_var_name)
+    if text is None:
+        return default_value
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    low = number is not None and min_value is not None and number < min_value
+    high = number is not None and max_value is not None and number > max_value
+    if number is None or low or high:
+        ttp_logger.LOGGER.warning("%s is %r: %s is used", env_var_name, text, default_value)
+        return default_value
+    return number
+
+
+def _is_address(family: socket.AddressFamily, text: str) -> bool:
+    try:
+        socket.inet_pton(family, text)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""
+The accelerator of this process, for a program that has imported `torch_npu` or MindSpore.
+
+Nothing is imported here: a program without such a framework has no device. torch_npu keeps the current device
+for each thread, so a new thread begins at device 0.
+"""
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def current(*, mindspore: bool) -> int | None:
+    """
+    Return the number of the device that this thread uses; None where there is no device.
+    """
+    if mindspore:
+        framework = sys.modules.get("mindspore")
+        return None if framework is None else int(framework.context.get_context("device_id"))
+    npu = _npu()
+    return None if npu is None else int(npu.current_device())
+
+
+def use(device: int | None) -> None:
+    """
+    Make `device` the current device of the calling thread. Source: `set_device` of `ttp_decorator.py` (line
+    123 at mind-cluster 22bb3d98), which does nothing for MindSpore either.
+    """
+    npu = _npu()
+    if npu is not None and device is not None:
+        npu.set_device(device)
+
+
+@contextmanager
+def own_stream() -> Iterator[None]:
+    """
+    Run the body on a stream of its own: the training stream may hold what was broken off. Source:
+    `execute_save`, line 417 there.
+    """
+    npu = _npu()
+    if npu is None or not hasattr(npu, "stream"):
+        yield
+        return
+    made = npu.SyncLaunchStream() if hasattr(npu, "SyncLaunchStream") else npu.Stream()
+    with npu.stream(made):
+        yield
+
+
+def release_memory() -> None:
+    """
+    Give back the memory that the frames of a training loop have held: the state that comes needs it.
+    """
+    gc.collect()
+    npu = _npu()
+    if npu is not None and hasattr(npu, "empty_cache"):
+        npu.empty_cache()
+
+
+def time_now() -> int:
+    """
+    Return the time of the device in microseconds, from an event; 0 where it cannot say the time. Source:
+    `get_event_time` of `uce_utils.py`, line 66.
+    """
+    npu = _npu()
+    if npu is None or not hasattr(npu, "Event"):
+        return 0
+    event = npu.Event(enable_timing=True)
+    event.record()
+    return int(event.recorded_time()) if hasattr(event, "recorded_time") else 0
+
+
+def _npu() -> Any:  # Any: torch_npu has no types
+    return getattr(sys.modules.get("torch"), "npu", None)
