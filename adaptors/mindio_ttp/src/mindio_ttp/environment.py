@@ -107,26 +107,24 @@ class Logging:
     """
 
     directory: Path | None = None
-    """TTP_LOG_PATH: the directory of a file for them; None: they go to the process's output."""
+    """TTP_LOG_PATH: the directory of a file for them (logs). None: they go to standard output, and no file is kept,
+    since TTP_LOG_STDOUT is 1."""
     level: str = "INFO"
     """TTP_LOG_LEVEL: the lowest level of a line that is written."""
     shared: bool = False
-    """TTP_LOG_MODE: all processes write to one file; PER_PROC: each has its own."""
-    stdout: bool = False
-    """TTP_LOG_STDOUT: they go to standard output, too (0 or 1, 0)."""
+    """TTP_LOG_MODE is ONLY_ONE: all processes write to one file; else each has its own."""
 
 
 def logging(environ: Mapping[str, str] = os.environ) -> Logging:
     """
     Read them. What cannot be is taken as not said: there is nowhere yet to tell it.
     """
-    path = environ.get("TTP_LOG_PATH", "")
     level = environ.get("TTP_LOG_LEVEL", "").upper()
+    printed = environ.get("TTP_LOG_STDOUT") == "1"
     return Logging(
-        directory=Path(path).absolute() if path and not Path(path).is_symlink() else None,
+        directory=None if printed else Path(environ.get("TTP_LOG_PATH") or "logs").absolute(),
         level=level if level in LEVELS else "INFO",
-        shared=environ.get("TTP_LOG_MODE", "PER_PROC") != "PER_PROC",
-        stdout=environ.get("TTP_LOG_STDOUT") == "1",
+        shared=environ.get("TTP_LOG_MODE") == "ONLY_ONE",
     )
 
 
