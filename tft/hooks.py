@@ -416,9 +416,10 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_taken(self, shard: str, meta: bytes) -> None:
+    def tft_taken(self, shard: str, meta: bytes) -> bool | None:
         """
-        All buffers have come and their digests hold: put the shard to use.
+        Put the shard to use: all buffers have come and their digests hold. True: the shard comes in
+        `tft_rebuild`, which all ranks call at once; until that has returned this rank's state counts as torn.
         """
 
     @hookspec(firstresult=True)

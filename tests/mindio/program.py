@@ -31,6 +31,7 @@ checkpoint. OPTIONS is JSON:
 import array
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -189,15 +190,33 @@ def repair(
     kind = ttp.RepairType(info["repair_type"])
     if kind in (ttp.RepairType.RT_LOAD_CKPT, ttp.RepairType.RT_LOAD_REBUILD):
         return load(step)
-    pipe = directory / f"pipe-{info['src'][0]}-{info['dst'][0]}-{info['type'][0]}"
-    with suppress(FileExistsError):
-        os.mkfifo(pipe)
-    if kind is ttp.RepairType.RT_SEND:
-        with pipe.open("wb") as file:
-            file.write(state.numbers.tobytes())
-    else:
-        with pipe.open("rb") as file:
-            state.numbers[:] = array.array("d", file.read())
+    for source, destination, group in zip(info["src"], info["dst"], info["type"], strict=True):
+        pipe = directory / f"pipe-{source}-{destination}-{group}"
+        with suppress(FileExistsError):
+            os.mkfifo(pipe)
+        if kind is ttp.RepairType.RT_SEND:
+            with pipe.open("wb") as file:
+                file.write(state.numbers.tobytes())
+        else:
+            receive(pipe)
+
+
+def receive(pipe: Path) -> None:
+    """
+    Until it is there, or `stop` is called.
+    """
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        found = b""
+        while len(found) < len(state.numbers) * state.numbers.itemsize:
+            if state.stopped:
+                raise RuntimeError("FORCE STOP: the sender is not waited for")
+            with suppress(BlockingIOError):
+                found += os.read(end, 4096)
+            select.select([], [], [], 0.002)
+        state.numbers[:] = array.array("d", found)
+    finally:
+        os.close(end)
 
 
 def kept(step: int, whom: int) -> Path:
@@ -394,7 +413,8 @@ ttp.tft_init_processor(
     enable_zit=options.get("zit", False),
 )  # fmt: skip
 ttp.tft_start_processor("127.0.0.1", port)
-note("started", reboot=ttp.tft_is_reboot_node(), type=ttp.tft_get_reboot_type())
+master = os.environ.get("MASTER_PORT")
+note("started", reboot=ttp.tft_is_reboot_node(), type=ttp.tft_get_reboot_type(), master=master)
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "stop": stop, "clean": clean, "rebuild_group": rebuild, "repair": repair, "rollback": rollback,
     "save_ckpt": save, "rename": rename, "exit": leave, "zit_downgrade_rebuild": shrink,

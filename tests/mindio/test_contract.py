@@ -1,18 +1,15 @@
 """
-Every function of MindIO TFT's interface, line by line: names, arguments, ranges, what comes back, kinds of error.
+Every function of MindIO TFT's interface, line by line: ranges, what comes back, kinds of error.
 
-A row is a line of its documentation. What needs a job is in test_misuse.py.
+A row is a line of its documentation. Names and parameters are in test_reference.py, what needs a job in test_misuse.py.
 """
 
-import inspect
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import pytest
 from mindio_ttp import (
     checks,
-    controller_ttp,
     environment,
     framework_ttp,
     handler,
@@ -20,159 +17,17 @@ from mindio_ttp import (
     processor,
     replicas,
     utils,
-    words,
 )
 from mindio_ttp.controller_ttp import ttp_controller
 from mindio_ttp.framework_ttp import ttp_decorator
 from mindio_ttp.utils import uce_utils
 
+from tests.mindio.reference import registrars
+
 LARGEST = 2**63 - 2
 """The last step below INT64_MAX."""
 
-SIGNATURES = {
-    "tft_init_controller": "(rank, world_size, enable_local_copy, enable_arf=False, enable_zit=False)",
-    "tft_start_controller": "(bind_ip, port, enable_tls=True, tls_info='')",
-    "tft_destroy_controller": "()",
-    "tft_init_processor": (
-        "(rank, world_size, enable_local_copy, enable_tls=True, tls_info='', enable_uce=True, "
-        "enable_arf=False, enable_zit=False)"
-    ),
-    "tft_start_processor": "(master_ip, port, local_ip='')",
-    "tft_destroy_processor": "()",
-    "tft_set_optimizer_replica": "(rank, replica_info)",
-    "tft_set_dp_group_info": "(rank, dp_rank_list)",
-    "tft_start_updating_os": "(backup_step=-1)",
-    "tft_end_updating_os": "(step)",
-    "tft_start_copy_os": "()",
-    "tft_set_step_args": "(args)",
-    "tft_pause_train": "(cur_step)",
-    "tft_reset_limit_step": "()",
-    "tft_report_load_ckpt_step": "(step)",
-    "tft_set_update_start_time": "(start_time=None)",
-    "tft_set_update_end_time": "(end_time=None)",
-    "tft_can_do_uce_repair": "(hbm_error_time, start_time=None, end_time=None)",
-    "tft_report_error": "(error_type, error_code='')",
-    "tft_wait_next_action": "()",
-    "tft_wait_repair_action": "()",
-    "tft_is_reboot_node": "()",
-    "tft_get_reboot_type": "()",
-    "tft_get_repair_step": "()",
-    "tft_get_repair_type": "()",
-    "tft_exception_handler": "(func)",
-    "tft_register_exception_handler": "(fault_pattern, fault_type, fault_handle)",
-    "set_mindio_export_version": "(framework_type)",
-    "tft_register_decrypt_handler": "(decryptor)",
-    **{
-        f"tft_register_{name}_handler": "(func, ctx=None)"
-        for name in (
-            "save_ckpt", "rename", "exit", "stop", "clean", "rebuild_group", "repair", "rollback",
-            "stream_sync", "zit_downgrade_rebuild", "zit_upgrade_rebuild", "zit_upgrade_repair",
-            "zit_upgrade_rollback",
-        )
-    },
-}  # fmt: skip
-ORCHESTRATORS = {
-    "tft_register_mindx_callback": "(action, func)",
-    "tft_notify_controller_stop_train": "(fault_ranks, stop_type='stop', timeout=None)",
-    "tft_notify_controller_on_global_rank": "(fault_ranks, time=1)",
-    "tft_notify_controller_prepare_action": "(action, fault_ranks=None)",
-    "tft_notify_controller_change_strategy": "(strategy, params='')",
-    "tft_notify_controller_dump": "()",
-    "tft_query_high_availability_switch": "()",
-}
-"""Of `mindio_ttp.controller_ttp` alone."""
-REGISTRARS = sorted(name for name in SIGNATURES if SIGNATURES[name] == "(func, ctx=None)")
-
-MINDSPORE = [
-    "tft_init_controller", "tft_start_controller", "tft_init_processor", "tft_start_processor",
-    "tft_destroy_controller", "tft_destroy_processor", "tft_is_reboot_node", "tft_get_reboot_type",
-    "tft_set_step_args", "tft_set_optimizer_replica", "tft_end_updating_os", "tft_pause_train",
-    "tft_report_error", "tft_wait_next_action", "tft_get_repair_step", "tft_get_repair_type",
-    "tft_reset_limit_step", "tft_can_do_uce_repair", "tft_register_save_ckpt_handler",
-    "tft_register_rename_handler", "tft_register_exit_handler", "tft_register_stop_handler",
-    "tft_register_clean_handler", "tft_register_repair_handler",
-    "tft_register_rebuild_group_handler", "tft_register_stream_sync_handler", "ReportState",
-    "Action", "RepairType",
-]  # fmt: skip
-"""What MindSpore 2.10.0's TrainFaultTolerance takes from `mindio_ttp.framework_ttp`."""
-
-
-def shape(function: Any) -> str:  # Any: any function
-    """
-    Its arguments and their defaults, without types.
-    """
-    parameters = [
-        each.replace(annotation=inspect.Parameter.empty)
-        for each in inspect.signature(function).parameters.values()
-    ]
-    return str(inspect.Signature(parameters))
-
-
-@pytest.mark.parametrize("name", [*SIGNATURES, *ORCHESTRATORS])
-def test_arguments_and_defaults_are_those_of_mindio(name: str) -> None:
-    """
-    When a program passes arguments by place, by name or not at all, they mean what they mean to MindIO.
-    """
-    module = controller_ttp if name in ORCHESTRATORS else framework_ttp
-    assert shape(getattr(module, name)) == (SIGNATURES | ORCHESTRATORS)[name]
-
-
-def test_all_functions_are_in_the_table() -> None:
-    """
-    When there is a function, there is a line for it above.
-    """
-    kinds = {"Action", "OptimizerType", "RepairType", "ReportState"}
-    functions = {name for name in vars(framework_ttp) if name.startswith(("tft_", "set_mindio"))}
-    assert functions == set(SIGNATURES)
-    assert set(framework_ttp.__all__) - functions == kinds
-    in_controller = {name for name in vars(controller_ttp) if name.startswith("tft_")}
-    assert in_controller - set(SIGNATURES) == set(ORCHESTRATORS)
-
-
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [
-        (framework_ttp, MINDSPORE),
-        (utils, ["tft_set_update_start_time", "tft_set_update_end_time", "tft_can_do_uce_repair"]),
-        (
-            controller_ttp,
-            ["tft_init_controller", "tft_start_controller", "tft_destroy_controller"],
-        ),
-    ],
-    ids=["mindspore", "utils", "controller"],
-)
-def test_what_programs_import_is_there(module: ModuleType, names: list[str]) -> None:
-    """
-    When a known user of MindIO imports a name, it is there, and it is one thing wherever it is imported.
-    """
-    for name in names:
-        assert getattr(module, name) is getattr(framework_ttp, name)
-
-
-@pytest.mark.parametrize(
-    ("kind", "members"),
-    [
-        (words.Action, "RETRY EXIT"),
-        (words.OptimizerType, "ATTENTION MOE"),
-        (
-            words.ReportState,
-            "RS_NORMAL RS_RETRY RS_UCE RS_UCE_CORRUPTED RS_HCCL_FAILED RS_INIT_FINISH "
-            "RS_PREREPAIR_FINISH RS_STEP_FINISH RS_UNKNOWN",
-        ),
-        (
-            words.RepairType,
-            "RT_SEND RT_UCE_HIGHLEVEL RT_UCE_LOWLEVEL RT_RECV_REPAIR RT_ROLLBACK RT_LOAD_CKPT "
-            "RT_LOAD_REBUILD",
-        ),
-    ],
-)
-def test_the_numbers_are_those_of_mindio(kind: Any, members: str) -> None:
-    """
-    When a program writes a number where MindIO has a name, it means the same.
-    """
-    assert {each.name: each.value for each in kind} == {
-        name: value for value, name in enumerate(members.split())
-    }
+REGISTRARS = registrars()
 
 
 @pytest.fixture
@@ -354,7 +209,7 @@ def test_a_call_is_followed_or_refused_as_by_mindio(
     `Exception` that says what was expected.
     """
     monkeypatch.setenv("TTP_STOP_CLEAN_BEFORE_DUMP", "0")  # put back what a row changes
-    monkeypatch.setattr(uce_utils, "_last", uce_utils.UpdateTimes())
+    monkeypatch.setattr(uce_utils, "TRAIN_STEP_TIME", {})
     function = getattr(framework_ttp, row.function)
     if row.says is None:
         assert function(*row.arguments, **row.named) == row.returns
@@ -423,7 +278,7 @@ def test_times_that_were_set_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     When no times are given, those of the last update count.
     """
-    monkeypatch.setattr(uce_utils, "_last", uce_utils.UpdateTimes())
+    monkeypatch.setattr(uce_utils, "TRAIN_STEP_TIME", {})
     utils.tft_set_update_start_time(100)
     utils.tft_set_update_end_time(200)
     assert utils.tft_can_do_uce_repair(150)

@@ -132,12 +132,14 @@ def test_what_was_cleaned_is_not_sent(tmp_path: Path) -> None:
 def test_processes_of_another_launcher_survive(tmp_path: Path) -> None:
     """
     When the processes were not started by tft, each becomes the launcher of its rank, which is started
-    again below it.
+    again below it. The variables of the launcher are there again in every rank, also in a replacement.
     """
-    outcome = run(tmp_path, [0, 4, "loop", "kill"], launched=True)
+    launcher = {"MASTER_PORT": "29555", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    outcome = run(tmp_path, [0, 4, "loop", "kill"], launched=True, environment=launcher)
     assert_same(outcome)
     assert outcome.codes == [0, 0, 0, 0]
     assert outcome.strategies == ["recover"]
+    assert [call["master"] for _, call in outcome.called("started")] == ["29555"] * 5
 
 
 def end_when_trained(running: Job) -> None:

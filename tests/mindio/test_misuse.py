@@ -324,6 +324,19 @@ def test_a_function_that_raises_is_told_of(name: str, says: str, code: int, tmp_
     assert says in came_of(outcome)
 
 
+def test_who_has_received_nothing_is_no_copy(tmp_path: Path) -> None:
+    """
+    When the function of the only sender raises, the receiver is brought out of its own at once, and counts as what
+    it is: a rank without the state. It receives it in no attempt, does not train on, and saves nothing.
+    """
+    outcome = run(tmp_path, [0, 4, "loop", "UCE ERROR"], world=3, raises={"repair": 1})
+    assert outcome.codes == [3], outcome.output
+    assert "OSError: repair of rank 1 cannot" in came_of(outcome)
+    assert [(rank, call["step"]) for rank, call in outcome.called("save")] == [(1, 3)]
+    assert {rank for rank, call in outcome.called("repair")} == {0, 1}
+    assert not [call for rank, call in outcome.called("rollback")]
+
+
 def test_a_rank_that_could_not_be_cleaned_is_not_gone_on_with(tmp_path: Path) -> None:
     """
     When the function to clean says 1, the rank gets another process.

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 from mindio_ttp import controller_ttp, environment, framework_ttp
+from mindio_ttp.framework_ttp import ttp_decorator
 
 PAGE = (Path(__file__).parents[2] / "docs" / "mindio.md").read_text()
 
@@ -62,3 +63,15 @@ def test_what_is_kept_and_not_called_is_said() -> None:
     for name, text in rows.items():
         words = getattr(framework_ttp, name, controller_ttp).__doc__ or ""
         assert ("not called" in text) == ("not called by this version" in words), name
+
+
+def test_other_names_are_there() -> None:
+    """
+    When the page names what `ttp_decorator` has beside the functions, it is there, with a docstring where it can be
+    called.
+    """
+    cells = re.findall(r"(?m)^\| (`.*?) \|", section("Other names"))
+    names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert len(names) == len(set(names)) > 0
+    found = [getattr(ttp_decorator, name) for name in names]
+    assert [each for each in found if callable(each) and not each.__doc__] == []

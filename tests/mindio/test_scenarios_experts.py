@@ -6,6 +6,7 @@ expert lives on two ranks.
 from pathlib import Path
 
 import pytest
+from mindio_ttp.words import RepairType
 
 from tests.mindio.expected import assert_expected
 from tests.mindio.test_jobs import run
@@ -17,17 +18,43 @@ EXPERTS = [
 ]
 
 
-def test_each_kind_is_repaired_by_who_holds_it(tmp_path: Path) -> None:
+def test_all_kinds_are_repaired_in_one_call_on_each_rank(tmp_path: Path) -> None:
     """
-    When rank 5 is killed in its update, rank 1 sends it the dense part and the expert, and the eight go on bit
-    for bit.
+    When rank 5 is killed in its update, rank 1 sends it the dense part and the expert in one call each, and the
+    eight go on bit for bit. Source: processor.cpp, lines 836 to 850 of mind-cluster 22bb3d98.
     """
     outcome = run(
         tmp_path, [5, 3, "update", "kill"], world=WORLD, steps=STEPS, groups=[DENSE, *EXPERTS]
     )
     assert_expected(outcome, STEPS)
-    sent = sorted((rank, call["type"], call["dst"]) for rank, call in outcome.called("repair"))
-    assert sent == [(1, [0], [5]), (1, [1], [5]), (5, [0], [5]), (5, [1], [5])]
+    told = {"type": [0, 1], "src": [1, 1], "dst": [5, 5], "rank_list": [1, 5]}
+    assert [
+        (rank, call["repair_type"], call["error_ranks"], {name: call[name] for name in told})
+        for rank, call in outcome.called("repair")
+    ] == [
+        (1, RepairType.RT_SEND.value, [5, 5], told),
+        (5, RepairType.RT_RECV_REPAIR.value, [5, 5], told),
+    ]
+
+
+@pytest.mark.soak
+def test_every_rank_is_told_all_who_take_part(tmp_path: Path) -> None:
+    """
+    When ranks 3 and 5 are killed at once, each of the four ranks that send or receive gets one call, with its own
+    transfers and the list of all four: MindSpeed-LLM forms a group of these ranks first. Source: controller.cpp, lines
+    2049 to 2087.
+    """
+    outcome = run(
+        tmp_path, [3, 3, "loop", "kill"], [5, 3, "loop", "kill"], world=WORLD, steps=STEPS,
+        groups=[DENSE, *EXPERTS],
+    )  # fmt: skip
+    assert_expected(outcome, STEPS)
+    called = outcome.called("repair")
+    if outcome.strategies == ["recover"] and len(called) == 4:
+        assert [(rank, call["src"], call["dst"]) for rank, call in called] == [
+            (1, [1, 1], [5, 5]), (3, [7, 7], [3, 3]), (5, [1, 1], [5, 5]), (7, [7, 7], [3, 3]),
+        ]  # fmt: skip
+    assert {tuple(call["rank_list"]) for _, call in called} == {(1, 3, 5, 7)}
 
 
 @pytest.mark.soak

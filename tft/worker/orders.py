@@ -114,6 +114,8 @@ class Hands:
         self._interrupted: tuple[int, bytes] = (-1, b"")
         self._stopped_for: int | None = None
         """The incident for which the loop was left; None until it is known."""
+        self._promised: int | None = None
+        """The step whose state `tft_rebuild` is to bring; None: nothing is missing."""
 
     def interrupted(self, step: int, private: bytes) -> None:
         """
@@ -133,6 +135,7 @@ class Hands:
                 self._state.model = None
                 if self._stopped_for is None:
                     self._stopped_for = order.incident
+                self._promised = None
                 self._hook.tft_clear()
             case Load():
                 self._load(order)
@@ -146,6 +149,9 @@ class Hands:
                 self._reload(order)
             case Rebuild():
                 self._state.model = self._hook.tft_rebuild()
+                if self._promised is not None:
+                    self._hold(self._promised)
+                    self._promised = None
             case Rollback():
                 self._rollback(order)
             case Check():
@@ -222,6 +228,7 @@ class Hands:
 
     def _fetch(self, order: Fetch) -> None:
         self._gate.tear()
+        promised: list[str] = []
         for transfer in order.transfers:
             fetch(
                 transfer,
@@ -229,18 +236,22 @@ class Hands:
                 job=self._state.job,
                 rank=self._state.rank,
                 take=partial(self._hook_take, transfer.shard),
-                taken=partial(self._hook_taken, transfer.shard),
+                taken=partial(self._hook_taken, transfer.shard, promised),
                 abandoned=self._gate.abandoned,
                 tls=self._state.tls,
             )
-        self._hold(order.step)
+        if promised:  # held is what is whole: a fault before that must not find a copy here
+            self._promised = order.step
+        else:
+            self._hold(order.step)
 
     def _hook_take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         buffers: Sequence[Buffer] = self._hook.tft_take(shard=shard, meta=meta)
         return buffers
 
-    def _hook_taken(self, shard: str, meta: bytes) -> None:
-        self._hook.tft_taken(shard=shard, meta=meta)
+    def _hook_taken(self, shard: str, promised: list[str], meta: bytes) -> None:
+        if self._hook.tft_taken(shard=shard, meta=meta):
+            promised.append(shard)
 
     def _load(self, order: Load) -> None:
         self._gate.tear()

@@ -8,4 +8,6 @@ cluster. What they do otherwise than MindIO is in `docs/mindio.md`.
 
 from mindio_ttp.neighbours import refuse_another
 
+__all__: list[str] = []
+
 refuse_another("mindio_ttp")

@@ -88,7 +88,7 @@ def tft_derive() -> bytes:
 
 @hookimpl
 def tft_give(shard: str, step: int) -> Parcel:
-    return Parcel(meta=_program().lend(shard, step), buffers=())
+    return Parcel(meta=_program().offer(shard, step), buffers=())
 
 
 @hookimpl
@@ -97,8 +97,8 @@ def tft_take() -> Sequence[Buffer]:
 
 
 @hookimpl
-def tft_taken(shard: str, meta: bytes) -> None:
-    _program().borrow(shard, meta)
+def tft_taken(shard: str, meta: bytes) -> bool:
+    return _program().need(shard, meta)
 
 
 @hookimpl

@@ -59,7 +59,8 @@ class Patterns:
 
     can_repair: Callable[[int], bool]
     handles: dict[str, Handle] = field(default_factory=dict)
-    states: dict[str, ReportState] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    """By the name of an error: the name of the `ReportState` it stands for."""
     guarded: frozenset[str] = frozenset()
     """Names that are `OTHER` where devices are not to be repaired."""
 
@@ -75,19 +76,20 @@ class Patterns:
             ("UB LINK ERROR", ReportState.RS_HCCL_FAILED),
             ("HCCS LINK ERROR", ReportState.RS_HCCL_FAILED),
         ):
-            self.handles[text] = self._hbm if text == HBM else _named(text)
-            self.states[text] = state
-        self.states[REPAIRABLE] = ReportState.RS_UCE
-        self.states[UNREPAIRABLE] = ReportState.RS_UCE_CORRUPTED
-        devices = {ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED, ReportState.RS_HCCL_FAILED}
-        self.guarded = frozenset(name for name, state in self.states.items() if state in devices)
+            self.handles[text] = self.hbm if text == HBM else _named(text)
+            self.types[text] = state.name
+        self.types[REPAIRABLE] = ReportState.RS_UCE.name
+        self.types[UNREPAIRABLE] = ReportState.RS_UCE_CORRUPTED.name
+        self.types[OTHER] = ReportState.RS_UNKNOWN.name
+        devices = {"RS_UCE", "RS_UCE_CORRUPTED", "RS_HCCL_FAILED"}
+        self.guarded = frozenset(name for name, state in self.types.items() if state in devices)
 
     def add(self, pattern: str, state: ReportState, handle: Handle) -> None:
         """
         One of the user's own, looked for after those that are there.
         """
         self.handles[pattern] = handle
-        self.states[pattern] = state
+        self.types[pattern] = state.name
 
     def classify(self, error: RuntimeError, *, repairs: bool) -> Found:
         """
@@ -100,17 +102,21 @@ class Patterns:
             if pattern not in text:
                 continue
             name = handle(text)
-            if name not in self.states:
+            if name not in self.types:
                 raise KeyError(
                     f"the handler of {pattern!r} says {name!r}; it must say one of "
-                    f"{', '.join(sorted(self.states))}"
+                    f"{', '.join(sorted(self.types))}"
                 )
             if name in self.guarded and not repairs:
                 break
-            return Found(name=name, state=self.states[name], code=code, said=said)
+            state = ReportState[self.types[name]]
+            return Found(name=name, state=state, code=code, said=said)
         return Found(name=OTHER, state=ReportState.RS_UNKNOWN, code=code, said=said)
 
-    def _hbm(self, text: str) -> str:
+    def hbm(self, text: str) -> str:
+        """
+        Return whether memory that an error says is lost can be had from the copies of others.
+        """
         time = get_l2_hbm_error_time(text)
         return REPAIRABLE if time is not None and self.can_repair(time) else UNREPAIRABLE
 

@@ -43,9 +43,26 @@ def own_stream() -> Iterator[None]:
     if npu is None or not hasattr(npu, "stream"):
         yield
         return
-    made = npu.SyncLaunchStream() if hasattr(npu, "SyncLaunchStream") else npu.Stream()
-    with npu.stream(made):
+    with npu.stream(new_stream()):
         yield
+
+
+def new_stream() -> Any:  # Any: torch_npu has no types
+    """
+    Return a new stream of the current device, one that runs at once where torch_npu has those; None without
+    torch_npu.
+    """
+    npu = _npu()
+    if npu is None:
+        return None
+    return npu.SyncLaunchStream() if hasattr(npu, "SyncLaunchStream") else npu.Stream()
+
+
+def version() -> str:
+    """
+    Return the version of torch_npu; empty where the program has not imported it.
+    """
+    return str(getattr(sys.modules.get("torch_npu"), "__version__", ""))
 
 
 def release_memory() -> None:

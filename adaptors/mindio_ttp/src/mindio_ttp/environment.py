@@ -176,6 +176,25 @@ def carry(environ: MutableMapping[str, str] = os.environ) -> None:
     environ[_CARRIED] = json.dumps(kept)
 
 
+def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """
+    Return the address of the hub, where the program has no store of its own: None where the launcher's process
+    serves one, as torchrun's does. To be asked before `restore`.
+    """
+    launcher = json.loads(environ.get(_CARRIED, "{}"))
+    if launcher.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+
+
+def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """
+    Have `env://` of torch.distributed lead to a store at this address that no rank opens itself.
+    """
+    environ["MASTER_ADDR"], environ["MASTER_PORT"] = host, str(port)
+    environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+
+
 def restore(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     What the launcher has set is there again: the program meets the others where it always did.

@@ -1,6 +1,6 @@
 """
-What the ranks of a job tell each other beside their program's own groups: who has come anew, who can
-send what. A process that an agent keeps passes it on, as lines of JSON.
+The all-gather of facts beside the program's own process groups. A process that an agent keeps is the hub; each rank
+sends it one line of JSON and gets back the lines of all.
 """
 
 import json
@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from mindio_ttp import torch_groups
+
 Body = Mapping[str, Any]
-"""What is said. Any: JSON."""
-Heard = Callable[[int, Body], None]
-"""Called on a thread of the exchange with the rank that says something, and what."""
+"""What a rank says of itself. Any: JSON."""
 
 
 class Hub(socketserver.ThreadingTCPServer):
     """
-    The process in the middle.
+    Answer all ranks of a gathering when the last of them has come.
     """
 
     daemon_threads = True
@@ -28,113 +28,114 @@ class Hub(socketserver.ThreadingTCPServer):
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Member)
-        self._turn = threading.Condition()
+        self._turn = threading.Lock()
+        self._opening = threading.Lock()
+        self._store: Any = None
+        """A store of torch's, from when a program asks for it."""
         self._members: dict[str, dict[int, tuple[_Member, Body]]] = {}
 
-    def join(self, group: str, rank: int, world: int, member: "_Member", facts: Body) -> None:
+    def gather(self, name: str, rank: int, world: int, member: "_Member", facts: Body) -> None:
         """
-        One more has come; when that is all of them everyone is told what each has said of itself.
+        Note that one more rank has come. When that makes `world` ranks, tell each of them the facts of all.
         """
         with self._turn:
-            members = self._members.setdefault(group, {})
+            members = self._members.setdefault(name, {})
             members[rank] = (member, facts)
             if len(members) < world:
                 return
             said = [[each, told] for each, (_, told) in sorted(members.items())]
             for other, _ in members.values():
-                other.tell({"joined": said})
+                other.tell({"gathered": said})
 
-    def part(self, group: str, rank: int, member: "_Member") -> None:
+    def torch_store(self) -> int:
         """
-        One has gone.
+        Return the port of a store for `torch.distributed`, which is opened when the first rank asks for it.
+        """
+        with self._opening:
+            if self._store is None:
+                self._store = torch_groups.open_store(str(self.server_address[0]))
+            return int(self._store.port)
+
+    def part(self, name: str, rank: int, member: "_Member") -> None:
+        """
+        Forget a rank whose connection has ended: what it has said no longer counts.
         """
         with self._turn:
-            members = self._members.get(group, {})
+            members = self._members.get(name, {})
             if members.get(rank, (None,))[0] is member:
                 del members[rank]
-
-    def say(self, group: str, rank: int, to: int | None, body: Body) -> None:
-        """
-        Pass on to one member, or to all others.
-        """
-        with self._turn:
-            for other, (member, _) in self._members.get(group, {}).items():
-                if other == to or (to is None and other != rank):
-                    member.tell({"from": rank, "body": body})
+            if not members:
+                self._members.pop(name, None)
 
 
 class _Member(socketserver.StreamRequestHandler):
     server: Hub
 
     def handle(self) -> None:
-        group, rank = "", -1
+        name, rank = "", -1
         try:
             for line in self.rfile:
                 said = json.loads(line)
-                if "group" in said:
-                    group, rank = said["group"], said["rank"]
-                    self.server.join(group, rank, said["world"], self, said["facts"])
-                else:
-                    self.server.say(group, rank, said["to"], said["body"])
+                if said.get("wants") == "store":
+                    self.tell({"port": self.server.torch_store()})
+                    continue
+                name, rank = said["name"], said["rank"]
+                self.server.gather(name, rank, said["world"], self, said["facts"])
         except OSError:
             pass  # how a killed process leaves
         finally:
-            self.server.part(group, rank, self)
+            self.server.part(name, rank, self)
 
     def tell(self, said: Body) -> None:
         """
-        A line; a member that is gone does not hear it.
+        Send a line; a member that is gone does not hear it.
         """
         with suppress(OSError):
             self.wfile.write(json.dumps(said).encode() + b"\n")
 
 
-class Membership:
+class Gathering:
     """
-    A rank's place in one group.
+    One rank's part in one all-gather.
     """
 
-    def __init__(self, host: str, port: int, heard: Heard) -> None:
+    def __init__(self, host: str, port: int) -> None:
         self._socket = socket.create_connection((host, port), timeout=10.0)
         self._socket.settimeout(None)
-        self._reading = self._socket.makefile("rb")
-        self._heard = heard
-        self._writing = threading.Lock()
 
-    def join(self, group: str, rank: int, world: int, facts: Body) -> dict[int, Body]:
+    def join(self, name: str, rank: int, world: int, facts: Body) -> dict[int, Body]:
         """
-        Waits until all have come; what each has said of itself. Raises `ConnectionError` when the hub
-        is gone, or `shut` was called.
+        Wait until `world` ranks have come under this name; return what each has said. Raises `ConnectionError`
+        when the hub is gone, or `abort` was called.
         """
-        self._send({"group": group, "rank": rank, "world": world, "facts": facts})
-        line = self._reading.readline()
-        if not line:
-            raise ConnectionError("the others are not met any more: the exchange has ended")
-        threading.Thread(target=self._listen, name="mindio-exchange", daemon=True).start()
-        return dict(json.loads(line)["joined"])
+        said = {"name": name, "rank": rank, "world": world, "facts": facts}
+        with self._socket, self._socket.makefile("rwb") as line:
+            line.write(json.dumps(said).encode() + b"\n")
+            line.flush()
+            answer = line.readline()
+        if not answer:
+            raise ConnectionError("the other ranks are not waited for any more: the hub has ended")
+        return dict(json.loads(answer)["gathered"])
 
-    def say(self, body: Body, to: int | None = None) -> None:
+    def abort(self) -> None:
         """
-        To one rank, or to all others.
+        Have whoever waits in `join` get a `ConnectionError`. From any thread.
         """
-        self._send({"to": to, "body": body})
-
-    def shut(self) -> None:
-        """
-        Whoever waits in `join` gets a `ConnectionError`. From any thread.
-        """
-        with suppress(OSError):  # shut before
+        with suppress(OSError):  # ended before
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _send(self, said: Body) -> None:
-        with self._writing:
-            self._socket.sendall(json.dumps(said).encode() + b"\n")
 
-    def _listen(self) -> None:
-        with suppress(OSError), self._socket, self._reading:
-            for line in self._reading:
-                said = json.loads(line)
-                self._heard(said["from"], said["body"])
+def torch_store(host: str, port: int) -> int:
+    """
+    Ask the hub at this address for its store; return the port. Raises `ConnectionError` where it has none.
+    """
+    with socket.create_connection((host, port)) as hub, hub.makefile("rwb") as line:
+        line.write(b'{"wants": "store"}\n')
+        line.flush()
+        answer = line.readline()
+    if not answer:
+        raise ConnectionError(f"the hub at {host}:{port} could not open a store for torch")
+    return int(json.loads(answer)["port"])
 
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import tft
-from mindio_ttp import adaptor, checks, device, environment, logs, replicas, tls
+from mindio_ttp import adaptor, checks, device, environment, logs, replicas, tls, torch_groups
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import is_cut_off
 from mindio_ttp.handlers import Handlers
@@ -112,6 +112,7 @@ class Processor:
         """What functions are handed. Any: the program's own."""
         self.exported = ""
         """Which of MindIO's known users the program is."""
+        self.group_names = torch_groups.GroupNames()
         self.device: int | None = None
         """The device that was current when the program said who this process is."""
         self.position: Callable[[], int] | None = None
@@ -130,6 +131,7 @@ class Processor:
             )
         self._told = told
         self.device = self.handlers.device = device.current(mindspore=self.variables.mindspore)
+        self.group_names.install()
 
     def start(self, ip: str, port: int, local_ip: str, adaptor_name: str) -> None:
         """
@@ -151,10 +153,14 @@ class Processor:
         retried = ["retry"] if told.uce and self.variables.enters_again else []
         strategies = ("dump", *retried, *replaced, *elastic)
         program = Program(
-            rank=told.rank, world=told.world, handlers=self.handlers, strategies=strategies
-        )
+            rank=told.rank, world=told.world, handlers=self.handlers, strategies=strategies,
+            group_names=self.group_names,
+        )  # fmt: skip
         adaptor.announce(program)
-        environment.carry()
+        if (
+            not environment.below_tft()
+        ):  # a rank has the variables of its agent, not of the launcher
+            environment.carry()
         # a further process for a rank that lives is there to take over from it
         options = ["--adaptor", adaptor_name, "--spare-if-taken", *told.curve]
         if local_ip:
@@ -167,6 +173,7 @@ class Processor:
             session = tft.init(self._launcher(told, ip, port), options)
         except UsageError as refused:
             raise Refused(f"{call}: {refused}") from refused
+        hub = environment.hub()
         environment.restore()
         if (session.rank, session.world) != (told.rank, told.world):
             raise Refused(
@@ -185,6 +192,8 @@ class Processor:
         self._session, self._program = session, program
         if session.adaptor == "mindio":
             session.adopt(program=program)
+            if hub is not None and torch_groups.wanted():
+                program.store.use(*hub)
 
     def _launcher(self, told: Told, host: str, port: int) -> tft.Launcher:
         # as it was given: the name of this very machine may stand for 127.0.1.1 here, and not elsewhere

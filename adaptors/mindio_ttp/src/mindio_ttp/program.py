@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mindio_ttp import device, logs, replicas
-from mindio_ttp.exchange import Body, Membership
+from mindio_ttp import device, logs, peer_transfer, replicas
+from mindio_ttp.exchange import Body, Gathering, torch_store
 from mindio_ttp.handlers import Handlers
-from mindio_ttp.loans import Loans, agreed_base
-from mindio_ttp.replicas import Group
+from mindio_ttp.peer_transfer import Unit
+from mindio_ttp.replicas import Group, agreed_base
+from mindio_ttp.torch_groups import GroupNames, Store
 from mindio_ttp.words import RepairType
 from tft.errors import OrderRefused
 from tft.protocol.codec import pack, unpack
@@ -49,6 +50,9 @@ class Program:
     handlers: Handlers
     strategies: tuple[str, ...]
     """What it can take part in."""
+    group_names: GroupNames = field(default_factory=GroupNames)
+    store: Store = field(default_factory=lambda: Store(torch_store))
+    """Where a program on torch.distributed meets the others, unless its launcher serves a store."""
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
     heir: bool = False
@@ -100,11 +104,16 @@ class Program:
     """The incarnation of each rank, as of when everybody last went on."""
     _met: dict[int, int] = field(default_factory=dict)
     """The same of the last group, which may have been given up."""
-    _membership: Membership | None = None
-    _grouped: threading.Event = field(default_factory=threading.Event)
+    _gathering: Gathering | None = None
+    """Where this rank waits for what the others say."""
+    _group: tuple[str, str, int] = ("", "", 0)
+    """The name of the present group, and the address of its hub."""
     _stopping: threading.Thread | None = None
     _stop_failed: str = ""
-    _loans: Loans | None = None
+    _needs: dict[str, int] = field(default_factory=dict)
+    """By shard: the step of the state that this rank is to receive."""
+    _offers: set[tuple[str, int]] = field(default_factory=set)
+    """The shards that other ranks were told they can have from this rank, and of which step."""
     _overwritten: bool = False
     """What others have sent was being received: the state is theirs, or a part of it."""
     _void: threading.Event = field(default_factory=threading.Event)
@@ -206,10 +215,9 @@ class Program:
         Have the training thread leave whatever it waits in. On the control thread, again and again.
         """
         self._void.set()
-        if self._loans is not None:
-            self._loans.void()
-        if self._membership is not None and not self._grouped.is_set():
-            self._membership.shut()
+        gathering = self._gathering
+        if gathering is not None:
+            gathering.abort()
         if self._stopping is None and not self.finished:
             self.repair_type = UNKNOWN  # until everybody stands still nothing is chosen
             self._stopping = threading.Thread(target=self._stop, name="mindio-stop", daemon=True)
@@ -228,12 +236,8 @@ class Program:
         else:
             self._stopping.join()
         self._stopping = None
-        if self._loans is not None:
-            self._loans.void()
-        self._grouped.clear()
-        if self._membership is not None:
-            self._membership.shut()
-            self._membership = None
+        self._needs.clear()
+        self._offers.clear()
         failed, self._stop_failed = self._stop_failed, ""
         if failed:
             raise OrderRefused(f"the program's stop function has failed: {failed}")
@@ -255,8 +259,9 @@ class Program:
         Meet the others, clean what is to be cleaned, and have the program form its groups anew if some
         have come anew.
         """
-        self._loans = loans = Loans(self.rank, self.world, self._send)
-        self._membership = loans.membership = Membership(host, port, loans.heard)
+        self._group = (name, host, port)
+        self.group_names.begin(name.rpartition("/")[2])
+        self.store.follow(host, port)
         facts = {
             "incarnation": self.incarnation,
             "groups": [[g.type, list(g.ranks), g.copies] for g in self.groups],
@@ -268,7 +273,7 @@ class Program:
             "formed": self._formed,
             "column": list(self.column()) if "scale_in" in self.strategies else [],
         }
-        joined = self._membership.join(name, self.rank, world, facts)
+        joined = self._gather(name, world, facts)
         self._agree(joined)
         self._told = joined
         stayed = _stayed(joined)
@@ -287,7 +292,8 @@ class Program:
         if not first:
             fresh = not self._known
             switched = not self._scaled and _is_switch(joined, replaced)
-            cleans = not (fresh or self.rank in replaced or switched)
+            # a replacement that an earlier round has stopped has a stopped device, too
+            cleans = self._stopped or not (fresh or self.rank in replaced or switched)
             if cleans:
                 self._stop_at_last()
             self.repair_type = "recover" if replaced else "retry"
@@ -296,8 +302,17 @@ class Program:
             if cleans:
                 self._clean()
             self._build(sorted({*replaced, *back}), sorted(joined))
-        self._grouped.set()
-        loans.open()
+
+    def _gather(self, name: str, world: int, facts: Body) -> dict[int, Body]:
+        """
+        Wait for `world` ranks; return what each has said. `interrupt` ends the wait.
+        """
+        _, host, port = self._group
+        self._gathering = gathering = Gathering(host, port)
+        try:
+            return gathering.join(name, self.rank, world, facts)
+        finally:
+            self._gathering = None
 
     def _build(self, new: Sequence[int], members: Sequence[int]) -> None:
         """
@@ -347,14 +362,31 @@ class Program:
         result = self.handlers.call("clean", self.uce, self.args)
         if result not in (0, 2):
             raise OrderRefused(f"the program's clean function says {result!r}: it could not clean")
+        self._stopped = False
         self._light = result == 2 and self.uce and not self.torn
 
     def rebuild(self) -> None:
         """
-        What others were to be sent is sent.
+        Have the program move the state that ranks need, in one call on each rank that takes part.
         """
-        if self._loans is not None:
-            self._loans.settle()
+        said = {
+            "needs": [[shard, step] for shard, step in sorted(self._needs.items())],
+            "offers": [[shard, step] for shard, step in sorted(self._offers)],
+            "base": self.base,
+        }
+        told = self._gather(f"{self._group[0]}/repair", len(self._told), said)
+        units = peer_transfer.units(told, self.world)
+        received = [unit for unit in units if unit.destination == self.rank]
+        sent = [unit for unit in units if unit.source == self.rank]
+        if received:
+            # before anything is overwritten: the step could not be named without it
+            self.base = told[received[0].source]["base"]
+            self.program_step(received[0].step)
+            self._overwritten = True
+            kind = RepairType.RT_UCE_HIGHLEVEL if self.uce else RepairType.RT_RECV_REPAIR
+            self._repair(kind, received, units)
+        if sent:
+            self._repair(RepairType.RT_SEND, sent, units)
 
     def rollback(self, private: bytes) -> None:
         """
@@ -384,37 +416,28 @@ class Program:
 
     # ---------------------------------------------------------------- state from rank to rank
 
-    def lend(self, shard: str, step: int) -> bytes:
+    def offer(self, shard: str, step: int) -> bytes:
         """
-        This rank has the shard; whoever needs it says so. On a transfer thread.
+        Note that another rank can have a shard from this one. On a transfer thread.
         """
-        if self._loans is not None:
-            self._loans.lend(shard, step, self.base)
+        self._offers.add((shard, step))
         return pack({"step": step})
 
-    def borrow(self, shard: str, meta: bytes) -> None:
+    def need(self, shard: str, meta: bytes) -> bool:
         """
-        Have the program receive a shard from one of those who lend it.
+        Note that this rank needs a shard, which it receives in `rebuild`. Returns False where it has the shard: its
+        memory was cleaned, and nothing in it was lost.
         """
         step = int(unpack(meta)["step"])
         if self._light and self.completed() == step and not self._overwritten:
-            return
+            return False
         if self._scaled != "out" and not self.handlers.has("repair"):
             raise OrderRefused(
                 f"the program has registered no repair function, and rank {self.rank} needs {shard} of "
                 "another rank: tft_register_repair_handler"
             )
-        if self._loans is None:
-            raise OrderRefused("there is no group to receive a shard in")
-        source, base = self._loans.lender(shard, step)
-        self.base = base
-        at = self.program_step(
-            step
-        )  # before anything is asked for that could not be called by its step
-        self._overwritten = True
-        self._loans.ask(source, shard, step)
-        kind = RepairType.RT_UCE_HIGHLEVEL if self.uce else RepairType.RT_RECV_REPAIR
-        self._repair(kind, shard, at, source, self.rank)
+        self._needs[shard] = step
+        return True
 
     # ---------------------------------------------------------------- a checkpoint of its own
 
@@ -465,20 +488,17 @@ class Program:
             )
         return self.loaded - first
 
-    def _send(self, shard: str, step: int, to: int) -> None:
-        self._repair(RepairType.RT_SEND, shard, self.program_step(step), self.rank, to)
-
-    def _repair(self, kind: RepairType, shard: str, step: int, source: int, to: int) -> None:
-        group = int(shard.removeprefix("group").partition(".")[0])
+    def _repair(self, kind: RepairType, own: Sequence[Unit], units: Sequence[Unit]) -> None:
+        destinations = [unit.destination for unit in own]
         info = {
-            "type": [group],
+            "type": [unit.type for unit in own],
             "repair_type": kind.value,
-            "src": [source],
-            "dst": [to],
-            "rank_list": sorted([source, to]),
+            "src": [unit.source for unit in own],
+            "dst": destinations,
+            "rank_list": peer_transfer.participants(units),
         }
         rebuild = kind is RepairType.RT_UCE_HIGHLEVEL
-        told = (step, rebuild, [to], info, self.args)
+        told = (self.program_step(own[0].step), rebuild, list(destinations), info, self.args)
         if self._scaled == "out":
             self.handlers.call("zit_upgrade_repair", *told, SCALE_OUT)
         else:

@@ -158,3 +158,17 @@ def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
                         f"{group.copies}"
                     )
     return ""
+
+
+def agreed_base(told: Mapping[int, int | None]) -> str:
+    """
+    Return why the ranks do not count the same steps; empty where they do, as far as they have counted any.
+    """
+    known = {rank: base for rank, base in told.items() if base is not None}
+    if len(set(known.values())) < 2:
+        return ""
+    low, high = min(known, key=lambda rank: known[rank]), max(known, key=lambda rank: known[rank])
+    return (
+        f"the program's steps are not the same on all ranks: rank {high} is {known[high] - known[low]} "
+        f"steps ahead of rank {low}, at the same step of the job; they must start from one checkpoint"
+    )

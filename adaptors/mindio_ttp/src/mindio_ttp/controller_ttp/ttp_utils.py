@@ -31,18 +31,18 @@ def is_valid_ip(ip_str: str) -> bool:
     return is_valid_ipv4(ip_str) or is_valid_ipv6(ip_str)
 
 
-def is_valid_ipv4(ip_str: str) -> bool:
+def is_valid_ipv4(ip: str) -> bool:
     """
     Whether this is an address of IPv4.
     """
-    return _is_address(socket.AF_INET, ip_str)
+    return _is_address(socket.AF_INET, ip)
 
 
-def is_valid_ipv6(ip_str: str) -> bool:
+def is_valid_ipv6(ip: str) -> bool:
     """
     Whether this is an address of IPv6.
     """
-    return _is_address(socket.AF_INET6, ip_str)
+    return _is_address(socket.AF_INET6, ip)
 
 
 def is_zero_ip(ip_str: str) -> bool:

@@ -4,13 +4,17 @@ What a training process calls. The names, arguments, ranges and results are thos
 `Exception` for what it cannot follow, with the reason.
 """
 
+import re
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from mindio_ttp import checks, device, logs
+from mindio_ttp import checks, device, logs, torch_groups
 from mindio_ttp.checks import Refused
-from mindio_ttp.classification import Handle
+from mindio_ttp.classification import OTHER, Handle
+from mindio_ttp.controller_ttp.ttp_utils import is_valid_ipv4, is_zero_ip
 from mindio_ttp.handler import patterns as _patterns
 from mindio_ttp.handler import tft_exception_handler as tft_exception_handler
 from mindio_ttp.handler import tft_register_exception_handler as tft_register_exception_handler
@@ -64,6 +68,8 @@ mind_spore = processor.variables.mindspore
 """Whether the environment says that the program is one for MindSpore."""
 fault_handles: dict[str, Handle] = _patterns.handles
 """By the text that an error is searched for: what says the error's name."""
+fault_types: dict[str, str] = _patterns.types
+"""By the name of an error: the name of the `ReportState` it stands for."""
 EXPORTS = ("MindSpeed", "MindSpeed-LLM")
 
 
@@ -286,6 +292,105 @@ def set_device() -> None:
     Make that device the current one of the calling thread.
     """
     device.use(processor.device)
+
+
+def get_stream() -> Any:  # Any: torch_npu has no types
+    """
+    Return a new stream of the current device; None without torch_npu.
+    """
+    return device.new_stream()
+
+
+def handle_l2_hbm_error(err_str: str) -> str:
+    """
+    Return the name of an HBM MULTI BIT ECC error: whether what is lost can be had from other ranks; `OTHER`
+    where `tft_init_processor` was not told to repair devices.
+    """
+    try:
+        repairs = processor.told.uce
+    except Refused:
+        repairs = False
+    return _patterns.hbm(err_str) if repairs else OTHER
+
+
+def check_pytorch_version() -> bool:
+    """
+    Return whether process groups can be formed anew (`reinit_process_group`): torch_npu 2.1.0 can from its
+    post11 on. True without torch_npu, and for MindSpore.
+    """
+    parts = [] if mind_spore else device.version().split(".")
+    if parts[:3] != ["2", "1", "0"]:
+        return True
+    post = re.match(r"post(\d+)", "".join(parts[3:4]))
+    return post is not None and int(post[1]) >= 11
+
+
+# ---------------------------------------------------------------- addresses
+
+
+def is_valid_ip(ip_str: str) -> bool:
+    """
+    Return whether this is an address of IPv4.
+    """
+    return is_valid_ipv4(ip_str)
+
+
+def is_loopback_address(ip: str) -> bool:
+    """
+    Return whether this is 127.0.0.1, with however many zeros its parts are written.
+    """
+    network, *host = ip.split(".")
+    return (
+        len(ip) <= 15 and network == "127" and [part.lstrip("0") for part in host] == ["", "", "1"]
+    )
+
+
+def get_local_ip(master_ip: str, local_ip: str) -> str:
+    """
+    Return `local_ip`; where it is empty, the address by which this machine reaches `master_ip`. It stays empty
+    where that is of this machine alone, no address, or not reached.
+    """
+    alone = is_loopback_address(master_ip) or is_zero_ip(master_ip)
+    if local_ip or alone or not is_valid_ip(master_ip):
+        return local_ip
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((master_ip, 9))  # of UDP: chooses the interface, and sends nothing
+        except OSError:
+            return local_ip
+        return str(probe.getsockname()[0])
+
+
+# ---------------------------------------------------------------- groups of torch.distributed
+
+
+def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+    """
+    Return the name of the next process group of `ranks`: it carries the repair, so that survivors and
+    replacements form a group of the same name.
+    """
+    return processor.group_names.name(ranks, use_hashed_name)
+
+
+def launch_tcp_store_client(url: str, save_rank: int = -1, world_size: int = -1) -> int:
+    """
+    Have the default process group meet at the store at `tcp://HOST:PORT`; return 0, or 1 where no store answers
+    there. tft calls it by itself when its store was started again.
+    """
+    place = urlsplit(url)
+    try:
+        torch_groups.connect(place.hostname or "", place.port or 0)
+    except RuntimeError:
+        log.exception("store_not_reached", url=url)
+        return RET_ERROR
+    return RET_OK
+
+
+def launch_tcp_store_server(url: str, world_size: int) -> int:
+    """
+    Return 0: the store of a job is served by a process of tft's, and outlives every rank.
+    """
+    return RET_OK
 
 
 # ---------------------------------------------------------------- functions of the program

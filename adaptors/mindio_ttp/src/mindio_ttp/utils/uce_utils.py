@@ -6,41 +6,34 @@ up: then every copy has it.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
-from mindio_ttp import device
+from mindio_ttp import device, environment
 from mindio_ttp.checks import Refused
 
 TIME_US_PATTERN = r"time us=\s*(\d+)"
 """How an error of a device says when it came; torch_npu writes a space before the number."""
 
 
-@dataclass(slots=True)
-class UpdateTimes:
-    """
-    When the last update of the optimizer began and ended, in microseconds of the device; 0: not known.
-    """
-
-    start: int = 0
-    end: int = 0
-
-
-_last = UpdateTimes()
+START, END = "START_TIME", "END_TIME"
+TRAIN_STEP_TIME: dict[str, int] = {}
+"""When the last update of the optimizer began and ended, in microseconds of the device; 0: not known."""
+mind_spore = environment.variables().mindspore
+"""Whether the environment says that the program is one for MindSpore."""
 
 
 def tft_set_update_start_time(start_time: int | None = None) -> None:
     """
     When the update began. None: what the device says; 0 where it cannot say it.
     """
-    _last.start = _time("tft_set_update_start_time", start_time)
+    TRAIN_STEP_TIME[START] = _time("tft_set_update_start_time", start_time)
 
 
 def tft_set_update_end_time(end_time: int | None = None) -> None:
     """
     When it ended.
     """
-    _last.end = _time("tft_set_update_end_time", end_time)
+    TRAIN_STEP_TIME[END] = _time("tft_set_update_end_time", end_time)
 
 
 def tft_can_do_uce_repair(
@@ -50,11 +43,9 @@ def tft_can_do_uce_repair(
     Whether an error at that time cannot have come into the copies of others. Times that are not given are
     those that were set.
     """
-    start = _last.start if start_time is None else start_time
-    end = _last.end if end_time is None else end_time
-    if not hbm_error_time or not start or not end:
-        return False
-    return hbm_error_time > max(start, end) or start < hbm_error_time < end
+    start = TRAIN_STEP_TIME.get(START) if start_time is None else start_time
+    end = TRAIN_STEP_TIME.get(END) if end_time is None else end_time
+    return _can_do_repair(hbm_error_time, start, end)
 
 
 def get_l2_hbm_error_time(log_string: str) -> int | None:
@@ -76,7 +67,14 @@ def get_update_start_end_time() -> tuple[int | None, int | None]:
     """
     Return when the last update began and ended; None for what was not said.
     """
-    return _last.start or None, _last.end or None
+    return TRAIN_STEP_TIME.get(START), TRAIN_STEP_TIME.get(END)
+
+
+def _can_do_repair(hbm_error_time: int, start_time: int | None, end_time: int | None) -> bool:
+    if not hbm_error_time or not start_time or not end_time:
+        return False
+    during = start_time < hbm_error_time < end_time
+    return during or hbm_error_time > max(start_time, end_time)
 
 
 def _time(function: str, value: Any) -> int:  # Any: as given

@@ -1,0 +1,56 @@
+"""
+Who sends what to whom in a repair. Every rank computes the same units from what all ranks have said.
+
+MindIO tells a rank all its transfers in one call, and which ranks take part: a program may form a group of these
+ranks first. Sources: `HandleRepair` in `processor.cpp`, lines 823 to 883, `GenerateRepairMsg` in `controller.cpp`,
+lines 2049 to 2106, and `RepairSelectReplica` in `replica_manager.cpp`, lines 96 to 130, of mind-cluster 22bb3d98.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mindio_ttp.exchange import Body
+from tft.errors import OrderRefused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """
+    One transfer: the state of one kind of groups, from one rank to another.
+    """
+
+    type: int
+    """The place of the group in the list that was given to `tft_set_optimizer_replica`."""
+    source: int
+    destination: int
+    step: int
+    """The step, as tft counts, at whose end the state is sent."""
+
+
+def units(told: Mapping[int, Body], world: int) -> tuple[Unit, ...]:
+    """
+    Return all transfers, ordered by type and destination. The source of a shard is the next rank after the
+    destination that offers the shard as it was at that step. Raises `OrderRefused` where no rank does, or where a
+    rank would have to send what it is to receive itself.
+    """
+    found = []
+    for destination, said in told.items():
+        for shard, step in said["needs"]:
+            sources = [rank for rank, other in told.items() if [shard, step] in other["offers"]]
+            if not sources:
+                raise OrderRefused(f"no rank offers {shard} of step {step} to rank {destination}")
+            source = min(sources, key=lambda rank: (rank - destination) % world)
+            if told[source]["needs"]:
+                raise OrderRefused(
+                    f"rank {source} is to send {shard} to rank {destination} and needs state itself"
+                )
+            kind = int(shard.removeprefix("group").partition(".")[0])
+            found.append(Unit(type=kind, source=source, destination=destination, step=step))
+    return tuple(sorted(found, key=lambda unit: (unit.type, unit.destination)))
+
+
+def participants(all_units: Sequence[Unit]) -> list[int]:
+    """
+    Return the ranks that send or receive, in order.
+    """
+    return sorted({rank for unit in all_units for rank in (unit.source, unit.destination)})

@@ -1,0 +1,142 @@
+"""
+What a program on torch.distributed needs to form its process groups again after a repair: names of groups that are
+equal in survivors and replacements, and a store that no rank takes with it.
+
+Sources: `_process_group_name`, `launch_tcp_store_client` and `launch_tcp_store_server` of MindIO's `ttp_decorator.py`
+(lines 505 to 556 at mind-cluster 22bb3d98). Torch is never imported here on behalf of a program that has not.
+"""
+
+import hashlib
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mindio_ttp import environment, logs
+
+log = logs.get_logger()
+
+
+class GroupNames:
+    """
+    The names that `torch.distributed` gives to process groups, each with the repair in it. A store keeps the keys of
+    a group that is gone; under a new name nobody finds them.
+    """
+
+    def __init__(self) -> None:
+        self._repair = "0"
+        self._count = 0
+
+    def install(self) -> None:
+        """
+        Replace torch's naming of groups, if this process has imported torch.distributed.
+        """
+        torch = _c10d()
+        if torch is not None:
+            torch._process_group_name = self.name
+
+    def begin(self, repair: str) -> None:
+        """
+        Name groups after this repair from now on. Counting begins anew: a replacement has formed fewer groups than
+        the survivors.
+        """
+        self._repair, self._count = repair, 0
+        self.install()
+
+    def name(self, ranks: Sequence[int], use_hashed_name: bool) -> str:
+        """
+        Return the name of the next group of `ranks`; of the default group, where there are none. `use_hashed_name`:
+        only these ranks form the group, so that nobody else counts it.
+        """
+        if use_hashed_name:
+            taken = set(_c10d()._world.pg_names.values())
+            name = f"{_hashed('_'.join(map(str, ranks)))}_{self._repair}"
+            while name in taken:
+                name = _hashed(name + "_")
+            return name
+        if not ranks:
+            return f"{self._repair}__"
+        self._count += 1
+        return f"{self._count}_{self._repair}"
+
+
+class Store:
+    """
+    The job's own store for `init_process_group`: the hub's process serves it, and it outlives every rank.
+    """
+
+    def __init__(self, ask: Callable[[str, int], int]) -> None:
+        self._ask = ask
+        """Asks the hub at an address for the port of its store."""
+        self._used = False
+        self._hub = ("", 0)
+        """The address of the hub whose store is the present one."""
+
+    def use(self, host: str, port: int) -> None:
+        """
+        Have `env://` lead to the store of the hub at this address. Where the hub is just being started again, the
+        store is found when the next groups are formed.
+        """
+        self._used = True
+        try:
+            self.follow(host, port)
+        except OSError as error:
+            log.warning("store_not_reached", hub=f"{host}:{port}", why=str(error))
+
+    def follow(self, host: str, port: int) -> None:
+        """
+        The same, where the program uses this store. The default process group of a process that has formed its groups
+        with the store of an earlier hub gets a client of the new one. Raises `OSError` where no hub answers.
+        """
+        if not self._used or (host, port) == self._hub:
+            return
+        there = self._ask(host, port)
+        environment.meet_at(host, there)
+        connect(host, there)
+        self._hub = (host, port)
+
+
+def wanted() -> bool:
+    """
+    Whether the program has imported torch.distributed.
+    """
+    return _c10d() is not None
+
+
+def connect(host: str, port: int) -> None:
+    """
+    Give the default process group a client of the store at this address. Groups that are formed from now on meet
+    there.
+    """
+    torch = _c10d()
+    if torch is None or not torch.is_initialized():
+        return
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    group = torch._get_default_group()
+    backend, _ = torch._world.pg_map[group]
+    client = TCPStore(host, port, is_master=False, wait_for_workers=False)
+    named = f"{torch._world.pg_names[group]}/"
+    store = PrefixStore(named, PrefixStore("default_pg", client))
+    torch._world.pg_map[group] = (backend, store)
+
+
+def open_store(host: str) -> Any:  # Any: a TCPStore; torch is not imported by other processes
+    """
+    Serve a store at `host` and nowhere else, at a port of its own, for as long as the result is kept.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    listener = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
+    port = int(listener.getsockname()[1])
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _c10d() -> Any:  # Any: the module's inner names have no types
+    return sys.modules.get("torch.distributed.distributed_c10d")

@@ -1,0 +1,46 @@
+"""
+The interface of MindIO TFT 7.3.0's Python packages, as `reference.toml` has it.
+"""
+
+import inspect
+import tomllib
+from pathlib import Path
+from typing import Any
+
+MODULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("reference.toml").read_text())[
+    "modules"
+]
+"""By the name of a module: its exports, constants, functions and classes. Any: TOML."""
+
+
+def functions() -> dict[str, Any]:  # Any: TOML
+    """
+    Return what is said of each function of a module, by the path of the function.
+    """
+    return {
+        f"{module}.{name}": entry
+        for module, told in MODULES.items()
+        for name, entry in told.get("functions", {}).items()
+    }
+
+
+def registrars() -> list[str]:
+    """
+    Return the names of those that register a function of the program with its context.
+    """
+    return sorted(
+        path.rpartition(".")[2]
+        for path, entry in functions().items()
+        if entry["takes"] == "(func, ctx=None)"
+    )
+
+
+def shape(function: Any) -> str:  # Any: any function
+    """
+    Return the parameters of a function with their defaults, without types.
+    """
+    parameters = [
+        each.replace(annotation=inspect.Parameter.empty)
+        for each in inspect.signature(function).parameters.values()
+    ]
+    return str(inspect.Signature(parameters))

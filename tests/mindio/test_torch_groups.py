@@ -1,0 +1,73 @@
+"""
+Programs on torch.distributed: survivors and replacements form groups of the same names, in a store that no rank
+takes with it. Source: `_process_group_name` of `ttp_decorator.py`, lines 532 to 556 at mind-cluster 22bb3d98.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.mindio.jobs import Outcome, job
+
+PROGRAM = Path(__file__).parent / "torch_program.py"
+STEPS = 8
+
+
+def run(directory: Path, *kills: list[int], run_options: str = "") -> Outcome:
+    """
+    A job of four ranks of which these are killed.
+    """
+    with job(
+        directory, steps=STEPS, program=PROGRAM, kills=list(kills), run_options=run_options
+    ) as running:
+        return running.end()
+
+
+def names(outcome: Outcome, rank: int) -> list[list[str]]:
+    """
+    The names of a rank's groups, each time that it has formed them: of all ranks, of its half, of its half alone.
+    """
+    text = (outcome.directory / f"names-{rank}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [[0, 3], [3, 6]],
+        pytest.param([[2, 3]], marks=pytest.mark.soak),
+        pytest.param([[1, 3], [1, 5], [2, 7]], marks=pytest.mark.soak),
+    ],
+    ids=["rank 0, then rank 3", "rank 2", "three in turn"],
+)
+def test_groups_have_equal_names_after_a_repair(kills: list[list[int]], tmp_path: Path) -> None:
+    """
+    When ranks are killed, one after the other, the groups that are formed each time have one name on all their
+    ranks and no earlier name, and training ends with the state of an undisturbed run.
+    """
+    undisturbed = run(tmp_path / "undisturbed")
+    assert undisturbed.codes == [0], undisturbed.output
+    outcome = run(tmp_path / "killed", *kills)
+    assert outcome.codes == [0], outcome.output
+    assert outcome.finals() == undisturbed.finals()
+    assert len(outcome.finals()) == 1
+    told = {rank: names(outcome, rank) for rank in range(4)}
+    formed = 1 + len(kills)
+    for rank in range(4):
+        assert len(told[rank]) == formed
+        assert told[rank] == told[(rank + 2) % 4]
+        assert [each[0] for each in told[rank]] == [each[0] for each in told[0]]
+        assert len({name for each in told[rank] for name in each}) == 3 * formed
+
+
+@pytest.mark.soak
+def test_groups_meet_in_a_store_that_was_started_again(tmp_path: Path) -> None:
+    """
+    When the process of the store is killed, and a rank after that, the groups of the repair meet in the store that
+    has taken its place.
+    """
+    outcome = run(tmp_path, [2, 5], run_options="--chaos kill:store,step=2")
+    assert outcome.codes == [0], outcome.output
+    assert len(outcome.finals()) == 1
+    assert all(names(outcome, rank)[-1] == names(outcome, (rank + 2) % 4)[-1] for rank in range(4))
