@@ -40,6 +40,7 @@ def train(
         "MINDIO_FOR_MINDSPORE": "1",
         "MS_TFT_IP": "127.0.0.1",
         "MS_TFT_PORT": free_address("127.0.0.1").rpartition(":")[2],
+        "TTP_LOG_STDOUT": "0",  # as where nobody says
         "OMP_NUM_THREADS": "1",  # as `tft run` has it where nobody says
     }
     with ExitStack() as opened:
@@ -94,6 +95,8 @@ def test_msrun_with_the_environment_of_the_manual_replaces_workers_that_are_kill
     ]
     kept = {path.name for path in written.glob("worker_*.0.log")}
     assert kept == {f"worker_{victim}.0.log" for victim in victims}
+    # beside the workers' output, since msrun was told `--log_dir logs`
+    assert [path for path in written.glob("ttp_log.log.*") if path.stat().st_size]
 
 
 def test_with_last_checkpoints_alone_a_worker_that_is_killed_is_one_fault(tmp_path: Path) -> None:
