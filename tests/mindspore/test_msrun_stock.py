@@ -99,16 +99,19 @@ def test_msrun_with_the_environment_of_the_manual_replaces_workers_that_are_kill
     assert [path for path in written.glob("ttp_log.log.*") if path.stat().st_size]
 
 
-def test_with_last_checkpoints_alone_a_worker_that_is_killed_is_one_fault(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("victim", "saver"), [(3, 0), pytest.param(0, 1, marks=pytest.mark.soak)])
+def test_with_last_checkpoints_alone_a_worker_that_is_killed_is_one_fault(
+    victim: int, saver: int, tmp_path: Path
+) -> None:
     """
-    When `TTP:1` alone is switched on and a worker is killed, then it is the one fault of the incident, no process
-    is started, MindSpore's functions write the last checkpoint of the last step that was completed, and msrun
-    ends with 3.
+    When `TTP:1` alone is switched on and a worker is killed, worker 0 as any other, then it is the one fault of the
+    incident, no process is started, MindSpore's functions write the last checkpoint of the last step that was
+    completed, and msrun ends with 3.
     """
-    outcome, written = train(tmp_path / "run", victims=[3], enable=LAST)
+    outcome, written = train(tmp_path / "run", victims=[victim], enable=LAST)
     assert outcome.code == 3, outcome.output
-    assert told(outcome) == [("dump", [("process", 3)], 0)]
+    assert told(outcome) == [("dump", [("process", victim)], 0)]
     step = f"ttp_saved_checkpoints-step_{LOST_AT - 1}"
-    saved = [f"{step}/rank_0/ttp_rank_0-1_{LOST_AT - 1}.ckpt"]
+    saved = [f"{step}/rank_{saver}/ttp_rank_{saver}-1_{LOST_AT - 1}.ckpt"]
     assert files(tmp_path / "run" / "last") == saved
     assert list(written.glob("worker_*.0.log")) == []
