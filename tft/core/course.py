@@ -473,7 +473,10 @@ class Course:
             self.rounds.freeze()
             return True
         job.search(over=True)
-        job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
+        limit = job.policy.rebuild
+        if any(seat.held is None for seat in job.seated()):
+            limit = max(limit, job.policy.repair)  # its state comes with it, and may be large
+        job.step_to(S.REBUILDING, job.to_all(Rebuild), limit)
         return False
 
     def _reload(self) -> None:
