@@ -14,6 +14,7 @@ from typing import Any
 import tft
 from mindio_ttp import adaptor, checks, device, environment, logs, replicas, tls, torch_groups
 from mindio_ttp.checks import Refused
+from mindio_ttp.classification import is_cut_off
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.orchestrator import orchestrator
 from mindio_ttp.program import ELASTIC, UNKNOWN, Program
@@ -22,6 +23,8 @@ from tft.errors import Interrupted, JobEnded, UsageError
 from tft.protocol.messages import FaultKind
 
 log = logs.get_logger()
+announced = logs.get_logger(printed=True)
+"""For what MindSpore's guides have operators look for in the output of a rank, in these words."""
 
 FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
 FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
@@ -147,7 +150,8 @@ class Processor:
             checks.address(call, "local_ip", local_ip)
         replaced = ["recover", "migrate"] if told.arf else []
         elastic = ELASTIC if told.zit else ()
-        strategies = ("dump", *(["retry"] if told.uce else []), *replaced, *elastic)
+        retried = ["retry"] if told.uce and self.variables.enters_again else []
+        strategies = ("dump", *retried, *replaced, *elastic)
         program = Program(
             rank=told.rank, world=told.world, handlers=self.handlers, strategies=strategies,
             group_names=self.group_names,
@@ -252,8 +256,7 @@ class Processor:
             shifted=self.variables.framework == 1,
         )
         for group in groups:
-            told = f"rank:{rank}, report group list: {list(group.ranks)}"
-            log.info(told)  # in these words operators look for it
+            announced.info(f"rank:{rank}, report group list: {list(group.ranks)}")
         if self._begun and groups != program.groups:
             raise Refused(
                 f"{replicas.CALL}: training has begun with other groups; tell of them before the first "
@@ -444,6 +447,9 @@ class Processor:
                     "can be repaired yet: let the process end with the error, which is seen"
                 )
             return  # nothing was trained: the process ends, and is seen to
+        if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
+            # such a program says no more of any error, and of the loss of another rank it has one, too
+            fault = ("network", False) if is_cut_off(said) else fault
         self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
         self.program.torn = self._window
         self.program.stepped_out = state is ReportState.RS_STEP_FINISH
