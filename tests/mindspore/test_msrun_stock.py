@@ -5,6 +5,7 @@ MindIO's manual gives: msrun starts four workers that train with `Model.train` a
 """
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -97,6 +98,11 @@ def test_msrun_with_the_environment_of_the_manual_replaces_workers_that_are_kill
     assert kept == {f"worker_{victim}.0.log" for victim in victims}
     # beside the workers' output, since msrun was told `--log_dir logs`
     assert [path for path in written.glob("ttp_log.log.*") if path.stat().st_size]
+    # where MindSpore's guides look for it, in the log of each process that was worker 0
+    for path in written.glob("worker_*.log"):
+        told_here = re.findall(r"rank:\d+, report group list: [\d\[\], ]+", path.read_text())
+        of_all = ["rank:0, report group list: [0, 1, 2, 3]"]
+        assert told_here == (of_all if path.name.startswith("worker_0.") else []), path.name
 
 
 @pytest.mark.parametrize(("victim", "saver"), [(3, 0), pytest.param(0, 1, marks=pytest.mark.soak)])

@@ -23,8 +23,6 @@ from tft.errors import Interrupted, JobEnded, UsageError
 from tft.protocol.messages import FaultKind
 
 log = logs.get_logger()
-announced = logs.get_logger(printed=True)
-"""For what MindSpore's guides have operators look for in the output of a rank, in these words."""
 
 FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
 FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
@@ -255,8 +253,8 @@ class Processor:
             whole=self.variables.mindspore,
             shifted=self.variables.framework == 1,
         )
-        for group in groups:
-            announced.info(f"rank:{rank}, report group list: {list(group.ranks)}")
+        if self.session.adaptor != "mindio":  # else rank 0 says it of all ranks, when they meet
+            replicas.announce({rank: [[g.type, g.ranks, g.copies] for g in groups]})
         if self._begun and groups != program.groups:
             raise Refused(
                 f"{replicas.CALL}: training has begun with other groups; tell of them before the first "

@@ -275,6 +275,8 @@ class Program:
         }
         joined = self._gather(name, world, facts)
         self._agree(joined)
+        if self.rank == 0 and not self._formed:
+            replicas.announce({rank: told["groups"] for rank, told in joined.items()})
         self._told = joined
         stayed = _stayed(joined)
         replaced = self._replaced(stayed, joined)
