@@ -38,11 +38,20 @@ class Reported(Exception):
     What a program says of itself, as a fault.
     """
 
-    def __init__(self, kind: FaultKind, code: str, said: str, *, polluted: bool = False) -> None:
+    def __init__(
+        self,
+        kind: FaultKind,
+        code: str,
+        said: str,
+        *,
+        polluted: bool = False,
+        not_after: int | None = None,
+    ) -> None:
         device = f", device error {code}" if code else ""
         super().__init__(f"{kind}{device}{f': {said}' if said else ''}")
         self.tft_fault_kind = kind
-        self.tft_polluted = polluted
+        self.tft_polluted = polluted and not_after is None
+        self.tft_not_after = not_after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,7 +460,10 @@ class Processor:
         self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
         self.program.torn = self._window
         self.program.stepped_out = state is ReportState.RS_STEP_FINISH
-        error = None if fault is None else Reported(fault[0], code, said, polluted=fault[1])
+        sound = self.program.sound_step(said) if state is ReportState.RS_RETRY else None
+        error = None
+        if fault is not None:
+            error = Reported(fault[0], code, said, polluted=fault[1], not_after=sound)
         self._leave(error)
         if state is ReportState.RS_UNKNOWN:
             self.wait()
