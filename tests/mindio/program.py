@@ -10,8 +10,10 @@ checkpoint. OPTIONS is JSON:
   is `loop` (before the sum), `summed` (after it), `update` (with half of the numbers changed) or `replaced` (in a
   replacement, before it is ready); step 0 is any, from when on a file `strike` is there. A text `kill` kills, `hang` never ends; one that begins with the name of an
   exception raises that, any other a RuntimeError.
-- `without`: functions that are not registered. `raises`: by function, the rank whose one raises.
-- `clean`: by rank, what its clean function says. `uce`: whether devices are repaired.
+- `without`: functions that are not registered. `raises`: by function, the rank whose one raises; `raises_once`: the
+  same, the first time that it is called.
+- `clean`: by rank, what its clean function says, each time, or in a list by turns. `discards`: where that is 0 and the
+  memory is lost, the numbers are gone. `uce`: whether devices are repaired.
 - `zit`: it may go on with fewer ranks. `arf`: whether lost ranks are replaced.
 - `asks`: the step to go on from is asked for. `ready`: a replacement says so `once` or `always`.
 - `early`: by rank, the step after which it returns, and all sum up no more.
@@ -30,6 +32,7 @@ checkpoint. OPTIONS is JSON:
 
 import array
 import json
+import math
 import os
 import select
 import signal
@@ -145,6 +148,10 @@ def fail(name: str) -> None:
     """
     What this rank's function is to do instead of what it is for.
     """
+    once = directory / f"raised-{name}-{rank}"
+    if options.get("raises_once", {}).get(name) == rank and not once.exists():
+        once.touch()
+        raise OSError(f"{name} of rank {rank} cannot, this once")
     if options.get("raises", {}).get(name) == rank:
         raise OSError(f"{name} of rank {rank} cannot")
 
@@ -167,8 +174,11 @@ def clean(uce: bool, args: Any, ctx: Any) -> int:
     note("clean", uce=uce, type=ttp.tft_get_repair_type())
     fail("clean")
     state.stopped = False
-    results: dict[str, int] = options.get("clean", {})
-    return results.get(str(rank), 0)
+    said = options.get("clean", {}).get(str(rank), 0)
+    result = int(said.pop(0) if len(said) > 1 else said[0]) if isinstance(said, list) else int(said)
+    if uce and result == 0 and options.get("discards"):
+        state.numbers[:] = array.array("d", [math.nan] * len(state.numbers))
+    return result
 
 
 def rebuild(fault_ranks: list[int], args: Any, ctx: Any) -> None:
@@ -195,10 +205,24 @@ def repair(
         with suppress(FileExistsError):
             os.mkfifo(pipe)
         if kind is ttp.RepairType.RT_SEND:
-            with pipe.open("wb") as file:
-                file.write(state.numbers.tobytes())
+            send(pipe)
         else:
             receive(pipe)
+
+
+def send(pipe: Path) -> None:
+    """
+    When the other end is open, or until `stop` is called.
+    """
+    while not state.stopped:
+        with suppress(OSError):
+            end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(end, True)
+            with os.fdopen(end, "wb") as file:
+                file.write(state.numbers.tobytes())
+            return
+        select.select([], [], [], 0.002)
+    raise RuntimeError("FORCE STOP: the receiver is not waited for")
 
 
 def receive(pipe: Path) -> None:

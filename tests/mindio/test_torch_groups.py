@@ -11,6 +11,7 @@ import pytest
 from tests.mindio.jobs import Outcome, job
 
 PROGRAM = Path(__file__).parent / "torch_program.py"
+EARLY = PROGRAM.with_name("torch_early.py")
 STEPS = 8
 
 
@@ -71,3 +72,18 @@ def test_groups_meet_in_a_store_that_was_started_again(tmp_path: Path) -> None:
     assert outcome.codes == [0], outcome.output
     assert len(outcome.finals()) == 1
     assert all(names(outcome, rank)[-1] == names(outcome, (rank + 2) % 4)[-1] for rank in range(4))
+
+
+@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("late", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_groups_that_are_formed_before_training_meet(
+    late: bool, launched: bool, tmp_path: Path
+) -> None:
+    """
+    When a program forms its groups before its training function is called, then all ranks meet in one store: also where
+    torch was imported late, and where each rank was started by hand and has an agent of its own.
+    """
+    with job(tmp_path / "job", world=3, program=EARLY, late=late, launched=launched) as running:
+        outcome = running.end()
+    assert not any(outcome.codes), outcome.output
+    assert [(outcome.directory / f"sum-{rank}").read_text() for rank in range(3)] == ["6"] * 3

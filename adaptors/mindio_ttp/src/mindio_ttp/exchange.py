@@ -1,20 +1,28 @@
 """
 The all-gather of facts beside the program's own process groups. A process that an agent keeps is the hub; each rank
-sends it one line of JSON and gets back the lines of all.
+sends it one line of JSON and gets back the lines of all. Whoever speaks the protocol of torch's store to the hub is
+led to such a store.
 """
 
 import json
+import os
+import secrets
+import select
 import socket
 import socketserver
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from mindio_ttp import torch_groups
 
-STORE_LIMIT = 60.0
-"""Seconds for the hub to open a store: it imports torch for that, on a machine where all ranks do so too."""
+_HUB = "hub-"
+"""What the files begin with that say where the hub of all nodes is."""
+_ANSWER = 5.0
+"""Seconds for a hub to answer: it only looks up a word."""
+_BLOCK = 2**16
 
 Body = Mapping[str, Any]
 """What a rank says of itself. Any: JSON."""
@@ -34,7 +42,8 @@ class Hub(socketserver.ThreadingTCPServer):
         self._turn = threading.Lock()
         self._opening = threading.Lock()
         self._store: Any = None
-        """A store of torch's, from when a program asks for it."""
+        """A store of torch's, from when a program needs it."""
+        self.token = secrets.token_hex(16)
         self._members: dict[str, dict[int, tuple[_Member, Body]]] = {}
 
     def gather(self, name: str, rank: int, world: int, member: "_Member", facts: Body) -> None:
@@ -50,14 +59,15 @@ class Hub(socketserver.ThreadingTCPServer):
             for other, _ in members.values():
                 other.tell({"gathered": said})
 
-    def torch_store(self) -> int:
+    def torch_store(self) -> tuple[str, int]:
         """
-        Return the port of a store for `torch.distributed`, which is opened when the first rank asks for it.
+        Return the address of a store for `torch.distributed`, which is opened when its first client comes.
         """
+        host = str(self.server_address[0])
         with self._opening:
             if self._store is None:
-                self._store = torch_groups.open_store(str(self.server_address[0]))
-            return int(self._store.port)
+                self._store = torch_groups.open_store(host)
+            return host, int(self._store.port)
 
     def part(self, name: str, rank: int, member: "_Member") -> None:
         """
@@ -75,12 +85,14 @@ class _Member(socketserver.StreamRequestHandler):
     server: Hub
 
     def handle(self) -> None:
+        if self.connection.recv(1, socket.MSG_PEEK) not in (b"{", b""):
+            return self._relay()
         name, rank = "", -1
         try:
             for line in self.rfile:
                 said = json.loads(line)
-                if said.get("wants") == "store":
-                    self.tell({"port": self.server.torch_store()})
+                if said.get("wants") == "token":
+                    self.tell({"token": self.server.token})
                     continue
                 name, rank = said["name"], said["rank"]
                 self.server.gather(name, rank, said["world"], self, said["facts"])
@@ -88,6 +100,19 @@ class _Member(socketserver.StreamRequestHandler):
             pass  # how a killed process leaves
         finally:
             self.server.part(name, rank, self)
+
+    def _relay(self) -> None:
+        """
+        Pass on what a client of torch's store and that store say to each other, until either has ended.
+        """
+        with suppress(OSError), socket.create_connection(self.server.torch_store()) as store:
+            other = {self.connection: store, store: self.connection}
+            while True:
+                for end in select.select(list(other), [], [])[0]:
+                    said = end.recv(_BLOCK)
+                    if not said:
+                        return
+                    other[end].sendall(said)
 
     def tell(self, said: Body) -> None:
         """
@@ -128,22 +153,48 @@ class Gathering:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def torch_store(host: str, port: int) -> int:
+def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
     """
-    Ask the hub at this address for its store; return the port. Raises `ConnectionError` where nothing answers as a
-    hub does.
+    Return the address of the hub that all ranks of a job use before their first order, where each node has one: the
+    first that was written into the directory, which all nodes see, and still answers. `host` and `port` are the hub of
+    this node. Raises `ConnectionError` where that is needed and does not answer.
+    """
+    while True:
+        known = sorted(directory.glob(f"{_HUB}*"), key=lambda path: int(path.name[len(_HUB) :]))
+        if known:
+            there, at, token = known[-1].read_text().split()
+            if token_of(there, int(at)) == token:
+                return there, int(at)
+        number = int(known[-1].name[len(_HUB) :]) + 1 if known else 0
+        own = token_of(host, port)
+        if not own:
+            raise ConnectionError(
+                f"no hub of this job answers at {host}:{port}: a program must not set MASTER_ADDR or MASTER_PORT "
+                "before tft_start_processor"
+            )
+        beside = directory / f".{_HUB}{secrets.token_hex(8)}"
+        beside.write_text(f"{host} {port} {own}")
+        try:
+            os.link(beside, directory / f"{_HUB}{number}")  # whole at once, and by one rank only
+        except FileExistsError:
+            continue
+        finally:
+            beside.unlink()
+        return host, port
+
+
+def token_of(host: str, port: int) -> str:
+    """
+    Return what tells the hub at this address from any other; empty where no hub answers.
     """
     try:
-        with socket.create_connection((host, port), timeout=STORE_LIMIT) as hub:
+        with socket.create_connection((host, port), timeout=_ANSWER) as hub:
             line = hub.makefile("rwb")
-            line.write(b'{"wants": "store"}\n')
+            line.write(b'{"wants": "token"}\n')
             line.flush()
-            return int(json.loads(line.readline())["port"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConnectionError(
-            f"no hub of this job has answered at {host}:{port} with a store for torch.distributed ({error!r}): a program "
-            "must not set MASTER_ADDR or MASTER_PORT before tft_start_processor"
-        ) from None
+            return str(json.loads(line.readline())["token"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:

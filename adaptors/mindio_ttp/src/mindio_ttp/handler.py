@@ -52,6 +52,7 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
         kept: list[Any] = list(args)
         processor.keep_args(kept)
+        processor.program.loses_memory = _loses_memory
         while True:
             processor.enter()
             _leave_if_over()
@@ -76,6 +77,14 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
             device.release_memory()
 
     return guarded
+
+
+def _loses_memory(error: RuntimeError) -> bool:
+    """
+    Whether an error of one of the program's functions says that its device has lost memory.
+    """
+    found = patterns.classify(error, repairs=processor.told.uce)
+    return found.state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
 
 
 def _found(error: RuntimeError) -> Found:

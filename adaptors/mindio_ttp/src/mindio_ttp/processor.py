@@ -15,6 +15,7 @@ import tft
 from mindio_ttp import adaptor, checks, device, environment, logs, replicas, tls, torch_groups
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import is_cut_off
+from mindio_ttp.exchange import hub_of_all
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.orchestrator import orchestrator
 from mindio_ttp.program import ELASTIC, UNKNOWN, Program
@@ -196,10 +197,17 @@ class Processor:
         program.incarnation, program.heir = session.incarnation, session.heir
         program.args = self.args
         program.clean_first = environment.variables().clean_before_dump
+        program.calls_once = bool(self.exported)
         self._session, self._program = session, program
         if session.adaptor == "mindio":
             session.adopt(program=program)
-            if hub is not None and torch_groups.wanted():
+            if hub is not None and not self.variables.mindspore:
+                try:
+                    hub = hub_of_all(session.run_dir, *hub)
+                except (
+                    ConnectionError
+                ) as error:  # it is being started again: the first order says where
+                    log.warning("hub_not_reached", why=str(error))
                 program.store.use(*hub)
 
     def _launcher(self, told: Told, host: str, port: int) -> tft.Launcher:
@@ -320,7 +328,7 @@ class Processor:
         self.exported = name
         environment.clean_before_dump()
         if self._program is not None:
-            self._program.clean_first = True
+            self._program.clean_first = self._program.calls_once = True
 
     # ---------------------------------------------------------------- in the loop
 
@@ -457,9 +465,10 @@ class Processor:
         if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
             # such a program says no more of any error, and of the loss of another rank it has one, too
             fault = ("network", False) if is_cut_off(said) else fault
-        self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
-        self.program.torn = self._window
-        self.program.stepped_out = state is ReportState.RS_STEP_FINISH
+        if self._inside:  # what is said once more, out of the loop, says nothing new of the state
+            self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
+            self.program.torn = self._window
+            self.program.stepped_out = state is ReportState.RS_STEP_FINISH
         sound = self.program.sound_step(said) if state is ReportState.RS_RETRY else None
         error = None
         if fault is not None:
@@ -614,6 +623,9 @@ class Processor:
                 if self.session.adaptor == "mindio" and not self.handlers.has(name):
                     log.warning("function_missing", name=name, without=without)
             self._begun = True
+            if self.device is None:  # the program may have imported its framework since
+                self.device = device.current(mindspore=self.variables.mindspore)
+                self.handlers.device = self.device
             if self.session.adaptor == "mindio":
                 self.program.settle_strategies()
             self.session.begin()

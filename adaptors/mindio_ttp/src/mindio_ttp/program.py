@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindio_ttp import device, logs, peer_transfer, replicas
-from mindio_ttp.exchange import Body, Gathering, torch_store
+from mindio_ttp.exchange import Body, Gathering
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.peer_transfer import Unit
 from mindio_ttp.replicas import Group, agreed_base
@@ -54,7 +54,7 @@ class Program:
     strategies: tuple[str, ...]
     """What it can take part in."""
     group_names: GroupNames = field(default_factory=GroupNames)
-    store: Store = field(default_factory=lambda: Store(torch_store))
+    store: Store = field(default_factory=Store)
     """Where a program on torch.distributed meets the others, unless its launcher serves a store."""
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
@@ -89,6 +89,11 @@ class Program:
     """All was trained that was to be: there is nothing that the program is to be brought out of."""
     clean_first: bool = False
     """The program's functions to stop and to clean are called before it saves a last checkpoint."""
+    calls_once: bool = False
+    """Its functions that repair and that go on with fewer ranks keep what they have begun: they can be called once, as by
+    MindIO, and not again after they have failed."""
+    loses_memory: Callable[[RuntimeError], bool] = lambda error: False
+    """Whether an error says that the device has lost memory."""
     _fresh: bool = True
     """No incident has been handled: nothing is to be rolled back."""
     _stopped: bool = False
@@ -97,6 +102,10 @@ class Program:
     """Whether this group was formed with fewer ranks, or with ranks that came back."""
     _began_at: int = 0
     """The step that was whole when this group was formed."""
+    _with_fewer: bool = False
+    """The program's function was called to go on with fewer ranks, and all are not there again."""
+    _repaired: bool = False
+    """Some rank has received state in the present group."""
     _light: bool = False
     """The memory that was lost was cleaned, and nothing is to be built or fetched."""
     _formed: int = 0
@@ -251,6 +260,7 @@ class Program:
         self._stopping = None
         self._needs.clear()
         self._offers.clear()
+        self._light = False
         failed, self._stop_failed = self._stop_failed, ""
         if failed:
             raise OrderRefused(f"the program's stop function has failed: {failed}")
@@ -273,8 +283,9 @@ class Program:
         have come anew.
         """
         self._group = (name, host, port)
-        self.group_names.begin(name.rpartition("/")[2])
-        self.store.follow(host, port)
+        repair = name.rpartition("/")[2]
+        self.group_names.begin(repair)
+        self.store.begin(repair, host, port)
         facts = {
             "incarnation": self.incarnation,
             "groups": [[g.type, list(g.ranks), g.copies] for g in self.groups],
@@ -304,7 +315,7 @@ class Program:
         self._met = {rank: int(told["incarnation"]) for rank, told in joined.items()}
         self._light = False
         self._fresh = first
-        if not first:
+        if not first or self._stopped:
             fresh = not self._known
             switched = not self._scaled and _is_switch(joined, replaced)
             # a replacement that an earlier round has stopped has a stopped device, too
@@ -316,6 +327,7 @@ class Program:
                 self.repair_type = UNKNOWN
             if cleans:
                 self._clean()
+        if not first:
             self._build(sorted({*replaced, *back}), sorted(joined))
 
     def _gather(self, name: str, world: int, facts: Body) -> dict[int, Body]:
@@ -334,10 +346,17 @@ class Program:
         Have the program form its groups, where they are others, or have others in them.
         """
         if self._scaled == "in":
+            if self.calls_once and self._with_fewer:
+                raise OrderRefused(
+                    "the program goes on with fewer ranks already, and its function for that can be called once: "
+                    "MindSpeed-LLM's counts from the groups that it has formed"
+                )
+            self._with_fewer = True
             left = [rank for rank in self.groups[0].ranks if rank in members]
             self.handlers.call("zit_downgrade_rebuild", left, list(members), self.args, SCALE_IN)
         elif self._scaled == "out":
             self.handlers.call("zit_upgrade_rebuild", list(new), self.args, SCALE_OUT)
+            self._with_fewer = False
         elif new and self.handlers.has("rebuild_group"):
             self.handlers.call("rebuild_group", list(new), self.args)
 
@@ -377,8 +396,13 @@ class Program:
         result = self.handlers.call("clean", self.uce, self.args)
         if result not in (0, 2):
             raise OrderRefused(f"the program's clean function says {result!r}: it could not clean")
+        device.release_memory()  # for the state that comes
         self._stopped = False
-        self._light = result == 2 and self.uce and not self.torn
+        if self.uce and result == 0:
+            self._overwritten = (
+                True  # the program has given up its memory: no later answer brings that back
+            )
+        self._light = result == 2 and self.uce and not (self.torn or self._overwritten)
 
     def rebuild(self) -> None:
         """
@@ -391,6 +415,7 @@ class Program:
         }
         told = self._gather(f"{self._group[0]}/repair", len(self._told), said)
         units = peer_transfer.units(told, self.world)
+        self._repaired = bool(units)
         received = [unit for unit in units if unit.destination == self.rank]
         sent = [unit for unit in units if unit.source == self.rank]
         if received:
@@ -398,8 +423,12 @@ class Program:
             self.base = told[received[0].source]["base"]
             self.program_step(received[0].step)
             self._overwritten = True
-            kind = RepairType.RT_UCE_HIGHLEVEL if self.uce else RepairType.RT_RECV_REPAIR
+            lost = self.uce and self.repair_type == "retry"
+            kind = RepairType.RT_UCE_HIGHLEVEL if lost else RepairType.RT_RECV_REPAIR
             self._repair(kind, received, units)
+            self.uce = self.torn = (
+                False  # its state is whole: a later round has nothing to repair here
+            )
         if sent:
             self._repair(RepairType.RT_SEND, sent, units)
 
@@ -422,7 +451,7 @@ class Program:
             self.step_is_known = True
             self.handlers.call("zit_upgrade_rollback", self.repaired_to, self.args, SCALE_OUT)
             return
-        if self._scaled == "in" and not moved:
+        if self._scaled == "in" and not (moved or self._repaired):
             self.step_is_known = True  # it is at the step that it has completed last
             return
         self.step_is_known = self.handlers.has("rollback")
@@ -444,7 +473,8 @@ class Program:
         memory was cleaned, and nothing in it was lost.
         """
         step = int(unpack(meta)["step"])
-        if self._light and self.completed() == step and not self._overwritten:
+        if self._light and self.completed() == step:
+            self.uce = False
             return False
         if self._scaled != "out" and not self.handlers.has("repair"):
             raise OrderRefused(
@@ -487,7 +517,9 @@ class Program:
         }
         self.loaded, self._overwritten = None, True
         self.handlers.call("repair", at, rebuild, own, info, self.args)
-        return self._found()
+        found = self._found()
+        self.uce = self.torn = False
+        return found
 
     def _found(self) -> int:
         if self.loaded is None:
@@ -514,10 +546,16 @@ class Program:
         }
         rebuild = kind is RepairType.RT_UCE_HIGHLEVEL
         told = (self.program_step(own[0].step), rebuild, list(destinations), info, self.args)
-        if self._scaled == "out":
-            self.handlers.call("zit_upgrade_repair", *told, SCALE_OUT)
-        else:
-            self.handlers.call("repair", *told)
+        try:
+            if self._scaled == "out":
+                self.handlers.call("zit_upgrade_repair", *told, SCALE_OUT)
+            else:
+                self.handlers.call("repair", *told)
+        except RuntimeError as error:
+            receives = kind is not RepairType.RT_SEND
+            if self.loses_memory(error) or (receives and self.calls_once):
+                error.tft_context_lost = True  # type: ignore[attr-defined]  # it gets another process
+            raise
 
     # ---------------------------------------------------------------- the last checkpoint
 
@@ -546,6 +584,7 @@ class Program:
         chosen = [group for group in self.groups if group.shard(group.part_of(self.rank)) in shards]
         info = [{"type": g.type, "ranks": self._savers(directory, g, attempt)} for g in chosen]
         at = self.program_step(step)
+        self.group_names.begin(f"{directory.name}.{attempt}")
         with device.own_stream():
             self.handlers.call("save_ckpt", at, info, self.args)
         (directory / name).write_text(json.dumps({"step": at, "saved": info}))

@@ -9,12 +9,14 @@ Sources: `_process_group_name`, `launch_tcp_store_client` and `launch_tcp_store_
 import hashlib
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
-from mindio_ttp import environment, logs
+from mindio_ttp import environment
 
-log = logs.get_logger()
+STORE_LIMIT = timedelta(seconds=30)
+"""For the store of a hub to answer: the hub may have to import torch for that."""
 
 
 class GroupNames:
@@ -62,63 +64,63 @@ class GroupNames:
 
 class Store:
     """
-    The job's own store for `init_process_group`: the hub's process serves it, and it outlives every rank.
+    The job's own store for `init_process_group`: a hub's process serves it, and it outlives every rank.
     """
 
-    def __init__(self, ask: Callable[[str, int], int]) -> None:
-        self._ask = ask
-        """Asks the hub at an address for the port of its store."""
+    def __init__(self) -> None:
         self._used = False
         self._hub = ("", 0)
-        """The address of the hub whose store is the present one."""
+        """The address of the hub that `client` is of."""
+        self._client: Any = None
 
     def use(self, host: str, port: int) -> None:
         """
-        Have `env://` lead to the store of the hub at this address. Where the hub is just being started again, the
-        store is found when the next groups are formed.
+        Have `env://` lead to the store of the hub at this address.
         """
         self._used = True
-        try:
-            self.follow(host, port)
-        except OSError as error:
-            log.warning("store_not_reached", hub=f"{host}:{port}", why=str(error))
+        environment.meet_at(host, port)
 
-    def follow(self, host: str, port: int) -> None:
+    def begin(self, repair: str, host: str, port: int) -> None:
         """
-        The same, where the program uses this store. The default process group of a process that has formed its groups
-        with the store of an earlier hub gets a client of the new one. Raises `OSError` where no hub answers.
+        Have the groups of a repair meet in a store that is empty for all ranks: below the repair's own prefix, whatever
+        the name of the default group is. It is that of the hub at this address, or the launcher's.
         """
-        if not self._used or (host, port) == self._hub:
+        if self._used:
+            environment.meet_at(host, port)
+        torch = _c10d()
+        if torch is None or not torch.is_initialized():
             return
-        there = self._ask(host, port)
-        environment.meet_at(host, there)
-        connect(host, there)
-        self._hub = (host, port)
+        group = torch._get_default_group()
+        backend, store = torch._world.pg_map[group]
+        if not self._used:
+            root = _root(store)
+        elif self._hub == (host, port):
+            root = self._client
+        else:
+            root = client(host, port)
+            self._hub, self._client = (host, port), root
+        torch._world.pg_map[group] = (backend, _below(f"tft-{repair}", root))
 
 
-def wanted() -> bool:
+def client(host: str, port: int) -> Any:  # Any: as torch has it
     """
-    Whether the program has imported torch.distributed.
+    Return a client of the store at this address. Raises `RuntimeError` where none answers in time.
     """
-    return _c10d() is not None
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
 
 
 def connect(host: str, port: int) -> None:
     """
-    Give the default process group a client of the store at this address. Groups that are formed from now on meet
-    there.
+    Give the default process group the store at this address. Groups that are formed from now on meet there.
     """
     torch = _c10d()
     if torch is None or not torch.is_initialized():
         return
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-
     group = torch._get_default_group()
     backend, _ = torch._world.pg_map[group]
-    client = TCPStore(host, port, is_master=False, wait_for_workers=False)
-    named = f"{torch._world.pg_names[group]}/"
-    store = PrefixStore(named, PrefixStore("default_pg", client))
-    torch._world.pg_map[group] = (backend, store)
+    torch._world.pg_map[group] = (backend, _below("tft", client(host, port)))
 
 
 def open_store(host: str) -> Any:  # Any: a TCPStore; torch is not imported by other processes
@@ -132,6 +134,18 @@ def open_store(host: str) -> Any:  # Any: a TCPStore; torch is not imported by o
     return TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
+
+
+def _root(store: Any) -> Any:  # Any: as torch has it
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def _below(prefix: str, store: Any) -> Any:  # Any: as torch has it
+    from torch._C._distributed_c10d import PrefixStore
+
+    return PrefixStore(prefix, store)
 
 
 def _hashed(text: str) -> str:
