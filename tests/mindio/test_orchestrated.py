@@ -312,6 +312,25 @@ def test_a_new_manager_takes_the_job_over(tmp_path: Path, with_controller: bool)
 
 
 @pytest.mark.soak
+def test_a_new_manager_decides_about_the_incident_that_is_open(tmp_path: Path) -> None:
+    """
+    When the process of a manager is killed before it has chosen, and another one starts, then that is told all of the
+    incident, and decides.
+    """
+    port = free_port()
+    never = {"exit,dump,recover": f"after {tmp_path / 'never'}"}
+    with manager(tmp_path / "first", port, choices=never) as first, led(tmp_path, port) as running:
+        (running.directory / "strike").touch()
+        until("it is offered", lambda: len(first.heard()) == len(RECOVERED))
+        with manager(tmp_path / "second", port) as second:
+            first.process.kill()
+            until("the rank is replaced", lambda: len(second.heard()) == 1 + len(RECOVERED))
+            assert second.heard() == [("fault_ranks", [(2, 1)]), *RECOVERED]
+            outcome, steps = finish(running)
+        assert_one_story(outcome, steps, "recover")
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("leaves", ["destroys", "ends"])
 def test_a_job_whose_manager_has_left_goes_on_by_itself(tmp_path: Path, leaves: str) -> None:
     """
