@@ -23,7 +23,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -34,8 +34,11 @@ from tft.errors import CheckpointCorrupt, UsageError
 from tft.files import sync
 from tft.protocol.messages import SavedFile
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the manifest; a reader refuses another one."""
+
+_UNSEALED = "0" * 32
+"""What stands in a manifest for its own digest while that is computed."""
 
 MANIFEST = "manifest.json"
 
@@ -56,6 +59,8 @@ _CLAIMED = "claimed.json"
 BESIDE = ".beside"
 """What stands behind the name of a shard for the file that is kept beside what the user's own wrote."""
 _PRIVATE = re.compile(r"private-rank(\d+)\.bin")
+_OWNER = "tft private state of rank {}\n"
+"""What a file of private state begins with: under another rank's name it is refused."""
 _COPY = re.compile(r"(copy-rank\d+)/(.+)")
 
 
@@ -65,6 +70,8 @@ class Manifest:
     What belongs to a checkpoint.
     """
 
+    digest: str
+    """Of the manifest itself, as it is written, with zeros in this place. The first field: a reader finds it there."""
     schema: int
     step: int
     """The step whose end it holds."""
@@ -86,6 +93,15 @@ class Manifest:
         The ranks whose private state was lost with their node.
         """
         return sorted(set(range(self.world)) - set(self.private))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Versioned:
+    """
+    What every version of a manifest has.
+    """
+
+    schema: int
 
 
 # ---------------------------------------------------------------- names
@@ -129,6 +145,12 @@ class Shelf:
         Of the checkpoint of a step.
         """
         return self.directory / self.name.format(step=step)
+
+    def step_of(self, directory: Path) -> int | None:
+        """
+        Return the step that the name of a directory says; None for a name that is no checkpoint's here.
+        """
+        return next((step for step, _, held in self.held() if held == directory), None)
 
     def held(self) -> Iterator[tuple[int, str, Path]]:
         """
@@ -181,10 +203,10 @@ def digest_file(directory: Path, name: str) -> SavedFile:
 
 def write_private(directory: Path, rank: int, private: bytes) -> SavedFile:
     """
-    Write the private state of a rank, synced.
+    Write the private state of a rank, synced. The file says whose state it is.
     """
     name = f"private-rank{rank}.bin"
-    write_synced(directory / name, private)
+    write_synced(directory / name, _OWNER.format(rank).encode() + private)
     return digest_file(directory, name)
 
 
@@ -348,7 +370,8 @@ def manifest(
     """
     every = sorted(files, key=lambda file: file.name)
     ordered = tuple(file for file in every if not _COPY.fullmatch(file.name))
-    return Manifest(
+    unsealed = Manifest(
+        digest=_UNSEALED,
         schema=SCHEMA,
         step=step,
         world=world,
@@ -360,6 +383,15 @@ def manifest(
         own=own,
         copies=tuple(file for file in every if _COPY.fullmatch(file.name)),
     )
+    return replace(unsealed, digest=_digest(_encoded(unsealed)))
+
+
+def _encoded(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+
+
+def _digest(content: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(content)
 
 
 def commit(partial: Path, final: Path, manifest: Manifest) -> None:
@@ -372,7 +404,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         if is_there(final, manifest):
             return
         raise CheckpointCorrupt(f"{partial} is gone, and {final} is not the checkpoint it was for")
-    write_synced(partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    write_synced(partial / MANIFEST, _encoded(manifest))
     written = (*manifest.files, *manifest.copies)
     for directory in {(partial / file.name).parent for file in written} | {partial}:
         sync(directory)
@@ -438,6 +470,17 @@ def committed(shelf: Shelf) -> list[Path]:
     return [directory for _, _, directory in sorted(found, reverse=True)]
 
 
+def check_name(shelf: Shelf, directory: Path, known: Manifest) -> None:
+    """
+    Raise `CheckpointCorrupt` where a checkpoint has the name of another step: it was renamed or copied.
+    """
+    named = shelf.step_of(directory)
+    if named is not None and named != known.step:
+        raise CheckpointCorrupt(
+            f"{directory} has the name of a checkpoint of step {named}, and holds the end of step {known.step}"
+        )
+
+
 def older(shelf: Shelf, than: Manifest) -> list[tuple[str, int]]:
     """
     The committed checkpoints of earlier steps that the same job could go on from, unread, each with its
@@ -447,6 +490,8 @@ def older(shelf: Shelf, than: Manifest) -> list[tuple[str, int]]:
     for directory in committed(shelf):
         known = _committed(directory)
         if known is None or known.step >= than.step or known.bereft:
+            continue
+        if known.step != shelf.step_of(directory):
             continue
         if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
             found.setdefault(known.step, directory)  # before one of that step on its way out
@@ -517,14 +562,18 @@ def _verify_file(directory: Path, file: SavedFile) -> None:
 
 
 def verify_shards(
-    directory: Path, shards: Sequence[str], rank: int
+    directory: Path, shards: Sequence[str], rank: int, step: int | None = None
 ) -> tuple[Manifest, dict[str, Path]]:
     """
     Check what a rank is about to read: the files of these shards, which begin with the shard's name,
     and its private state. The manifest they are in, and under which directory each shard is whole.
-    Raises `CheckpointCorrupt`.
+    Raises `CheckpointCorrupt`, also where the checkpoint is not of `step`.
     """
     known = manifest_of(directory)
+    if step is not None and known.step != step:
+        raise CheckpointCorrupt(
+            f"{directory} holds the end of step {known.step}, not of step {step}"
+        )
     for file in known.files:
         if file.name == known.private.get(rank):
             _verify_file(directory, file)
@@ -552,9 +601,13 @@ def read_private(directory: Path, rank: int) -> bytes:
     if name is None:
         raise CheckpointCorrupt(f"{directory} holds no private state of rank {rank}")
     try:
-        return (directory / name).read_bytes()
+        content = (directory / name).read_bytes()
     except OSError as error:
         raise CheckpointCorrupt(f"{directory}: {name} cannot be read: {error.strerror}") from None
+    owner = _OWNER.format(rank).encode()
+    if not content.startswith(owner):
+        raise CheckpointCorrupt(f"{directory}: {name} is not the private state of rank {rank}")
+    return content.removeprefix(owner)
 
 
 def manifest_of(directory: Path) -> Manifest:
@@ -564,15 +617,21 @@ def manifest_of(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        content = path.read_bytes()
+        schema = msgspec.json.decode(content, type=_Versioned).schema
+        if schema != SCHEMA:
+            raise CheckpointCorrupt(f"{path} has schema {schema}; schema {SCHEMA} is known here")
+        known = msgspec.json.decode(content, type=Manifest)
     except OSError as error:
         raise CheckpointCorrupt(
             f"{directory} has no {MANIFEST} that can be read: {error.strerror}"
         ) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointCorrupt(f"{path} cannot be understood: {error}") from None
-    if known.schema != SCHEMA:
-        raise CheckpointCorrupt(f"{path} has schema {known.schema}; schema {SCHEMA} is known here")
+    if _digest(content.replace(known.digest.encode(), _UNSEALED.encode(), 1)) != known.digest:
+        raise CheckpointCorrupt(
+            f"{path} is not what was written: its digest is not the one that it names, {known.digest}"
+        )
     names = [file.name for file in known.files]
     for name in [*names, *known.private.values(), *(file.name for file in known.copies)]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:

@@ -13,7 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+import structlog
+
 from tft.errors import UsageError
+
+log = structlog.get_logger()
 
 ENABLE = "MS_ENABLE_TFT"
 _ADDRESS = "MS_TFT_IP"
@@ -37,6 +41,8 @@ _VALUES = {
     "ATO_PATH": (r".+\.json", "the path of a .json file"),
 }
 """By key: what may stand behind it, and that in words."""
+_SEARCHED = re.compile(rf"({'|'.join(_SWITCHES)}):[12]")
+"""What MindSpore searches the whole text for."""
 
 _STRATEGIES = ("migrate", "scale_out", "retry", "recover", "scale_in", "dump")
 """In the order in which tft tries them."""
@@ -60,6 +66,8 @@ class Environment:
 
     features: Mapping[str, str] = field(default_factory=dict)
     """Of `MS_ENABLE_TFT`: what is switched on, and what belongs to it, each with its value."""
+    unknown: tuple[str, ...] = ()
+    """Of `MS_ENABLE_TFT`: items that are not known here. MindSpore may know them: they stay as they are."""
     for_mindspore: bool = False
     """MindIO is told that its framework is MindSpore."""
     address: str | None = None
@@ -72,8 +80,9 @@ class Environment:
         """
         `MS_ENABLE_TFT` as both of MindSpore's readers understand it; empty where nothing is on.
         """
-        items = ",".join(f"{key}:{value}" for key, value in self.features.items())
-        return f"{{{items}}}" if items else ""
+        items = [f"{key}:{value}" for key, value in self.features.items()]
+        items.extend(self.unknown)
+        return f"{{{','.join(items)}}}" if items else ""
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -118,8 +127,10 @@ def read(variables: Mapping[str, str]) -> Environment:
     What these variables ask for. Raises `UsageError`, with the variable, what it is and what is
     expected of it.
     """
+    features, unknown = _features(variables.get(ENABLE, ""))
     return Environment(
-        features=_features(variables.get(ENABLE, "")),
+        features=features,
+        unknown=unknown,
         for_mindspore=_flag(variables, _FOR_MINDSPORE),
         address=_address(variables.get(_ADDRESS, "").strip()),
         port=_port(variables.get(_PORT, "").strip()),
@@ -127,12 +138,24 @@ def read(variables: Mapping[str, str]) -> Environment:
     )
 
 
+_logged: set[str] = set()
+"""Items that this process has logged."""
+
+
 def settle() -> Environment:
     """
     Read the environment of this process, and put the normal form in the place of what MindSpore would
-    misunderstand. To be called before MindSpore is imported. Raises `UsageError`.
+    misunderstand. To be called before MindSpore is imported. Items that are not known here are logged, once
+    in a process. Raises `UsageError`.
     """
     asked = read(os.environ)
+    for item in asked.unknown:
+        if item not in _logged:
+            _logged.add(item)
+            log.warning(
+                "item_not_known", variable=ENABLE, item=item, known=", ".join(_VALUES),
+                why="it is left to MindSpore as it is, and asks for nothing of tft",
+            )  # fmt: skip
     if ENABLE in os.environ:
         os.environ[ENABLE] = asked.normal
     return asked
@@ -154,10 +177,17 @@ def place() -> tuple[int, int]:
     )
 
 
-def _features(text: str) -> dict[str, str]:
+def _features(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """
+    What is switched on, and the items that are not known.
+    """
     given: dict[str, str] = {}
+    unknown: list[str] = []
     for item in _items(text):
         key, value = _item(text, item)
+        if key not in _VALUES:
+            unknown.append(item)
+            continue
         if given.setdefault(key, value) != value:
             raise _wrong(
                 text, f"{key} is both {given[key]} and {value}: expected is one of the two"
@@ -168,7 +198,7 @@ def _features(text: str) -> dict[str, str]:
     beside = sorted(_BESIDE_ATO & set(found))
     if "ATO" in found and beside:
         raise _wrong(text, f"ATO cannot be on beside {', '.join(beside)}: switch one of them off")
-    return found
+    return found, tuple(dict.fromkeys(unknown))
 
 
 def _items(text: str) -> list[str]:
@@ -186,7 +216,12 @@ def _item(text: str, item: str) -> tuple[str, str]:
     if not colon:
         raise _wrong(text, f"{item!r} has no value: expected is {key}:1, or {key}:0")
     if key not in _VALUES:
-        raise _wrong(text, f"{item!r} is not known: expected are {', '.join(_VALUES)}")
+        if found := _SEARCHED.search(item):
+            raise _wrong(
+                text,
+                f"{item!r} is not known, and MindSpore finds {found[0]} in it: write {found[0]}",
+            )
+        return key, value
     pattern, expected = _VALUES[key]
     if ":" in value or not re.fullmatch(pattern, value):
         raise _wrong(text, f"{item!r} has another value than {expected}")

@@ -3,6 +3,8 @@ What people write into the environment of a MindSpore job, and what is made of i
 """
 
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -94,12 +96,9 @@ def test_what_mindspore_would_misunderstand_has_a_normal_form(text: str) -> None
         ("{ATO:1,ATO_THRESHOLD:9}", "'ATO_THRESHOLD:9' has another value than a whole number"),
         ("{ATO:1,ATO_PATH:/a:1/x.json}", "'ATO_PATH:/a:1/x.json' has another value than the path"),
         ("{ATO:1,ATO_PATH:x.txt}", "'ATO_PATH:x.txt' has another value than the path of a .json"),
-        (
-            "{TPT:1}",
-            "'TPT:1' is not known: expected are TTP, UCE, HCCE, ARF, TRE, TSP, RSC, ATO, "
-            "TRE_SNAPSHOT_STEPS, ATO_THRESHOLD, ATO_PATH",
-        ),
-        ('"{TTP:1}"', "'\"{TTP:1}\"' is not known"),
+        ("{TTP:1,FOO}", "'FOO' has no value: expected is FOO:1, or FOO:0"),
+        ("{XTTP:1}", "'XTTP:1' is not known, and MindSpore finds TTP:1 in it: write TTP:1"),
+        ('"{TTP:1}"', "'\"{TTP:1}\"' is not known, and MindSpore finds TTP:1 in it: write TTP:1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(text: str, why: str) -> None:
@@ -110,6 +109,42 @@ def test_what_cannot_be_meant_is_refused(text: str, why: str) -> None:
     with pytest.raises(UsageError) as refused:
         enabled(text)
     assert str(refused.value).startswith(f"MS_ENABLE_TFT is {text!r}, in which {why}")
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "normal"),
+    [
+        ("{TPT:1}", ("TPT:1",), "{TPT:1}"),
+        ("{ foo : a:b , UCE:1, ttp:1, foo:0}", ("foo:a:b", "foo:0"), "{TTP:1,UCE:1,foo:a:b,foo:0}"),
+        ("{TTP:1,NEW:,NEW:}", ("NEW:",), "{TTP:1,NEW:}"),
+    ],
+)
+def test_items_that_are_not_known_are_left_to_mindspore(
+    text: str, unknown: tuple[str, ...], normal: str
+) -> None:
+    """
+    When an item is not known, which a later MindSpore may have, then it is not refused, enables nothing, and
+    stands in the normal form as it was written.
+    """
+    asked = enabled(text)
+    assert (asked.unknown, asked.normal) == (unknown, normal)
+    assert enabled(normal).normal == normal
+    assert asked.features.keys() <= {"TTP", "UCE"}
+
+
+def test_items_that_are_not_known_are_logged_once() -> None:
+    """
+    When the environment of a process is settled twice, then there is one line for each item that is not known.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", "from tft_mindspore.environment import settle; settle(); settle()"],
+        env={**os.environ, "MS_ENABLE_TFT": "{TTP:1,NEW:1,OLD:2}"},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if "item_not_known" in line]
+    assert [item in line for line, item in zip(lines, ("NEW:1", "OLD:2"), strict=True)] == [
+        True
+    ] * 2
 
 
 @given(

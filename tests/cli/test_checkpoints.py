@@ -35,7 +35,7 @@ def test_a_whole_checkpoint_is_said_to_be_one(
     place = saved(tmp_path, 42)
     assert verify(place) == 0
     assert capsys.readouterr().out == (
-        f"{place}: whole; the end of step 42 of 2 ranks, 3 files with 13 bytes, written with the "
+        f"{place}: whole; the end of step 42 of 2 ranks, 3 files with 69 bytes, written with the "
         "adaptor pytorch\n"
     )
 

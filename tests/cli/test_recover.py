@@ -12,7 +12,7 @@ import pytest
 
 from tft.cli.recover import recover
 from tft.errors import CheckpointCorrupt, UsageError
-from tft.group_info import GroupInfo, write_group_info
+from tft.group_info import GroupInfo, read_group_info, write_group_info
 from tft.rankfiles import Name, read_meta, write_meta
 
 
@@ -95,7 +95,79 @@ def test_a_file_that_names_no_rank_keeps_its_name(tmp_path: Path) -> None:
         info = job / form.format(4) / "group_info.pb"
         write_group_info(info, GroupInfo(replicas=(0, 4)))
         recover(job, info, 0, replace=False)
-        assert files(job / form.format(0)) == {"checkpoint-2_1875.ckpt": content(4, step=1)}
+        there = files(job / form.format(0))
+        assert there.pop("group_info.pb") == info.read_bytes()
+        assert there == {"checkpoint-2_1875.ckpt": content(4, step=1)}
+
+
+GROUPS = {"world": tuple(range(8)), "pair": (0, 4), "of 4": (4, 5, 6, 7)}
+
+
+@pytest.mark.parametrize(
+    ("of_replica", "of_lost"),
+    [
+        ("rank_4/group_info.pb", "rank_0/group_info.pb"),
+        ("ckpt_dir4/group_info.pb", "ckpt_dir0/group_info.pb"),
+        ("rank_4/infos/rank_4/group_info.pb", "rank_4/infos/rank_0/group_info.pb"),
+        ("infos/group_info_rank_4.pb", "infos/group_info_rank_0.pb"),
+    ],
+)
+@pytest.mark.parametrize("left", [None, b"", b"PK\x03\x04"])
+def test_the_lost_rank_gets_its_group_info(
+    of_replica: str, of_lost: str, left: bytes | None, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When the file of a replica is given, then the lost rank gets its own where it stood, if that is gone or
+    damaged: the same ranks hold the same, and of the groups those that it communicates in.
+    """
+    info, own = job / "infos" / of_replica, job / "infos" / of_lost
+    write_group_info(info, GroupInfo(replicas=(0, 4), groups=GROUPS))
+    if left is not None:
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_bytes(left)
+    assert recover(job, info, 0, replace=False) == 0
+    groups = {name: GROUPS[name] for name in ("world", "pair")}
+    assert read_group_info(own) == GroupInfo(replicas=(0, 4), groups=groups)
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:] == [f"{own}: that of rank 0, made of {info}"]
+
+
+def test_a_whole_group_info_is_not_replaced(job: Path) -> None:
+    """
+    When the lost rank has a whole file, then it keeps that, also where its checkpoint is to be replaced.
+    """
+    info, own = job / "rank_4" / "group_info.pb", job / "rank_0" / "group_info.pb"
+    write_group_info(info, GroupInfo(replicas=(0, 4)))
+    write_group_info(own, GroupInfo(replicas=(4, 0), groups={"own": (0,)}))
+    before = own.read_bytes()
+    for replace in (False, True):
+        recover(job, info, 0, replace=replace)
+        assert own.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "given", ["group_info.pb", "rank_40/group_info.pb", "rank_0/group_info.pb"]
+)
+def test_no_group_info_is_written_where_the_path_names_no_replica(given: str, job: Path) -> None:
+    """
+    When the path of the file has no rank in it, or that of the lost one, then there is no other to write.
+    """
+    info = job / "infos" / given
+    write_group_info(info, GroupInfo(replicas=(0, 4)))
+    recover(job, info, 0, replace=False)
+    assert [path for path in job.rglob("*.pb") if path.parent != job] == [info]
+
+
+def test_a_group_info_that_cannot_be_written_is_told(job: Path) -> None:
+    """
+    When the place of the file cannot be made, then the checkpoint is there, and it is said what is not.
+    """
+    info = job / "infos" / "rank_4" / "group_info.pb"
+    write_group_info(info, GroupInfo(replicas=(0, 4)))
+    (job / "infos" / "rank_0").write_text("a file")
+    with pytest.raises(UsageError, match=r"infos/rank_0/group_info\.pb cannot be written: "):
+        recover(job, info, 0, replace=False)
+    assert (job / "rank_0" / "llama2_13b_rank_0-5_1.ckpt").read_bytes() == content(4)
 
 
 def test_a_damaged_one_of_its_own_is_replaced(job: Path) -> None:

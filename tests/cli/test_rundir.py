@@ -16,6 +16,7 @@ from tft.cli.rundir import (
     FreshReport,
     check_run_dir,
     living_run,
+    passed_over,
     resumable,
     run_dir_of,
     shelf_there,
@@ -315,3 +316,21 @@ def test_the_report_of_an_earlier_run_is_not_this_ones(settings: JobSettings) ->
     assert report.exit_code() is None
     written.write_text('{"exit_code": 0}')
     assert report.exit_code() == 0
+
+
+def test_what_is_newer_and_passed_over_is_named(settings: JobSettings) -> None:
+    """
+    When directories of later steps lie beside the checkpoint that a job goes on from, then each is named with the
+    reason why it is not read.
+    """
+    shelf = shelf_of(settings)
+    chosen = shelf.place(4)
+    chosen.mkdir(parents=True)
+    (chosen / "manifest.json").touch()
+    for name in (shelf.place(6).name, f"{shelf.place(8).name}.partial", shelf.place(2).name):
+        (shelf.directory / name).mkdir()
+    found = passed_over(shelf, chosen)
+    assert [sentence.partition(": ")[2] for sentence in found] == [
+        "it has no manifest.json", "it was never finished",
+    ]  # fmt: skip
+    assert str(shelf.place(6)) in found[0]

@@ -581,16 +581,40 @@ def test_a_replacement_that_never_gets_ready_is_ended_and_tried_again() -> None:
 
 def test_what_an_adaptor_cannot_do_is_not_done() -> None:
     """
-    When the adaptor takes part in nothing but `dump`, then that is what a death ends in.
+    When the adaptor takes part in nothing but `dump`, then that is what a death ends in, and no process is started
+    in the place of the one that is lost.
     """
     job = trained(strategies=("dump",))
     job.kill(1)
     job.settle()
     assert job.over is not None
     assert job.over.result == "dumped"
+    assert job.orders(Spawn) == []
     assert tried(job) == dict.fromkeys(
-        ("retry", "recover", "scale_in"), "the adaptor of ranks [0, 1, 2, 3] cannot take part"
+        ("retry", "recover", "scale_in"), "the adaptor of ranks [0, 2, 3] cannot take part"
     )
+
+
+@pytest.mark.parametrize(
+    ("strategies", "spawned"),
+    [
+        (("retry", "dump"), []),
+        (("retry", "recover", "dump"), [1]),
+        (("scale_in", "scale_out", "dump"), [1]),
+    ],
+)
+def test_a_process_is_started_at_once_where_a_strategy_waits_for_it(
+    strategies: tuple[str, ...], spawned: list[int]
+) -> None:
+    """
+    When a rank is lost, then another process is started for it where the others can take part in a strategy that
+    gives it one: in place of it, or when all are to take part again.
+    """
+    job = trained(strategies=strategies)
+    job.slow = {1}
+    job.kill(1)
+    job.settle()
+    assert [order.rank for order in job.orders(Spawn)] == spawned
 
 
 def test_a_lost_process_whose_state_nobody_has_comes_back_from_a_checkpoint() -> None:

@@ -22,6 +22,24 @@ from tft.protocol.messages import (
 from tft.testing.scripted import ScriptedJob
 
 
+def test_a_rank_whose_state_has_not_come_in_a_rebuild_fetches_it_again() -> None:
+    """
+    When a rebuild fails on a rank whose state was to come in it, then that rank has no copy: it fetches again, and is
+    nobody's source.
+    """
+    job = trained(promises=True)
+    job.failures[1, "rebuild"] = ["its sender raised"]
+    job.fault(1, "memory")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    fetches = job.orders(Fetch)
+    assert [fetch.to for fetch in fetches] == [(1,), (1,)]
+    sources = {s.rank for fetch in fetches for moved in fetch.transfers for s in moved.sources}
+    assert 1 not in sources
+    assert job.ranks[1].held == job.ranks[0].held
+
+
 def test_a_rank_that_cannot_hold_is_why_there_is_no_pause() -> None:
     """
     When one rank cannot come to the boundary, then the pause is given up with its words, and

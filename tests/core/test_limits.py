@@ -29,6 +29,24 @@ def test_a_limit_that_is_not_over_changes_nothing(order: OrderName) -> None:
     assert job.machine.next_deadline() == deadline
 
 
+@pytest.mark.parametrize(("promises", "limit"), [(False, 120.0), (True, 300.0)])
+def test_state_that_comes_in_a_rebuild_has_the_time_of_a_repair(
+    promises: bool, limit: float
+) -> None:
+    """
+    When a rank holds nothing after its fetch, because its state comes when all rebuild, then the rebuild may take as
+    long as a repair may; else it may take as long as building wrappers may.
+    """
+    job = trained(promises=promises)
+    job.muted = {(1, "rebuild")}
+    job.fault(1, "memory")
+    job.settle()
+    assert job.state is State.REBUILDING
+    deadline = job.machine.next_deadline()
+    assert deadline is not None
+    assert deadline - job.now == pytest.approx(limit, abs=0.1)  # each message takes a moment
+
+
 def test_a_pause_that_is_not_over_goes_on() -> None:
     """
     When the machine is told that time has passed in a pause that has some left, then it goes on.

@@ -23,6 +23,7 @@ checkpoint. OPTIONS is JSON:
 - `keep`: every how many steps it keeps a checkpoint of its own, which its repair function loads and says the
   step of. `finds`: by rank, the step it loads instead of the newest; 0: it does not say which one it was.
 - `loop`: it has one of its own, as MindSpore does.
+- `broken`: what its error says where others are gone, in the place of FORCE STOP.
 - `device`: it has imported a torch_npu, whose current device is kept for each thread; its own is its rank.
 - `swaps`: its rollback function replaces the first entry of the list of arguments by the step.
 """
@@ -366,7 +367,7 @@ def train(first: int) -> str:
         try:
             total = loss if state.member is None else state.member.add(loss)
         except ConnectionError as error:
-            raise RuntimeError(f"FORCE STOP: {error}") from error
+            raise RuntimeError(f"{options.get('broken', 'FORCE STOP')}: {error}") from error
         strike("summed")
         ttp.tft_start_updating_os()
         for index in range(len(state.numbers)):

@@ -56,6 +56,25 @@ def test_the_framework_is_said(text: str, mindspore: bool) -> None:
     assert not environment.variables({}).mindspore
 
 
+@pytest.mark.parametrize(
+    ("enabled", "again"),
+    [
+        ("", True),
+        ("{RSC:1}", True),
+        ("{TTP:1}", False),
+        ("{TTP:1,TSP:1,UCE:0}", False),
+        ("{TTP:1,UCE:1}", True),
+        ("{TTP:1,HCCE:1}", True),
+        ("{TTP:1,ARF:1}", True),
+    ],
+)
+def test_mindspores_loop_is_entered_again_where_that_is_enabled(enabled: str, again: bool) -> None:
+    """
+    When MindSpore's last checkpoints alone are enabled, then its loop is not entered again after a fault.
+    """
+    assert environment.variables({"MS_ENABLE_TFT": enabled}).enters_again is again
+
+
 @pytest.mark.parametrize(("mindspore", "told"), [(False, (7, "args")), (True, (7, "ctx"))])
 def test_the_framework_decides_what_rename_is_told(mindspore: bool, told: tuple[Any, ...]) -> None:
     """
@@ -94,7 +113,7 @@ def test_a_slow_function_is_told_of(
     handlers.register("stop", lambda *got: None, None)
     handlers.call("stop", "args")
     assert (
-        "event=function_slow name=stop took_s=180.5 limit_s=180.0" in capsys.readouterr().err
+        "event=function_slow name=stop took_s=180.5 limit_s=180.0" in capsys.readouterr().out
     ) is told
 
 
@@ -104,29 +123,26 @@ def test_a_slow_function_is_told_of(
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, environment.Logging()),
+        ({}, environment.Logging(directory=Path("logs").absolute())),
+        ({"TTP_LOG_PATH": ""}, environment.Logging(directory=Path("logs").absolute())),
         ({"TTP_LOG_PATH": "/a/b"}, environment.Logging(directory=Path("/a/b"))),
-        ({"TTP_LOG_LEVEL": "error"}, environment.Logging(level="ERROR")),
-        ({"TTP_LOG_LEVEL": "LOUD"}, environment.Logging()),
-        ({"TTP_LOG_MODE": "PER_PROC"}, environment.Logging()),
-        ({"TTP_LOG_MODE": "ONLY_ONE"}, environment.Logging(shared=True)),
-        ({"TTP_LOG_STDOUT": "1"}, environment.Logging(stdout=True)),
-        ({"TTP_LOG_STDOUT": "yes"}, environment.Logging()),
+        ({"TTP_LOG_PATH": "/a", "TTP_LOG_LEVEL": "error"},
+         environment.Logging(directory=Path("/a"), level="ERROR")),
+        ({"TTP_LOG_PATH": "/a", "TTP_LOG_LEVEL": "LOUD"}, environment.Logging(directory=Path("/a"))),
+        ({"TTP_LOG_PATH": "/a", "TTP_LOG_MODE": "PER_PROC"}, environment.Logging(directory=Path("/a"))),
+        ({"TTP_LOG_PATH": "/a", "TTP_LOG_MODE": "x"}, environment.Logging(directory=Path("/a"))),
+        ({"TTP_LOG_PATH": "/a", "TTP_LOG_MODE": "ONLY_ONE"},
+         environment.Logging(directory=Path("/a"), shared=True)),
+        ({"TTP_LOG_PATH": "/a", "TTP_LOG_STDOUT": "1"}, environment.Logging()),
+        ({"TTP_LOG_PATH": "/a", "TTP_LOG_STDOUT": "yes"}, environment.Logging(directory=Path("/a"))),
     ],
-)
+)  # fmt: skip
 def test_where_lines_go_is_said(variables: dict[str, str], expected: environment.Logging) -> None:
     """
-    When a variable says where lines go, they go there; what cannot be counts as not said.
+    When a variable says where lines go, they go there; what cannot be counts as not said. Without one it is a
+    directory `logs`; with TTP_LOG_STDOUT there is none.
     """
     assert environment.logging(variables) == expected
-
-
-def test_a_directory_that_is_a_link_is_no_place_for_lines(tmp_path: Path) -> None:
-    """
-    When TTP_LOG_PATH is a link, lines go to the output, as if nothing had been said.
-    """
-    (tmp_path / "link").symlink_to(tmp_path)
-    assert environment.logging({"TTP_LOG_PATH": str(tmp_path / "link")}).directory is None
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -141,7 +157,7 @@ def test_lines_go_to_a_file_of_the_process_or_of_all(
     log.warning("seen", rank=3)
     log.info("not_seen")
     [file] = (tmp_path / "logs").iterdir()
-    assert file.name == ("ttp_log.log" if shared else f"ttp_log.{os.getpid()}.log")
+    assert file.name == ("ttp_log.log" if shared else f"ttp_log.log.{os.getpid()}")
     [line] = file.read_text().splitlines()
     assert line.endswith("level=warning event=seen rank=3")
     assert stat.S_IMODE(file.stat().st_mode) & 0o137 == 0
@@ -149,40 +165,92 @@ def test_lines_go_to_a_file_of_the_process_or_of_all(
     assert capsys.readouterr() == ("", "")
 
 
-def test_lines_may_go_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_printed_where_no_file_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     """
-    When TTP_LOG_STDOUT is 1, they go to standard output, too.
+    When TTP_LOG_STDOUT is 1, lines go to standard output.
     """
-    logs.get_logger(environment.Logging(directory=tmp_path, stdout=True)).info("seen")
-    [file] = tmp_path.iterdir()
-    assert capsys.readouterr().out == file.read_text()
+    logs.get_logger(environment.logging({"TTP_LOG_STDOUT": "1"})).info("seen")
+    out, err = capsys.readouterr()
+    assert (out.endswith("event=seen\n"), out.count("\n"), err) == (True, 1, "")
 
 
-def test_a_line_that_cannot_be_written_goes_to_the_output(
+def test_a_line_that_is_looked_for_in_the_output_is_there_beside_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    When the file cannot be written, the line is in the output of the process, and nobody is lost.
+    When a line is one that operators look for in the output of a rank, it is there, once, and in the file.
     """
-    (tmp_path / "logs").write_text("a file")
-    logs.get_logger(environment.Logging(directory=tmp_path / "logs")).error("seen")
-    assert "event=seen" in capsys.readouterr().err
+    logs.get_logger(environment.Logging(directory=tmp_path), printed=True).info("seen")
+    [file] = tmp_path.iterdir()
+    assert capsys.readouterr().out == file.read_text()
+    logs.get_logger(environment.Logging(), printed=True).info("seen")
+    assert capsys.readouterr().out.count("event=seen") == 1
+
+
+@pytest.mark.parametrize("wrong", ["a file", "a link", "a linked file"])
+def test_lines_that_cannot_be_written_go_to_the_output(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    When the directory cannot be made, or it or the file is a link, then lines go to standard output, what is
+    wrong is said once on standard error, by all loggers together, and nobody is lost.
+    """
+    directory, real = tmp_path / "logs", tmp_path / "real"
+    real.mkdir()
+    match wrong:
+        case "a file":
+            directory.write_text("")
+        case "a link":
+            directory.symlink_to(real)
+        case _:
+            directory.mkdir()
+            (directory / "ttp_log.log").symlink_to(real / "file")
+    wanted = environment.Logging(directory=directory, shared=True)
+    logs.get_logger(wanted).error("one")
+    logs.get_logger(wanted).error("two")
+    out, err = capsys.readouterr()
+    assert [line.rpartition("=")[2] for line in out.splitlines()] == ["one", "two"]
+    assert err.count("\n") == 1
+    assert err.startswith(f"mindio_ttp: {directory}/ttp_log.log cannot be written: ")
+    assert "Set TTP_LOG_PATH to a directory that can be written" in err
+    assert list(real.iterdir()) == []
+
+
+def imported(where: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """
+    A process in that directory that has something to say when it imports the package.
+    """
+    environ = {**os.environ, "TTP_RETRY_TIMES": "301", "TTP_LOG_STDOUT": "0", **more}
+    return subprocess.run(
+        [sys.executable, "-c", "import mindio_ttp.framework_ttp"],
+        env=environ, cwd=where, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
 
 
 def test_what_is_ignored_is_said_at_the_start(tmp_path: Path) -> None:
     """
-    When a variable is out of its range, a process says so when it imports the package, where lines go.
+    When a variable is out of its range, a process says so when it imports the package, where lines go: in a
+    directory `logs` below its own, if nothing else is said.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", "import mindio_ttp.framework_ttp"],
-        env={**os.environ, "TTP_RETRY_TIMES": "301", "TTP_LOG_PATH": str(tmp_path / "logs")},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = imported(tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     [file] = (tmp_path / "logs").iterdir()
+    assert file.name.removeprefix("ttp_log.log.").isdigit()
     assert (
         "TTP_RETRY_TIMES is '301', and not a number from 1 to 300: 10 is used" in file.read_text()
     )
+
+
+def test_a_log_directory_that_cannot_be_made_ends_no_process(tmp_path: Path) -> None:
+    """
+    When TTP_LOG_PATH is below a file, then a process says so on standard error, and lines on standard output.
+    """
+    (tmp_path / "file").write_text("")
+    done = imported(tmp_path, TTP_LOG_PATH=str(tmp_path / "file" / "logs"))
+    assert done.returncode == 0
+    assert "TTP_RETRY_TIMES is '301'" in done.stdout
+    assert done.stderr.count("\n") == 1
+    assert "cannot be written: Not a directory; lines go to standard output" in done.stderr
 
 
 # ---------------------------------------------------------------- where a launcher put the process

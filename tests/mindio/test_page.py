@@ -50,7 +50,7 @@ def test_every_variable_is_on_the_page(module: ModuleType) -> None:
     When a variable of MindIO's is read, the page says what it does.
     """
     read = set(
-        re.findall(r"\"((?:TTP|MINDIO|MINDX)_[A-Z_]+)\"", Path(str(module.__file__)).read_text())
+        re.findall(r"\"((?:TTP|MINDIO|MINDX|MS)_[A-Z_]+)\"", Path(str(module.__file__)).read_text())
     )
     assert set(listed("Variables")) == read
 

@@ -167,6 +167,25 @@ def test_where_no_copy_can_be_trusted_all_load_a_checkpoint_of_the_programs_own(
     assert outcome.called("save") == []
 
 
+@pytest.mark.parametrize("named", [4, pytest.param(2, marks=pytest.mark.soak)])
+def test_the_step_that_a_precision_error_names_is_the_last_sound_one(
+    named: int, tmp_path: Path
+) -> None:
+    """
+    When a precision error in step 5 names the step that is to be loaded, then a checkpoint of that step is believed, also
+    one that was saved after the last update, and no newer one is loaded.
+    """
+    text = f"{PRECISION} load ckpt step={named}"
+    outcome = run(
+        tmp_path, *[[rank, 5, "loop", text] for rank in ALL], groups=HALVES, keep=2,
+        pattern=[PRECISION, "RS_RETRY", PRECISION],
+    )  # fmt: skip
+    assert_same(outcome)
+    (incident,) = outcome.report["incidents"]
+    assert (incident["strategy"], incident["step"]) == ("retry", named + 1)
+    assert {kind for _, kind, *_ in repairs(outcome)} == {LOAD}
+
+
 @pytest.mark.soak
 def test_a_lost_process_with_what_nobody_else_has_is_replaced_and_all_load(tmp_path: Path) -> None:
     """

@@ -132,3 +132,39 @@ def test_a_controller_that_dies_in_the_incident_leads_on(tmp_path: Path, part: s
     assert_same(outcome)
     assert outcome.strategies == ["recover"]
     assert pairs(outcome) == {(1, 3)}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "HCCL OP RETRY FAILED",
+        pytest.param("FORCE STOP", marks=pytest.mark.soak),
+        pytest.param("Connection closed by peer", marks=pytest.mark.soak),
+    ],
+)
+def test_with_last_checkpoints_alone_a_lost_rank_is_one_fault(broken: str, tmp_path: Path) -> None:
+    """
+    When neither retries nor replacements are enabled and rank 3 is killed, then the errors of the others, whose
+    links to it break, are no faults beside it; no process is started, and a last checkpoint is written.
+    """
+    outcome = run(
+        tmp_path, [3, 4, "loop", "kill"], groups=HALVES, uce=False, arf=False, broken=broken
+    )
+    assert outcome.codes == [3], outcome.output
+    [incident] = outcome.report["incidents"]
+    assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("process", 3)]
+    assert (incident["strategy"], incident["processes_started"]) == ("dump", 0)
+    assert outcome.ranks_called("save") == [0, 1]
+    assert len(outcome.called("rename")) == 1
+
+
+def test_with_last_checkpoints_alone_a_link_that_fails_is_told_as_one(tmp_path: Path) -> None:
+    """
+    When neither retries nor replacements are enabled and a link of rank 1 fails, then that is the fault, and a
+    last checkpoint is written.
+    """
+    outcome = run(tmp_path, [1, 4, "loop", "HCCL OP RETRY FAILED"], uce=False, arf=False)
+    assert outcome.codes == [3], outcome.output
+    [incident] = outcome.report["incidents"]
+    assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("network", 1)]
+    assert incident["strategy"] == "dump"

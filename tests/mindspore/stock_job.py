@@ -1,12 +1,13 @@
 """
 A script that trains with `Model.train` and MindSpore's own callback `TrainFaultTolerance`, over `mindio_ttp`:
-what `test_route_a.py` runs.
+what `test_route_a.py` and `test_msrun_stock.py` run.
 
     stock_job.py DIRECTORY RING STEPS FAULTS
 
 FAULTS is JSON: a list of [rank, step, where, text], struck once each: `loop`, before the sum of the gradients;
 `update`, with the state changed. A text `leaving` is nothing that fails: the rank stays in its update until it
-is to leave its loop after it. DIRECTORY takes the losses, how each loop was left, and the final state.
+is to leave its loop after it. A text `killed` has the rank wait until the test kills it. DIRECTORY takes the
+losses, how each loop was left, and the final state.
 """
 
 import json
@@ -19,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+if os.environ.get("MS_ROLE") == "MS_SCHED":
+    sys.exit()  # msrun's scheduler forms groups of MindSpore's own, and this job has none
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 # what msrun tells its workers, which MindSpore reads
 os.environ.update(MS_NODE_ID=str(rank), MS_WORKER_NUM=str(world))
@@ -155,6 +158,9 @@ def strike(where: str) -> None:
         if text == "leaving":
             until(is_to_leave, "the word to leave the loop")
             return
+        if text == "killed":
+            while True:
+                signal.pause()
         if text == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if "UCE" in text:

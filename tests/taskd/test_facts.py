@@ -110,6 +110,27 @@ def test_what_is_switched_on_says_which_adaptor(keys: str, adaptor: str) -> None
     assert facts(Line(), MS_ENABLE_TFT=keys).adaptor == adaptor
 
 
+@pytest.mark.parametrize(
+    ("keys", "more", "orchestrated"),
+    [
+        ("{TTP:1,UCE:1,ARF:1}", {}, True),
+        ("{TTP:1,UCE:1}", {}, False),
+        ("{TTP:1,ARF:0}", {}, False),
+        ("{TTP:1,UCE:1,ARF:1}", {"MINDX_TASK_ID": "a"}, False),
+    ],
+)
+def test_mindspores_handler_is_expected_where_it_registers_with_the_controller(
+    keys: str, more: dict[str, str], orchestrated: bool
+) -> None:
+    """
+    When ARF is on and MindCluster does not lead the job, then the job is started with --orchestrated on node 0:
+    MindSpore's handler registers its functions there, in rank 0.
+    """
+    assert facts(Line(), MS_ENABLE_TFT=keys, **more).orchestrated is orchestrated
+    second = Line(worker_num=8, local_worker_num=4, node_rank=1, master_addr="10.0.0.1")
+    assert not facts(second, MS_ENABLE_TFT=keys, **more).orchestrated
+
+
 def test_the_real_package_goes_first(tmp_path: Path) -> None:
     """
     When another distribution brings a package `taskd`, then ours is not imported, and says which.

@@ -113,7 +113,7 @@ def test_what_a_script_writes_it_reads(tmp_path: Path) -> None:
     script = Script()
     by = saving(Plain(), Own(save=script.save, load=script.load))
     final = committed(tmp_path, by, "dense")
-    by.load(final, ["dense"], 0)
+    by.load(final, ["dense"], 0, 7)
     assert script.calls == [("dense", 7), ("dense", b"7")]
     assert {file.name for file in checkpoint.verify(final).files} == {
         "dense/weights",
@@ -121,7 +121,7 @@ def test_what_a_script_writes_it_reads(tmp_path: Path) -> None:
     }
     (final / "dense" / "weights").write_bytes(b"8")
     with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
-        by.load(final, ["dense"], 0)
+        by.load(final, ["dense"], 0, 7)
 
 
 class Pointing(Plain):
@@ -197,7 +197,7 @@ def test_a_function_that_asks_is_told_the_shard(tmp_path: Path) -> None:
     both = [ShardCopies(shard=shard, ranks=(0, 1)) for shard in ("dense", "optimizer.0")]
     by.check(both)
     final = committed(tmp_path, by, "dense", "optimizer.0")
-    by.load(final, ["optimizer.0", "dense"], 0)
+    by.load(final, ["optimizer.0", "dense"], 0, 7)
     assert script.calls == [
         ("dense", 7, "dense"),
         ("optimizer.0", 7, "optimizer.0"),
@@ -220,11 +220,11 @@ def test_what_is_not_the_users_is_kept_beside(tmp_path: Path) -> None:
     script, adaptor = Script(), Careful()
     by = saving(adaptor, Own(save=script.save, load=script.load))
     final = committed(tmp_path, by, "dense")
-    by.load(final, ["dense"], 0)
+    by.load(final, ["dense"], 0, 7)
     assert adaptor.back == [("dense", b"the order of dense")]
     (final / "dense.beside").write_bytes(b"another")
     with pytest.raises(CheckpointCorrupt, match=r"dense\.beside is not what was written"):
-        by.load(final, ["dense"], 0)
+        by.load(final, ["dense"], 0, 7)
 
 
 class Joining(Plain):
@@ -268,13 +268,13 @@ def test_whoever_has_not_written_a_checkpoint_does_not_read_it(tmp_path: Path) -
     own = saving(Plain(), Own(save=script.save, load=script.load))
     theirs = committed(tmp_path / "theirs", own, "dense")
     ours = committed(tmp_path / "ours", saving(Plain()), "dense")
-    saving(Plain()).load(ours, ["dense"], 0)
+    saving(Plain()).load(ours, ["dense"], 0, 7)
     with pytest.raises(
         OrderRefused, match=r"give session\.adopt the save and load that belong to it"
     ):
-        saving(Plain()).load(theirs, ["dense"], 0)
+        saving(Plain()).load(theirs, ["dense"], 0, 7)
     with pytest.raises(OrderRefused, match=r"leave save and load out of session\.adopt"):
-        own.load(ours, ["dense"], 0)
+        own.load(ours, ["dense"], 0, 7)
     assert script.calls == [("dense", 7)]
 
 

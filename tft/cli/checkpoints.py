@@ -9,7 +9,7 @@ import click
 from tft import checkpoint
 from tft.checkpoint import Shelf
 from tft.cli.recover import recover_command
-from tft.cli.rundir import shelf_there
+from tft.cli.rundir import known_unfit, shelf_there
 from tft.config import CHECKPOINT_NAME
 from tft.errors import UsageError
 
@@ -32,6 +32,8 @@ def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
             )
         directory = newest
     known = checkpoint.verify(directory)
+    named = Shelf(directory=directory.parent, name=checkpoint_name)
+    checkpoint.check_name(named, directory, known)
     size = sum(file.size for file in known.files)
     for why in checkpoint.damaged(directory) if known.copies else ():
         click.echo(f"{why}; another copy is whole")
@@ -39,6 +41,8 @@ def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
         f"{directory}: whole; the end of step {known.step} of {known.world} ranks, "
         f"{len(known.files)} files with {size} bytes, written with the adaptor {known.adaptor}"
     )
+    if lacking := known_unfit(named, directory):
+        click.echo(f"tft run --resume does not go on from it: {lacking}")
     return 0
 
 

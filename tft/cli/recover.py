@@ -1,7 +1,9 @@
 """
-`tft checkpoint recover`: the checkpoint of a rank that was lost, from that of one that held the same.
+`tft checkpoint recover`: the checkpoint and the group_info.pb of a rank that was lost, from those of one that held
+the same.
 """
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ import click
 
 from tft.checkpoint import digest_file
 from tft.errors import CheckpointCorrupt, UsageError
-from tft.group_info import read_group_info
+from tft.group_info import GroupInfo, read_group_info, write_group_info
 from tft.rankfiles import (
     DIRECTORIES,
     Name,
@@ -53,9 +55,11 @@ class _Source:
 def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
     """
     Put a copy of a replica's newest checkpoint in the place of that of the rank `lost`; `path` holds a
-    directory for each rank. Raises `UsageError` or `CheckpointCorrupt` before anything is changed.
+    directory for each rank. Where `group_info` is the file of a replica, write that of the lost rank, too, if it
+    has none that is whole. Raises `UsageError` or `CheckpointCorrupt` before anything is changed.
     """
-    others = _replicas(group_info, lost)
+    info = _group_info(group_info, lost)
+    others = [rank for rank in sorted(info.replicas) if rank != lost]
     form = _form(path, lost, others)
     place = path / form.format(lost)
     source = _source(path, form, lost, others)
@@ -74,7 +78,46 @@ def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
         f"{target}: that of rank {source.rank}, which held the same as rank {lost}; "
         f"{written.size} bytes with digest {written.digest}"
     )
+    own = _own_group_info(group_info, lost, others)
+    if own is not None and not _is_whole(own):
+        _write_group_info(own, info, lost)
+        click.echo(f"{own}: that of rank {lost}, made of {group_info}")
     return 0
+
+
+def _own_group_info(group_info: Path, lost: int, others: Sequence[int]) -> Path | None:
+    """
+    Return where the file of the lost rank stood: the last part of the path that has the rank of a replica has
+    that of the lost one there. None where the path has none.
+    """
+    forms = "|".join(form.format("") for form in DIRECTORIES)
+    named = re.compile(rf"(?<![A-Za-z0-9])({forms})({'|'.join(map(str, others))})(?![A-Za-z0-9])")
+    parts = list(group_info.parts)
+    for place in reversed(range(len(parts))):
+        changed = named.sub(rf"\g<1>{lost}", parts[place])
+        if changed != parts[place]:
+            return Path(*parts[:place], changed, *parts[place + 1 :])
+    return None
+
+
+def _is_whole(group_info: Path) -> bool:
+    try:
+        read_group_info(group_info)
+    except UsageError:
+        return False
+    return True
+
+
+def _write_group_info(own: Path, info: GroupInfo, lost: int) -> None:
+    """
+    Write the file of the lost rank: the ranks that hold the same are the same, and of the groups that a replica
+    communicates in it is in those that have it.
+    """
+    groups = {name: ranks for name, ranks in info.groups.items() if lost in ranks}
+    try:
+        write_group_info(own, GroupInfo(replicas=info.replicas, groups=groups))
+    except OSError as error:
+        raise UsageError(f"{own} cannot be written: {error.strerror}") from None
 
 
 def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
@@ -90,21 +133,21 @@ def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
             )
 
 
-def _replicas(group_info: Path, lost: int) -> list[int]:
+def _group_info(group_info: Path, lost: int) -> GroupInfo:
     """
-    Who else held what a rank held, as the file says.
+    Return what the file says of those who held what a rank held.
     """
-    known = read_group_info(group_info).replicas
-    others = [rank for rank in sorted(known) if rank != lost]
+    info = read_group_info(group_info)
+    known = info.replicas
     if lost not in known:
         raise UsageError(
             f"{group_info} speaks of ranks {list(known)}, which held the same, and not of rank "
             f"{lost}; expected is the file that was written for rank {lost}, or for one that held the "
             "same"
         )
-    if not others:
+    if len(known) == 1:
         raise UsageError(f"{group_info} says that nobody held the same as rank {lost}")
-    return others
+    return info
 
 
 def _form(path: Path, lost: int, others: Sequence[int]) -> str:
@@ -201,5 +244,5 @@ def recover_command() -> click.Command:
             ),
         ],
         help="Put a copy of the checkpoint of a rank that held the same into the place of that of a "
-        "rank of a MindSpore job that is lost. PATH has a directory rank_R or ckpt_dirR for each.",
+        "rank of a MindSpore job that is lost, and write its group_info.pb where it has none. PATH has a directory rank_R or ckpt_dirR for each.",
     )

@@ -22,6 +22,7 @@ from tft.cli.rundir import (
     known_unfit,
     last_line,
     log_file,
+    passed_over,
     pid_file,
     resumable,
     run_dir_of,
@@ -63,6 +64,10 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             _turn_back(shelf_of(settings))
         if plan.leads or plan.placed is None:  # another launcher's nodes are as many as the ranks
             say(f"the records of this run are in {settings.run_dir}{_beginning(plan)}")
+        if plan.leads and settings.resume and not plan.goes_on:
+            shelf = shelf_of(settings)
+            for sentence in passed_over(shelf, newest(shelf)):
+                say(sentence)
         code = asyncio.run(_run(plan, environment, report))
         if plan.leads and plan.report is not None:
             text = report.text()
@@ -79,10 +84,24 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             checkpoint = newest(shelf_of(settings))
             if checkpoint is not None:
                 promise = f"{checkpoint} is the newest checkpoint: {plan.again} from it"
-                say(known_unfit(checkpoint) or promise)
+                say(known_unfit(shelf_of(settings), checkpoint) or promise)
+        if code == COMPLETED and report.steps() == 0:
+            say(report.why())
     if code == DUMPED and (plan.leads or plan.placed is None):
-        say(f"the job ended with a last checkpoint: {plan.again} it")
+        say(_last_checkpoint(plan))
     return code
+
+
+def _last_checkpoint(plan: Plan) -> str:
+    """
+    What to do with the last checkpoint: `--resume` is offered where it will be accepted.
+    """
+    shelf = shelf_of(plan.settings)
+    last = newest(shelf)
+    why = "" if last is None else known_unfit(shelf, last)
+    if why:
+        return f"the job ended with a last checkpoint that --resume does not accept: {why}"
+    return f"the job ended with a last checkpoint: {plan.again} it"
 
 
 def _turn_back(shelf: Shelf) -> None:
@@ -92,7 +111,7 @@ def _turn_back(shelf: Shelf) -> None:
     last, directory = newest(shelf), resumable(shelf)
     if last is None or directory is None or last == directory:
         return
-    say(f"{unfit(last)}; it is set aside")
+    say(f"{unfit(shelf, last)}; it is set aside")
     give_up(shelf, manifest_of(directory).step)
 
 

@@ -31,6 +31,12 @@ JOB = "job.json"
 NAME = "job.name"
 STORY = "story.jsonl"
 REPORT = "report.json"
+_UNREAD = {
+    "": f"it has no {checkpoint.MANIFEST}",
+    ".partial": "it was never finished",
+    ".given-up": "the job has turned back to an earlier step since",
+}
+"""By what stands behind the name of a checkpoint: why it is not read."""
 
 
 def launcher_name(node: int) -> str:
@@ -169,28 +175,44 @@ def resumable(shelf: Shelf) -> Path | None:
     """
     found = checkpoint.committed(shelf)
     for directory in found:
-        if not unfit(directory):
+        if not unfit(shelf, directory):
             return directory
     return found[0] if found else None
 
 
-def unfit(directory: Path) -> str:
+def unfit(shelf: Shelf, directory: Path) -> str:
     """
-    Why a job cannot go on from a checkpoint; empty: it can. Every file is read.
+    Return why a job cannot go on from a checkpoint; empty where it can. Every file is read.
     """
-    return _unfit(directory, checkpoint.verify)
+    return _unfit(shelf, directory, checkpoint.verify)
 
 
-def known_unfit(directory: Path) -> str:
+def known_unfit(shelf: Shelf, directory: Path) -> str:
     """
-    The same by its manifest alone: empty means that nothing is known against it.
+    Return the same by its manifest alone: empty means that nothing is known against it.
     """
-    return _unfit(directory, checkpoint.manifest_of)
+    return _unfit(shelf, directory, checkpoint.manifest_of)
 
 
-def _unfit(directory: Path, look: Callable[[Path], Manifest]) -> str:
+def passed_over(shelf: Shelf, chosen: Path | None) -> list[str]:
+    """
+    Return what `--resume` passes over that is newer than what it goes on from, a sentence for each.
+    """
+    at = -1 if chosen is None else shelf.step_of(chosen)
+    return [
+        f"{directory} is newer and is passed over: {_UNREAD[mark]}"
+        for step, mark, directory in shelf.held()
+        if at is not None
+        and step > at
+        and mark in _UNREAD
+        and (mark or not (directory / checkpoint.MANIFEST).is_file())
+    ]
+
+
+def _unfit(shelf: Shelf, directory: Path, look: Callable[[Path], Manifest]) -> str:
     try:
         manifest = look(directory)
+        checkpoint.check_name(shelf, directory, manifest)
     except CheckpointCorrupt as damaged:
         return str(damaged)
     return _lacking(directory, manifest)
@@ -328,6 +350,12 @@ class FreshReport:
         """
         return "" if self.text() is None else str(self._read()["why"])
 
+    def steps(self) -> int:
+        """
+        How many steps were trained; 0 while that is not written.
+        """
+        return 0 if self.text() is None else int(self._read()["steps"])
+
     def _read(self) -> dict[str, Any]:  # Any: JSON
         report: dict[str, Any] = json.loads(self._path.read_text())
         return report
@@ -413,6 +441,7 @@ def _check_unfinished(run_dir: Path) -> None:
 
 def _check_resumable(settings: JobSettings, directory: Path) -> None:
     manifest = checkpoint.verify(directory)
+    checkpoint.check_name(checkpoint.shelf_of(settings), directory, manifest)
     if lacking := _lacking(directory, manifest):
         raise UsageError(lacking)
     if manifest.world != settings.world:

@@ -28,6 +28,9 @@ from tft.protocol.messages import (
 
 S = State
 
+WITH_NEW_PROCESSES = ("recover", "scale_out")
+"""The strategies in which a lost rank gets another process."""
+
 
 class Course:
     """
@@ -220,7 +223,14 @@ class Course:
 
     def _may_respawn(self, seat: Seat) -> bool:
         enabled = "recover" in self._job.policy.enable
-        return enabled and not self.choice.homeless(seat)
+        return enabled and self._is_awaited() and not self.choice.homeless(seat)
+
+    def _is_awaited(self) -> bool:
+        """
+        Whether there is a strategy that takes new processes, and in which all who are left can take part.
+        """
+        left = [seat for seat in self._job.seated() if seat.ready]
+        return any(all(way in seat.strategies for seat in left) for way in WITH_NEW_PROCESSES)
 
     def _replace_node(self, seat: Seat, node: int | None) -> None:
         """
@@ -463,7 +473,10 @@ class Course:
             self.rounds.freeze()
             return True
         job.search(over=True)
-        job.step_to(S.REBUILDING, job.to_all(Rebuild), job.policy.rebuild)
+        limit = job.policy.rebuild
+        if any(seat.held is None for seat in job.seated()):
+            limit = max(limit, job.policy.repair)  # its state comes with it, and may be large
+        job.step_to(S.REBUILDING, job.to_all(Rebuild), limit)
         return False
 
     def _reload(self) -> None:

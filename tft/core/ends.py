@@ -12,6 +12,12 @@ from tft.core.seats import Process, Seat
 from tft.core.table import SETTLED
 from tft.protocol.messages import Exited, FaultKind, Kill, NodeLost, Spawn
 
+UNPROTECTED = (
+    "every rank has ended, and none has called tft.init: nothing of this run was protected, and a fault "
+    "would have ended it"
+)
+"""Of a run in which tft has started the processes and no more."""
+
 
 class Ends:
     """
@@ -149,10 +155,7 @@ class Ends:
             return self._update_evidence(seat, evidence, step)
         if was is not Process.READY and message.code >= 0:
             kind = "software"
-            forced = (
-                f"rank {seat.rank} left with code {message.code} before it took any order: "
-                "its log says why"
-            )
+            forced = _left_early(seat.rank, message.code, was)
         elif message.code == 0:
             kind = "software"
             forced = f"rank {seat.rank} left with code 0 before all ranks had finished"
@@ -191,7 +194,7 @@ class Ends:
             why = f"rank {seat.rank} {_how(message.code)} before any rank had joined the job"
             self._course.ending.exit("failed", 4, why)
         elif all(s.process is Process.GONE for s in self._job.seats.values()):
-            self._course.ending.exit("completed", 0, "every rank has ended")
+            self._course.ending.exit("completed", 0, UNPROTECTED)
         return True
 
     def _blamed(self, seat: Seat) -> bool:
@@ -210,6 +213,18 @@ class Ends:
             else fault
             for fault in self._job.incident.faults
         ]
+
+
+def _left_early(rank: int, code: int, was: Process) -> str:
+    """
+    Why a process that has left by itself before it was ready is not started again.
+    """
+    if code:
+        return f"rank {rank} left with code {code} before it took any order: its log says why"
+    missed = "it did not call tft.init"
+    if was is Process.JOINED:
+        missed = "it called tft.init and did not come to session.run"
+    return f"rank {rank} left with code 0 and has not begun to train: {missed}"
 
 
 def _how(code: int) -> str:

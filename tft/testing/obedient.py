@@ -78,6 +78,10 @@ class ScriptedRank:
     """The step of the newest checkpoint that it keeps itself."""
     context_lost: bool = False
     """Its device takes no more work from it."""
+    promises: bool = False
+    """What it fetches comes when it rebuilds."""
+    promised: int | None = None
+    """The step of what is to come then."""
 
     @property
     def held(self) -> int | None:
@@ -148,7 +152,7 @@ class ScriptedRank:
             case Stop():
                 if self.training and self.step < order.finish and not stuck:
                     self.complete()
-                self.training = False
+                self.training, self.promised = False, None
             case Restore():
                 if order.step not in self.backups:
                     return f"rank {self.rank} keeps no copy of step {order.step}"
@@ -159,7 +163,14 @@ class ScriptedRank:
                     for source in transfer.sources:
                         has = gives(source.rank)
                         assert order.step in has, f"rank {source.rank} gives {order.step} of {has}"
-                self._goes_back_to(order.step)
+                if self.promises:
+                    self.torn, self.promised = True, order.step
+                else:
+                    self._goes_back_to(order.step)
+            case Rebuild():
+                if self.promised is not None:
+                    self._goes_back_to(self.promised)
+                    self.promised = None
             case Load():
                 self._goes_back_to(order.step)
             case Reload():

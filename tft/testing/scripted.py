@@ -84,6 +84,8 @@ class ScriptedJob:
     """Of how many earlier steps each rank keeps a copy."""
     finds: dict[int, int] | None = None
     """By rank: the step of the newest checkpoint that it keeps itself; None: none keeps any."""
+    promises: bool = False
+    """What a rank fetches comes when all rebuild."""
     now: float = 100.0
     machine: Machine = field(init=False)
     ranks: dict[int, ScriptedRank] = field(init=False)
@@ -580,7 +582,7 @@ class ScriptedJob:
         failure = failures.pop(0) if failures else None
         if failure is not None and name in ("load", "fetch", "restore", "reload"):
             one.torn = True  # what it had is overwritten in part
-        one.finds = (self.finds or {}).get(one.rank)
+        one.finds, one.promises = (self.finds or {}).get(one.rank), self.promises
         if failure is None:
             failure = one.obey(order, self._gives, stuck=one.rank in self.stuck)
         found: tuple[Verdict, str] = ("pass", "")

@@ -257,7 +257,8 @@ class Hands:
         self._gate.tear()
         directory = Path(order.directory)
         copies = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
-        self._saving.load(directory, [each.shard for each in copies], self._state.rank)
+        shards = [each.shard for each in copies]
+        self._saving.load(directory, shards, self._state.rank, order.step)
         if (
             directory.parent == self._state.shelf.directory
         ):  # later ones are out of the way, or will be

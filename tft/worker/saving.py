@@ -200,12 +200,12 @@ class Saving:
 
     # ---------------------------------------------------------------- reading
 
-    def load(self, directory: Path, shards: Sequence[str], rank: int) -> None:
+    def load(self, directory: Path, shards: Sequence[str], rank: int, step: int) -> None:
         """
-        Read these shards out of a checkpoint, when all that is read has been checked. Raises
+        Read these shards out of a checkpoint of `step`, when all that is read has been checked. Raises
         `CheckpointCorrupt`, and `OrderRefused` for one that somebody else has written.
         """
-        known, places = checkpoint.verify_shards(directory, shards, rank)
+        known, places = checkpoint.verify_shards(directory, shards, rank, step)
         if known.own and not self.own:
             raise OrderRefused(
                 f"{directory} was written by functions of the script's own: give session.adopt the save "

@@ -13,12 +13,27 @@ ERROR_CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE
 RESUMABLE = frozenset({"ARF FINISH", "STEP FINISH"})
 """Names with one wait only: what is to be cleaned is clean already."""
 OTHER = "OTHER"
+CUT_OFF = (
+    *("FORCE STOP", "ForceStopError", "STEP FINISH"),
+    *("HCCL OP RETRY FAILED", "SUSPECT REMOTE ERROR", "UB LINK ERROR", "HCCS LINK ERROR"),
+    *("HCCEError", "SuspectRemoteError"),
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
+)
+"""In errors of a rank that was stopped, or whose link to another one broke: MindIO's words, MindSpore's, and
+those of sockets."""
 
 Handle = Callable[[str], str]
 """From the text of an error to the name of what it is."""
 
 HBM = "HBM MULTI BIT ECC"
 REPAIRABLE, UNREPAIRABLE = f"{HBM} can repair", f"{HBM} can't repair"
+
+
+def is_cut_off(said: str) -> bool:
+    """
+    Whether an error says that its rank was stopped, or that a link to another rank broke.
+    """
+    return any(text in said for text in CUT_OFF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

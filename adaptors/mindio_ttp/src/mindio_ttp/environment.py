@@ -50,6 +50,9 @@ class Variables:
     """TTP_ACCLINK_CHECK_PERIOD_HOURS: hours between two looks at certificates (24 to 720, 168)."""
     certificate_ahead: int
     """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: how long before their end they are told of (7 to 180, 30)."""
+    enters_again: bool = True
+    """MS_ENABLE_TFT: MindSpore's loop is entered again after a fault, which takes UCE, HCCE or ARF. Without
+    them MindSpore reports whatever leaves its loop as unknown, and ends."""
     ignored: tuple[str, ...] = ()
     """What was said and counts for nothing, a sentence for each."""
 
@@ -81,8 +84,17 @@ def variables(environ: Mapping[str, str] = os.environ) -> Variables:
         framework=within("TTP_FRAMEWORK_TYPE", 0, 1, 0),
         certificate_period=within("TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
         certificate_ahead=within("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
+        enters_again=_enters_again(environ.get("MS_ENABLE_TFT", "")),
         ignored=tuple(ignored),  # the last: arguments are made in their order
     )
+
+
+def _enters_again(enabled: str) -> bool:
+    """
+    By what MindSpore's `Model.train` looks for, and how.
+    """
+    is_mindspores = any(item in enabled for item in ("TTP:1", "TSP:1"))
+    return not is_mindspores or any(item in enabled for item in ("UCE:1", "HCCE:1", "ARF:1"))
 
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -95,26 +107,24 @@ class Logging:
     """
 
     directory: Path | None = None
-    """TTP_LOG_PATH: the directory of a file for them; None: they go to the process's output."""
+    """TTP_LOG_PATH: the directory of a file for them (logs). None: they go to standard output, and no file is kept,
+    since TTP_LOG_STDOUT is 1."""
     level: str = "INFO"
     """TTP_LOG_LEVEL: the lowest level of a line that is written."""
     shared: bool = False
-    """TTP_LOG_MODE: all processes write to one file; PER_PROC: each has its own."""
-    stdout: bool = False
-    """TTP_LOG_STDOUT: they go to standard output, too (0 or 1, 0)."""
+    """TTP_LOG_MODE is ONLY_ONE: all processes write to one file; else each has its own."""
 
 
 def logging(environ: Mapping[str, str] = os.environ) -> Logging:
     """
     Read them. What cannot be is taken as not said: there is nowhere yet to tell it.
     """
-    path = environ.get("TTP_LOG_PATH", "")
     level = environ.get("TTP_LOG_LEVEL", "").upper()
+    printed = environ.get("TTP_LOG_STDOUT") == "1"
     return Logging(
-        directory=Path(path).absolute() if path and not Path(path).is_symlink() else None,
+        directory=None if printed else Path(environ.get("TTP_LOG_PATH") or "logs").absolute(),
         level=level if level in LEVELS else "INFO",
-        shared=environ.get("TTP_LOG_MODE", "PER_PROC") != "PER_PROC",
-        stdout=environ.get("TTP_LOG_STDOUT") == "1",
+        shared=environ.get("TTP_LOG_MODE") == "ONLY_ONE",
     )
 
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from mindio_ttp import torch_groups
 
+STORE_LIMIT = 60.0
+"""Seconds for the hub to open a store: it imports torch for that, on a machine where all ranks do so too."""
+
 Body = Mapping[str, Any]
 """What a rank says of itself. Any: JSON."""
 
@@ -127,15 +130,20 @@ class Gathering:
 
 def torch_store(host: str, port: int) -> int:
     """
-    Ask the hub at this address for its store; return the port. Raises `ConnectionError` where it has none.
+    Ask the hub at this address for its store; return the port. Raises `ConnectionError` where nothing answers as a
+    hub does.
     """
-    with socket.create_connection((host, port)) as hub, hub.makefile("rwb") as line:
-        line.write(b'{"wants": "store"}\n')
-        line.flush()
-        answer = line.readline()
-    if not answer:
-        raise ConnectionError(f"the hub at {host}:{port} could not open a store for torch")
-    return int(json.loads(answer)["port"])
+    try:
+        with socket.create_connection((host, port), timeout=STORE_LIMIT) as hub:
+            line = hub.makefile("rwb")
+            line.write(b'{"wants": "store"}\n')
+            line.flush()
+            return int(json.loads(line.readline())["port"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConnectionError(
+            f"no hub of this job has answered at {host}:{port} with a store for torch.distributed ({error!r}): a program "
+            "must not set MASTER_ADDR or MASTER_PORT before tft_start_processor"
+        ) from None
 
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:

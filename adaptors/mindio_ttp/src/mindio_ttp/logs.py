@@ -1,8 +1,8 @@
 """
-Where the lines of this package go: to the output of the process, which the agent keeps, or where MindIO's
-variables want them.
+Where the lines of this package go: to a file in the working directory, or where MindIO's variables want them.
 """
 
+import errno
 import logging
 import os
 import sys
@@ -24,58 +24,80 @@ _line = structlog.processors.LogfmtRenderer(key_order=["at", "level", "event"])
 
 class Lines:
     """
-    Takes each line to where it belongs. A process that is forked has a file of its own.
+    Takes each line to where it belongs. A process that is forked has a file of its own. `printed`: lines go to
+    standard output, too, where there is a file.
     """
 
-    def __init__(self, wanted: environment.Logging) -> None:
+    def __init__(self, wanted: environment.Logging, *, printed: bool = False) -> None:
         self._wanted = wanted
+        self._printed = printed
 
     def msg(self, line: str) -> None:
         """
-        Written at once: the process may be killed.
+        Write a line at once: the process may be killed.
         """
         path = self.path()
         written = path is not None and self._append(path, line)
-        if not written or self._wanted.stdout:
-            stream = sys.stdout if self._wanted.stdout else sys.stderr
-            stream.write(line + "\n")
-            stream.flush()
+        if not written or self._printed:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
 
     debug = info = warning = error = msg
 
     def _append(self, path: Path, line: str) -> bool:
         """
-        Whether it could be: no rank is lost over a line.
+        Return whether it could be written: no rank is lost over a line.
         """
         try:
+            if path.parent.is_symlink():
+                raise OSError(errno.ELOOP, "its directory is a link")
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             # one write, at the end: others may have the same file
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, FILE_MODE)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            file = os.open(path, flags, FILE_MODE)
             try:
                 os.write(file, line.encode() + b"\n")
             finally:
                 os.close(file)
-        except OSError:
+        except OSError as error:
+            _say_once(path, error)
             return False
         return True
 
     def path(self) -> Path | None:
         """
-        The file; None: there is none.
+        Return the file; None: there is none.
         """
         if self._wanted.directory is None:
             return None
         own = "" if self._wanted.shared else f".{os.getpid()}"
-        return self._wanted.directory / f"ttp_log{own}.log"
+        return self._wanted.directory / f"ttp_log.log{own}"
 
 
-def get_logger(wanted: environment.Logging | None = None) -> Any:  # Any: as structlog types it
+_said: set[tuple[int, Path]] = set()
+"""The files of which a process has said that it cannot write them; one that is forked says so itself."""
+
+
+def _say_once(path: Path, error: OSError) -> None:
+    key = (os.getpid(), path)
+    if key not in _said:
+        _said.add(key)
+        sys.stderr.write(
+            f"mindio_ttp: {path} cannot be written: {error.strerror}; lines go to standard output. Set "
+            "TTP_LOG_PATH to a directory that can be written\n"
+        )
+
+
+def get_logger(
+    wanted: environment.Logging | None = None, *, printed: bool = False
+) -> Any:  # Any: as structlog types it
     """
-    A logger of events with facts; `wanted` is what the environment says.
+    Return a logger of events with facts; `wanted` is what the environment says. `printed`: for lines that are
+    looked for in the output of the process, which have them beside the file.
     """
     wanted = wanted or environment.logging()
     return structlog.wrap_logger(
-        Lines(wanted),
+        Lines(wanted, printed=printed),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),

@@ -14,6 +14,7 @@ from typing import Any
 import tft
 from mindio_ttp import adaptor, checks, device, environment, logs, replicas, tls, torch_groups
 from mindio_ttp.checks import Refused
+from mindio_ttp.classification import is_cut_off
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.orchestrator import orchestrator
 from mindio_ttp.program import ELASTIC, UNKNOWN, Program
@@ -37,11 +38,20 @@ class Reported(Exception):
     What a program says of itself, as a fault.
     """
 
-    def __init__(self, kind: FaultKind, code: str, said: str, *, polluted: bool = False) -> None:
+    def __init__(
+        self,
+        kind: FaultKind,
+        code: str,
+        said: str,
+        *,
+        polluted: bool = False,
+        not_after: int | None = None,
+    ) -> None:
         device = f", device error {code}" if code else ""
         super().__init__(f"{kind}{device}{f': {said}' if said else ''}")
         self.tft_fault_kind = kind
-        self.tft_polluted = polluted
+        self.tft_polluted = polluted and not_after is None
+        self.tft_not_after = not_after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +157,8 @@ class Processor:
             checks.address(call, "local_ip", local_ip)
         replaced = ["recover", "migrate"] if told.arf else []
         elastic = ELASTIC if told.zit else ()
-        strategies = ("dump", *(["retry"] if told.uce else []), *replaced, *elastic)
+        retried = ["retry"] if told.uce and self.variables.enters_again else []
+        strategies = ("dump", *retried, *replaced, *elastic)
         program = Program(
             rank=told.rank, world=told.world, handlers=self.handlers, strategies=strategies,
             group_names=self.group_names,
@@ -251,9 +262,8 @@ class Processor:
             whole=self.variables.mindspore,
             shifted=self.variables.framework == 1,
         )
-        for group in groups:
-            told = f"rank:{rank}, report group list: {list(group.ranks)}"
-            log.info(told)  # in these words operators look for it
+        if self.session.adaptor != "mindio":  # else rank 0 says it of all ranks, when they meet
+            replicas.announce({rank: [[g.type, g.ranks, g.copies] for g in groups]})
         if self._begun and groups != program.groups:
             raise Refused(
                 f"{replicas.CALL}: training has begun with other groups; tell of them before the first "
@@ -444,10 +454,16 @@ class Processor:
                     "can be repaired yet: let the process end with the error, which is seen"
                 )
             return  # nothing was trained: the process ends, and is seen to
+        if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
+            # such a program says no more of any error, and of the loss of another rank it has one, too
+            fault = ("network", False) if is_cut_off(said) else fault
         self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
         self.program.torn = self._window
         self.program.stepped_out = state is ReportState.RS_STEP_FINISH
-        error = None if fault is None else Reported(fault[0], code, said, polluted=fault[1])
+        sound = self.program.sound_step(said) if state is ReportState.RS_RETRY else None
+        error = None
+        if fault is not None:
+            error = Reported(fault[0], code, said, polluted=fault[1], not_after=sound)
         self._leave(error)
         if state is ReportState.RS_UNKNOWN:
             self.wait()

@@ -5,6 +5,7 @@ Its steps are its own: it may have trained before this job began. `base` is the 
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ FUNCTIONS = (
 """All are needed for fewer ranks and more again."""
 SCALE_IN, SCALE_OUT = '{"scale-in-strategy":"DP"}', '{"scale-out-strategy":"DP"}'
 """What these functions are told last, as clusters say it."""
+SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
+"""How an error of a precision check names the last step of which it knows that it was sound."""
 TICK = 0.05
 """Seconds between two looks at what other savers have said."""
 
@@ -172,6 +175,16 @@ class Program:
             )
         return step + self.base
 
+    def sound_step(self, said: str) -> int | None:
+        """
+        Return the step, as tft counts, that an error names as the last sound one; None where it names none. Source:
+        `handle_precision_error` of MindSpeed-LLM, which loads the checkpoint of that step.
+        """
+        named = SOUND.search(said)
+        if named is None or self.base is None:
+            return None
+        return max(0, int(named[1]) - self.base)
+
     @property
     def fresh(self) -> bool:
         """
@@ -275,6 +288,8 @@ class Program:
         }
         joined = self._gather(name, world, facts)
         self._agree(joined)
+        if self.rank == 0 and not self._formed:
+            replicas.announce({rank: told["groups"] for rank, told in joined.items()})
         self._told = joined
         stayed = _stayed(joined)
         replaced = self._replaced(stayed, joined)

@@ -18,6 +18,8 @@ LARGEST = 2**31 - 1
 """Of a shift, which MindIO ignores but for X1."""
 
 log = logs.get_logger()
+announced = logs.get_logger(printed=True)
+"""For what MindSpore's guides have operators look for in the output of worker 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,3 +174,19 @@ def agreed_base(told: Mapping[int, int | None]) -> str:
         f"the program's steps are not the same on all ranks: rank {high} is {known[high] - known[low]} "
         f"steps ahead of rank {low}, at the same step of the job; they must start from one checkpoint"
     )
+
+
+def announce(
+    told: Mapping[int, Sequence[Sequence[Any]]],
+) -> None:  # Any: type, ranks and copies of a group
+    """
+    Log the groups that ranks have told of, by rank: each once, for the first rank that has it, in the words of
+    MindIO's controller (`controller.cpp`, 1905), which is part of rank 0.
+    """
+    known: set[tuple[int, tuple[int, ...]]] = set()
+    for rank, groups in sorted(told.items()):
+        for place, (_, ranks, _) in enumerate(groups):
+            group = (place, tuple(ranks))
+            if group not in known:
+                known.add(group)
+                announced.info(f"rank:{rank}, report group list: {list(ranks)}")

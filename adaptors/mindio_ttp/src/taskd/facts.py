@@ -12,6 +12,9 @@ from tft.starter import Node
 _OF_MINDIO = ("TTP:1", "UCE:1", "HCCE:1", "ARF:1", "TSP:1")
 """What MindSpore has `mindio_ttp` do; it looks for them like this."""
 
+_REPLACES = "ARF:1"
+"""Switches on that MindSpore's handler calls `tft_register_mindx_callback` where no MindCluster does."""
+
 
 class Told(Protocol):
     """
@@ -46,6 +49,8 @@ class Facts:
     named: str
     """Where the address was read."""
     adaptor: str
+    orchestrated: bool
+    """MindSpore's handler has its say in recoveries: it registers with the controller, in rank 0."""
     command: tuple[str, ...]
 
     def node(self) -> Node:
@@ -60,7 +65,11 @@ class Facts:
             port=self.port,
             named=self.named,
             command=self.command,
-            defaults=["--adaptor", self.adaptor],
+            defaults=[
+                "--adaptor",
+                self.adaptor,
+                *(["--orchestrated"] if self.orchestrated else []),
+            ],
         )
 
 
@@ -95,6 +104,8 @@ def facts_of(told: Told, environ: Mapping[str, str]) -> Facts | None:
         port=port,
         named=named,
         adaptor="mindio" if any(item in asked for item in _OF_MINDIO) else "mindspore",
+        # MindSpore's handler decides by the same, in rank 0, which is on the node of the controller
+        orchestrated=number == 0 and _REPLACES in asked and "MINDX_TASK_ID" not in environ,
         command=(told.task_script, *told.task_script_args),
     )
 

@@ -1,0 +1,48 @@
+"""
+The lines by which operators see who holds copies of what: `report group list`, of all ranks in rank 0's output.
+"""
+
+from pathlib import Path
+
+import pytest
+from mindio_ttp import replicas
+
+from tests.mindio.test_jobs import run
+
+PAIRS = [{"rank_list": [n, n + 2], "replica_cnt": 2, "replica_shift": 0} for n in range(2)]
+WORDS = "report group list:"
+
+
+def test_each_group_is_told_once_for_the_first_rank_that_has_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """
+    When ranks have told of their groups, then there is a line for each, with the lowest rank of those that told
+    of it, as MindIO's controller logs it; a second kind of state has lines of its own.
+    """
+    kinds = {rank: [(0, [0, 1, 2, 3], 2), (1, [rank % 2, rank % 2 + 2], 2)] for rank in range(4)}
+    replicas.announce(kinds)
+    said = [
+        line.partition('event="')[2].rstrip('"') for line in capsys.readouterr().out.splitlines()
+    ]
+    assert said == [
+        "rank:0, report group list: [0, 1, 2, 3]",
+        "rank:0, report group list: [0, 2]",
+        "rank:1, report group list: [1, 3]",
+    ]
+
+
+def test_rank_0_tells_the_groups_of_all_ranks(tmp_path: Path) -> None:
+    """
+    When a job begins, then rank 0's output has the groups of all ranks, and that of the others has none; the
+    process that takes rank 0's place has them in its own output.
+    """
+    outcome = run(tmp_path, [0, 4, "loop", "kill"], groups=PAIRS)
+    assert outcome.codes == [0], outcome.output
+    written = sorted((outcome.directory / "run" / "logs").glob("rank-*.log"))
+    assert len(written) == 5  # two processes have been rank 0
+    for path in written:
+        found = [line for line in path.read_text().splitlines() if WORDS in line]
+        expected = [(0, [0, 2]), (1, [1, 3])] if path.name.startswith("rank-0") else []
+        ends = [f'rank:{rank}, {WORDS} {ranks}"' for rank, ranks in expected]
+        assert [line.partition('event="')[2] for line in found] == ends, path.name
