@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tft.bus.ports import check_free, free_address
-from tft.cli.plan import Plan, check_open, check_plan, check_settings, make_plan, named
-from tft.cli.rundir import run_dir_of
+from tft.cli.plan import LEADER, Plan, check_open, check_plan, check_settings, make_plan, named
+from tft.cli.rundir import run_dir_of, write_job
 from tft.config import JobSettings
 from tft.errors import AddressTaken, UsageError
 
@@ -226,6 +226,26 @@ def test_a_job_resumes_if_there_is_anything_to_resume(tmp_path: Path) -> None:
     assert make_plan(may).may_begin
     assert not make_plan({**may, "resume": True}).may_begin
     assert not make_plan({**may, "node_rank": 1}).settings.resume
+
+
+def test_a_leader_goes_on_with_the_run_whose_nodes_train(tmp_path: Path) -> None:
+    """
+    When nodes train and their `tft lead` is started again, then it leads their run, and the next one leads a new run
+    when they have ended.
+    """
+    lead = options(node_rank=LEADER, led_elsewhere=True, resume_if_any=True, run_dir=tmp_path,
+                   nnodes=2, broker="127.0.0.1:29400")  # fmt: skip
+    first = make_plan(lead)
+    assert not first.goes_on
+    with run_dir_of(first.settings, node=1, leads=False):
+        write_job(first.settings, [])
+        (tmp_path / "story.jsonl").touch()
+        second = make_plan(lead)
+        assert second.goes_on
+        assert second.settings.run == first.settings.run
+    third = make_plan(lead)
+    assert not third.goes_on
+    assert third.settings.run != first.settings.run
 
 
 def test_nodes_must_be_told_what_they_share() -> None:

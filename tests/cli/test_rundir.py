@@ -15,6 +15,7 @@ from tft.checkpoint import shelf_of
 from tft.cli.rundir import (
     FreshReport,
     check_run_dir,
+    living_run,
     passed_over,
     resumable,
     run_dir_of,
@@ -71,6 +72,46 @@ def test_a_run_directory_is_free_again_after_its_run(settings: JobSettings) -> N
         pass
 
     check_run_dir(settings, node=0)
+
+
+def test_a_run_lives_as_long_as_a_node_that_was_there_before_its_last_word(
+    settings: JobSettings,
+) -> None:
+    """
+    When a story is told and a launcher of a node that had begun before its end lives, then the run is there to be led
+    again; not when the nodes have ended, came after the story, or the job is over.
+    """
+    story, report = settings.run_dir / "story.jsonl", settings.run_dir / "report.json"
+    mine = replace(settings, run="a1")
+    assert living_run(settings.run_dir) is None
+    with run_dir_of(settings, node=3, leads=False):
+        write_job(mine, [])
+        assert living_run(settings.run_dir) is None
+        story.touch()
+        assert living_run(settings.run_dir) == "a1"
+        report.touch()
+        assert living_run(settings.run_dir) is None
+        report.unlink()
+    assert living_run(settings.run_dir) is None
+    with run_dir_of(settings, node=3, leads=False):
+        os.utime(story, ns=(0, 0))
+        assert living_run(settings.run_dir) is None
+
+
+def test_a_run_that_is_led_again_is_not_looked_at_for_checkpoints(settings: JobSettings) -> None:
+    """
+    When the nodes of a run train while it is led from here again, then what they write into its directory stays,
+    finished or not.
+    """
+    writing = settings.checkpoints / "step-00000008.round-1.1.partial"
+    with run_dir_of(settings, node=-1):
+        writing.mkdir(parents=True)
+    assert not writing.exists()
+    writing.mkdir(parents=True)
+    settings.run_dir.joinpath("story.jsonl").touch()
+    check_run_dir(settings, node=-1, goes_on=True)
+    with run_dir_of(settings, node=-1, goes_on=True):
+        assert writing.exists()
 
 
 def test_a_run_that_may_begin_needs_no_checkpoint(settings: JobSettings) -> None:

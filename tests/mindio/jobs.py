@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -203,3 +204,49 @@ def job(
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             ring.close()
+
+
+def until(what: str, holds: Callable[[], bool]) -> None:
+    """
+    Waits for a fact.
+    """
+    limit = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < limit, f"waited in vain until {what}"
+        time.sleep(0.02)
+
+
+def calls(running: Job, rank: int, what: str) -> list[Call]:
+    """
+    What a rank has noted so far.
+    """
+    path = running.directory / f"calls-{rank}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    noted = [json.loads(line) for line in lines if line.endswith("}")]
+    return [each for each in noted if each["what"] == what]
+
+
+def finish(running: Job) -> tuple[Outcome, int]:
+    """
+    Have the job come to its end; what came of it, and after how many steps.
+    """
+    (running.directory / "done").touch()
+    outcome = running.end()
+    last = running.directory / "last"
+    return outcome, int(last.read_text()) if last.exists() else 0
+
+
+def steps_of(running: Job, rank: int) -> int:
+    """
+    How many steps a rank has begun.
+    """
+    path = running.directory / f"losses-{rank}.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def trains_on(running: Job) -> None:
+    """
+    Waits until everyone has done some steps more.
+    """
+    before = steps_of(running, 0)
+    until("the job trains on", lambda: steps_of(running, 0) > before + 5)

@@ -5,6 +5,9 @@ What manages a cluster, in a process that trains nothing.
 
 It writes what it hears, and does what the lines of its standard input say: a call of
 `mindio_ttp.controller_ttp` without its prefix, and its arguments as JSON; the result is a line of its output.
+`restart` is not such a call: MindCluster's manager destroys the controller and starts it again when a pod is
+rescheduled. At the end of its input it ends without a word to the controller, as a program does that leaves that
+to its exit.
 """
 
 import json
@@ -37,18 +40,29 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def start() -> None:
+    """
+    As MindCluster's manager does.
+    """
+    Stub(note, options.get("choices", {})).register()
+    controller.tft_init_controller(-1, world, False, True, False)
+    controller.tft_start_controller("127.0.0.1", port, False, "")
+
+
 structlog.configure(
     logger_factory=structlog.PrintLoggerFactory(sys.stderr)
 )  # its output is answers
-controller.tft_init_controller(-1, world, False, enable_arf=True)
-Stub(note, options.get("choices", {})).register()
-controller.tft_start_controller("127.0.0.1", port, enable_tls=False)
+start()
 say("leads")
 for line in sys.stdin:
     name, *arguments = json.loads(line)
+    if name == "restart":
+        controller.tft_destroy_controller()
+        start()
+        say("null")
+        continue
     given = [
         {int(rank): kind for rank, kind in each.items()} if isinstance(each, dict) else each
         for each in arguments
     ]
     say(json.dumps(getattr(controller, f"tft_{name}")(*given)))
-controller.tft_destroy_controller()

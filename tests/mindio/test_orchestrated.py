@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.mindio.jobs import LIMIT, ROOT, Outcome, job
+from tests.mindio.expected import assert_expected
+from tests.mindio.jobs import LIMIT, ROOT, Job, Outcome, calls, finish, job, trains_on, until
 from tests.mindio.test_jobs import assert_same, run
 from tft.bus.ports import free_address
 
@@ -85,24 +86,43 @@ def test_an_orchestrator_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
     assert outcome.strategies == ["recover"]
 
 
+RECOVERED = [
+    ("stop_complete", 0),
+    ("strategies", ["exit", "dump", "recover"]),
+    ("result", (0, "recover")),
+]
+"""What a manager hears of a lost rank after its faults, when it chooses the last of what it is offered."""
+TASK = {"MINDX_TASK_ID": "task-7"}
+
+
+@pytest.fixture(autouse=True)
+def nobody_left(tmp_path: Path) -> Iterator[None]:
+    """
+    End controllers that outlive their manager, which a test that has failed has killed.
+    """
+    yield
+    for path in tmp_path.glob("**/pids/lead.pid"):
+        _end_controller(path)
+
+
 class Manager:
     """
     The process of a manager.
     """
 
     def __init__(self, process: "subprocess.Popen[str]", directory: Path) -> None:
-        self._process = process
+        self.process = process
         self._directory = directory
 
     def ask(self, *words: Any) -> Any:  # Any: JSON
         """
         Have it call a function; what that said.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(words) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
 
     def heard(self) -> list[tuple[str, Any]]:
         """
@@ -113,47 +133,121 @@ class Manager:
             return []
         return [said(json.loads(line)) for line in path.read_text().splitlines()]
 
+    def end(self) -> None:
+        """
+        Have it end by itself.
+        """
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(LIMIT) == 0
+
 
 @contextmanager
-def manager(directory: Path, port: int, **options: Any) -> Iterator[Manager]:
+def manager(
+    directory: Path, port: int, *, leads: bool = True, task: str = "task-7", **options: Any
+) -> Iterator[Manager]:
     """
-    A manager that leads, whose controller ends with it.
+    A manager of the job in `job`, beside its own directory. It has ended, or is ended, when this is left.
     """
     directory.mkdir(parents=True)
     words = ["4", str(port), str(directory), json.dumps(options)]
     variables = {
         **os.environ,
+        "MINDX_TASK_ID": task,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "TFT_RUN_OPTIONS": f"--run-dir {directory.parent / 'job' / 'run'}",
-        "MINDX_TASK_ID": "task-7",
     }
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "manager.py"), *words],
-        env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    with (directory / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "manager.py"), *words],
+            env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            start_new_session=True,
+        )  # fmt: skip
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "leads\n"
+        assert process.stdout.readline() == ("leads\n" if leads else ""), (
+            directory / "errors"
+        ).read_text()
         yield Manager(process, directory)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(LIMIT) == 0
+        if process.poll() is None:
+            Manager(process, directory).end()
     finally:
         process.kill()
         process.wait()
-        _end_controller(directory.parent / "job" / "run" / "pids" / "lead.pid")
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            pipe.close()
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def lead_file(directory: Path) -> Path:
+    """
+    Where a job's `tft lead` has its pid, and its lock.
+    """
+    return directory / "run" / "pids" / "lead.pid"
 
 
 def _end_controller(pid_file: Path) -> None:
     """
-    One that outlives its manager, which a test that has failed has killed.
+    Kill a `tft lead`, with all that it has started.
     """
     with suppress(FileNotFoundError, ProcessLookupError, ValueError):
         os.killpg(int(pid_file.read_text()), signal.SIGKILL)
+
+
+def lives(pid_file: Path) -> bool:
+    """
+    Whether a process of this pid is there and no zombie.
+    """
+    try:
+        state = Path(f"/proc/{int(pid_file.read_text())}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def free_port() -> int:
+    """
+    One that a controller can have.
+    """
+    return int(free_address("127.0.0.1").rpartition(":")[2])
+
+
+@contextmanager
+def led(tmp_path: Path, port: int, **options: Any) -> Iterator[Job]:  # Any: what the program takes
+    """
+    A job of four ranks that a manager at this port leads, and that trains: rank 2 is killed when a file `strike`
+    is there.
+    """
+    with job(
+        tmp_path / "job", launched=True, port=port, environment=TASK, done="done",
+        faults=[[2, 0, "loop", "kill"]], **options,
+    ) as running:  # fmt: skip
+        trains_on(running)
+        yield running
+
+
+def lose_a_rank(running: Job, managing: Manager) -> None:
+    """
+    Have rank 2 killed, and this manager see it through.
+    """
+    assert managing.heard() == []
+    (running.directory / "strike").touch()
+    until("the rank is replaced", lambda: len(managing.heard()) == 1 + len(RECOVERED))
+    assert managing.heard() == [("fault_ranks", [(2, 1)]), *RECOVERED]
+    trains_on(running)
+
+
+def assert_one_story(outcome: Outcome, steps: int, *strategies: str) -> None:
+    """
+    All was trained as if nothing had happened, in one run of one job; only rank 2 was replaced, where anything
+    was done.
+    """
+    assert_expected(outcome, steps)
+    assert outcome.strategies == list(strategies)
+    assert outcome.ranks_called("started") == sorted([0, 1, 2, 3] + [2] * len(strategies))
+    story = (outcome.directory / "run" / "story.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in story].count("Opened") == 1
 
 
 def test_a_manager_leads_a_job_that_it_has_no_part_in(tmp_path: Path) -> None:
@@ -161,18 +255,200 @@ def test_a_manager_leads_a_job_that_it_has_no_part_in(tmp_path: Path) -> None:
     When the controller was started with rank -1, the ranks find it, rank 0 is lost as any other may be,
     and the manager decides.
     """
-    port = int(free_address("127.0.0.1").rpartition(":")[2])
+    port = free_port()
     with manager(tmp_path / "manager", port) as managing:
         assert managing.ask("query_high_availability_switch") is True
         with job(
             tmp_path / "job", launched=True, faults=[[0, 4, "loop", "kill"]], port=port,
-            environment={"MINDX_TASK_ID": "task-7"},
+            environment=TASK,
         ) as running:  # fmt: skip
             outcome = running.end()
         assert_same(outcome)
-        assert managing.heard() == [
-            ("fault_ranks", [(0, 1)]),
-            ("stop_complete", 0),
-            ("strategies", ["exit", "dump", "recover"]),
-            ("result", (0, "recover")),
-        ]
+        assert managing.heard() == [("fault_ranks", [(0, 1)]), *RECOVERED]
+
+
+def test_a_manager_that_restarts_its_controller_does_not_end_the_job(tmp_path: Path) -> None:
+    """
+    When a manager destroys its controller and starts it again while a job trains, nothing happens to the job,
+    and a rank that is lost afterwards is replaced as the manager decides. At the end nobody is left.
+    """
+    port = free_port()
+    with manager(tmp_path / "manager", port) as managing, led(tmp_path, port) as running:
+        managing.ask("restart")
+        trains_on(running)
+        lose_a_rank(running, managing)
+        managing.ask("restart")
+        outcome, steps = finish(running)
+        assert_one_story(outcome, steps, "recover")
+        assert managing.ask("destroy_controller") is None
+        assert not lives(lead_file(running.directory))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("with_controller", [False, True])
+def test_a_new_manager_takes_the_job_over(tmp_path: Path, with_controller: bool) -> None:
+    """
+    When the process of a manager is killed, alone or with its controller, the job trains on, and a new one at the
+    same address decides about the rank that is lost then.
+    """
+    port = free_port()
+    with manager(tmp_path / "first", port) as first, led(tmp_path, port) as running:
+        lead = lead_file(running.directory)
+        before = lead.read_text()
+        first.process.kill()
+        first.process.wait()
+        if with_controller:
+            _end_controller(lead)
+            until("the controller is gone", lambda: not lives(lead))
+        trains_on(running)
+        with manager(tmp_path / "second", port) as second:
+            assert (lead.read_text() == before) is not with_controller
+            trains_on(running)
+            lose_a_rank(running, second)
+            outcome, steps = finish(running)
+            assert_one_story(outcome, steps, "recover")
+            assert first.heard() == []
+        assert not lives(lead)
+
+
+@pytest.mark.soak
+def test_a_new_manager_decides_about_the_incident_that_is_open(tmp_path: Path) -> None:
+    """
+    When the process of a manager is killed before it has chosen, and another one starts, then that is told all of the
+    incident, and decides.
+    """
+    port = free_port()
+    never = {"exit,dump,recover": f"after {tmp_path / 'never'}"}
+    with manager(tmp_path / "first", port, choices=never) as first, led(tmp_path, port) as running:
+        (running.directory / "strike").touch()
+        until("it is offered", lambda: len(first.heard()) == len(RECOVERED))
+        with manager(tmp_path / "second", port) as second:
+            first.process.kill()
+            until("the rank is replaced", lambda: len(second.heard()) == 1 + len(RECOVERED))
+            assert second.heard() == [("fault_ranks", [(2, 1)]), *RECOVERED]
+            outcome, steps = finish(running)
+        assert_one_story(outcome, steps, "recover")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("leaves", ["destroys", "ends"])
+def test_a_job_whose_manager_has_left_goes_on_by_itself(tmp_path: Path, leaves: str) -> None:
+    """
+    When a manager destroys its controller while a job trains, or ends, and nobody comes back, then a lost rank is
+    replaced without being asked about, and the controller ends with the job.
+    """
+    port = free_port()
+    with manager(tmp_path / "manager", port) as managing, led(tmp_path, port) as running:
+        if leaves == "ends":
+            managing.end()
+        else:
+            managing.ask("destroy_controller")
+        (running.directory / "strike").touch()
+        until("it is replaced", lambda: len(calls(running, 2, "started")) == 2)
+        trains_on(running)
+        outcome, steps = finish(running)
+        assert_one_story(outcome, steps, "recover")
+        assert managing.heard() == []
+        until("the controller is gone", lambda: not lives(lead_file(running.directory)))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [False, True])
+def test_a_controller_that_no_rank_has_found_ends_with_its_manager(
+    tmp_path: Path, kills: bool
+) -> None:
+    """
+    When a manager destroys its controller before any rank has come, or one that has taken it over from a manager
+    that was killed does, then it is gone.
+    """
+    port = free_port()
+    with manager(tmp_path / "first", port) as first:
+        if not kills:
+            first.ask("destroy_controller")
+        else:
+            first.process.kill()
+            first.process.wait()
+            assert lives(lead_file(tmp_path / "job"))
+            with manager(tmp_path / "second", port) as second:
+                second.ask("destroy_controller")
+        assert not lives(lead_file(tmp_path / "job"))
+
+
+@pytest.mark.soak
+def test_of_two_managers_the_second_one_decides(tmp_path: Path) -> None:
+    """
+    When a second manager starts at the address of one that lives, there is one controller as before, and the second
+    one hears of faults. What the first one says is not followed, until the second one has left.
+    """
+    port = free_port()
+    with manager(tmp_path / "first", port) as first, led(tmp_path, port) as running:
+        before = lead_file(running.directory).read_text()
+        with manager(tmp_path / "second", port) as second:
+            assert lead_file(running.directory).read_text() == before
+            assert first.ask("notify_controller_dump") == 1
+            lose_a_rank(running, second)
+            assert first.heard() == []
+        assert first.ask("query_high_availability_switch") is True
+        until("the first one decides", lambda: first.ask("notify_controller_stop_train", {}) == 0)
+        outcome, steps = finish(running)
+        assert_one_story(outcome, steps, "recover")
+
+
+@pytest.mark.soak
+def test_a_manager_of_another_job_is_refused_the_port(tmp_path: Path) -> None:
+    """
+    When a manager of another job starts at a port that is taken, it is told so, and the first job has its manager.
+    """
+    port = free_port()
+    with manager(tmp_path / "first", port) as first:
+        with manager(tmp_path / "other" / "second", port, leads=False, task="another") as second:
+            assert second.process.wait(LIMIT) == 1
+            said = (tmp_path / "other" / "second" / "errors").read_text()
+            assert "another process does" in said
+            assert "tft_start_controller: no controller leads" in said
+        assert first.ask("query_high_availability_switch") is True
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_directory_that_others_can_open_is_refused(tmp_path: Path, is_link: bool) -> None:
+    """
+    When the directory of the sockets is one that others can open, or a link, then a manager is refused with a
+    sentence, and nothing is started.
+    """
+    room = tmp_path / f"tft-mindio-{os.getuid()}"
+    if is_link:
+        (tmp_path / "target").mkdir(mode=0o700)
+        room.symlink_to(tmp_path / "target")
+    else:
+        room.mkdir(mode=0o755)
+    calls = "c.tft_init_controller(-1, 4, False); c.tft_start_controller('127.0.0.1', 29400, False)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"from mindio_ttp import controller_ttp as c; {calls}"],
+        env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert f"{room} is to be a directory that only user {os.getuid()} can open" in done.stderr
+    assert not (tmp_path / "tft-runs").exists()
+
+
+@pytest.mark.soak
+def test_a_job_that_is_ended_and_started_again_has_a_controller(tmp_path: Path) -> None:
+    """
+    When a manager ends a job with a last checkpoint, restarts its controller while that is still leaving, and the
+    ranks are started again, then the job goes on with a controller of its own, and the manager decides.
+    """
+    port = free_port()
+    with manager(tmp_path / "manager", port) as managing:
+        with led(tmp_path, port) as running:
+            before = lead_file(running.directory).read_text()
+            assert managing.ask("notify_controller_dump") == 0
+            managing.ask("restart")
+            assert set(running.end().codes) == {3}
+        until("another one leads", lambda: lead_file(running.directory).read_text() != before)
+        heard = len(managing.heard())
+        with job(
+            running.directory, launched=True, port=port, environment=TASK,
+            faults=[[1, 4, "loop", "kill"]],
+        ) as running:  # fmt: skip
+            assert set(running.end().codes) == {0}
+        assert managing.heard()[heard:] == [("fault_ranks", [(1, 1)]), *RECOVERED]

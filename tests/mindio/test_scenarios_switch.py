@@ -4,8 +4,7 @@ A rank goes to another process while the job trains: MindIO's hot switch, and wh
 
 import json
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,40 +12,10 @@ from typing import Any
 import pytest
 
 from tests.mindio.expected import assert_expected
-from tests.mindio.jobs import LIMIT, Job, Outcome, job
+from tests.mindio.jobs import Job, Outcome, calls, finish, job, trains_on, until
 from tests.mindio.test_jobs import HALVES
 from tests.mindio.test_orchestrated import heard
 from tests.mindio.test_scenarios_mindspore import MINDSPORE, PROGRAM, finals
-
-
-def until(what: str, holds: Callable[[], bool]) -> None:
-    """
-    Waits for a fact.
-    """
-    limit = time.monotonic() + LIMIT
-    while not holds():
-        assert time.monotonic() < limit, f"waited in vain until {what}"
-        time.sleep(0.02)
-
-
-def calls(running: Job, rank: int, what: str) -> list[dict[str, Any]]:
-    """
-    What a rank has noted so far.
-    """
-    path = running.directory / f"calls-{rank}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    noted = [json.loads(line) for line in lines if line.endswith("}")]
-    return [each for each in noted if each["what"] == what]
-
-
-def finish(running: Job) -> tuple[Outcome, int]:
-    """
-    Have the job come to its end; what came of it, and after how many steps.
-    """
-    (running.directory / "done").touch()
-    outcome = running.end()
-    last = running.directory / "last"
-    return outcome, int(last.read_text()) if last.exists() else 0
 
 
 @contextmanager
@@ -84,21 +53,6 @@ def results(running: Job) -> list[tuple[int, str]]:
     What the cluster was told has come of it, so far.
     """
     return [(each["code"], each["strategy"]) for each in calls(running, 0, "report_result")]
-
-
-def steps_of(running: Job, rank: int) -> int:
-    """
-    How many steps a rank has begun.
-    """
-    return len((running.directory / f"losses-{rank}.jsonl").read_text().splitlines())
-
-
-def trains_on(running: Job) -> None:
-    """
-    Waits until everyone has done some steps more.
-    """
-    before = steps_of(running, 0)
-    until("the job trains on", lambda: steps_of(running, 0) > before + 5)
 
 
 def processes(outcome: Outcome, rank: int) -> list[tuple[bool, str]]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.mindio.jobs import Job, Outcome, job
+from tests.mindio.jobs import Job, Outcome, calls, finish, job, trains_on, until
 from tests.mindio.test_jobs import HALVES
 from tests.mindio.test_orchestrated import heard
-from tests.mindio.test_scenarios_switch import calls, finish, trains_on, until
 
 SCALE_IN, SCALE_OUT = '{"scale-in-strategy":"DP"}', '{"scale-out-strategy":"DP"}'
 

@@ -325,6 +325,26 @@ def test_a_scheduler_that_is_never_heard_of_again_is_not_waited_for() -> None:
     assert talk.job.doing == "healthy"
 
 
+def test_a_scheduler_that_takes_over_is_told_of_the_incident_that_is_open() -> None:
+    """
+    When another scheduler comes while the choice of the one before is awaited, then it is told all of the
+    incident, and what it chooses is done.
+    """
+    talk = Negotiation()
+    talk.on("stop_complete", lambda us: us.on_global_rank({}))
+    talk.job.fault(2, "memory")
+    talk.settle()
+    told = talk.news()
+    assert [name for name, *_ in told] == ["fault_ranks", "stop_complete", "strategies"]
+
+    talk.negotiator.changed()
+    talk.on("strategies", lambda us: us.change_strategy("recover"))
+    talk.wait()
+    assert talk.news() == told
+    talk.train()
+    assert strategies(talk) == ["recover"]
+
+
 def test_a_scheduler_that_is_not_there_costs_no_job() -> None:
     """
     When the plugin cannot reach its scheduler and raises, then that is logged, and the job goes

@@ -17,7 +17,14 @@ from tft.bus.broker import is_loopback
 from tft.bus.ports import check_free, free_address
 from tft.bus.zeromq import host_and_port
 from tft.checkpoint import newest, shelf_of
-from tft.cli.rundir import check_run_dir, holds_story, in_use, new_run_dir, shared_name
+from tft.cli.rundir import (
+    check_run_dir,
+    holds_story,
+    in_use,
+    living_run,
+    new_run_dir,
+    shared_name,
+)
 from tft.cli.settings import LOOPBACK, job_arguments, job_settings
 from tft.config import RUN_OPTIONS, JobSettings
 from tft.core.policy import STRATEGIES
@@ -59,6 +66,8 @@ class Plan:
     """Whether broker and controller run beside a launcher that has no node."""
     spare: int = 0
     """For how many more ranks the node has room."""
+    goes_on: bool = False
+    """Whether the nodes train already, and their launcher without a node is started once more."""
 
     @property
     def leads(self) -> bool:
@@ -167,10 +176,11 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
             "its checkpoints are"
         )
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
+    living = living_run(run_dir) if node == LEADER else None
     found = {
         # Also the key of the job's ports, so it is not to be guessed.
         "job": options["job"] or ("" if launched else secrets.token_hex(8)),
-        "run": options.get("run") or secrets.token_hex(4),
+        "run": options.get("run") or living or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),
         "run_dir": run_dir,
         "checkpoint_dir": checkpoint_dir and checkpoint_dir.absolute(),
@@ -197,6 +207,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
         may_begin=options["resume_if_any"] and not options["resume"],
         led_elsewhere=led_elsewhere,
         spare=spare,
+        goes_on=settings.run == living,
     )
 
 
@@ -288,7 +299,9 @@ def check_plan(plan: Plan) -> None:
     check_open(broker, "--broker", allowed=allowed)
     if plan.report is not None and not plan.report.absolute().parent.is_dir():
         raise UsageError(f"--report {plan.report}: there is no directory {plan.report.parent}")
-    check_run_dir(settings, plan.node, leads=plan.leads, may_begin=plan.may_begin)
+    check_run_dir(
+        settings, plan.node, leads=plan.leads, may_begin=plan.may_begin, goes_on=plan.goes_on
+    )
     if plan.leads:
         check_free(broker, port)
 

@@ -32,7 +32,6 @@ from tft.cli.rundir import (
 from tft.cli.summary import summary
 from tft.cli.verdicts import COMPLETED, DUMPED, FAILED, REFUSED, RESULTS, Restarts, ended, exit_code
 from tft.clock import SystemClock
-from tft.config import JobSettings
 from tft.core.delivery import Outbox
 from tft.core.policy import Policy
 from tft.files import write_whole
@@ -55,17 +54,17 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
     Run a node's share of a job that was checked; the exit code of `tft run`. `environment` is
     added to that of every process of the job.
     """
-    with run_dir_of(plan.settings, plan.node, leads=plan.leads):
+    with run_dir_of(plan.settings, plan.node, leads=plan.leads, goes_on=plan.goes_on):
         plan = named(plan)
         settings = plan.settings
         if plan.leads:
             write_job(settings, plan.command)
         report = FreshReport(settings.run_dir)
-        if plan.leads and plan.may_begin:
+        if plan.leads and plan.may_begin and not plan.goes_on:
             _turn_back(shelf_of(settings))
         if plan.leads or plan.placed is None:  # another launcher's nodes are as many as the ranks
-            say(f"the records of this run are in {settings.run_dir}{_beginning(settings)}")
-        if plan.leads and settings.resume:
+            say(f"the records of this run are in {settings.run_dir}{_beginning(plan)}")
+        if plan.leads and settings.resume and not plan.goes_on:
             shelf = shelf_of(settings)
             for sentence in passed_over(shelf, newest(shelf)):
                 say(sentence)
@@ -116,10 +115,13 @@ def _turn_back(shelf: Shelf) -> None:
     give_up(shelf, manifest_of(directory).step)
 
 
-def _beginning(settings: JobSettings) -> str:
+def _beginning(plan: Plan) -> str:
     """
     Where a run that goes on in the directory of an earlier one begins, in words.
     """
+    settings = plan.settings
+    if plan.goes_on:
+        return "; its nodes train, and are led from here again"
     if not settings.resume:
         return ""
     checkpoint = newest(shelf_of(settings))
@@ -140,9 +142,11 @@ async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) 
 
 def say(sentence: str) -> None:
     """
-    A line for the operator, on stderr: standard output belongs to the ranks.
+    A line for the operator, on stderr: standard output belongs to the ranks. Nobody may be reading any more: the job
+    goes on without whoever has started it.
     """
-    click.echo(f"tft: {sentence}", err=True)
+    with suppress(OSError):
+        click.echo(f"tft: {sentence}", err=True)
 
 
 class Launcher:

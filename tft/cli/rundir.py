@@ -74,13 +74,41 @@ def holds_story(run_dir: Path) -> bool:
     return (run_dir / STORY).exists()
 
 
+def living_run(run_dir: Path) -> str | None:
+    """
+    The run whose nodes train in this directory without anyone who leads it; None: there is none.
+
+    A node counts whose launcher lives and was there before the last word of the story: one that came later has been
+    started for the next run.
+    """
+    try:
+        told = (run_dir / STORY).stat().st_mtime_ns
+        began = (run_dir / JOB).stat().st_mtime_ns
+        run = str(json.loads((run_dir / JOB).read_text())["settings"]["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    report = run_dir / REPORT
+    if report.exists() and report.stat().st_mtime_ns >= began:
+        return None
+    for path in sorted((run_dir / "pids").glob("run*.pid")):
+        with suppress(OSError):
+            if path.stat().st_mtime_ns <= told and _is_locked(path):
+                return run
+    return None
+
+
 def check_run_dir(
-    settings: JobSettings, node: int, *, leads: bool = True, may_begin: bool = False
+    settings: JobSettings,
+    node: int,
+    *,
+    leads: bool = True,
+    may_begin: bool = False,
+    goes_on: bool = False,
 ) -> None:
     """
     Raises `UsageError` where this run may not use its directory, and `CheckpointCorrupt` where
     what it is to resume from is damaged. With `may_begin` a run that is to resume may find nothing
-    to resume from. Nothing is written.
+    to resume from; a run that `goes_on` is led from here again. Nothing is written.
     """
     run_dir = settings.run_dir
     if run_dir.exists() and not run_dir.is_dir():
@@ -90,7 +118,7 @@ def check_run_dir(
     if pid_file(run_dir, launcher_name(node)).exists():
         with _locked(settings, node):
             pass
-    if not leads:
+    if not leads or goes_on:
         return  # who leads decides; it may have begun the story before this node looks
     if settings.resume:
         if may_begin:
@@ -114,9 +142,12 @@ def check_run_dir(
 
 
 @contextmanager
-def run_dir_of(settings: JobSettings, node: int, *, leads: bool = True) -> Iterator[None]:
+def run_dir_of(
+    settings: JobSettings, node: int, *, leads: bool = True, goes_on: bool = False
+) -> Iterator[None]:
     """
-    The run directory, made if need be, and used by no other launcher of this node meanwhile.
+    The run directory, made if need be, and used by no other launcher of this node meanwhile. Where a run `goes_on`, its
+    nodes may be writing a checkpoint.
     """
     try:
         for folder in ("logs", "pids"):
@@ -130,7 +161,7 @@ def run_dir_of(settings: JobSettings, node: int, *, leads: bool = True) -> Itera
         os.pwrite(lock, pid, 0)  # not by renaming: it is this very file that is locked
         os.truncate(lock, len(pid))
         shelf = checkpoint.shelf_of(settings)
-        if leads:
+        if leads and not goes_on:
             checkpoint.sweep(shelf)
         yield
         if leads:
@@ -363,8 +394,12 @@ def in_use(run_dir: Path, node: int) -> bool:
     """
     Whether a launcher of this node lives.
     """
+    return _is_locked(pid_file(run_dir, launcher_name(node)))
+
+
+def _is_locked(path: Path) -> bool:
     try:
-        lock = os.open(pid_file(run_dir, launcher_name(node)), os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -159,6 +159,7 @@ class Controller:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=self._epoch))
+            self._tell("leads", nodes=sorted(self._machine.nodes))  # they joined one before this
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
             for node in self._machine.nodes:  # one that is lost by now will never be heard
                 self._watch.expect(node, self._clock.now())
@@ -200,6 +201,8 @@ class Controller:
                                 message=message,  # type: ignore[arg-type] # narrowed by REPORTS_BY_TYPE
                             )
                         )
+                        if isinstance(message, NodeJoined):
+                            self._tell("node_joined", node=message.node, ranks=[*message.ranks])
                     self._news.set()
             case Malformed(why=why):
                 if why not in self._malformed:  # it is repeated until it is heard, so for ever
@@ -302,8 +305,7 @@ class Controller:
                 self._write_report(command)
                 self._over.set()
             case Tell(event=event, facts=facts):
-                log.info(event, **facts)
-                self._advisors.told(event, facts)
+                self._tell(event, **facts)
             case Consult():
                 asking = asyncio.create_task(self._consult(command))
                 self._asked.add(asking)  # a task nobody holds may be dropped half-way
@@ -311,6 +313,13 @@ class Controller:
             case _:
                 if self._bus is not None:
                     self._bus.publish(ORDERS, command)
+
+    def _tell(self, event: str, **facts: object) -> None:
+        """
+        Something an operator wants to know.
+        """
+        log.info(event, **facts)
+        self._advisors.told(event, facts)
 
     async def _consult(self, consult: Consult) -> None:
         self._own(await self._advisors.advise(consult))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -23,26 +23,39 @@ ANSWER_LIMIT = 10.0
 PAUSE = 0.1
 """Seconds between two attempts to reach a controller that is starting."""
 
-Call = Callable[[str, list[Any]], int]
-"""Carries out a call by name with its arguments; 0, or 1 where it cannot be followed."""
+ENDS, NOBODY, STAYS = 0, 1, 2
+"""What comes of a controller that is released: it ends, it cannot be asked, it goes on until its job is over."""
+
+
+class Call(Protocol):
+    """
+    Carries out a call by name with its arguments; 0, or 1 where it cannot be followed. `speaks`: it comes from the
+    orchestrator that decides.
+    """
+
+    def __call__(self, name: str, arguments: list[Any], *, speaks: bool) -> int:
+        """Return the answer."""
 
 
 class Desk:
     """
-    The controller's end: the orchestrator, as the negotiation sees it. `call` carries out what it asks for.
+    The controller's end: the orchestrator, as the negotiation sees it. Of several the one that came last is heard and
+    told, until it leaves.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writing = threading.Lock()
-        self._guest: socket.socket | None = None
-        self._call: Call = lambda name, arguments: 1
+        self._guests: list[socket.socket] = []
+        self._call: Call = lambda name, arguments, *, speaks: 1
+        self._changed: Callable[[], None] = lambda: None
 
-    def open(self, call: Call) -> None:
+    def open(self, call: Call, changed: Callable[[], None]) -> None:
         """
-        Listen. A controller that is started again takes the place of the one before.
+        Listen. A controller that is started again takes the place of the one before. `call` carries out what is asked
+        for; `changed` is called when another orchestrator is heard from now on, or none.
         """
-        self._call = call
+        self._call, self._changed = call, changed
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(self._path))
@@ -55,14 +68,14 @@ class Desk:
         """
         Whether an orchestrator is there.
         """
-        return self._guest is not None
+        return bool(self._guests)
 
     def hear(self, name: str, *facts: Any) -> None:  # Any: JSON
         """
         A report for it.
         """
-        if self._guest is not None:
-            self._tell(self._guest, {"report": name, "facts": _plain(facts)})
+        for guest in self._guests[-1:]:
+            self._tell(guest, {"report": name, "facts": _plain(facts)})
 
     def _listen(self, listener: socket.socket) -> None:
         while True:
@@ -72,21 +85,22 @@ class Desk:
             ).start()
 
     def _serve(self, guest: socket.socket) -> None:
-        self._guest = guest  # the one that came last speaks for the cluster
-        log.info("orchestrator_came")
+        self._guests.append(guest)
+        log.info("orchestrator_came", before=len(self._guests) - 1)
+        self._changed()
         try:
             for said in _lines(guest):
-                answer = self._answer(said["call"], said["arguments"])
+                answer = self._answer(guest, said["call"], said["arguments"])
                 self._tell(guest, {"answer": answer, "number": said["number"]})
         finally:
-            log.info("orchestrator_left")
-            if self._guest is guest:
-                self._guest = None
+            log.info("orchestrator_left", left=len(self._guests) - 1)
+            self._guests.remove(guest)
             guest.close()
+            self._changed()
 
-    def _answer(self, name: str, arguments: list[Any]) -> int:
+    def _answer(self, guest: socket.socket, name: str, arguments: list[Any]) -> int:
         try:
-            return self._call(name, arguments)
+            return self._call(name, arguments, speaks=guest in self._guests[-1:])
         except Exception:  # of a call from outside
             log.exception("orchestrator_not_followed", call=name)
             return 1
@@ -109,7 +123,7 @@ class Line:
         self._socket: socket.socket | None = None
         self._calls = 0
         self._answers: dict[int, int] = {}
-        self._reports: queue.SimpleQueue[tuple[str, list[Any]]] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[tuple[str, list[Any]] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._calling = threading.Lock()
         threading.Thread(target=self._keep, name="mindio-line", daemon=True).start()
@@ -150,10 +164,9 @@ class Line:
         The orchestrator goes.
         """
         self._closed.set()
+        self._reports.put(None)
         with self._turn:
-            if self._socket is not None:
-                with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+            self._shut()
 
     def _keep(self) -> None:
         while not self._closed.is_set():
@@ -173,7 +186,14 @@ class Line:
     def _set(self, line: socket.socket | None) -> None:
         with self._turn:
             self._socket = line
+            if self._closed.is_set():
+                self._shut()
             self._turn.notify_all()
+
+    def _shut(self) -> None:
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _take(self, said: Mapping[str, Any]) -> None:
         if "answer" not in said:
@@ -187,8 +207,8 @@ class Line:
         """
         One report after the other, in their order.
         """
-        while True:
-            self._heard(*self._reports.get())
+        while (report := self._reports.get()) is not None:
+            self._heard(*report)
 
 
 def _lines(line: socket.socket) -> Iterator[Any]:

@@ -109,6 +109,15 @@ class Negotiator:
     _pause_limit: threading.Timer | None = None
     _pauses: int = 0
 
+    def changed(self) -> None:
+        """
+        Another orchestrator is there than before, or none: it is told of the incident that is open when it is to
+        decide.
+        """
+        with self._turn:
+            self._opened, self.offered = 0, []
+            self._news()
+
     # ---------------------------------------------------------------- what the orchestrator calls
 
     def stop_train(self, faults: Ranks) -> None:

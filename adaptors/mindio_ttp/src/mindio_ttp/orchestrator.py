@@ -3,11 +3,8 @@ The process of an orchestrator: its functions hear the controller, its calls rea
 """
 
 import atexit
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,8 @@ import structlog
 
 from mindio_ttp import environment
 from mindio_ttp.checks import Refused
-from mindio_ttp.link import Line, ranks
+from mindio_ttp.lead import Lead
+from mindio_ttp.link import ENDS, NOBODY, Line, ranks
 
 log = structlog.get_logger()
 
@@ -24,6 +22,10 @@ START_LIMIT = 60
 """Seconds for a controller to lead: it is a new process on a busy machine."""
 END_LIMIT = 1860.0
 """Seconds for it to end: what it leads may have to be saved."""
+PAUSE = 0.1
+"""Seconds between two looks at whether it lives."""
+FOLLOWED = 1.0
+"""The same, where somebody else has started it."""
 
 
 class Orchestrator:
@@ -37,9 +39,13 @@ class Orchestrator:
         self._started = False
         self._functions: dict[str, Callable[..., Any]] = {}  # Any: the program's own
         self._line: Line | None = None
-        self._lead: subprocess.Popen[bytes] | None = None
-        self._room: Path | None = None
-        """The directory of the socket, where it was made here."""
+        self._lead: Lead | None = None
+        """The controller of a process without a rank."""
+        self._over = threading.Event()
+        """It is destroyed."""
+        self._follower: threading.Thread | None = None
+        self._exits = False
+        """This process has been told what to do at its exit."""
 
     @property
     def registered(self) -> bool:
@@ -78,24 +84,21 @@ class Orchestrator:
 
     def destroy(self) -> None:
         """
-        End what was begun here.
+        End what was begun here. A controller that leads ranks goes on by itself until their job is over: whoever starts
+        it again finds it.
         """
         self._started, self._rank = False, None
-        if self._line is not None:
-            self._line.close()
-            self._line = None
-        lead, self._lead = self._lead, None
-        if lead is None:
+        self._over.set()
+        if self._follower is not None:
+            self._follower.join()
+            self._follower = None
+        line, self._line = self._line, None
+        if line is None:
             return
-        lead.terminate()  # a job that runs is saved first
-        try:
-            lead.wait(END_LIMIT)
-        except subprocess.TimeoutExpired:
-            log.warning("controller_killed", why=f"it has not ended for {END_LIMIT:.0f} s")
-            lead.kill()
-            lead.wait()
-        if self._room is not None:
-            shutil.rmtree(self._room, ignore_errors=True)
+        if self._lead is not None:
+            self._release(self._lead, line)
+            self._lead.tidy()
+        line.close()
 
     def call(self, name: str, *arguments: Any) -> int:  # Any: JSON
         """
@@ -115,43 +118,102 @@ class Orchestrator:
         self._connect(path)
 
     def _start_alone(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
-        self._room = Path(tempfile.mkdtemp(prefix="tft-mindio-"))
-        path = self._room / "desk"
         name = task or f"mindio-{host}-{port}"
+        lead = Lead(name, self.world, host, port)
+        if self._lead is not None and self._lead.desk == lead.desk:
+            lead = self._lead  # its process is a child of this one
         words = [
-            *("lead", "--nnodes", str(self.world), "--broker", f"{host}:{port}"),
+            *("--nnodes", str(self.world), "--broker", f"{host}:{port}"),
             *("--adaptor", "mindio", "--start", name, *environment.run_options(), *options),
         ]
-        self._lead = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tft", *words],
-            env=environment.with_orchestrator(path),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        atexit.register(self.destroy)
-        self._connect(path)
-        assert self._line is not None
+        self._lead = lead
+        self._over = threading.Event()
+        line = self._connect(lead.desk)
+        found = not lead.start(words)
         for _ in range(START_LIMIT):
-            if self._line.there(1.0):
-                return
-            if self._lead.poll() is not None:
+            if line.there(1.0):
+                break
+            if found:
+                found = not lead.start(words)  # it may have been about to end
+            elif lead.code() is not None:
                 break  # it has said why
-        code = self._lead.poll()
-        self.destroy()
-        raise Refused(f"tft_start_controller: no controller leads (it ended with {code})")
+        else:
+            self._give_up(f"`tft lead` (process {lead.pid()}) does not answer for {START_LIMIT} s")
+        if not found and lead.code() is not None:
+            self._give_up(f"no controller leads (it ended with {lead.code()})")
+        if found:
+            log.info("controller_found", pid=lead.pid())
+            self._follower = threading.Thread(
+                target=self._follow,
+                args=(lead, words, self._over),
+                name="mindio-follower",
+                daemon=True,
+            )
+            self._follower.start()
 
-    def _connect(self, path: Path) -> None:
+    def _give_up(self, why: str) -> None:
+        self.destroy()
+        raise Refused(f"tft_start_controller: {why}")
+
+    def _follow(self, lead: Lead, words: Sequence[str], over: threading.Event) -> None:
+        """
+        Start a controller when the one that was found ends: its job may have been ending, and the ranks that are started
+        again for the next one need another.
+        """
+        while not over.wait(FOLLOWED):
+            if lead.code() == 0:
+                return  # the job has completed
+            if lead.start(words):
+                log.info("controller_started_again", pid=lead.pid())
+                return
+
+    def _release(self, lead: Lead, line: Line) -> None:
+        """
+        Tell the controller that nobody manages it from here on, and wait for its end where it ends.
+        """
+        answer = NOBODY
+        for _ in range(START_LIMIT):
+            if not lead.lives():
+                return
+            answer = line.call("release")
+            if answer != NOBODY or _gone(lead, 1.0):
+                break
+        if answer == NOBODY and lead.lives():
+            log.warning("controller_left", pid=lead.pid(), why="it does not answer")
+        elif answer != ENDS:
+            log.info("controller_stays", pid=lead.pid(), why="it leads a job, and ends with that")
+        elif not _gone(lead, END_LIMIT):
+            log.warning(
+                "controller_left", pid=lead.pid(), why=f"it has not ended for {END_LIMIT:.0f} s"
+            )
+
+    def _connect(self, path: Path) -> Line:
         self._line = Line(path, self._heard)
-        atexit.register(self._line.close)
+        if not self._exits:
+            atexit.register(self.destroy)
+            self._exits = True
+        return self._line
 
     def _heard(self, name: str, facts: list[Any]) -> None:
         function = self._functions.get(f"report_{name}")
-        if function is None:
+        if function is None or not self._started:
             return
         try:
             function(*(ranks(fact) for fact in facts))
         except Exception:  # the orchestrator's own
             log.exception("orchestrator_function_failed", report=name)
+
+
+def _gone(lead: Lead, limit: float) -> bool:
+    """
+    Whether it has ended within so many seconds.
+    """
+    pause = threading.Event()
+    for _ in range(int(limit / PAUSE)):
+        if not lead.lives():
+            return True
+        pause.wait(PAUSE)
+    return False
 
 
 orchestrator = Orchestrator()

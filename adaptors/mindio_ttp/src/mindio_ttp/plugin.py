@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import structlog
 
 from mindio_ttp.environment import ORCHESTRATOR, orchestrator_socket, variables
-from mindio_ttp.link import Desk, ranks
+from mindio_ttp.link import ENDS, STAYS, Desk, ranks
 from mindio_ttp.negotiator import Negotiator
 from tft.hooks import hookimpl
+from tft.protocol.messages import StopRequested
+
+log = structlog.get_logger()
 
 
 class Option:
@@ -50,6 +54,9 @@ class Orchestrated(Negotiator, Option):
 
     def __init__(self, path: Path) -> None:
         self._desk = Desk(path)
+        self._trains = False
+        """Nodes have come, and their job is not over."""
+        self._over = False
         super().__init__(self._desk, limit=float(variables().wait_orchestrator))
 
     @hookimpl
@@ -58,9 +65,33 @@ class Orchestrated(Negotiator, Option):
         The orchestrator may come.
         """
         super().tft_led(report)
-        self._desk.open(self._call)
+        self._desk.open(self._call, self.changed)
 
-    def _call(self, name: str, arguments: list[Any]) -> int:
+    @hookimpl
+    def tft_told(self, event: str, facts: Mapping[str, Any]) -> None:  # Any: see the specification
+        """
+        Whether there is a job to lead.
+        """
+        match event:
+            case "leads":
+                self._trains = bool(facts["nodes"])
+            case "node_joined":
+                self._trains = True
+            case "job_ends":
+                self._trains = False
+                self._over = True
+            case _:
+                pass
+        super().tft_told(event, facts)
+
+    def _call(self, name: str, arguments: list[Any], *, speaks: bool) -> int:
+        if name == "hello":
+            return 0
+        if name == "release":
+            return self._release() if speaks else STAYS
+        if not speaks:
+            log.warning("call_not_followed", call=name, why="another orchestrator came later")
+            return 1
         given = [ranks(each) for each in arguments]
         match name:
             case "stop_train":
@@ -75,11 +106,20 @@ class Orchestrated(Negotiator, Option):
                 self.prepare_action(*given)
             case "dump":
                 self.dump()
-            case "hello":
-                pass
             case _:
                 return 1
         return 0
+
+    def _release(self) -> int:
+        """
+        Nobody manages the job from now on: without ranks there is none.
+        """
+        if self._trains:
+            return STAYS
+        if not self._over:
+            why = "its controller was destroyed before any rank had come"
+            self._say(StopRequested(why=why, signal=0, at=0.0))
+        return ENDS
 
 
 def _plugin() -> Option:

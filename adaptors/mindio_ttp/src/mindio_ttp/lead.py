@@ -1,0 +1,129 @@
+"""
+The `tft lead` of a job, as a manager sees it: one process for an address and a job. It outlives the manager that has
+started it. The next manager finds it by two files in a directory of this user:
+
+    NAME.lock     locked by the `tft lead` as long as it lives; the text is its pid
+    NAME          the socket of its controller
+"""
+
+import fcntl
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mindio_ttp import environment
+from mindio_ttp.checks import Refused
+
+_MODE = 0o700
+
+
+class Lead:
+    """
+    The `tft lead` of one job at one address, whether it lives or not.
+    """
+
+    def __init__(self, job: str, world: int, host: str, port: int) -> None:
+        mark = hashlib.sha256(f"{job} {world}".encode()).hexdigest()[:12]
+        self.desk = _room() / f"{host}-{port}-{mark}"
+        """The socket of its controller."""
+        self._lock = self.desk.with_name(f"{self.desk.name}.lock")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, words: Sequence[str]) -> bool:
+        """
+        Start `tft lead` with these arguments, and return True; return False where one lives.
+        """
+        lock = self._take()
+        if lock is None:
+            if self.code() is not None:
+                self._process = None  # the one that lives was started elsewhere
+            return False
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tft", "lead", *words],
+                env=environment.with_orchestrator(self.desk),
+                stdin=subprocess.DEVNULL,
+                pass_fds=(
+                    lock,
+                ),  # so the file stays locked until that process ends, however it ends
+                start_new_session=True,
+            )
+            os.truncate(lock, 0)
+            os.pwrite(lock, f"{self._process.pid}\n".encode(), 0)
+        finally:
+            os.close(lock)
+        return True
+
+    def lives(self) -> bool:
+        """
+        Return whether a `tft lead` lives, started here or elsewhere.
+        """
+        lock = self._take()
+        if lock is None:
+            return True
+        os.close(lock)
+        return False
+
+    def tidy(self) -> None:
+        """
+        Remove the files of a `tft lead` that does not live.
+        """
+        lock = self._take()
+        if lock is not None:
+            self.desk.unlink(missing_ok=True)
+            self._lock.unlink()
+            os.close(lock)
+
+    def code(self) -> int | None:
+        """
+        Return the exit status of the process that was started here; None where it lives, or none was started.
+        """
+        return None if self._process is None else self._process.poll()
+
+    def pid(self) -> str:
+        """
+        Return the pid of the process, for a sentence.
+        """
+        with suppress(FileNotFoundError):
+            return self._lock.read_text().strip() or "unknown"
+        return "unknown"
+
+    def _take(self) -> int | None:
+        """
+        Lock the file, and return its descriptor; None where a `tft lead` has it locked.
+        """
+        while True:
+            lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                return None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), self._lock.stat()):
+                    return lock
+            os.close(lock)  # `tidy` of another process has removed it meanwhile
+
+
+def _room() -> Path:
+    """
+    Return the directory of this user, made if need be. Raises `Refused` for one that another user may open: whoever
+    has the socket decides about the job.
+    """
+    room = Path(tempfile.gettempdir()) / f"tft-mindio-{os.getuid()}"
+    with suppress(FileExistsError):
+        room.mkdir(mode=_MODE)
+    found = room.lstat()
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode != _MODE:
+        raise Refused(
+            f"tft_start_controller: {room} is to be a directory that only user {os.getuid()} can open (mode 700), "
+            f"and it is of user {found.st_uid} with mode {mode:o}: remove it, or set TMPDIR to another directory"
+        )
+    return room
