@@ -226,3 +226,30 @@ def test_a_script_may_take_its_time_before_the_first_rank_joins() -> None:
     job.arrive(0)
     job.wait()
     assert [kill.rank for kill in job.orders(Kill)] == [1]
+
+
+def test_the_last_holder_of_a_shard_is_not_ended_for_a_late_stop() -> None:
+    """
+    When the only rank that still has a shard does not leave its loop in time, then it is waited for as long as a repair
+    may take: ended it would take the shard along.
+    """
+    job = trained(2, steps=3, strategies=("retry", "recover", "dump"))
+    job.muted = {(1, "stop")}
+    job.fault(0, "memory")
+    job.settle()
+    job.let_pass(10.5)
+    assert job.orders(Kill) == []
+    job.let_pass(300.0)
+    assert [kill.rank for kill in job.orders(Kill)] == [1]
+
+
+def test_a_late_stop_ends_a_rank_whose_shards_others_have() -> None:
+    """
+    When a rank does not leave its loop in time and others have all that it has, then it is ended at once.
+    """
+    job = trained(3, steps=3, strategies=("retry", "recover", "dump"))
+    job.muted = {(1, "stop")}
+    job.fault(0, "memory")
+    job.settle()
+    job.let_pass(10.5)
+    assert [kill.rank for kill in job.orders(Kill)] == [1]

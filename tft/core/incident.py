@@ -61,6 +61,8 @@ class Task:
     deadline: float
     renewed: int = 0
     """How often it was given that time again."""
+    spared: bool = False
+    """Who owes the answer was given the time of a repair, since a shard would be lost with it."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -312,6 +312,8 @@ class Machine:
         most = self._are_most(order, ranks)
         if most and order in AT_ONCE and self._renewed(order):
             return
+        if order == "stop" and not most and self._spared(ranks):
+            return
         why = f"no answer to {order} in time"
         job.tell("order_overdue", order=order, ranks=ranks)
         match order:
@@ -361,6 +363,21 @@ class Machine:
             return False
         task.renewed += 1
         task.deadline = self._job.now + task.limit
+        return True
+
+    def _spared(self, ranks: list[int]) -> bool:
+        """
+        Give ranks that do not leave their loop the time of a repair, once, where a shard would be lost with them and
+        there is no checkpoint to go back to: they may wait for somebody in a function of their own, and come out of it
+        by its limit. Who is held to hang is not waited for.
+        """
+        job, task = self._job, self._job.incident.tasks["stop"]
+        hang = any(job.seats[rank].blame for rank in ranks)
+        lost = not job.virgin and not job.checkpoints and job.only_on(ranks)
+        if task.spared or hang or not lost:
+            return False
+        task.spared, task.deadline = True, job.now + job.policy.repair
+        job.tell("stop_waits", ranks=ranks, shards=lost)
         return True
 
     # ---------------------------------------------------------------- promises
