@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo megatron-demo test check test-mindspore test-megatron soak mutate bench format clean
+.PHONY: demo megatron-demo test check test-mindspore test-megatron test-mindspeed soak mutate bench format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
@@ -24,9 +24,14 @@ test-mindspore:
 test-megatron: $(INSTALLED)
 	.venv/bin/python -m pytest tests/megatron -m "not soak"
 
+# Another part: MindSpeed-LLM's high availability, in an environment of its own, `.venv-mindspeed`.
+test-mindspeed:
+	PYTHON=$(PYTHON) scripts/mindspeed
+
 soak: $(INSTALLED)
 	.venv/bin/python -m pytest -m soak
 	PYTHON=$(PYTHON) scripts/mindspore -m soak
+	PYTHON=$(PYTHON) scripts/mindspeed -m soak
 
 mutate: $(INSTALLED)
 	scripts/mutate
@@ -39,7 +44,7 @@ format: $(INSTALLED)
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-mindspore
+	rm -rf .venv .venv-mindspore .venv-mindspeed
 
 # The group is read out of pyproject.toml: a Python 3.11 brings a pip that cannot do that yet.
 $(INSTALLED): pyproject.toml adaptors/mindio_ttp/pyproject.toml

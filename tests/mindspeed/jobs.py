@@ -1,0 +1,108 @@
+"""
+Jobs of the program that trains with MindSpeed-LLM's high availability, and those without a fault that others are
+compared with.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.jobs import Job, Outcome, job, left_behind
+
+PROGRAM = Path(__file__).parent / "program.py"
+SOURCE = os.environ.get("MINDSPEED_LLM", "")
+"""A directory of MindSpeed-LLM; empty: the stand-in for it is used."""
+LIMIT = 240.0
+"""Seconds a job may take: each rank imports torch and megatron-core, and each replacement does once more."""
+
+Options = Mapping[str, Any]
+"""What the program takes, as JSON."""
+MODELS: Mapping[str, Options] = {
+    "dense": {},
+    "moe": {"num_experts": 4, "expert_model_parallel_size": 2},
+}
+"""Optimizers chained: of one, and of two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """
+    A job that has ended.
+    """
+
+    outcome: Outcome
+    directory: Path
+
+    def finals(self) -> dict[str, Any]:
+        """
+        By rank: digests of its parameters and its optimizer's state, where its scheduler and its data are.
+        """
+        return {
+            path.stem: json.loads(path.read_text()) for path in self.directory.glob("final-*.json")
+        }
+
+    def losses(self) -> dict[tuple[str, int], set[str]]:
+        """
+        By rank and step: the losses of its micro-batches and that of all ranks, more than one where they differ.
+        """
+        found: dict[tuple[str, int], set[str]] = {}
+        for path in self.directory.glob("steps-*.jsonl"):
+            for line in path.read_text().splitlines():
+                step = json.loads(line)
+                told = json.dumps([step["ranks"], step["local"], step["loss"]])
+                found.setdefault((path.stem, step["step"]), set()).add(told)
+        return found
+
+    @property
+    def strategies(self) -> list[str]:
+        """
+        What was done about each incident.
+        """
+        return [str(incident["strategy"]) for incident in self.outcome.incidents]
+
+
+@contextmanager
+def training(directory: Path, options: Options, *run_options: str, nproc: int = 4) -> Iterator[Job]:
+    """
+    Starts the program on so many ranks.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    told = {**({"source": SOURCE} if SOURCE else {}), **options}
+    with job(
+        directory / "run", "--adaptor", "mindio", *run_options, script=PROGRAM, nproc=nproc,
+        arguments=(str(directory), json.dumps(told)),
+        environment={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
+    ) as running:  # fmt: skip
+        yield running
+
+
+def train(directory: Path, options: Options, *run_options: str, **how: Any) -> Trained:
+    """
+    A job from its start to its end, which must leave no process behind.
+    """
+    with training(directory, options, *run_options, **how) as running:
+        outcome = running.end(LIMIT)
+        assert left_behind(directory / "run") == [], "processes were left behind"
+    return Trained(outcome=outcome, directory=directory)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """
+    A model trained without a fault, once for all tests.
+    """
+    known: dict[str, Trained] = {}
+
+    def found(model: str) -> Trained:
+        if model not in known:
+            known[model] = train(tmp_path_factory.mktemp(model) / "job", MODELS[model])
+            assert known[model].outcome.code == 0, known[model].outcome.output[-6000:]
+        return known[model]
+
+    return found

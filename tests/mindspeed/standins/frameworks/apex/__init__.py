@@ -1,0 +1,3 @@
+"""
+A stand-in for the parts of Apex that MindSpeed-LLM imports.
+"""

@@ -1,0 +1,3 @@
+"""
+Where Apex has its layer norms.
+"""

@@ -1,0 +1,37 @@
+"""
+Samples in the order of their numbers, dealt to the data-parallel ranks.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core import mpu
+from megatron.training import get_args
+
+
+class _Dealt:
+    """
+    Micro-batches of this rank from a number of samples on.
+    """
+
+    def __init__(self, total: int, consumed: int) -> None:
+        self._total, self._consumed = total, consumed
+        self._size = get_args().micro_batch_size
+        self._rank, self._ranks = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = self._consumed + self._rank * self._size
+        for begin in range(first, self._total, self._ranks * self._size):
+            yield list(range(begin, begin + self._size))
+
+
+def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
+    """
+    A loader of micro-batches; None without a data set.
+    """
+    if dataset is None:
+        return None
+    return torch.utils.data.DataLoader(
+        dataset, batch_sampler=_Dealt(len(dataset), consumed_samples)
+    )

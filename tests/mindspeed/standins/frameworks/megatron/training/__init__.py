@@ -1,0 +1,8 @@
+"""
+A stand-in for the parts of `megatron.training` that MindSpeed-LLM's high availability uses. megatron-core as it is
+installed has `megatron.core` alone; this directory on `sys.path` adds the rest of the namespace.
+"""
+
+from megatron.training.global_vars import get_args, get_timers
+
+__all__ = ["get_args", "get_timers"]

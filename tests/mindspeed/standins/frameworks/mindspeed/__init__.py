@@ -1,0 +1,3 @@
+"""
+A stand-in for the parts of MindSpeed that MindSpeed-LLM's high availability uses.
+"""

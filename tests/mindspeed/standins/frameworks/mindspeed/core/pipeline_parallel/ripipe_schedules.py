@@ -1,0 +1,5 @@
+"""
+A schedule that no test uses.
+"""
+
+forward_backward_ripipe_pipelining = None

@@ -1,0 +1,15 @@
+"""
+What MindSpeed changes in megatron-core 0.12 before anything else, because there is no Transformer Engine: imported once,
+as MindSpeed's module of that name.
+"""
+
+import megatron.core.fp8_utils as fp8
+from torch import _dynamo
+
+
+def _quantize_param_shard_impl(model_params: list[object], *_: object) -> None:
+    assert not model_params, "there are no parameters in eight bits without Transformer Engine"
+
+
+fp8._quantize_param_shard_impl = _quantize_param_shard_impl
+_dynamo.config.disable = True  # megatron/core/jit.py: fused functions would be compiled

@@ -1,0 +1,47 @@
+"""
+How MindSpeed replaces functions and methods of Megatron's and torch's.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class MindSpeedPatchesManager:
+    """
+    Of one process. What ends in `wrapper` or `decorator` wraps what is there, anything else takes its place.
+    """
+
+    def __init__(self) -> None:
+        self._patches: dict[str, list[Callable[..., Any]]] = {}
+
+    def register_patch(self, name: str, new: Callable[..., Any], force_patch: bool = False) -> None:
+        """
+        Of a function or method by its full name. The first that is registered is the innermost.
+        """
+        self._patches.setdefault(name, []).append(new)
+
+    def apply_patches(self) -> None:
+        """
+        All that were registered since the last time, wherever the function was imported to.
+        """
+        patches, self._patches = self._patches, {}
+        for name, found in patches.items():
+            place, _, last = name.rpartition(".")
+            owner = _owner(place)
+            original = patched = getattr(owner, last)
+            for new in found:
+                wraps = new.__name__.endswith(("wrapper", "decorator"))
+                patched = new(patched) if wraps else new
+            for module in [owner, *list(sys.modules.values())]:
+                if module is not None and vars(module).get(last) is original:
+                    setattr(module, last, patched)
+
+
+def _owner(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        place, _, last = name.rpartition(".")
+        return getattr(_owner(place), last)

@@ -1,0 +1,19 @@
+"""
+A stand-in for torch_npu on a CPU: `torch.npu`, `device="npu"`, process groups called "hccl", and what
+`torch_npu.contrib.transfer_to_npu` does with `torch.cuda`. For tests alone.
+
+Source for the behaviour: Ascend/pytorch, torch_npu/npu/_recovery.py and torch_npu/distributed/distributed_c10d.py.
+"""
+
+import torch
+import torch.distributed as dist
+
+from torch_npu import cpu, hccl, npu
+
+__version__ = "2.7.1"
+__all__ = ["npu"]
+
+torch.npu = npu  # type: ignore[attr-defined]  # added
+dist.reinit_process_group = hccl.reinit_process_group  # type: ignore[attr-defined]  # added
+cpu.install()
+hccl.install()
