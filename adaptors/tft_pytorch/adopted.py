@@ -81,6 +81,9 @@ class Adopted:
             shard.name: shard for shard in shards_of(model, optimizer, others, self._wrappers)
         }
         self._private = Private(model, data, rngs)
+        self._private.modes.watch(
+            model, *(each for each in others.values() if isinstance(each, nn.Module))
+        )
         self._replaced: set[str] = set()
         """The shards that the script has read, until it has read all."""
 

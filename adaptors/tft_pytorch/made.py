@@ -138,6 +138,7 @@ class Maker:
             self._watch.remove()
         self._held = self._all()
         self._parts = self._watch = None
+        self._private.modes.watch()
         _let_go()
 
     def rebuild(self) -> Made:
@@ -156,6 +157,9 @@ class Maker:
         if self._contributing is not None:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
+        self._private.modes.watch(
+            made.model, *(each for each in made.others.values() if isinstance(each, nn.Module))
+        )
         self._parts, self._held = parts, {}
         return made
 

@@ -179,6 +179,39 @@ def test_a_rollback_drops_the_gradients() -> None:
     assert [parameter.grad for parameter in model.parameters()] == [None, None]
 
 
+def test_modules_are_in_the_modes_of_the_last_complete_step_again() -> None:
+    """
+    When modules evaluate in a step that is given up, then they train again; one that evaluated when the last
+    step was complete still does, in the process that takes the place of a dead one, too.
+    """
+    model, fresh = (nn.Sequential(nn.Dropout(), nn.BatchNorm1d(4)) for _ in range(2))
+    model.append(nn.Linear(4, 4))
+    fresh.append(nn.Linear(4, 4))
+    state = adopted(model)
+    model[1].eval()
+    state.capture(closing=True)
+    model.eval()
+    private = state.capture()
+    state.rollback(private)
+    adopted(fresh).rollback(private)
+    for each in (model, fresh):
+        assert [module.training for module in each.modules()] == [True, True, False, True]
+
+
+def test_modes_of_another_number_of_modules_are_left() -> None:
+    """
+    When a state comes from a script with other modules, as a resumed one may have, then modes stay as they are;
+    what is no list of modes is refused.
+    """
+    model = nn.Linear(4, 4)
+    private = adopted(nn.Sequential(nn.Linear(4, 4))).capture()
+    state = adopted(model.eval())
+    state.rollback(private)
+    assert not model.training
+    with pytest.raises(MalformedMessage, match="modes of modules"):
+        state.rollback(pack({**unpack(private), "modes": 3}))
+
+
 def test_a_capture_costs_a_few_microseconds() -> None:
     """
     When torch's generator and a small position are captured, then in the best of many rounds it

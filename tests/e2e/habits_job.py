@@ -1,0 +1,168 @@
+"""
+A job of DDP with one habit that scripts have, and a rank that dies in the midst of it.
+
+    habits_job.py HABIT [--make] [--die RANK,STEP]
+
+At the end each rank says all there is of its state: tft's digests, and what it finds in the objects themselves.
+"""
+
+import argparse
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from sys import path
+
+import torch
+import torch.distributed as dist
+import xxhash
+from tft_pytorch import Made
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tft
+
+path.append("examples/gpt")
+from record import Record
+
+WIDTH = 8
+
+
+class Net(nn.Module):
+    """
+    A small network with dropout.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 16)
+        self.dropout = nn.Dropout(0.2)
+        self.last = nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        """
+        (batch, WIDTH) to the same, in this step.
+        """
+        del step
+        return self.last(torch.tanh(self.dropout(self.first(x))))  # type: ignore[no-any-return]  # torch has no types here
+
+
+class Habit:
+    """
+    A script without any; what others do otherwise.
+    """
+
+    net: Callable[[], nn.Module] = Net
+
+    def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
+        """
+        What follows the update window.
+        """
+
+
+class Evaluates(Habit):
+    """
+    At the end of every third step, and all ranks average what they found.
+    """
+
+    def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
+        """
+        Not in the mode of training.
+        """
+        if step % 3 == 0:
+            model.eval()
+            with torch.no_grad():
+                loss = model(torch.ones(2, WIDTH), step).square().mean()
+            die()
+            dist.all_reduce(loss)
+            model.train()
+
+
+HABITS: Mapping[str, type[Habit]] = {"evaluates": Evaluates}
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("habit", choices=HABITS)
+parser.add_argument("--make", action="store_true")
+parser.add_argument("--die")
+parser.add_argument("--steps", type=int, default=10)
+args = parser.parse_args()
+
+session = tft.init()
+rank = session.rank
+habit = HABITS[args.habit]()
+victim, fatal = map(int, args.die.split(",")) if args.die else (-1, -1)
+record = Record(session.run_dir, rank)
+torch.set_num_threads(1)
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """
+    The same weights on every rank.
+    """
+    torch.manual_seed(0)
+    model = habit.net()
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def make() -> Made:
+    """
+    What is made over the groups.
+    """
+    model, optimizer = build()
+    return Made(model=DDP(model), optimizer=optimizer)
+
+
+def die() -> None:
+    """
+    The victim, at its step, once.
+    """
+    if (rank, session.step) == (victim, fatal) and session.incarnation == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if args.make:
+    torch.manual_seed(100 + rank)
+    session.adopt(make=make)
+else:
+    model, optimizer = build()
+    torch.manual_seed(100 + rank)
+    session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model))
+
+
+def train(session: tft.Session) -> None:
+    wrapped = session.model.model if args.make else session.model
+    steps = session.model.optimizer if args.make else optimizer
+    for step in session.steps(args.steps):
+        generator = torch.Generator().manual_seed(1000 * rank + step)
+        loss = wrapped(torch.randn(4, WIDTH, generator=generator), step).square().mean()
+        loss.backward()
+        record.write(step, loss.item())
+        with session.update():
+            steps.step()
+        steps.zero_grad()
+        habit.after(wrapped.module, step, die)
+
+
+def whole(tensors: Mapping[str, Tensor]) -> str:
+    """
+    A digest of their content.
+    """
+    found = xxhash.xxh3_128()
+    for name, tensor in tensors.items():
+        found.update(name.encode())
+        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+session.run(train)
+net: nn.Module = session.model.model.module if args.make else model
+record.finish(
+    {
+        **session.digests(),
+        "modes": json.dumps([module.training for module in net.modules()]),
+        "buffers": whole(dict(net.named_buffers())),
+        "trained": json.dumps([each.requires_grad for each in net.parameters()]),
+        "extra": repr({k: v for k, v in net.state_dict().items() if k.endswith("_extra_state")}),
+    }
+)

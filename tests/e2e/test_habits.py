@@ -1,0 +1,31 @@
+"""
+Habits of scripts that leave something behind in a process: whatever it is, it is rolled back with the rest.
+Each job loses a rank in the midst of it, and all that there is of its state at the end, on every rank, is that of
+the undisturbed job.
+"""
+
+from pathlib import Path
+
+from tests.e2e.jobs import ROOT, identical, run
+
+SCRIPT = ROOT / "tests" / "e2e" / "habits_job.py"
+
+
+def loses_nothing(where: Path, habit: str, dies: str, *more: str) -> None:
+    """
+    A job of three ranks in which one dies, compared with one in which none does.
+    """
+    calm = run(where / "calm", script=SCRIPT, arguments=(habit, *more), nproc=3)
+    assert calm.code == 0, calm.output
+    outcome = run(where / "run", script=SCRIPT, arguments=(habit, "--die", dies, *more), nproc=3)
+    assert outcome.code == 0, outcome.output
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)]
+    identical(outcome, calm)
+
+
+def test_survivors_of_an_evaluation_train_on(tmp_path: Path) -> None:
+    """
+    When a rank dies in an evaluation behind the window, and the others are interrupted there, then they are in
+    the mode of training again.
+    """
+    loses_nothing(tmp_path, "evaluates", "1,7")
