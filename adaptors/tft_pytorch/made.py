@@ -131,14 +131,17 @@ class Maker:
 
     def clear(self) -> None:
         """
-        Keep what this rank has, and let go of all that refers to the groups.
+        Keep what this rank has at the end of the last complete step, and let go of all that refers to the
+        groups.
         """
         self._wrappers.drop()
         if self._watch is not None:
             self._watch.remove()
+        self._private.running.rewind()
         self._held = self._all()
         self._parts = self._watch = None
         self._private.modes.watch()
+        self._private.running.let_go()
         _let_go()
 
     def rebuild(self) -> Made:
@@ -157,6 +160,7 @@ class Maker:
         if self._contributing is not None:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
+        self._private.running.watch(made.model)
         self._private.modes.watch(
             made.model, *(each for each in made.others.values() if isinstance(each, nn.Module))
         )
@@ -247,6 +251,7 @@ class Maker:
         }
 
     def _adopt(self, shard: str, held: Held) -> None:
+        self._private.running.forget()
         known = {**self._all(), shard: held}
         self._held = {name: known[name] for name in self._shards if name in known}
         self._parts = None

@@ -47,12 +47,37 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.dropout(self.first(x))))  # type: ignore[no-any-return]  # torch has no types here
 
 
+class Counting(Net):
+    """
+    Its forward pass counts what it has seen, as experts do, and what comes of it depends on that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        """
+        As that of any.
+        """
+        if self.training:
+            self.seen += x.abs().sum()
+        return super().forward(x, step) * (1.0 + 0.01 * self.seen)  # type: ignore[no-any-return]  # torch has no types here
+
+
 class Habit:
     """
     A script without any; what others do otherwise.
     """
 
     net: Callable[[], nn.Module] = Net
+
+    def before(self, step: int, die: Callable[[], None]) -> None:
+        """
+        What comes between forward and backward.
+        """
+        die()
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
@@ -64,6 +89,11 @@ class Evaluates(Habit):
     """
     At the end of every third step, and all ranks average what they found.
     """
+
+    def before(self, step: int, die: Callable[[], None]) -> None:
+        """
+        Nobody dies here.
+        """
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
@@ -78,7 +108,18 @@ class Evaluates(Habit):
             model.train()
 
 
-HABITS: Mapping[str, type[Habit]] = {"evaluates": Evaluates}
+class Counts(Habit):
+    """
+    In a buffer, in the forward pass.
+    """
+
+    net = Counting
+
+
+HABITS: Mapping[str, type[Habit]] = {
+    "evaluates": Evaluates,
+    "counts": Counts,
+}
 
 
 parser = argparse.ArgumentParser()
@@ -110,7 +151,7 @@ def make() -> Made:
     What is made over the groups.
     """
     model, optimizer = build()
-    return Made(model=DDP(model), optimizer=optimizer)
+    return Made(model=DDP(model, broadcast_buffers=False), optimizer=optimizer)
 
 
 def die() -> None:
@@ -136,6 +177,7 @@ def train(session: tft.Session) -> None:
     for step in session.steps(args.steps):
         generator = torch.Generator().manual_seed(1000 * rank + step)
         loss = wrapped(torch.randn(4, WIDTH, generator=generator), step).square().mean()
+        habit.before(step, die)
         loss.backward()
         record.write(step, loss.item())
         with session.update():

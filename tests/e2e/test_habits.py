@@ -29,3 +29,11 @@ def test_survivors_of_an_evaluation_train_on(tmp_path: Path) -> None:
     the mode of training again.
     """
     loses_nothing(tmp_path, "evaluates", "1,7")
+
+
+def test_what_the_forward_pass_counts_in_a_made_model_is_counted_once(tmp_path: Path) -> None:
+    """
+    When a model that is made over groups counts in a buffer in its forward pass, and a rank dies behind it,
+    then the survivors, who had counted that step, too, count it once, and the replacement goes on counting.
+    """
+    loses_nothing(tmp_path, "counts", "1,6", "--make")
