@@ -94,6 +94,7 @@ class Adopted:
         """
         for shard in self._shards.values():
             shard.describe(shard.inventory())
+        self._private.extra.watch(self._model)
         pack(self._private.digestible())
 
     @property
@@ -143,7 +144,7 @@ class Adopted:
         self._wrappers.drop()
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.clear()
-        self._private.running.rewind()
+        self._private.rewind()
 
     def rebuild(self) -> Any:  # Any: whatever the user's factory returns
         """
@@ -197,7 +198,7 @@ class Adopted:
         The shard is whole: use it.
         """
         self._shard(shard).taken(meta)
-        self._private.running.forget()
+        self._private.forget()
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
@@ -222,7 +223,7 @@ class Adopted:
         from tft_pytorch.checkpoints import load
 
         load(directory, self._shard(shard))
-        self._private.running.forget()
+        self._private.forget()
 
     def beside(self, shard: str) -> bytes:
         """
@@ -243,7 +244,7 @@ class Adopted:
         where it has left masters as they were.
         """
         self._shard(shard).replaced(beside)
-        self._private.running.forget()
+        self._private.forget()
         self._replaced.add(shard)
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.replaced(everything=shard == DENSE)
@@ -270,7 +271,7 @@ class Adopted:
         masters = {k: v for each in found for k, v in each.model.items() if k.startswith("master.")}
         optimizer = {k: v for each in found for k, v in each.of("optim.").items()}
         return {
-            "parameters": digest(None, named_tensors(self._model)),
+            "parameters": digest(self._private.extra.noted()[0], named_tensors(self._model)),
             "optimizer": digest([each.optimizer_tree for each in found], optimizer | masters),
             "scheduler": digest(None, {}),
             **{

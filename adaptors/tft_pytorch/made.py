@@ -137,11 +137,12 @@ class Maker:
         self._wrappers.drop()
         if self._watch is not None:
             self._watch.remove()
-        self._private.running.rewind()
+        self._private.rewind()
         self._held = self._all()
         self._parts = self._watch = None
         self._private.modes.watch()
         self._private.running.let_go()
+        self._private.extra.let_go()
         _let_go()
 
     def rebuild(self) -> Made:
@@ -161,6 +162,7 @@ class Maker:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
         self._private.running.watch(made.model)
+        self._private.extra.watch(made.model)
         self._private.modes.watch(
             made.model, *(each for each in made.others.values() if isinstance(each, nn.Module))
         )
@@ -240,7 +242,7 @@ class Maker:
 
         others = {name: None for each in held for name in each.others}
         return {
-            "parameters": digest(None, named("model")),
+            "parameters": digest(self._private.extra.noted()[0], named("model")),
             "optimizer": digest([each.optimizer for each in held], named("optim")),
             "scheduler": digest(None, {}),
             **{
@@ -251,7 +253,7 @@ class Maker:
         }
 
     def _adopt(self, shard: str, held: Held) -> None:
-        self._private.running.forget()
+        self._private.forget()
         known = {**self._all(), shard: held}
         self._held = {name: known[name] for name in self._shards if name in known}
         self._parts = None

@@ -80,10 +80,10 @@ class RunningBuffers:
             tensor = self._tensor(index)
             seen.tensor, seen.changes = tensor, 0 if tensor is None else tensor._version
 
-    def copy(self, *, closing: bool) -> dict[str, object] | None:
+    def copy(self, *, closing: bool, room: int = INLINE) -> dict[str, object] | None:
         """
         A plain description of the present content, for `restore`; None where nothing moves.
-        `closing`: a step is complete, and `rewind` is to come back to here.
+        `closing`: a step is complete, and `rewind` is to come back to here. `room`: so many bytes may travel.
         """
         if not self._slots:
             return None
@@ -93,7 +93,7 @@ class RunningBuffers:
         present = self._present(indices)
         if not present:
             return None
-        copy = self._inline(present)
+        copy = self._inline(present, room)
         if copy is None:
             self._count += 1
             copy = self._keep(present, self._process + self._count.to_bytes(8, "big"))
@@ -107,9 +107,11 @@ class RunningBuffers:
         Put back what `copy` described, here or in the process before. What was kept there and
         could not travel is taken to be what came with the shard.
         """
+        if copy is not None and (
+            not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
+        ):
+            raise MalformedMessage("private state with buffers that cannot be read")
         if copy is not None and self._slots:
-            if not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys():
-                raise MalformedMessage("private state with buffers that cannot be read")
             present = self._present(copy["at"])
             if "bytes" in copy:
                 _write(present, copy["bytes"])
@@ -160,12 +162,12 @@ class RunningBuffers:
             ):
                 self._moving.add(index)
 
-    def _inline(self, present: list[tuple[int, Tensor]]) -> dict[str, object] | None:
+    def _inline(self, present: list[tuple[int, Tensor]], room: int) -> dict[str, object] | None:
         size = 0
         views: list[memoryview] = []
         for index, tensor in present:
             size += tensor.nbytes
-            if size > INLINE or not in_place(tensor):
+            if size > room or not in_place(tensor):
                 return None
             known = self._views.get(index)
             if known is None or known[0] is not tensor:

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from sys import path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,7 +64,39 @@ class Counting(Net):
         """
         if self.training:
             self.seen += x.abs().sum()
-        return super().forward(x, step) * (1.0 + 0.01 * self.seen)  # type: ignore[no-any-return]  # torch has no types here
+        return super().forward(x, step) * (1.0 + 0.01 * self.seen)
+
+
+class Telling(Net):
+    """
+    It counts in a number that it tells as its extra state.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        self.scale = torch.ones(3)
+
+    def get_extra_state(self) -> dict[str, object]:
+        """
+        The count and the scales.
+        """
+        return {"seen": self.seen, "scale": self.scale}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:  # Any: each has its own type
+        """
+        To these.
+        """
+        self.seen, self.scale = state["seen"], state["scale"].clone()
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        """
+        As that of any.
+        """
+        if self.training:
+            self.seen += 1
+            self.scale *= 1.01
+        return super().forward(x, step) * self.scale.mean() * (1.0 + 0.1 * self.seen)
 
 
 class Habit:
@@ -116,9 +149,18 @@ class Counts(Habit):
     net = Counting
 
 
+class Tells(Habit):
+    """
+    In an extra state, in the forward pass.
+    """
+
+    net = Telling
+
+
 HABITS: Mapping[str, type[Habit]] = {
     "evaluates": Evaluates,
     "counts": Counts,
+    "tells": Tells,
 }
 
 

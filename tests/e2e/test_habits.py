@@ -6,6 +6,8 @@ the undisturbed job.
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.jobs import ROOT, identical, run
 
 SCRIPT = ROOT / "tests" / "e2e" / "habits_job.py"
@@ -37,3 +39,14 @@ def test_what_the_forward_pass_counts_in_a_made_model_is_counted_once(tmp_path: 
     then the survivors, who had counted that step, too, count it once, and the replacement goes on counting.
     """
     loses_nothing(tmp_path, "counts", "1,6", "--make")
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param((), marks=pytest.mark.soak), ("--make",)], ids=["adopted", "made"]
+)
+def test_extra_states_of_modules_are_state(tmp_path: Path, how: tuple[str, ...]) -> None:
+    """
+    When a module counts in what it tells as its extra state, and a rank dies behind the forward pass, then all
+    ranks, the replacement and those who had counted that step included, have counted each step once.
+    """
+    loses_nothing(tmp_path, "tells", "1,6", *how)
