@@ -23,6 +23,7 @@ from tft_pytorch.kinds import DENSE
 from tft_pytorch.names import parameter_names
 from tft_pytorch.others import check_others
 from tft_pytorch.private import Private
+from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shards import shards_of
 from tft_pytorch.state import Shard, digest, named_tensors
@@ -84,6 +85,8 @@ class Adopted:
         self._private.modes.watch(
             model, *(each for each in others.values() if isinstance(each, nn.Module))
         )
+        self._rehearsal = Rehearsal(self._describe)
+        self._rehearsal.watch(optimizer, others)
         self._replaced: set[str] = set()
         """The shards that the script has read, until it has read all."""
 
@@ -92,10 +95,15 @@ class Adopted:
         Describe everything once, so that what cannot be moved is refused now, not in an incident.
         Only then is anything of the user's touched.
         """
-        for shard in self._shards.values():
-            shard.describe(shard.inventory())
+        self._describe()
         self._private.extra.watch(self._model)
         pack(self._private.digestible())
+
+    def _describe(self) -> None:
+        for shard in self._shards.values():
+            found = shard.inventory()
+            refuse_unmovable(found.kept)
+            shard.describe(found)
 
     @property
     def on_cuda(self) -> bool:
@@ -109,10 +117,11 @@ class Adopted:
     def capture(self, *, closing: bool = False) -> bytes:
         """
         The private state, at an edge of an update window; at the closing one it is also noted what the
-        step leaves behind.
+        step leaves behind. Raises `UsageError` where that could not be moved in an incident.
         """
         if closing:
             self._wrappers.note()
+            self._rehearsal.closing()
         return self._private.capture(closing=closing)
 
     def rollback(self, private: bytes) -> None:

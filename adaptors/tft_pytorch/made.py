@@ -25,6 +25,7 @@ from tft_pytorch.buckets import Wrappers
 from tft_pytorch.held import Held, Parts, room
 from tft_pytorch.memory import Awaited, readable
 from tft_pytorch.private import Private
+from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.state import digest
 
 Make = Callable[[], Made]
@@ -85,7 +86,13 @@ class Maker:
         self._coming: dict[str, Held] = {}
         """By shard, while its content has not come."""
         self._watch: RemovableHandle | None = None
+        self._rehearsal = Rehearsal(self._describe)
         pack(self._private.digestible())
+
+    def _describe(self) -> None:
+        for held in self._all().values():
+            refuse_unmovable(held.tensors)
+            held.meta()
 
     @property
     def on_cuda(self) -> bool:
@@ -98,10 +105,12 @@ class Maker:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        The private state, at an edge of an update window.
+        The private state, at an edge of an update window. Raises `UsageError` where the state could not be
+        moved in an incident.
         """
         if closing:
             self._wrappers.note()
+            self._rehearsal.closing()
         return self._private.capture(closing=closing)
 
     def rollback(self, private: bytes) -> None:
@@ -143,6 +152,7 @@ class Maker:
         self._private.modes.watch()
         self._private.running.let_go()
         self._private.extra.let_go()
+        self._rehearsal.let_go()
         _let_go()
 
     def rebuild(self) -> Made:
@@ -166,6 +176,8 @@ class Maker:
         self._private.modes.watch(
             made.model, *(each for each in made.others.values() if isinstance(each, nn.Module))
         )
+        scheduler = {} if made.scheduler is None else {"scheduler": made.scheduler}
+        self._rehearsal.watch(made.optimizer, {**scheduler, **made.others})
         self._parts, self._held = parts, {}
         return made
 

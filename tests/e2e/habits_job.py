@@ -99,12 +99,33 @@ class Telling(Net):
         return super().forward(x, step) * self.scale.mean() * (1.0 + 0.1 * self.seen)
 
 
+class Momentum(torch.optim.SGD):
+    """
+    It keeps what belongs to parameters in an attribute.
+    """
+
+    def __init__(self, params: Any, lr: float) -> None:  # Any: as in torch
+        super().__init__(params, lr=lr)
+        self.velocity: dict[Tensor, Tensor] = {}
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """
+        Of its own.
+        """
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                known = self.velocity.setdefault(parameter, torch.zeros_like(parameter))
+                known.mul_(0.9).add_(parameter.grad)
+                parameter.data.add_(known, alpha=-group["lr"])
+
+
 class Habit:
     """
     A script without any; what others do otherwise.
     """
 
     net: Callable[[], nn.Module] = Net
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
 
     def before(self, step: int, die: Callable[[], None]) -> None:
         """
@@ -157,10 +178,19 @@ class Tells(Habit):
     net = Telling
 
 
+class Hides(Habit):
+    """
+    State of the optimizer, in an attribute of it.
+    """
+
+    optimizer = Momentum
+
+
 HABITS: Mapping[str, type[Habit]] = {
     "evaluates": Evaluates,
     "counts": Counts,
     "tells": Tells,
+    "hides": Hides,
 }
 
 
@@ -185,7 +215,7 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     """
     torch.manual_seed(0)
     model = habit.net()
-    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+    return model, habit.optimizer(model.parameters(), lr=0.01)
 
 
 def make() -> Made:
@@ -193,7 +223,7 @@ def make() -> Made:
     What is made over the groups.
     """
     model, optimizer = build()
-    return Made(model=DDP(model, broadcast_buffers=False), optimizer=optimizer)
+    return Made(model=DDP(model, forward_sync_buffers=False), optimizer=optimizer)
 
 
 def die() -> None:

@@ -50,3 +50,18 @@ def test_extra_states_of_modules_are_state(tmp_path: Path, how: tuple[str, ...])
     ranks, the replacement and those who had counted that step included, have counted each step once.
     """
     loses_nothing(tmp_path, "tells", "1,6", *how)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
+def test_an_optimizer_that_keeps_state_out_of_reach_is_refused(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    """
+    When an optimizer keeps state in an attribute, then the job ends with its first step, and says why, where a
+    replacement would have trained on without it.
+    """
+    outcome = run(tmp_path, script=SCRIPT, arguments=("hides", "--die", "1,6", *how), nproc=2)
+    assert outcome.code not in (0, 3), outcome.output
+    assert "Momentum keeps state in its attributes" in outcome.output
+    assert {step for _, step in outcome.rows()} == {1}
