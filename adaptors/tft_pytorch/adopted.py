@@ -23,6 +23,7 @@ from tft_pytorch.kinds import DENSE
 from tft_pytorch.names import parameter_names
 from tft_pytorch.others import check_others
 from tft_pytorch.private import Private
+from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shards import shards_of
 from tft_pytorch.state import Shard, digest, named_tensors
@@ -81,6 +82,11 @@ class Adopted:
             shard.name: shard for shard in shards_of(model, optimizer, others, self._wrappers)
         }
         self._private = Private(model, data, rngs)
+        self._private.modes.watch(
+            model, *(each for each in others.values() if isinstance(each, nn.Module))
+        )
+        self._rehearsal = Rehearsal(self._describe)
+        self._rehearsal.watch(optimizer, others)
         self._replaced: set[str] = set()
         """The shards that the script has read, until it has read all."""
 
@@ -89,9 +95,15 @@ class Adopted:
         Describe everything once, so that what cannot be moved is refused now, not in an incident.
         Only then is anything of the user's touched.
         """
-        for shard in self._shards.values():
-            shard.describe(shard.inventory())
+        self._describe()
+        self._private.extra.watch(self._model)
         pack(self._private.digestible())
+
+    def _describe(self) -> None:
+        for shard in self._shards.values():
+            found = shard.inventory()
+            refuse_unmovable(found.kept)
+            shard.describe(found)
 
     @property
     def on_cuda(self) -> bool:
@@ -105,10 +117,11 @@ class Adopted:
     def capture(self, *, closing: bool = False) -> bytes:
         """
         The private state, at an edge of an update window; at the closing one it is also noted what the
-        step leaves behind.
+        step leaves behind. Raises `UsageError` where that could not be moved in an incident.
         """
         if closing:
             self._wrappers.note()
+            self._rehearsal.closing()
         return self._private.capture(closing=closing)
 
     def rollback(self, private: bytes) -> None:
@@ -140,7 +153,7 @@ class Adopted:
         self._wrappers.drop()
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.clear()
-        self._private.running.rewind()
+        self._private.rewind()
 
     def rebuild(self) -> Any:  # Any: whatever the user's factory returns
         """
@@ -194,7 +207,7 @@ class Adopted:
         The shard is whole: use it.
         """
         self._shard(shard).taken(meta)
-        self._private.running.forget()
+        self._private.forget()
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
@@ -219,7 +232,7 @@ class Adopted:
         from tft_pytorch.checkpoints import load
 
         load(directory, self._shard(shard))
-        self._private.running.forget()
+        self._private.forget()
 
     def beside(self, shard: str) -> bytes:
         """
@@ -240,7 +253,7 @@ class Adopted:
         where it has left masters as they were.
         """
         self._shard(shard).replaced(beside)
-        self._private.running.forget()
+        self._private.forget()
         self._replaced.add(shard)
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.replaced(everything=shard == DENSE)
@@ -267,7 +280,7 @@ class Adopted:
         masters = {k: v for each in found for k, v in each.model.items() if k.startswith("master.")}
         optimizer = {k: v for each in found for k, v in each.of("optim.").items()}
         return {
-            "parameters": digest(None, named_tensors(self._model)),
+            "parameters": digest(self._private.extra.noted()[0], named_tensors(self._model)),
             "optimizer": digest([each.optimizer_tree for each in found], optimizer | masters),
             "scheduler": digest(None, {}),
             **{

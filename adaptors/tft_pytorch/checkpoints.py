@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tft.errors import CheckpointCorrupt
 from tft.files import sync
+from tft_pytorch.extra import SUFFIX
 from tft_pytorch.held import Held, room, spans_of
 from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.state import Shard
@@ -197,17 +198,24 @@ def load(directory: Path, shard: Shard) -> None:
     shard.settle(meta, tensors)
 
 
-def _model(shard: Shard) -> dict[str, Tensor]:
+def _model(shard: Shard) -> dict[str, Any]:  # Any: modules keep extra states of any kind
     """
     Plain torch asks for a tied parameter under each of its names, and not for buffers that are not
-    persistent; the adaptor for those, and for a tied parameter under one name.
+    persistent; the adaptor for those, and for a tied parameter under one name. Extra states are for plain
+    torch: the adaptor has them with the private state.
     """
     own = {name.removeprefix("model."): tensor for name, tensor in shard.named().items()}
     parts = (named_parameters(shard.model), named_buffers(shard.model))
     known = {id(tensor) for named in parts for name, tensor in named.items() if name in own}
     called = own_names(shard.model)
     asked = shard.model.state_dict(keep_vars=True)
-    return own | {called(name): t.detach() for name, t in asked.items() if id(t) in known}
+    extra = {
+        called(name): state
+        for name, state in asked.items()
+        if name.rpartition(".")[2] == SUFFIX and shard.has(f"model.{called(name)}")
+    }
+    tensors = {called(name): t.detach() for name, t in asked.items() if id(t) in known}
+    return own | tensors | extra
 
 
 def read_meta(place: Path) -> bytes:

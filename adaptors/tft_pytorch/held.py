@@ -23,6 +23,7 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Made
 from tft.protocol.codec import pack, unpack
 from tft_pytorch.described import described, listed, read
+from tft_pytorch.extra import ExtraStates, entry
 from tft_pytorch.kinds import Holders, Kinds, summed
 from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.others import check_others, divided, joined, mapped
@@ -51,6 +52,9 @@ class Held:
     """What the shard has of the scheduler and the like, by name."""
     layouts: dict[str, Any] = field(default_factory=dict)  # Any: as `Wrappers.layouts` has them
     """Of the DDPs whose parameters are in it, by name."""
+    extra: dict[str, Any] = field(default_factory=dict)  # Any: whatever modules keep
+    """Extra states of modules, by the names that torch has for them: for checkpoints. What a rank goes on with
+    is its private state."""
 
     def bare(self) -> "Held":
         """
@@ -75,6 +79,7 @@ class Held:
                 ]
             }
         settings |= {name: put_together(tree, self.tensors) for name, tree in self.others.items()}
+        settings |= self.extra
         # what is under the settings is not named once more
         known, _ = flatten_state_dict(settings)
         return {name: t for name, t in self.tensors.items() if name not in known} | settings
@@ -179,6 +184,7 @@ class _Draft:
         self.groups: list[dict[str, Any]] = []
         self.others: dict[str, Any] = {}  # Any: each has its own type
         self.layouts: dict[str, Any] = {}
+        self.extra: dict[str, Any] = {}
 
     def finished(self) -> Held:
         kept = Disassembly()
@@ -189,6 +195,7 @@ class _Draft:
             tensors=self.weights | kept.tensors,
             spans=self.spans,
             layouts=self.layouts,
+            extra=self.extra,
         )
 
 
@@ -210,6 +217,8 @@ class Parts:
         own = own_names(model)
         self.parameters = named_parameters(model)
         self._buffers = named_buffers(model)
+        self._extra = ExtraStates()
+        self._extra.watch(model)
         self._names: dict[object, str] = {p: name for name, p in self.parameters.items()}
         self._kinds = Kinds(model, self.parameters, self._buffers)
         self._wrappers: dict[str, Holders] = {
@@ -270,6 +279,8 @@ class Parts:
             self._wrappers.items(), layouts or [None] * len(self._wrappers), strict=True
         ):
             kinds[holders].layouts[name] = layout
+        for name, state in self._extra.content().items():
+            kinds[self._kinds.beside(name)].extra[f"model.{entry(name)}"] = state
         drafts = [*kinds.values(), *([share] if self._replicas is not None else [])]
         return [draft.finished() for draft in drafts]
 

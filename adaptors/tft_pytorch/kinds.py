@@ -44,6 +44,7 @@ class Kinds:
         Raises `UsageError` where nobody can say who holds what.
         """
         rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._parameters = list(parameters)
         in_ddp = dict(_replicated(model))
         self._of: dict[str, Holders] = {}
         for name, parameter in parameters.items():
@@ -101,6 +102,13 @@ class Kinds:
         """
         most = set(holders)
         return next((kind for kind in self.all if most.issuperset(kind)), None)
+
+    def beside(self, module: str) -> Holders:
+        """
+        The kind of what a module keeps beside its parameters and buffers.
+        """
+        common = self._common(_beside(f"{module}.", self._parameters))
+        return self.within(common) or self.all[0]
 
     def name(self, holders: Holders) -> str:
         """

@@ -25,6 +25,7 @@ from tft_pytorch.buckets import Wrappers
 from tft_pytorch.held import Held, Parts, room
 from tft_pytorch.memory import Awaited, readable
 from tft_pytorch.private import Private
+from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.state import digest
 
 Make = Callable[[], Made]
@@ -85,7 +86,13 @@ class Maker:
         self._coming: dict[str, Held] = {}
         """By shard, while its content has not come."""
         self._watch: RemovableHandle | None = None
+        self._rehearsal = Rehearsal(self._describe)
         pack(self._private.digestible())
+
+    def _describe(self) -> None:
+        for held in self._all().values():
+            refuse_unmovable(held.tensors)
+            held.meta()
 
     @property
     def on_cuda(self) -> bool:
@@ -98,10 +105,12 @@ class Maker:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        The private state, at an edge of an update window.
+        The private state, at an edge of an update window. Raises `UsageError` where the state could not be
+        moved in an incident.
         """
         if closing:
             self._wrappers.note()
+            self._rehearsal.closing()
         return self._private.capture(closing=closing)
 
     def rollback(self, private: bytes) -> None:
@@ -131,13 +140,19 @@ class Maker:
 
     def clear(self) -> None:
         """
-        Keep what this rank has, and let go of all that refers to the groups.
+        Keep what this rank has at the end of the last complete step, and let go of all that refers to the
+        groups.
         """
         self._wrappers.drop()
         if self._watch is not None:
             self._watch.remove()
+        self._private.rewind()
         self._held = self._all()
         self._parts = self._watch = None
+        self._private.modes.watch()
+        self._private.running.let_go()
+        self._private.extra.let_go()
+        self._rehearsal.let_go()
         _let_go()
 
     def rebuild(self) -> Made:
@@ -156,6 +171,13 @@ class Maker:
         if self._contributing is not None:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
+        self._private.running.watch(made.model)
+        self._private.extra.watch(made.model)
+        self._private.modes.watch(
+            made.model, *(each for each in made.others.values() if isinstance(each, nn.Module))
+        )
+        scheduler = {} if made.scheduler is None else {"scheduler": made.scheduler}
+        self._rehearsal.watch(made.optimizer, {**scheduler, **made.others})
         self._parts, self._held = parts, {}
         return made
 
@@ -232,7 +254,7 @@ class Maker:
 
         others = {name: None for each in held for name in each.others}
         return {
-            "parameters": digest(None, named("model")),
+            "parameters": digest(self._private.extra.noted()[0], named("model")),
             "optimizer": digest([each.optimizer for each in held], named("optim")),
             "scheduler": digest(None, {}),
             **{
@@ -243,6 +265,7 @@ class Maker:
         }
 
     def _adopt(self, shard: str, held: Held) -> None:
+        self._private.forget()
         known = {**self._all(), shard: held}
         self._held = {name: known[name] for name in self._shards if name in known}
         self._parts = None

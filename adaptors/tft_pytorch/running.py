@@ -8,10 +8,12 @@ always are, because torch's native kernels change running statistics without cou
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
 
 from tft.errors import MalformedMessage
@@ -40,17 +42,35 @@ class RunningBuffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        slots = [(module, name) for module in model.modules() for name in module._buffers]
-        self._slots = [(module._buffers, name) for module, name in slots]
-        self._seen = [_Seen(None, 0) for _ in slots]
-        self._moving = {i for i, (module, _) in enumerate(slots) if isinstance(module, _NormBase)}
+        self._slots: list[tuple[dict[str, Tensor | None], str]] = []
+        self._seen: list[_Seen] = []
+        self._moving: set[int] = set()
         self._views: dict[int, tuple[Tensor, memoryview]] = {}
         self._kept: dict[bytes, list[Tensor]] = {}
         self._process = os.urandom(8)
         self._count = 0
         self._begun = False
         self._settled: dict[str, object] | None = None
+        self.watch(model)
+
+    def watch(self, model: nn.Module) -> None:
+        """
+        The buffers of this model from now on. Where it was made in the place of one before, then what is known
+        of that one's holds for those of this one, which come in the same order.
+        """
+        slots = [(module, name) for module in model.modules() for name in module._buffers]
+        self._slots = [(module._buffers, name) for module, name in slots]
+        self._seen = [_Seen(None, 0) for _ in slots]
+        self._moving |= {i for i, (module, _) in enumerate(slots) if isinstance(module, _NormBase)}
+        self._views.clear()
         self.rest()
+
+    def let_go(self) -> None:
+        """
+        Of the model, whose buffers are as they are to be kept: it may refer to groups. Copies do not.
+        """
+        self._slots, self._seen = [], []
+        self._views.clear()
 
     def rest(self) -> None:
         """
@@ -60,20 +80,20 @@ class RunningBuffers:
             tensor = self._tensor(index)
             seen.tensor, seen.changes = tensor, 0 if tensor is None else tensor._version
 
-    def copy(self, *, closing: bool) -> dict[str, object] | None:
+    def copy(self, *, closing: bool, room: int = INLINE) -> dict[str, object] | None:
         """
         A plain description of the present content, for `restore`; None where nothing moves.
-        `closing`: a step is complete, and `rewind` is to come back to here.
+        `closing`: a step is complete, and `rewind` is to come back to here. `room`: so many bytes may travel.
         """
         if not self._slots:
             return None
         self._notice()
         # The first time nothing has moved yet, and anything may before the next.
         indices = sorted(self._moving) if self._begun else range(len(self._slots))
-        present = [(i, tensor) for i in indices if (tensor := self._tensor(i)) is not None]
+        present = self._present(indices)
         if not present:
             return None
-        copy = self._inline(present)
+        copy = self._inline(present, room)
         if copy is None:
             self._count += 1
             copy = self._keep(present, self._process + self._count.to_bytes(8, "big"))
@@ -87,10 +107,12 @@ class RunningBuffers:
         Put back what `copy` described, here or in the process before. What was kept there and
         could not travel is taken to be what came with the shard.
         """
-        if copy is not None:
-            if not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys():
-                raise MalformedMessage("private state with buffers that cannot be read")
-            present = [(i, t) for i in copy["at"] if (t := self._tensor(i)) is not None]
+        if copy is not None and (
+            not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
+        ):
+            raise MalformedMessage("private state with buffers that cannot be read")
+        if copy is not None and self._slots:
+            present = self._present(copy["at"])
             if "bytes" in copy:
                 _write(present, copy["bytes"])
             elif copy["kept"] in self._kept:
@@ -121,6 +143,17 @@ class RunningBuffers:
         buffers, name = self._slots[index]
         return buffers[name]
 
+    def _present(self, indices: Iterable[int]) -> list[tuple[int, Tensor]]:
+        """
+        Those that there are, as what this rank has of each.
+        """
+        found = ((index, self._tensor(index)) for index in indices)
+        return [
+            (index, tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+            for index, tensor in found
+            if tensor is not None
+        ]
+
     def _notice(self) -> None:
         for index, seen in enumerate(self._seen):
             tensor = self._tensor(index)
@@ -129,12 +162,12 @@ class RunningBuffers:
             ):
                 self._moving.add(index)
 
-    def _inline(self, present: list[tuple[int, Tensor]]) -> dict[str, object] | None:
+    def _inline(self, present: list[tuple[int, Tensor]], room: int) -> dict[str, object] | None:
         size = 0
         views: list[memoryview] = []
         for index, tensor in present:
             size += tensor.nbytes
-            if size > INLINE or not in_place(tensor):
+            if size > room or not in_place(tensor):
                 return None
             known = self._views.get(index)
             if known is None or known[0] is not tensor:

@@ -103,6 +103,12 @@ class Shard:
             other_trees=other_trees,
         )
 
+    def has(self, name: str) -> bool:
+        """
+        Whether what the model calls so belongs to it.
+        """
+        return self._belongs(name)
+
     def named(self) -> dict[str, Tensor]:
         """
         The parameters and buffers of the model that belong to it.

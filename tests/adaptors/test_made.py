@@ -14,8 +14,9 @@ from tft_pytorch import Made, ReplicaOptimizer
 from tft_pytorch.adopted import adopt
 from tft_pytorch.held import Held, Parts, room
 from tft_pytorch.made import Maker, adopt_make
+from tft_pytorch.running import INLINE
 from tft_pytorch.trees import Disassembly
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -173,6 +174,58 @@ def alone() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+class Counting(nn.Module):
+    """
+    Its forward pass counts.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        (batch, 8) to the same.
+        """
+        self.seen += 1
+        return self.layer(x)  # type: ignore[no-any-return]  # torch has no types here
+
+
+@pytest.mark.parametrize("size", [10, INLINE])
+def test_what_a_made_model_counts_is_that_of_the_last_complete_step_again(size: int) -> None:
+    """
+    When a model that was made counts in its forward pass, in buffers small or large, and a step is given up, then
+    what is held, and what the model that is made next has, is what it was at the end of the step before.
+    """
+    maker = adopted(lambda: of(DDP(Counting(size))))
+    [shard] = [copies.shard for copies in maker.shards(0, 1)]
+
+    def step(made: Made) -> bytes:
+        made.model(torch.randn(2, 8)).sum().backward()
+        maker.capture()
+        return maker.capture(closing=True)
+
+    with alone():
+        model = maker.rebuild()
+        maker.rollback(maker.capture())
+        private = b""
+        for _ in range(2):
+            private = step(model)
+    for _ in range(3):
+        model.model.module(torch.randn(2, 8))
+        maker.capture()
+        maker.clear()
+        assert (
+            bytes(maker.give(shard).buffers[-1].view) == torch.full((size,), 2.0).numpy().tobytes()
+        )
+        with alone():
+            model = maker.rebuild()
+            maker.rollback(private)
+        assert torch.equal(model.model.module.seen, torch.full((size,), 2.0))
 
 
 def test_an_optimizer_over_a_group_is_no_part_of_a_model_that_is_handed_over_itself() -> None:

@@ -4,11 +4,13 @@ The private state: cheap to capture, and the same draws after it was put back.
 
 import random
 import timeit
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.running import INLINE
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # i
 )
 
 from tests.adaptors.ranks import Batches
-from tft.errors import MalformedMessage, OrderRefused
+from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.protocol.codec import pack, unpack
 
 
@@ -177,6 +179,136 @@ def test_a_rollback_drops_the_gradients() -> None:
     state.rollback(state.capture())
 
     assert [parameter.grad for parameter in model.parameters()] == [None, None]
+
+
+def test_modules_are_in_the_modes_of_the_last_complete_step_again() -> None:
+    """
+    When modules evaluate in a step that is given up, then they train again; one that evaluated when the last
+    step was complete still does, in the process that takes the place of a dead one, too.
+    """
+    model, fresh = (nn.Sequential(nn.Dropout(), nn.BatchNorm1d(4)) for _ in range(2))
+    model.append(nn.Linear(4, 4))
+    fresh.append(nn.Linear(4, 4))
+    state = adopted(model)
+    model[1].eval()
+    state.capture(closing=True)
+    model.eval()
+    private = state.capture()
+    state.rollback(private)
+    adopted(fresh).rollback(private)
+    for each in (model, fresh):
+        assert [module.training for module in each.modules()] == [True, True, False, True]
+
+
+class Telling(nn.Linear):
+    """
+    It tells what it was given as its extra state.
+    """
+
+    def __init__(self, state: object) -> None:
+        super().__init__(4, 4)
+        self.state = state
+
+    def get_extra_state(self) -> object:
+        """
+        What it was given.
+        """
+        return self.state
+
+    def set_extra_state(self, state: object) -> None:
+        """
+        To this.
+        """
+        self.state = state
+
+
+class TellingOnly(nn.Linear):
+    """
+    It cannot be told.
+    """
+
+    def get_extra_state(self) -> object:
+        """
+        Something.
+        """
+        return 1
+
+
+def test_extra_states_are_rolled_back() -> None:
+    """
+    When a module's extra state changes in a step that is given up, then it is again what it was, here and in the
+    process that takes the place of a dead one; and it counts in the digest of the parameters.
+    """
+    told = {
+        "scale": torch.ones(3, dtype=torch.bfloat16),
+        "empty": torch.empty(0),
+        "steps": (3, "x"),
+    }
+    module = Telling(told)
+    model, fresh = nn.Sequential(module), nn.Sequential(Telling(0))
+    fresh.load_state_dict({**model.state_dict(), "0._extra_state": 0})
+    state, other = adopted(model), adopted(fresh)
+    private = state.capture(closing=True)
+    assert state.digests()["parameters"] != other.digests()["parameters"]
+    module.state = 5
+    state.capture()
+    state.rollback(private)
+    other.rollback(private)
+    for each in (model, fresh):
+        found: Any = each[0].state
+        assert torch.equal(found["scale"], told["scale"]), each  # type: ignore[arg-type]  # it is a tensor
+        assert (found["empty"].shape, found["steps"]) == ((0,), (3, "x"))
+    assert state.digests()["parameters"] == other.digests()["parameters"]
+
+
+def test_a_rank_gives_away_the_extra_states_of_its_last_step(tmp_path: Path) -> None:
+    """
+    When a step is given up, then what is written for plain torch is the extra state at the end of the one
+    before.
+    """
+    module = Telling(7)
+    model = nn.Sequential(module)
+    state = adopted(model)
+    state.capture(closing=True)
+    module.state = 8
+    state.clear()
+    state.save(tmp_path, "dense")
+    asked = {"model": {**model.state_dict(), "0._extra_state": 0}}
+    dcp.load(asked, checkpoint_id=tmp_path / "dense", no_dist=True)  # type: ignore[attr-defined]  # as documented
+    assert asked["model"]["0._extra_state"] == 7
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (
+            Telling({1, 2}),
+            r"\(Telling\) has a get_extra_state\(\) that cannot be kept: .* a builtins.set",
+        ),
+        (Telling(torch.zeros(1 << 16)), r"more than 131072 bytes .* keep this state in buffers"),
+        (TellingOnly(4, 4), r"\(TellingOnly\) has get_extra_state\(\) and no set_extra_state\(\)"),
+    ],
+)
+def test_an_extra_state_that_cannot_be_kept_is_refused(model: nn.Module, why: str) -> None:
+    """
+    When a module tells what cannot be moved, is too much, or could not be put back, then `adopt` says so.
+    """
+    with pytest.raises(UsageError, match=why):
+        adopted(nn.Sequential(model))
+
+
+def test_modes_of_another_number_of_modules_are_left() -> None:
+    """
+    When a state comes from a script with other modules, as a resumed one may have, then modes stay as they are;
+    what is no list of modes is refused.
+    """
+    model = nn.Linear(4, 4)
+    private = adopted(nn.Sequential(nn.Linear(4, 4))).capture()
+    state = adopted(model.eval())
+    state.rollback(private)
+    assert not model.training
+    with pytest.raises(MalformedMessage, match="modes of modules"):
+        state.rollback(pack({**unpack(private), "modes": 3}))
 
 
 def test_a_capture_costs_a_few_microseconds() -> None:

@@ -1,0 +1,60 @@
+"""
+Whether each module trains or evaluates (`module.training`). A fault inside an evaluation leaves the
+processes that survive it in its modes; what counts is what they were when the last step was complete.
+"""
+
+from operator import itemgetter
+from typing import Any
+
+from torch import nn
+
+from tft.errors import MalformedMessage
+
+_KEY = "training"
+_TRAINING = itemgetter(_KEY)
+
+
+class Modes:
+    """
+    The modes of some models' modules, and their way back.
+    """
+
+    def __init__(self) -> None:
+        self._modules: list[nn.Module] = []
+        self._fields: list[dict[str, Any]] = []  # Any: what modules have, of which one is read
+        self._noted: bytes | None = None
+
+    def watch(self, *models: nn.Module) -> None:
+        """
+        The modules of these from now on, in their order. Modules that are added later do not count.
+        """
+        every = [module for model in models for module in model.modules()]
+        # compiled to TorchScript they keep it elsewhere, and then nobody else can change it there
+        self._modules = [module for module in every if _KEY in vars(module)]
+        # asking the modules themselves would take four times as long
+        self._fields = [vars(module) for module in self._modules]
+        self._noted = None
+
+    def noted(self, *, closing: bool) -> bytes | None:
+        """
+        What they were when the last step was complete, for `put_back`: `closing` says that one is now.
+        None where there are no modules.
+        """
+        if closing or self._noted is None:
+            self._noted = bytes(map(_TRAINING, self._fields)) or None
+        return self._noted
+
+    def put_back(self, noted: object) -> None:
+        """
+        What they were. Nothing is done where it is not known, or was noted of another number of modules.
+        """
+        if noted is None:
+            return
+        if not isinstance(noted, bytes):
+            raise MalformedMessage("private state with modes of modules that cannot be read")
+        if len(noted) != len(self._modules):
+            return  # a script that was changed before it was resumed says itself what they are
+        for module, training in zip(self._modules, noted, strict=True):
+            if module.training != bool(training):
+                module.training = bool(training)
+        self._noted = noted

@@ -1,0 +1,187 @@
+"""
+Whether what training has made of the state can be moved: tried when the first update windows close, because
+optimizers have no state before their first step. In an incident it would be too late to find that out.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+import numpy
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tft.errors import UsageError
+from tft_pytorch.memory import readable
+from tft_pytorch.replicas import ReplicaOptimizer
+
+_KEPT = frozenset({"state", "param_groups", "defaults"})
+"""What optimizers keep there is moved, or never changes."""
+_PASSING = frozenset({"grad_scale", "found_inf", "_step_count"})
+"""What GradScaler and schedulers leave in an optimizer, whose own state says the same."""
+_DEPTH = 6
+_PLAIN = (Tensor, nn.Parameter)
+
+Look = dict[str, object]
+"""What was found where."""
+
+
+class Rehearsal:
+    """
+    Of moving the state, as the first windows close: the first, the second, the fourth and so on, which costs
+    next to nothing in the long run.
+    """
+
+    def __init__(self, describe: Callable[[], object]) -> None:
+        """
+        `describe` describes the state as if it were given away. It raises `UsageError` for what cannot be.
+        """
+        self._describe = describe
+        self._closed = 0
+        self._optimizer: Optimizer | None = None
+        self._others: Mapping[str, object] = {}
+        self._before: Look = {}
+
+    def watch(self, optimizer: Optimizer, others: Mapping[str, object]) -> None:
+        """
+        This optimizer from now on; `others` are kept beside it.
+        """
+        # the share of a ReplicaOptimizer is the state of an optimizer in it
+        self._optimizer = optimizer.optim if isinstance(optimizer, ReplicaOptimizer) else optimizer
+        self._others = others
+        self._before = self._look()
+
+    def let_go(self) -> None:
+        """
+        Of the optimizer.
+        """
+        self._optimizer = None
+
+    def closing(self) -> None:
+        """
+        A window closes. Raises `UsageError` for what could not be kept in an incident.
+        """
+        self._closed += 1
+        if self._closed & (self._closed - 1) or self._optimizer is None:
+            return
+        kind = type(self._optimizer).__name__
+        try:
+            self._describe()
+        except UsageError as error:
+            raise UsageError(
+                f"after a step of {kind} the state cannot be moved any more, so that no fault could be "
+                f"repaired: {error}. Use an optimizer that keeps tensors and plain values in its state"
+            ) from None
+        before, self._before = self._before, self._look()
+        strange = sorted({_root(name) for name in self._changed(before, self._before)})
+        if strange:
+            raise UsageError(
+                f"{kind} keeps state in its attributes, which a replacement would not get: "
+                f"{', '.join(strange)}. Keep it in optimizer.state[parameter] or in a parameter group; or hand over "
+                f"others={{{strange[0]!r}: an object whose state_dict() and load_state_dict() have it}}"
+            )
+
+    def _changed(self, before: Look, now: Look) -> Iterator[str]:
+        assert self._optimizer is not None
+        shapes = {
+            str(list(p.shape)) for group in self._optimizer.param_groups for p in group["params"]
+        }
+        for name, found in now.items():
+            if name in before:
+                if before[name] != found:
+                    yield name
+            # what appears may be made once and kept; what has the shape of a parameter belongs to it
+            elif isinstance(found, tuple) and found[0] in shapes - {"[]"}:
+                yield name
+
+    def _look(self) -> Look:
+        if self._optimizer is None:
+            return {}
+        optimizer = self._optimizer
+        seen: set[int] = {id(optimizer), id(optimizer.state), id(optimizer.param_groups)}
+        seen |= {id(each) for each in self._others.values()}
+        seen |= {id(value) for kept in optimizer.state.values() for value in _values(kept)}
+        for group in optimizer.param_groups:
+            seen |= {id(value) for value in group.values()}
+            seen |= {id(each) for p in group["params"] for each in (p, p.grad)}
+        gathered = _Gathered(_package(optimizer), seen)
+        for name, value in vars(optimizer).items():
+            if name not in _KEPT | _PASSING | self._others.keys():
+                gathered.gather(name, value, _DEPTH)
+        return gathered.found
+
+
+def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:
+    """
+    Raises `UsageError` for a tensor that an optimizer keeps and whose memory is not plain numbers.
+    """
+    for name, tensor in tensors.items():
+        if name.startswith("optim.") and (
+            type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_quantized
+        ):
+            raise UsageError(
+                f"{name} is a {type(tensor).__name__} of layout {tensor.layout}; only plain, dense tensors "
+                "can be moved"
+            )
+
+
+def _values(kept: object) -> Iterable[object]:
+    return kept.values() if isinstance(kept, dict) else ()
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _package(value: object) -> str:
+    return _root(type(value).__module__)
+
+
+class _Gathered:
+    """
+    The numbers, tensors and generators that can be come by from attributes.
+    """
+
+    def __init__(self, package: str, seen: set[int]) -> None:
+        """
+        `package` is the optimizer's. What is `seen` is not looked at.
+        """
+        self.found: Look = {}
+        self._package = package
+        self._seen = seen
+
+    def gather(self, name: str, value: object, depth: int) -> None:
+        """
+        From here.
+        """
+        if isinstance(value, bool | str | bytes | type | nn.Module) or callable(value):
+            return
+        if isinstance(value, int | float | complex | numpy.generic):
+            self.found[name] = str(value)
+            return
+        if value is None or id(value) in self._seen or depth == 0:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, torch.Generator):
+            self.found[name] = value.get_state().numpy().tobytes()
+        elif isinstance(value, Tensor):
+            if type(value) in _PLAIN and value.layout == torch.strided and not value.is_meta:
+                digest = xxhash.xxh3_64_intdigest(readable(name, value).view)
+                self.found[name] = (str(list(value.shape)), digest)
+        else:
+            for key, item in self._items(value):
+                self.gather(f"{name}.{key}", item, depth - 1)
+
+    def _items(self, value: Any) -> Iterable[tuple[object, object]]:  # Any: whatever it refers to
+        if isinstance(value, dict):
+            keys = (key if isinstance(key, str | int) else n for n, key in enumerate(value))
+            return zip(keys, value.values(), strict=True)
+        if isinstance(value, list | tuple | set | frozenset):
+            return enumerate(value)
+        # not into a trainer that the optimizer knows, whose counts are the script's own business
+        own = is_dataclass(value) or isinstance(value, Optimizer)
+        if own or _package(value) == self._package != "__main__":
+            return tuple(vars(value).items()) if hasattr(value, "__dict__") else ()
+        return ()

@@ -1,0 +1,215 @@
+"""
+What cannot be kept of an optimizer is found when its first step is over, not in the first incident.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tft_pytorch.adopted import Adopted, adopt
+from torch import Tensor, nn
+
+from tests.adaptors.test_replicas import OPTIMIZERS
+from tft.errors import UsageError
+
+
+@dataclass
+class Factors:
+    """
+    Of a preconditioner.
+    """
+
+    left: Tensor
+
+
+class Shampoo(torch.optim.SGD):
+    """
+    It keeps objects in its state.
+    """
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """As SGD."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["factors"] = Factors(torch.ones(2))
+        return super().step(closure)
+
+
+class Low(torch.Tensor):
+    """
+    A tensor of a type of its own.
+    """
+
+
+class LowState(torch.optim.SGD):
+    """
+    It keeps tensors of a type of their own.
+    """
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """As SGD."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["low"] = torch.ones(2).as_subclass(Low)
+        return super().step(closure)
+
+
+class Momentum(torch.optim.SGD):
+    """
+    It keeps what belongs to parameters in an attribute.
+    """
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.velocity: dict[Tensor, Tensor] = {}
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """Of its own."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                known = self.velocity.setdefault(parameter, torch.zeros_like(parameter))
+                known.mul_(0.9).add_(parameter.grad)
+                parameter.data.add_(known, alpha=-group["lr"])
+
+
+class CountingSteps(torch.optim.SGD):
+    """
+    It counts in an attribute, and keeps things there that are none of its state.
+    """
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.steps = 0
+        self.begun = False
+        self.every = [p for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """As SGD."""
+        self.steps += 1
+        self.begun = True
+        return super().step(closure)
+
+
+class Drawing(torch.optim.SGD):
+    """
+    It rounds by a generator of its own.
+    """
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.generator = torch.Generator()
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """As SGD."""
+        torch.rand(1, generator=self.generator)
+        return super().step(closure)
+
+
+class Caching(torch.optim.SGD):
+    """
+    It makes something once, in its first step.
+    """
+
+    table: Tensor | None = None
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """As SGD."""
+        if self.table is None:
+            self.table = torch.arange(100.0)
+            self.count = 100
+        return super().step(closure)
+
+
+def adopted(
+    make: Callable[..., torch.optim.Optimizer], **parts: Any
+) -> tuple[Adopted, Callable[[], None]]:
+    """
+    A state, and what trains it for a step.
+    """
+    model = nn.Linear(4, 4)
+    optimizer = make(model.parameters(), lr=0.1)
+    parts = {name: part(optimizer) for name, part in parts.items()}
+    state = adopt({"model": model, "optimizer": optimizer, **parts}, None)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        if "scheduler" in parts:
+            parts["scheduler"].step()
+        state.capture(closing=True)
+        optimizer.zero_grad()
+
+    return state, step
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (Shampoo, r"after a step of Shampoo .* optim\.state\.weight\.factors holds a .*Factors"),
+        (LowState, r"after a step of LowState .* optim\.state\.weight\.low is a Low of layout"),
+        (
+            Momentum,
+            r"Momentum keeps state in its attributes, .* get: velocity\. .* others=\{'velocity'",
+        ),
+        (CountingSteps, r"CountingSteps keeps state in its attributes, .* get: steps\. Keep it in"),
+        (Drawing, r"Drawing keeps state in its attributes, .* get: generator\."),
+    ],
+)
+def test_what_an_optimizer_keeps_out_of_reach_is_refused_after_its_first_step(
+    make: Callable[..., torch.optim.Optimizer], why: str
+) -> None:
+    """
+    When an optimizer keeps objects or odd tensors, or keeps in its attributes what a replacement would lack, then
+    that is said when the first window closes, with what to do.
+    """
+    _, step = adopted(make)
+    with pytest.raises(UsageError, match=why):
+        step()
+
+
+class Kept:
+    """
+    The steps that an optimizer counts.
+    """
+
+    def __init__(self, optimizer: CountingSteps) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, int]:
+        """
+        So many.
+        """
+        return {"steps": self._optimizer.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """
+        To so many.
+        """
+        self._optimizer.steps = state["steps"]
+
+
+def test_an_attribute_that_is_handed_over_is_taken() -> None:
+    """
+    When others have what an optimizer keeps in the attribute of that name, then it is trained on.
+    """
+    state, step = adopted(CountingSteps, others=lambda optimizer: {"steps": Kept(optimizer)})
+    before = state.digests()["steps"]
+    for _ in range(4):
+        step()
+    assert state.digests()["steps"] != before
+
+
+@pytest.mark.parametrize("make", [*OPTIMIZERS, Caching], ids=lambda each: each.__name__)
+def test_optimizers_that_keep_to_their_state_are_taken(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
+    """
+    When an optimizer keeps all in its state, as torch's own do, or makes something once, then it is trained on.
+    """
+    _, step = adopted(
+        make, scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    )
+    for _ in range(9):
+        step()

@@ -1,0 +1,282 @@
+"""
+A job of DDP with one habit that scripts have, and a rank that dies in the midst of it.
+
+    habits_job.py HABIT [--make] [--die RANK,STEP]
+
+At the end each rank says all there is of its state: tft's digests, and what it finds in the objects themselves.
+"""
+
+import argparse
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from sys import path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from tft_pytorch import Made
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tft
+
+path.append("examples/gpt")
+from record import Record
+
+WIDTH = 8
+
+
+class Net(nn.Module):
+    """
+    A small network with dropout.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 16)
+        self.dropout = nn.Dropout(0.2)
+        self.last = nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        """
+        (batch, WIDTH) to the same, in this step.
+        """
+        del step
+        return self.last(torch.tanh(self.dropout(self.first(x))))  # type: ignore[no-any-return]  # torch has no types here
+
+
+class Counting(Net):
+    """
+    Its forward pass counts what it has seen, as experts do, and what comes of it depends on that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        """
+        As that of any.
+        """
+        if self.training:
+            self.seen += x.abs().sum()
+        return super().forward(x, step) * (1.0 + 0.01 * self.seen)
+
+
+class Telling(Net):
+    """
+    It counts in a number that it tells as its extra state.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        self.scale = torch.ones(3)
+
+    def get_extra_state(self) -> dict[str, object]:
+        """
+        The count and the scales.
+        """
+        return {"seen": self.seen, "scale": self.scale}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:  # Any: each has its own type
+        """
+        To these.
+        """
+        self.seen, self.scale = state["seen"], state["scale"].clone()
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        """
+        As that of any.
+        """
+        if self.training:
+            self.seen += 1
+            self.scale *= 1.01
+        return super().forward(x, step) * self.scale.mean() * (1.0 + 0.1 * self.seen)
+
+
+class Momentum(torch.optim.SGD):
+    """
+    It keeps what belongs to parameters in an attribute.
+    """
+
+    def __init__(self, params: Any, lr: float) -> None:  # Any: as in torch
+        super().__init__(params, lr=lr)
+        self.velocity: dict[Tensor, Tensor] = {}
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """
+        Of its own.
+        """
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                known = self.velocity.setdefault(parameter, torch.zeros_like(parameter))
+                known.mul_(0.9).add_(parameter.grad)
+                parameter.data.add_(known, alpha=-group["lr"])
+
+
+class Habit:
+    """
+    A script without any; what others do otherwise.
+    """
+
+    net: Callable[[], nn.Module] = Net
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+
+    def before(self, step: int, die: Callable[[], None]) -> None:
+        """
+        What comes between forward and backward.
+        """
+        die()
+
+    def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
+        """
+        What follows the update window.
+        """
+
+
+class Evaluates(Habit):
+    """
+    At the end of every third step, and all ranks average what they found.
+    """
+
+    def before(self, step: int, die: Callable[[], None]) -> None:
+        """
+        Nobody dies here.
+        """
+
+    def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
+        """
+        Not in the mode of training.
+        """
+        if step % 3 == 0:
+            model.eval()
+            with torch.no_grad():
+                loss = model(torch.ones(2, WIDTH), step).square().mean()
+            die()
+            dist.all_reduce(loss)
+            model.train()
+
+
+class Counts(Habit):
+    """
+    In a buffer, in the forward pass.
+    """
+
+    net = Counting
+
+
+class Tells(Habit):
+    """
+    In an extra state, in the forward pass.
+    """
+
+    net = Telling
+
+
+class Hides(Habit):
+    """
+    State of the optimizer, in an attribute of it.
+    """
+
+    optimizer = Momentum
+
+
+HABITS: Mapping[str, type[Habit]] = {
+    "evaluates": Evaluates,
+    "counts": Counts,
+    "tells": Tells,
+    "hides": Hides,
+}
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("habit", choices=HABITS)
+parser.add_argument("--make", action="store_true")
+parser.add_argument("--die")
+parser.add_argument("--steps", type=int, default=10)
+args = parser.parse_args()
+
+session = tft.init()
+rank = session.rank
+habit = HABITS[args.habit]()
+victim, fatal = map(int, args.die.split(",")) if args.die else (-1, -1)
+record = Record(session.run_dir, rank)
+torch.set_num_threads(1)
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """
+    The same weights on every rank.
+    """
+    torch.manual_seed(0)
+    model = habit.net()
+    return model, habit.optimizer(model.parameters(), lr=0.01)
+
+
+def make() -> Made:
+    """
+    What is made over the groups.
+    """
+    model, optimizer = build()
+    return Made(model=DDP(model, forward_sync_buffers=False), optimizer=optimizer)
+
+
+def die() -> None:
+    """
+    The victim, at its step, once.
+    """
+    if (rank, session.step) == (victim, fatal) and session.incarnation == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if args.make:
+    torch.manual_seed(100 + rank)
+    session.adopt(make=make)
+else:
+    model, optimizer = build()
+    torch.manual_seed(100 + rank)
+    session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model))
+
+
+def train(session: tft.Session) -> None:
+    wrapped = session.model.model if args.make else session.model
+    steps = session.model.optimizer if args.make else optimizer
+    for step in session.steps(args.steps):
+        generator = torch.Generator().manual_seed(1000 * rank + step)
+        loss = wrapped(torch.randn(4, WIDTH, generator=generator), step).square().mean()
+        habit.before(step, die)
+        loss.backward()
+        record.write(step, loss.item())
+        with session.update():
+            steps.step()
+        steps.zero_grad()
+        habit.after(wrapped.module, step, die)
+
+
+def whole(tensors: Mapping[str, Tensor]) -> str:
+    """
+    A digest of their content.
+    """
+    found = xxhash.xxh3_128()
+    for name, tensor in tensors.items():
+        found.update(name.encode())
+        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+session.run(train)
+net: nn.Module = session.model.model.module if args.make else model
+record.finish(
+    {
+        **session.digests(),
+        "modes": json.dumps([module.training for module in net.modules()]),
+        "buffers": whole(dict(net.named_buffers())),
+        "trained": json.dumps([each.requires_grad for each in net.parameters()]),
+        "extra": repr({k: v for k, v in net.state_dict().items() if k.endswith("_extra_state")}),
+    }
+)

@@ -1,0 +1,67 @@
+"""
+Habits of scripts that leave something behind in a process: whatever it is, it is rolled back with the rest.
+Each job loses a rank in the midst of it, and all that there is of its state at the end, on every rank, is that of
+the undisturbed job.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import ROOT, identical, run
+
+SCRIPT = ROOT / "tests" / "e2e" / "habits_job.py"
+
+
+def loses_nothing(where: Path, habit: str, dies: str, *more: str) -> None:
+    """
+    A job of three ranks in which one dies, compared with one in which none does.
+    """
+    calm = run(where / "calm", script=SCRIPT, arguments=(habit, *more), nproc=3)
+    assert calm.code == 0, calm.output
+    outcome = run(where / "run", script=SCRIPT, arguments=(habit, "--die", dies, *more), nproc=3)
+    assert outcome.code == 0, outcome.output
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)]
+    identical(outcome, calm)
+
+
+def test_survivors_of_an_evaluation_train_on(tmp_path: Path) -> None:
+    """
+    When a rank dies in an evaluation behind the window, and the others are interrupted there, then they are in
+    the mode of training again.
+    """
+    loses_nothing(tmp_path, "evaluates", "1,7")
+
+
+def test_what_the_forward_pass_counts_in_a_made_model_is_counted_once(tmp_path: Path) -> None:
+    """
+    When a model that is made over groups counts in a buffer in its forward pass, and a rank dies behind it,
+    then the survivors, who had counted that step, too, count it once, and the replacement goes on counting.
+    """
+    loses_nothing(tmp_path, "counts", "1,6", "--make")
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param((), marks=pytest.mark.soak), ("--make",)], ids=["adopted", "made"]
+)
+def test_extra_states_of_modules_are_state(tmp_path: Path, how: tuple[str, ...]) -> None:
+    """
+    When a module counts in what it tells as its extra state, and a rank dies behind the forward pass, then all
+    ranks, the replacement and those who had counted that step included, have counted each step once.
+    """
+    loses_nothing(tmp_path, "tells", "1,6", *how)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
+def test_an_optimizer_that_keeps_state_out_of_reach_is_refused(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    """
+    When an optimizer keeps state in an attribute, then the job ends with its first step, and says why, where a
+    replacement would have trained on without it.
+    """
+    outcome = run(tmp_path, script=SCRIPT, arguments=("hides", "--die", "1,6", *how), nproc=2)
+    assert outcome.code not in (0, 3), outcome.output
+    assert "Momentum keeps state in its attributes" in outcome.output
+    assert {step for _, step in outcome.rows()} == {1}
