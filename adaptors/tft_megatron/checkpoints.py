@@ -316,7 +316,8 @@ def _captured(directory: Path, files: Iterable[str]) -> dict[int, bytes]:
     The private state of each rank of which there is one.
     """
     found = {int(match[1]): match[0] for file in files if (match := _PRIVATE.fullmatch(file))}
-    return {rank: (directory / name).read_bytes() for rank, name in found.items()}
+    # the first line says whose state it is
+    return {r: (directory / name).read_bytes().partition(b"\n")[2] for r, name in found.items()}
 
 
 def _read_common(place: Path, found: Metadata) -> bytes:
