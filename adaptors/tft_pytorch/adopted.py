@@ -21,7 +21,7 @@ from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.kinds import DENSE
 from tft_pytorch.names import parameter_names
-from tft_pytorch.others import check_others
+from tft_pytorch.others import check_others, forget_stages
 from tft_pytorch.private import Private
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.replicas import ReplicaOptimizer
@@ -77,6 +77,7 @@ class Adopted:
         self._model = model
         self._optimizer = optimizer
         self._wrap = wrap
+        self._others = others
         self._wrappers = Wrappers(contributing)
         self._shards = {
             shard.name: shard for shard in shards_of(model, optimizer, others, self._wrappers)
@@ -129,6 +130,7 @@ class Adopted:
         Put a private state back and drop the gradients.
         """
         self._private.rollback(private)
+        forget_stages(self._others)
 
     def skip(self, batches: int) -> None:
         """

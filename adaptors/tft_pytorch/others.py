@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 
 from tft.errors import UsageError
@@ -39,6 +40,16 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the us
                 f"{part} must have state_dict() and load_state_dict(); "
                 f"a {type(stranger).__name__} has not"
             )
+
+
+def forget_stages(others: Mapping[str, Any]) -> None:  # Any: each has its own type
+    """
+    Forget how far each optimizer has come in a step: a `GradScaler` takes no second beginning of it. What it notes
+    there is no part of its state, and is empty where a step is complete.
+    """
+    for other in others.values():
+        if isinstance(other, GradScaler) and other.is_enabled():
+            other._per_optimizer_states.clear()
 
 
 def divided(state: State, name: str, kinds: Kinds) -> dict[Holders, State]:

@@ -86,6 +86,10 @@ class Private:
         state = unpack(private)
         if not isinstance(state, dict) or "torch" not in state:
             raise MalformedMessage("private state that the adaptor pytorch did not capture")
+        if self._data is not None:
+            self._data.load_state_dict(_position(state["data"]))
+            # a StatefulDataLoader makes its iterator now, and draws for it: the generators are put back later
+            self._data.state_dict()
         self._generator.set_state(_byte_tensor(state["torch"]))
         if "cuda" in state:
             torch.cuda.set_rng_state(_byte_tensor(state["cuda"]))
@@ -95,8 +99,6 @@ class Private:
         if "numpy" in state:
             name, words, *rest = state["numpy"]
             numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
-        if self._data is not None:
-            self._data.load_state_dict(_position(state["data"]))
         with torch.no_grad():
             self.running.restore(state.get("buffers"))
         self.extra.put_back(state.get("extra"))

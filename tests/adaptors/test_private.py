@@ -498,3 +498,63 @@ def test_a_model_whose_forward_changes_nothing_is_not_copied() -> None:
 
     assert "buffers" in unpack(state.capture())
     assert "buffers" not in unpack(state.capture())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loader_without_a_generator_draws_nothing_more_after_a_rollback(
+    workers: int, shuffle: bool
+) -> None:
+    """
+    When a StatefulDataLoader has no generator of its own, so that each iterator over it draws from torch's, then
+    the batches and whatever else is drawn are the same after rollbacks, over the end of an epoch, too.
+    """
+
+    def drawn(*lost: int) -> list[object]:
+        torch.manual_seed(0)
+        data: Any = StatefulDataLoader(
+            range(20), batch_size=4, shuffle=shuffle, num_workers=workers
+        )
+        state = adopted(data=data)
+        private = state.capture()
+        state.rollback(private)
+        found: list[object] = []
+        batches = iter(data)
+        left = list(lost)
+        while len(found) < 8:
+            batch = next(batches, None)
+            if batch is None:
+                batches = iter(data)
+                continue
+            number = torch.rand(1).item()
+            if left and len(found) == left[0]:  # this step is given up
+                left.pop(0)
+                state.rollback(private)
+                batches = iter(data)
+                continue
+            found.append((batch.tolist(), number))
+            private = state.capture()
+        return found
+
+    assert drawn(0, 2, 6) == drawn()
+
+
+def test_a_scaler_begins_the_step_again() -> None:
+    """
+    When a step is given up after its gradients were unscaled, then they can be in its repetition; a scaler that is
+    switched off is left alone.
+    """
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler, off = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)
+    others = {"scaler": scaler, "off": off}
+    state = adopt({"model": model, "optimizer": optimizer, "others": others}, None)
+    private = state.capture()
+    for _ in range(2):
+        scaler.scale(model(torch.ones(1, 4)).sum()).backward()
+        scaler.unscale_(optimizer)
+        state.rollback(private)
+    scaler.scale(model(torch.ones(1, 4)).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
