@@ -11,7 +11,7 @@ checkpoint. OPTIONS is JSON:
   replacement, before it is ready); step 0 is any, from when on a file `strike` is there. A text `kill` kills, `hang` never ends; one that begins with the name of an
   exception raises that, any other a RuntimeError.
 - `without`: functions that are not registered. `raises`: by function, the rank whose one raises; `raises_once`: the
-  same, the first time that it is called.
+  same, the first time that it is called, and not before there is a file `raises_after`, where one is named.
 - `clean`: by rank, what its clean function says, each time, or in a list by turns. `discards`: where that is 0 and the
   memory is lost, the numbers are gone. `uce`: whether devices are repaired.
 - `zit`: it may go on with fewer ranks. `arf`: whether lost ranks are replaced.
@@ -151,6 +151,8 @@ def fail(name: str) -> None:
     once = directory / f"raised-{name}-{rank}"
     if options.get("raises_once", {}).get(name) == rank and not once.exists():
         once.touch()
+        while "raises_after" in options and not (directory / options["raises_after"]).exists():
+            select.select([], [], [], 0.002)
         raise OSError(f"{name} of rank {rank} cannot, this once")
     if options.get("raises", {}).get(name) == rank:
         raise OSError(f"{name} of rank {rank} cannot")
@@ -208,6 +210,7 @@ def repair(
             send(pipe)
         else:
             receive(pipe)
+    (directory / f"repaired-{rank}").touch()
 
 
 def send(pipe: Path) -> None:

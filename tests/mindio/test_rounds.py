@@ -17,7 +17,7 @@ def test_a_rank_that_is_repaired_is_not_told_again_that_its_memory_is_lost(tmp_p
     """
     outcome = run(
         tmp_path, [0, 4, "summed", UCE], [1, 4, "summed", UCE], groups=HALVES, discards=True,
-        raises_once={"repair": 1},
+        raises_once={"repair": 1}, raises_after="repaired-0",
     )  # fmt: skip
     assert_same(outcome)
     assert outcome.strategies == ["retry"]
