@@ -399,9 +399,8 @@ class Program:
         device.release_memory()  # for the state that comes
         self._stopped = False
         if self.uce and result == 0:
-            self._overwritten = (
-                True  # the program has given up its memory: no later answer brings that back
-            )
+            # the program has given up its memory: no later answer brings that back
+            self._overwritten = True
         self._light = result == 2 and self.uce and not (self.torn or self._overwritten)
 
     def rebuild(self) -> None:
@@ -426,9 +425,8 @@ class Program:
             lost = self.uce and self.repair_type == "retry"
             kind = RepairType.RT_UCE_HIGHLEVEL if lost else RepairType.RT_RECV_REPAIR
             self._repair(kind, received, units)
-            self.uce = self.torn = (
-                False  # its state is whole: a later round has nothing to repair here
-            )
+            # its state is whole: a later round has nothing to repair here
+            self.uce = self.torn = False
         if sent:
             self._repair(RepairType.RT_SEND, sent, units)
 

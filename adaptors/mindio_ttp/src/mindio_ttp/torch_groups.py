@@ -90,16 +90,14 @@ class Store:
         torch = _c10d()
         if torch is None or not torch.is_initialized():
             return
-        group = torch._get_default_group()
-        backend, store = torch._world.pg_map[group]
         if not self._used:
-            root = _root(store)
+            root = _root(torch._get_default_store())
         elif self._hub == (host, port):
             root = self._client
         else:
             root = client(host, port)
             self._hub, self._client = (host, port), root
-        torch._world.pg_map[group] = (backend, _below(f"tft-{repair}", root))
+        _meet_in(torch, f"tft-{repair}", root)
 
 
 def client(host: str, port: int) -> Any:  # Any: as torch has it
@@ -118,9 +116,7 @@ def connect(host: str, port: int) -> None:
     torch = _c10d()
     if torch is None or not torch.is_initialized():
         return
-    group = torch._get_default_group()
-    backend, _ = torch._world.pg_map[group]
-    torch._world.pg_map[group] = (backend, _below("tft", client(host, port)))
+    _meet_in(torch, "tft", client(host, port))
 
 
 def open_store(host: str) -> Any:  # Any: a TCPStore; torch is not imported by other processes
@@ -142,10 +138,15 @@ def _root(store: Any) -> Any:  # Any: as torch has it
     return store
 
 
-def _below(prefix: str, store: Any) -> Any:  # Any: as torch has it
+def _meet_in(torch: Any, prefix: str, store: Any) -> None:  # Any: as torch has it
+    """
+    Have groups that are formed from now on meet below a prefix in this store.
+    """
     from torch._C._distributed_c10d import PrefixStore
 
-    return PrefixStore(prefix, store)
+    group = torch._get_default_group()
+    backend, _ = torch._world.pg_map[group]
+    torch._world.pg_map[group] = (backend, PrefixStore(prefix, store))
 
 
 def _hashed(text: str) -> str:
