@@ -94,9 +94,11 @@ class Desk:
                 self._tell(guest, {"answer": answer, "number": said["number"]})
         finally:
             log.info("orchestrator_left", left=len(self._guests) - 1)
+            was_heard = guest in self._guests[-1:]
             self._guests.remove(guest)
             guest.close()
-            self._changed()
+            if was_heard:  # otherwise the one that is heard stays, and knows what it was told
+                self._changed()
 
     def _answer(self, guest: socket.socket, name: str, arguments: list[Any]) -> int:
         try:
