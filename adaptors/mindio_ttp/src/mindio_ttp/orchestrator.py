@@ -131,7 +131,8 @@ class Orchestrator:
         line = self._connect(lead.desk)
         found = not lead.start(words)
         for _ in range(START_LIMIT):
-            if line.there(1.0):
+            # an answer: whoever managed the job before is replaced by then
+            if line.there(1.0) and line.call("hello") != NOBODY:
                 break
             if found:
                 found = not lead.start(words)  # it may have been about to end
