@@ -380,6 +380,17 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
+    def tft_end_step(self) -> bytes | None:
+        """
+        The step has ended, with all that the loop does behind the update window (every step): note what a script may set
+        anew at the head of its next iteration, such as the learning rate or the modes of modules. When the loop is
+        left later on, `tft_clear` puts that back, so that all ranks hold the same. Return the private state anew where
+        what belongs to the end of the step has changed since `tft_capture(closing=True)`, with RNG and data
+        position as they were then; else None. Not needed: without it nothing of that is put back.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def tft_backup(self, step: int) -> None:
         """
         `step` is complete (every step): keep a copy of the whole state, and give up the oldest.
@@ -421,6 +432,16 @@ class AdaptorSpecs:
         Put the shard to use: all buffers have come and their digests hold. True: the shard comes in
         `tft_rebuild`, which all ranks call at once; until that has returned this rank's state counts as torn.
         """
+
+    @hookspec(firstresult=True)
+    def tft_compare(self, shard: str) -> Mapping[str, str]:
+        """
+        Digests of the shard as this rank holds it, by part; they have to be equal on all ranks that hold it. That of a
+        part that is this rank's own, such as a buffer that the forward pass changes, is empty; then that part is not
+        compared on any rank. `tft.state_hooks.part_digests` makes them of what `tft_give` gives, and without
+        this hook it does. Training thread, out of the loop.
+        """
+        raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_digests(self) -> Mapping[str, str]:
@@ -597,6 +618,13 @@ class PluginSpecs:
     def tft_on_window_closed(self, step: int) -> None:
         """
         The update window of `step` has closed (training thread, every step).
+        """
+
+    @hookspec
+    def tft_on_tail_ending(self, step: int) -> None:
+        """
+        The loop has done what it does behind the update window of `step`, and is about to ask for the next step
+        (training thread, every step).
         """
 
     @hookspec

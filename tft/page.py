@@ -26,7 +26,7 @@ _HEAD_BYTES = 4096
 _SIZE = _HEAD_BYTES + _SLOTS * SLOT_BYTES
 
 # the head of the page, in words of eight bytes
-_POSITION, _MOVED, _TRAINING = 0, 1, 2
+_POSITION, _MOVED, _TRAINING, _TAILED = 0, 1, 2, 3
 # the header of a slot, in words of eight bytes
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 
@@ -89,11 +89,12 @@ class Page:
 
     # ------------------------------------------------------------ the training thread writes
 
-    def move(self, step: int, window: bool, stamp: float) -> None:
+    def move(self, step: int, window: bool, stamp: float, *, tail: bool = False) -> None:
         """
-        The window of `step` has closed, or (`window`) that of `step` + 1 has opened, at `stamp`.
+        `step` has ended, or its window has closed and its `tail` has begun, or (`window`) the window of
+        `step` + 1 has opened, at `stamp`.
         """
-        self._words[_POSITION] = 2 * step + window
+        self._words[_POSITION] = 4 * step + 2 * tail + window
         self._stamps[_MOVED] = stamp
 
     def train(self, inside: bool, stamp: float) -> None:
@@ -102,6 +103,13 @@ class Page:
         """
         self._stamps[_MOVED] = stamp
         self._words[_TRAINING] = inside
+
+    def has_tails(self) -> None:
+        """
+        The loop says where its steps end: from now on, and for the processes after this one, a step does not end with its
+        window.
+        """
+        self._words[_TAILED] = 1
 
     def capture(self, step: int, private: bytes, closed: bool) -> None:
         """
@@ -142,8 +150,14 @@ class Page:
         """
         Where the training thread stands.
         """
-        step, window = divmod(self._words[_POSITION], 2)
-        return Position(step=step, window=bool(window))
+        step, edges = divmod(self._words[_POSITION], 4)
+        return Position(step=step, window=bool(edges & 1), tail=bool(edges & 2))
+
+    def tailed(self) -> bool:
+        """
+        Whether steps end behind their windows, as some process of this rank has said.
+        """
+        return bool(self._words[_TAILED])
 
     def training(self) -> bool:
         """

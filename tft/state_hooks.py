@@ -4,11 +4,31 @@ hooks that do nothing but ask it.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
+
+import xxhash
 
 from tft.errors import UsageError
 from tft.hooks import Buffer, Parcel, hookimpl
 from tft.protocol.messages import ShardCopies
+
+_NONE: Mapping[str, bool] = MappingProxyType({})
+
+
+def part_digests(parcel: Parcel, own: Mapping[str, bool] = _NONE) -> dict[str, str]:
+    """
+    Digest a shard by parts, to be compared with those of other ranks: XXH3-128 (hexadecimal) of its description and of
+    what has the same name up to the first point. Buffers in `own` stand alone; where that is True the digest is
+    empty: this rank's content is its own.
+    """
+    sums = {"description": xxhash.xxh3_128(parcel.meta)}
+    for buffer in parcel.buffers:
+        part = buffer.name if buffer.name in own else buffer.name.partition(".")[0]
+        sum_ = sums.setdefault(part, xxhash.xxh3_128())
+        sum_.update(buffer.name.encode())
+        sum_.update(buffer.view)
+    return {part: "" if own.get(part) else sum_.hexdigest() for part, sum_ in sums.items()}
 
 
 class TrainingState(Protocol):

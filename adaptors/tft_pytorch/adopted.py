@@ -18,9 +18,11 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
+from tft.state_hooks import part_digests
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.kinds import DENSE
 from tft_pytorch.names import parameter_names
+from tft_pytorch.noted import Settings
 from tft_pytorch.others import check_others, forget_stages
 from tft_pytorch.private import Private
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
@@ -88,6 +90,8 @@ class Adopted:
         )
         self._rehearsal = Rehearsal(self._describe)
         self._rehearsal.watch(optimizer, others)
+        self._settings = Settings()
+        self._settings.watch([optimizer], others.get("scheduler"))
         self._replaced: set[str] = set()
         """The shards that the script has read, until it has read all."""
 
@@ -123,7 +127,15 @@ class Adopted:
         if closing:
             self._wrappers.note()
             self._rehearsal.closing()
+            self._settings.forget()
         return self._private.capture(closing=closing)
+
+    def end_step(self) -> bytes | None:
+        """
+        The step has ended: note what the next one may set anew. The private state where that is another now.
+        """
+        self._settings.note()
+        return self._private.end_step()
 
     def rollback(self, private: bytes) -> None:
         """
@@ -156,6 +168,7 @@ class Adopted:
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.clear()
         self._private.rewind()
+        self._settings.put_back()
 
     def rebuild(self) -> Any:  # Any: whatever the user's factory returns
         """
@@ -210,6 +223,7 @@ class Adopted:
         """
         self._shard(shard).taken(meta)
         self._private.forget()
+        self._settings.forget()
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
@@ -235,6 +249,7 @@ class Adopted:
 
         load(directory, self._shard(shard))
         self._private.forget()
+        self._settings.forget()
 
     def beside(self, shard: str) -> bytes:
         """
@@ -256,6 +271,7 @@ class Adopted:
         """
         self._shard(shard).replaced(beside)
         self._private.forget()
+        self._settings.forget()
         self._replaced.add(shard)
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.replaced(everything=shard == DENSE)
@@ -272,6 +288,13 @@ class Adopted:
                 "they are rounded. Save and load these, too: optimizer.master(p) of each p of "
                 "optimizer.owned, with the shard that has optimizer.optim.state_dict()"
             )
+
+    def compare(self, shard: str) -> dict[str, str]:
+        """
+        Digests by part, to be compared with those of the others who hold the shard.
+        """
+        own = self._private.running.moving("model.")
+        return {**part_digests(self.give(shard), own), "modes": self._private.modes.digest()}
 
     def digests(self) -> dict[str, str]:
         """

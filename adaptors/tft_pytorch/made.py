@@ -19,11 +19,13 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Made, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
+from tft.state_hooks import part_digests
 from tft_pytorch import meshes
 from tft_pytorch.adopted import check_plain
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.held import Held, Parts, room
 from tft_pytorch.memory import Awaited, readable
+from tft_pytorch.noted import Settings
 from tft_pytorch.private import Private
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.state import digest
@@ -87,6 +89,7 @@ class Maker:
         """By shard, while its content has not come."""
         self._watch: RemovableHandle | None = None
         self._rehearsal = Rehearsal(self._describe)
+        self._settings = Settings()
         pack(self._private.digestible())
 
     def _describe(self) -> None:
@@ -111,7 +114,15 @@ class Maker:
         if closing:
             self._wrappers.note()
             self._rehearsal.closing()
+            self._settings.forget()
         return self._private.capture(closing=closing)
+
+    def end_step(self) -> bytes | None:
+        """
+        The step has ended: note what the next one may set anew. The private state where that is another now.
+        """
+        self._settings.note()
+        return self._private.end_step()
 
     def rollback(self, private: bytes) -> None:
         """
@@ -147,8 +158,11 @@ class Maker:
         if self._watch is not None:
             self._watch.remove()
         self._private.rewind()
+        self._settings.put_back()
+        self._modes = self._private.modes.digest()
         self._held = self._all()
         self._parts = self._watch = None
+        self._settings.watch([], None)
         self._private.modes.watch()
         self._private.running.let_go()
         self._private.extra.let_go()
@@ -178,6 +192,7 @@ class Maker:
         )
         scheduler = {} if made.scheduler is None else {"scheduler": made.scheduler}
         self._rehearsal.watch(made.optimizer, {**scheduler, **made.others})
+        self._settings.watch([made.optimizer], made.scheduler)
         self._parts, self._held = parts, {}
         return made
 
@@ -239,6 +254,13 @@ class Maker:
         from tft_pytorch.checkpoints import load_held
 
         self._adopt(shard, load_held(directory, shard, self._form(shard)))
+
+    def compare(self, shard: str) -> dict[str, str]:
+        """
+        Digests by part, to be compared with those of the others who hold the shard.
+        """
+        own = self._private.running.moving("model.")
+        return {**part_digests(self.give(shard), own), "modes": self._modes}
 
     def digests(self) -> dict[str, str]:
         """

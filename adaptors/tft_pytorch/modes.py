@@ -6,6 +6,7 @@ processes that survive it in its modes; what counts is what they were when the l
 from operator import itemgetter
 from typing import Any
 
+import xxhash
 from torch import nn
 
 from tft.errors import MalformedMessage
@@ -43,6 +44,12 @@ class Modes:
         if closing or self._noted is None:
             self._noted = bytes(map(_TRAINING, self._fields)) or None
         return self._noted
+
+    def digest(self) -> str:
+        """
+        Of what they were when the last step ended; empty where that is not known.
+        """
+        return "" if self._noted is None else xxhash.xxh3_128_hexdigest(self._noted)
 
     def put_back(self, noted: object) -> None:
         """

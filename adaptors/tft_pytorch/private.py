@@ -20,7 +20,7 @@ from tft_pytorch.extra import ExtraStates
 from tft_pytorch.memory import readable
 from tft_pytorch.modes import Modes
 from tft_pytorch.running import INLINE, RunningBuffers
-from tft_pytorch.trees import Disassembly, put_together
+from tft_pytorch.trees import Disassembly, expect, put_together
 
 _TREE = "tft.tree"
 """The key under which a position that was taken apart is kept."""
@@ -49,6 +49,10 @@ class Private:
         self._simple = True
         """The data's position can be packed as it is, which is quick."""
         self._rngs = rngs
+        self._closed = b""
+        """As it was captured when the last window closed."""
+        self._left: tuple[object, object, object] = (None, None, None)
+        """What stood in it that the tail of the step may change: modes, extra states, running buffers."""
         self._generator = torch.default_generator
         self.running = RunningBuffers(model)
         self.extra = ExtraStates()
@@ -60,7 +64,7 @@ class Private:
         The present private state.
         """
         state: dict[str, object] = self._random()
-        modes = self.modes.noted(closing=closing)
+        modes = self.modes.noted(closing=False)  # they are those of the end of a step
         if modes is not None:
             state["modes"] = modes
         extra, size = self.extra.noted(closing=closing)
@@ -69,6 +73,12 @@ class Private:
         buffers = self.running.copy(closing=closing, room=INLINE - size)
         if buffers is not None:
             state["buffers"] = buffers
+        packed = self._packed(state)
+        if closing:
+            self._closed, self._left = packed, (modes, extra, buffers)
+        return packed
+
+    def _packed(self, state: dict[str, object]) -> bytes:
         if self._data is None:
             return pack(state)
         position = self._data.state_dict()
@@ -78,6 +88,20 @@ class Private:
             except UsageError:  # it holds tensors, or what cannot be kept at all
                 self._simple = False
         return pack({**state, "data": _apart(position)})
+
+    def end_step(self) -> bytes | None:
+        """
+        The step has ended. What was captured as its window closed, with modes, extra states and running buffers as they
+        are now; None where these are what they were.
+        """
+        extra, size = self.extra.noted(closing=True)
+        buffers = self.running.again(self._left[2], INLINE - size)
+        left = (self.modes.noted(closing=True), extra, buffers)
+        if left == self._left or not self._closed:
+            return None
+        now = dict(zip(("modes", "extra", "buffers"), left, strict=True))
+        closed = expect(unpack(self._closed), dict, "private state")
+        return pack({**closed, **{name: kept for name, kept in now.items() if kept is not None}})
 
     def rollback(self, private: bytes) -> None:
         """

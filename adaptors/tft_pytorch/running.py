@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, 
 
 from tft.errors import MalformedMessage
 from tft_pytorch.memory import flat_bytes, in_place
+from tft_pytorch.names import own_names
 
 INLINE = 224 * 1024
 """
@@ -43,6 +44,7 @@ class RunningBuffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._slots: list[tuple[dict[str, Tensor | None], str]] = []
+        self._names: list[str] = []
         self._seen: list[_Seen] = []
         self._moving: set[int] = set()
         self._views: dict[int, tuple[Tensor, memoryview]] = {}
@@ -59,6 +61,12 @@ class RunningBuffers:
         of that one's holds for those of this one, which come in the same order.
         """
         slots = [(module, name) for module in model.modules() for name in module._buffers]
+        own = own_names(model)
+        self._names = [
+            own(f"{path}.{name}" if path else name)
+            for path, module in model.named_modules()
+            for name in module._buffers
+        ]
         self._slots = [(module._buffers, name) for module, name in slots]
         self._seen = [_Seen(None, 0) for _ in slots]
         self._moving |= {i for i, (module, _) in enumerate(slots) if isinstance(module, _NormBase)}
@@ -101,6 +109,21 @@ class RunningBuffers:
             self._settled = copy
         self._begun = True
         return copy
+
+    def again(self, copy: object, room: int) -> object:
+        """
+        A step that was complete when this copy was made has ended since: the same of now. Where the copy was too large to
+        travel it is left as it is.
+        """
+        if not isinstance(copy, dict) or "bytes" not in copy:
+            return copy
+        return self.copy(closing=True, room=room)
+
+    def moving(self, prefix: str) -> dict[str, bool]:
+        """
+        By name, whether a buffer of the model was seen to change in the forward pass on this rank.
+        """
+        return {f"{prefix}{name}": i in self._moving for i, name in enumerate(self._names)}
 
     def restore(self, copy: object) -> None:
         """

@@ -68,7 +68,7 @@ def turns(gate: Gate, windows: int) -> Iterator[None]:
     def train() -> None:
         for _ in range(windows):
             assert gate.arrive()
-            gate.passed(gate.completed + 1)
+            gate.passed(gate.completed + 1, tail=False)
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -92,7 +92,7 @@ def test_who_was_let_into_a_window_is_in_it_whatever_comes_next() -> None:
     assert word == "in"
     assert (locked.position, locked.held) == (Position(step=10, window=True), None)
     assert not gate.standing().still
-    gate.passed(11)
+    gate.passed(11, tail=False)
     assert not gate.leaves(11)
     assert not gate.arrive()  # held by the freeze, one window later
 
@@ -122,7 +122,7 @@ def test_a_step_that_is_to_be_finished_is_entered_before_the_loop_is_left() -> N
     gate = held(10)
     assert gate.leave_after(11).position == Position(step=10, window=True)
     assert gate.wait() == "in"
-    gate.passed(11)
+    gate.passed(11, tail=False)
     assert gate.leaves(11)
 
 
@@ -153,7 +153,7 @@ def test_windows_pass_only_as_far_as_the_lock_that_was_told() -> None:
 
         def train(gate: Gate = gate, refused: threading.Event = refused) -> None:
             while gate.arrive():
-                gate.passed(gate.completed + 1)
+                gate.passed(gate.completed + 1, tail=False)
             refused.set()
 
         threading.Thread(target=train, daemon=True).start()
@@ -255,7 +255,7 @@ def test_who_does_not_know_of_the_others_waits_though_nothing_is_locked() -> Non
     gate.leave_after(11)
     assert gate.wait() == "in"
     assert gate.position() == Position(step=10, window=True)
-    gate.passed(11)
+    gate.passed(11, tail=False)
     assert gate.leaves(11)
 
 
@@ -286,5 +286,5 @@ def test_who_stood_alone_when_its_loop_ended_is_let_in_the_next_time() -> None:
     gate.enter()
     assert gate.arrive()
     gate.lock()
-    gate.passed(11)
+    gate.passed(11, tail=False)
     assert not gate.arrive()

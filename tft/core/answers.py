@@ -5,7 +5,7 @@ What ranks answer to orders: that they are carried out, or why not.
 from typing import assert_never
 
 from tft.core.course import Course
-from tft.core.incident import PHASES
+from tft.core.incident import COMPARED, PHASES, Fault
 from tft.core.job import Job
 from tft.core.seats import Seat
 from tft.core.table import State
@@ -46,7 +46,12 @@ class Answers:
         seat.position, seat.held, seat.backups = message.position, message.held, message.backups
         if job.resumed and not seat.held:
             seat.held = None  # what a script begins with is not what the checkpoint holds
-        job.phase(PHASES.get(message.order, message.order), seat.rank, message.began, message.at)
+        compares = message.at - message.compared
+        job.phase(PHASES.get(message.order, message.order), seat.rank, message.began, compares)
+        if message.compared:
+            job.phase("compare", seat.rank, compares, message.at)
+        if message.order in COMPARED or message.order == "load":
+            seat.digests, seat.line = message.digests, message.line
         # it cannot write this itself: somebody else does, of whichever step is saved in the end
         seat.private = {**seat.private, **message.private}
         if message.failure is not None:
@@ -72,15 +77,30 @@ class Answers:
             case "fetch" | "load":
                 if seat.damaged:
                     seat.doubted = message.position.step
-                seat.trusted, seat.damaged = True, False
+                seat.trusted, seat.damaged, seat.outrun = True, False, False
                 if message.order == "load":  # it has what is its own from there, too
                     self._job.captures(seat)
+                self._left_out(seat, message)
             case "restore":
-                seat.trusted = True
+                seat.trusted, seat.outrun = True, False
             case "rollback":
                 self._job.captures(seat)
             case _:
                 pass
+
+    def _left_out(self, seat: Seat, message: Answered) -> None:
+        """
+        What was fetched is whole, and came from fewer sources than were asked: each of the others has a fault.
+        """
+        for source, why in message.odd.items():
+            evidence = f"rank {seat.rank} could not fetch from rank {source}: {why}"
+            self._job.tell("source_left_out", rank=source, to=seat.rank, why=why)
+            self._job.incident.faults.append(
+                Fault(
+                    kind="network", rank=source, step=message.position.step + 1, seen=message.at,
+                    evidence=evidence, certain=True,
+                )
+            )  # fmt: skip
 
     def _unreadable(self, step: int) -> None:
         """

@@ -5,6 +5,7 @@ a time, each when everything it needs is there.
 
 from tft.core import planner
 from tft.core.choice import Choice
+from tft.core.comparison import Comparison, note_tails
 from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.pausing import Pausing
@@ -40,6 +41,7 @@ class Course:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.rounds = Rounds(job)
+        self.comparison = Comparison(job, self.rounds)
         self.ending = Ending(job)
         self.choice = Choice(job, self.rounds, self.ending)
         self.pausing = Pausing(job, self.rounds)
@@ -57,6 +59,7 @@ class Course:
             case S.FREEZING if job.answered_all("freeze"):
                 return self._after_freeze()
             case S.CLEARING if job.answered_all("stop") and not job.dying():
+                self.comparison.judge()
                 self.choice.consider()
                 return True
             case S.CHOOSING if job.expired() and not job.dying():
@@ -473,6 +476,8 @@ class Course:
             self.rounds.freeze()
             return True
         job.search(over=True)
+        if not self.comparison.confirms():
+            return True
         limit = job.policy.rebuild
         if any(seat.held is None for seat in job.seated()):
             limit = max(limit, job.policy.repair)  # its state comes with it, and may be large
@@ -524,6 +529,8 @@ class Course:
     def _roll_back(self) -> None:
         job = self._job
         step = job.agreed()
+        job.incident.inexact = []  # what an earlier round has said of another step
+        note_tails(job, step)
         skip = self._skip(step)
         # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
         job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}
@@ -570,11 +577,15 @@ class Course:
         ranks = tuple(s.rank for s in bereft if s.rank in joining or step not in s.private)
         if ranks and step > 0:
             job.tell("private_derived", ranks=list(ranks), step=step)
+            job.incident.inexact.append(
+                f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
+            )
         return ranks
 
     def _resume_training(self) -> None:
         job = self._job
         job.trained = set()
+        job.compared = job.agreed()
         job.incident.gone_back()
         for seat in job.seated():
             seat.finished = False

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder
 
+COMPARED: frozenset[OrderName] = frozenset({"stop", "fetch", "restore", "reload"})
+"""Orders after which a rank says digests of what it holds."""
 PHASES: dict[OrderName, str] = {
     "stop": "clear",
     "load": "repair",
@@ -33,6 +35,8 @@ class Fault:
     """When its first evidence was (CLOCK_MONOTONIC)."""
     evidence: str
     """The traceback, the stacks, or the sentence that says how it was noticed."""
+    certain: bool = False
+    """It is a cause, even if others of its kind are only seen from the other side of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,8 @@ class Incident:
     """How often each rank has lost its process and was given another."""
     counted: set[int] = field(default_factory=set)
     """The ranks whose part in it has been held against them."""
+    inexact: list[str] = field(default_factory=list)
+    """Why training does not go on bit for bit as it would have without the incident."""
     closed: float | None = None
 
     def saw(self, position: Position) -> None:
@@ -171,7 +177,7 @@ class Incident:
         The faults that are causes: when a process is gone, the broken connections its peers
         report are the same fault seen from the other side.
         """
-        causes = [fault for fault in self.faults if fault.kind != "network"]
+        causes = [fault for fault in self.faults if fault.kind != "network" or fault.certain]
         return causes or self.faults
 
     def numeric_step(self) -> int:

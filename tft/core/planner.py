@@ -36,6 +36,8 @@ class Standing:
     """The step whose whole state it has in use; None while it is torn or new."""
     sound: bool = True
     """No fault has touched what it has in use."""
+    tail: bool = False
+    """It has left the loop in the tail of step `held`: of what stands there some may not be done."""
     backups: tuple[int, ...] = ()
     """Earlier steps of which it keeps a sound copy."""
     homeless: str = ""
@@ -255,7 +257,9 @@ def repair(
     )
     needy.difference_update(restore)
     return Repair(
-        step=step, restore=restore, transfers=_transfers(topology, standings, needy, step, terms)
+        step=step,
+        restore=restore,
+        transfers=_transfers(topology, standings, members, needy, step, terms),
     )
 
 
@@ -279,22 +283,25 @@ def _uses(standing: Standing, step: int, terms: Terms) -> bool:
 
 
 def _transfers(
-    topology: Topology, standings: Standings, needy: set[int], step: int, terms: Terms
-) -> dict[int, tuple[Transfer, ...]]:
+    topology: Topology, standings: Standings, members: Collection[int], needy: set[int], step: int,
+    terms: Terms,
+) -> dict[int, tuple[Transfer, ...]]:  # fmt: skip
     """
     Every source can serve every byte of a shard, and each of those named serves a part of it. Who
     is named is balanced: within a shard by turns, over the shards by who has least to give so far.
     """
-    plan: dict[int, list[Transfer]] = {rank: [] for rank in sorted(needy)}
+    plan: dict[int, list[Transfer]] = {}
     load: dict[int, float] = {}
     for shard, ranks in topology.groups.items():
-        receivers = [rank for rank in ranks if rank in needy]
+        found = sound(ranks, standings, step, terms.ceiling)
+        givers = {holder.rank for holder in found}
+        # who was left in the tail takes what others have that have ended the step
+        there = [r for r in ranks if r in members and r in standings]
+        late = {r for r in there if _is_late(standings[r], step)} - givers
+        receivers = [rank for rank in ranks if rank in needy | late]
         if not receivers:
             continue
-        holders = sorted(
-            sound(ranks, standings, step, terms.ceiling),
-            key=lambda holder: (load.get(holder.rank, 0.0), holder.rank),
-        )
+        holders = sorted(found, key=lambda holder: (load.get(holder.rank, 0.0), holder.rank))
         several = min(SOURCES, len(holders))
         for turn, rank in enumerate(receivers):
             first = turn * several if several < len(holders) else turn
@@ -302,18 +309,27 @@ def _transfers(
             for holder in chosen:
                 load[holder.rank] = load.get(holder.rank, 0.0) + 1 / several
             sources = tuple(Source(rank=h.rank, address=h.address) for h in chosen)
-            plan[rank].append(Transfer(shard=shard, sources=sources))
-    return {rank: tuple(parts) for rank, parts in plan.items() if parts}
+            plan.setdefault(rank, []).append(Transfer(shard=shard, sources=sources))
+    return {rank: tuple(plan[rank]) for rank in sorted(plan)}
+
+
+def _is_late(standing: Standing, step: int) -> bool:
+    """
+    It takes part, and stands in the tail of this step.
+    """
+    return standing.alive and standing.held == step and standing.tail
 
 
 def sound(
     ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
 ) -> list[Standing]:
     """
-    Those of these ranks that can give `step`, in the order they are named in.
+    Those of these ranks that can give `step`, in the order they are named in. Where some have ended the step,
+    those that were left in its tail do not count.
     """
-    holders = (standings[rank] for rank in ranks if rank in standings)
-    return [holder for holder in holders if step in holder.copies(ceiling)]
+    holders = [standings[rank] for rank in ranks if rank in standings]
+    found = [holder for holder in holders if step in holder.copies(ceiling)]
+    return [holder for holder in found if not _is_late(holder, step)] or found
 
 
 def savers(
@@ -350,6 +366,7 @@ def copiers(
             shard
             for shard, ranks in topology.groups.items()
             if rank in ranks and shard not in savers.get(rank, ())
+            if standing in sound(ranks, standings, step, ceiling)
         )
         for rank, standing in standings.items()
         if standing.uses(step, ceiling)

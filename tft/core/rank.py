@@ -10,7 +10,7 @@ runs to its end, unless the rank is to leave the loop.
 """
 
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Any, assert_never
 
 from tft.core.rank_words import (
     Abort,
@@ -40,11 +40,8 @@ from tft.protocol.messages import (
     Freeze,
     Hold,
     OrderName,
-    Position,
     Release,
-    SavedFile,
     Stop,
-    Verdict,
 )
 
 AGAIN = 0.05
@@ -236,7 +233,9 @@ class RankMachine:
     def _leaving(self, event: Leaving) -> list[RankCommand]:
         if not self.inside or self._stop is None:
             return []
-        if event.position.step >= self._stop.finish and self.doing != "check":
+        at = event.position
+        ended = at.step > self._stop.finish or (at.step == self._stop.finish and not at.tail)
+        if ended and self.doing != "check":
             return self._abort(event.at)  # what it computes now will not be finished by anyone
         self._wake = event.at + self._stop.grace
         return []
@@ -285,6 +284,10 @@ class RankMachine:
                     verdict=event.verdict,
                     finding=event.finding,
                     private=event.private,
+                    digests=event.digests,
+                    compared=event.compared,
+                    line=event.line,
+                    odd=event.odd,
                     began=began,
                     at=event.at,
                 )
@@ -300,41 +303,14 @@ class RankMachine:
             self._wake = None
         return self._next()
 
-    def _answer(
-        self,
-        name: OrderName,
-        *,
-        position: Position,
-        held: int | None,
-        began: float,
-        at: float,
-        failure: str | None = None,
-        context_lost: bool = False,
-        backups: tuple[int, ...] = (),
-        waiting: bool = False,
-        files: tuple[SavedFile, ...] = (),
-        verdict: Verdict = "pass",
-        finding: str = "",
-        private: dict[int, str] | None = None,
-    ) -> Answer:
+    def _answer(self, name: OrderName, **facts: Any) -> Answer:  # Any: the fields' own types
         answer = Answered(
             rank=self.rank,
             incarnation=self.incarnation,
             incident=self.key[0],
             round=self.key[1],
             order=name,
-            failure=failure,
-            context_lost=context_lost,
-            position=position,
-            held=held,
-            backups=backups,
-            waiting=waiting,
-            files=files,
-            verdict=verdict,
-            finding=finding,
-            private=private or {},
-            began=began,
-            at=at,
+            **facts,
         )
         self._answers[name] = answer
         return Answer(answer=answer)

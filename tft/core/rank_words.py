@@ -71,8 +71,8 @@ class Unlocked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """
-    From now on the training thread leaves the loop at the next edge of an update window; this is
-    where it stands.
+    From now on the training thread leaves the loop at the next end of a step; this is where it
+    stands.
     """
 
     at: float
@@ -105,6 +105,10 @@ class Done:
     verdict: Verdict = "pass"
     finding: str = ""
     private: dict[int, str] = field(default_factory=dict)
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    compared: float = 0.0
+    line: str = ""
+    odd: dict[int, str] = field(default_factory=dict)
     began: float
     at: float
 
@@ -157,7 +161,7 @@ class Unlock:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAfter:
     """
-    Let the training thread finish step `step` if it has not; then it leaves the loop.
+    Let the training thread finish step `step` with its tail if it has not; then it leaves the loop.
     """
 
     step: int

@@ -8,7 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from tft.core.commands import JobOver
 from tft.core.incident import Fault, Incident
 
-SECONDS = ("detect", "freeze", "clear", "await", "rebuild", "repair", "rollback", "resume")
+SECONDS = (
+    "detect",
+    "freeze",
+    "clear",
+    "compare",
+    "await",
+    "rebuild",
+    "repair",
+    "rollback",
+    "resume",
+)
 """The phases of the report whose spans are always named, in the order they usually begin."""
 
 Moment = Callable[[Fault], float | None]
@@ -40,6 +50,7 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
         "tried": [{"strategy": name, "why_not": why} for name, why in incident.tried],
         "step": incident.step,
         "steps_lost": incident.steps_lost,
+        "inexact": list(incident.inexact),
         "pids_kept": _pids_kept(incident),
         "processes_started": incident.started,
         "phases": phases,

@@ -57,6 +57,12 @@ class Seat:
     position: Position = START
     held: int | None = None
     backups: tuple[int, ...] = ()
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of the state of step `held`, by shard and part."""
+    line: str = ""
+    """Where in the tail of step `held` it has left the loop."""
+    outrun: bool = False
+    """Others have come further in the tail of step `held`, and none to its end: their state is the one that counts."""
     column: tuple[int, ...] = ()
     reloads: bool = False
     """It finds the newest checkpoint that it keeps itself."""
@@ -137,7 +143,8 @@ class Seat:
             alive=self.ready and not self.doomed,
             coming=self.process in STARTING and not self.doomed,
             held=self.held,
-            sound=self.trusted and not self.searching,
+            sound=self.trusted and not self.searching and not self.outrun,
+            tail=self.position.tail,
             backups=self.kept,
             homeless=homeless,
             strategies=self.strategies,
@@ -152,6 +159,7 @@ class Seat:
         self.pid = self.started = 0
         self.sender = ""
         self.held, self.backups = None, ()
+        self.digests, self.line, self.outrun = {}, "", False
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = self.searching = False
         self.doomed = self.blame = self.unable = self.no_restore = self.no_commit = ""

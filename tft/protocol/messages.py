@@ -12,7 +12,7 @@ CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 5
+VERSION = 6
 """Raised when a message changes shape; a peer that speaks another one is refused with a sentence."""
 
 FaultKind = Literal[
@@ -38,6 +38,9 @@ class Position:
     """The last step whose update window has closed; 0 before the first."""
     window: bool
     """True while the update window of step `step` + 1 is open."""
+    tail: bool = False
+    """True while the loop has not come to the end of step `step`: what stands behind the update window, such as a
+    scheduler's step or an evaluation, may be done in part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +159,15 @@ class Answered:
     """Earlier steps of whose whole state this rank keeps a copy."""
     waiting: bool = False
     """For `freeze`: the training thread sits in a collective, or is out of the loop."""
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By shard and part: digests of the state of step `held`, where a copy of it was left, brought or restored. An
+    empty one is of a part that is this rank's own. Empty: nothing is held, or it cannot be compared."""
+    compared: float = 0.0
+    """Seconds that these took."""
+    line: str = ""
+    """For `stop`: where in the tail of step `held` the loop was left (FILE:LINE)."""
+    odd: dict[int, str] = field(default_factory=dict)
+    """For `fetch`: the sources that were left out, and why."""
     files: tuple[SavedFile, ...] = ()
     """For `save`."""
     verdict: Verdict = "pass"
@@ -471,7 +483,7 @@ class Freeze:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """
-    Finish step `finish` if you have not (within `grace`), go no further, leave the loop,
+    Finish step `finish` with its tail if you have not (within `grace`), go no further, leave the loop,
     abort what you hang in and drop the process groups.
     """
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tft.core.incident import COMPARED
 from tft.protocol.messages import (
     Answered,
     Check,
@@ -82,6 +83,17 @@ class ScriptedRank:
     """What it fetches comes when it rebuilds."""
     promised: int | None = None
     """The step of what is to come then."""
+    tail: bool = False
+    """The window of `step` has closed, and the step has not ended."""
+    cut: bool = False
+    """It does not come to the end of its tail."""
+    line: str = ""
+    """Where it is cut off."""
+    content: str = "right"
+    """What its copies are of; those of ranks that hold the same have to be equal."""
+    settings: str = "right"
+    """The same of what describes them."""
+    shards: tuple[str, ...] = ()
 
     @property
     def held(self) -> int | None:
@@ -95,7 +107,7 @@ class ScriptedRank:
         """
         As in the session.
         """
-        return Position(step=self.step, window=self.window)
+        return Position(step=self.step, window=self.window, tail=self.tail)
 
     def sound_steps(self) -> frozenset[int]:
         """
@@ -113,7 +125,7 @@ class ScriptedRank:
         if self.keeps:
             self.backups = (*self.backups, self.step)[-self.keeps :]
             self.bad_copies -= {self.step}
-        self.step, self.window = self.step + 1, False
+        self.step, self.window, self.tail = self.step + 1, False, False
 
     # ---------------------------------------------------------------- orders
 
@@ -152,6 +164,7 @@ class ScriptedRank:
             case Stop():
                 if self.training and self.step < order.finish and not stuck:
                     self.complete()
+                self.tail = self.tail and self.cut
                 self.training, self.promised = False, None
             case Restore():
                 if order.step not in self.backups:
@@ -184,7 +197,7 @@ class ScriptedRank:
             case Resume():
                 assert self.held == order.step - 1, f"rank {self.rank} resumes with {self.held}"
                 assert not self.spoiled, f"rank {self.rank} resumes with what is spoiled"
-                self.training = self.announce = True
+                self.training, self.announce, self.tail = True, True, False
                 self.limit = math.inf
             case Save():
                 if order.shards and self.held != order.step:
@@ -208,6 +221,7 @@ class ScriptedRank:
 
     def _goes_back_to(self, step: int) -> None:
         self.step, self.window, self.torn, self.spoiled = step, False, False, False
+        self.tail = False
         self.backups = tuple(kept for kept in self.backups if kept < step)
 
     def answer(
@@ -228,6 +242,8 @@ class ScriptedRank:
             files = tuple(SavedFile(name=n, size=1, digest="d") for n in names)
         unsaved = isinstance(order, Save) and failure is not None
         captured = (self.step - 1, self.step) if unsaved else ()
+        compares = name in COMPARED and failure is None and self.held is not None
+        parts = {"model": self.content, "description": self.settings}
         return Answered(
             rank=self.rank,
             incarnation=self.incarnation,
@@ -244,6 +260,8 @@ class ScriptedRank:
             verdict=found[0],
             finding=found[1],
             private=dict.fromkeys(captured, "00"),
+            digests=dict.fromkeys(self.shards, parts) if compares else {},
+            line=self.line if self.tail else "",
             began=at,
             at=at,
         )

@@ -27,6 +27,7 @@ from tft.protocol.messages import (
     Exited,
     Faulted,
     FaultKind,
+    Fetch,
     Finished,
     Joined,
     Kill,
@@ -108,6 +109,8 @@ class ScriptedJob:
     """Why an order fails on a rank, the first times it comes."""
     deaf: set[int] = field(init=False, default_factory=set)
     """Nodes whose agents end nobody, whatever they are told."""
+    miscopied: dict[int, int] = field(init=False, default_factory=dict)
+    """How often what a rank fetches is not what it was given."""
     muted: set[tuple[int, OrderName]] = field(init=False, default_factory=set)
     """Orders that a rank never answers."""
     stuck: set[int] = field(init=False, default_factory=set)
@@ -561,6 +564,7 @@ class ScriptedJob:
             for shard, ranks in self.groups.items()
             if one.rank in ranks
         )
+        one.shards = tuple(each.shard for each in shards)
         self.report(
             Ready(
                 rank=one.rank,
@@ -585,12 +589,22 @@ class ScriptedJob:
         one.finds, one.promises = (self.finds or {}).get(one.rank), self.promises
         if failure is None:
             failure = one.obey(order, self._gives, stuck=one.rank in self.stuck)
+        if isinstance(order, Fetch) and failure is None:
+            self._copy(one, order)
         found: tuple[Verdict, str] = ("pass", "")
         if name == "check":
             found = self.verdicts.pop(one.rank, found)
         self.report(one.answer(order, name, failure, found=found, at=self.now))
         if isinstance(order, Complete | End):
             self._ends(one, 0 if isinstance(order, Complete) else order.code)
+
+    def _copy(self, one: ScriptedRank, order: Fetch) -> None:
+        for transfer in order.transfers:
+            source = self.ranks[transfer.sources[0].rank]
+            one.content, one.settings = source.content, source.settings
+        if self.miscopied.get(one.rank):
+            self.miscopied[one.rank] -= 1
+            one.content = "damaged"
 
     def _gives(self, rank: int) -> frozenset[int]:
         return self.ranks[rank].sound_steps()

@@ -38,9 +38,10 @@ def fetch(
     *,
     tls: Tls | None = None,
     patience: float = PATIENCE,
-) -> None:
+) -> dict[int, str]:
     """
-    Fetch a shard as it was at the end of `step`, from all its sources at once.
+    Fetch a shard as it was at the end of `step`, from all its sources at once. Returns the ranks of the sources that
+    were lost on the way, and why.
 
     `take(meta)` makes room: writable buffers with the names and sizes of the source's, which are
     written in place and out of order. `taken(meta)` is called when every digest holds, and not
@@ -84,6 +85,7 @@ def fetch(
             source = transfer.sources[place]
             log.warning("source_lost", shard=transfer.shard, source=source.rank, why=why)
     taken(offer.meta)
+    odd = {transfer.sources[place].rank: why for place, why in board.lost().items()}
     log.info(
         "shard_fetched",
         shard=transfer.shard,
@@ -92,6 +94,7 @@ def fetch(
         seconds=round(clock.now() - began, 6),
         given={transfer.sources[place].rank: size for place, size in board.given().items()},
     )
+    return odd
 
 
 def _agree(transfer: Transfer, step: int, board: Board, abandoned: threading.Event) -> Offer:

@@ -33,10 +33,10 @@ Word = Literal["in", "out"]
 """Into the window, or out of the loop."""
 
 
-Place = tuple[int, bool, bool]
-"""Where the training thread stands: the last whole step, whether the window of the next one is
-open, whether the state was overwritten in part. Published as one, so that nobody is told half of a
-move; a bare tuple, since it is made twice a step."""
+Place = tuple[int, bool, bool, bool]
+"""Where the training thread stands: the last step whose window has closed, whether the window of the next one is
+open, whether the state was overwritten in part, whether the tail of that last step has not ended. Published as one,
+so that nobody is told half of a move; a bare tuple, since it is made three times a step."""
 
 
 class Gate:
@@ -50,7 +50,7 @@ class Gate:
         self._thread = threading.get_ident()
         self._mutex = threading.Lock()
         self._turn = threading.Condition(self._mutex)
-        self._place: Place = (0, False, False)
+        self._place: Place = (0, False, False, False)
         self._orders: deque[Execute] = deque()
         self._waits = False
         """The training thread stands before a window, and was not let in yet."""
@@ -92,8 +92,8 @@ class Gate:
         entered then. Else: `wait`.
         """
         with self._mutex:
-            step, _, torn = self._place
-            self._place = (step, True, torn)
+            step, _, torn, _ = self._place
+            self._place = (step, True, torn, False)
             self._waits = step >= self._lock
             return not self._waits
 
@@ -115,18 +115,32 @@ class Gate:
                 word = self._word()
                 if word is not None:
                     self._alone = self._waits = False
-                    step, _, torn = self._place
-                    self._place = (step, word == "in", torn)
+                    step, _, torn, _ = self._place
+                    self._place = (step, word == "in", torn, False)
                     return word
                 if self._orders:
                     return self._orders.popleft()
                 self._turn.wait()
 
-    def passed(self, step: int) -> None:
+    def passed(self, step: int, *, tail: bool) -> None:
         """
-        The update of `step` is whole.
+        The update of `step` is whole; with `tail` the step ends later.
         """
-        self._place = (step, False, self._place[2])
+        self._place = (step, False, self._place[2], tail)
+
+    @property
+    def in_tail(self) -> bool:
+        """
+        Whether the window of a step has closed that has not ended.
+        """
+        return self._place[3]
+
+    def ended(self) -> None:
+        """
+        The step whose window has closed last has ended.
+        """
+        step, window, torn, _ = self._place
+        self._place = (step, window, torn, False)
 
     def leaves(self, step: int) -> bool:
         """
@@ -147,14 +161,14 @@ class Gate:
         """
         From now on the state is overwritten.
         """
-        step, window, _ = self._place
-        self._place = (step, window, True)
+        step, window, _, tail = self._place
+        self._place = (step, window, True, tail)
 
     def hold(self, step: int) -> None:
         """
         The state is that of the end of `step`, and whole.
         """
-        self._place = (step, False, False)
+        self._place = (step, False, False, False)
 
     # ---------------------------------------------------------------- on any thread
 
@@ -237,7 +251,7 @@ class Gate:
 
     def leave_after(self, step: int) -> Leaving:
         """
-        Windows up to `step` may still be passed; then the loop is left.
+        Windows up to `step` may still be passed; when that step has ended, the loop is left.
         """
         with self._turn:
             self._lock = self._leave_after = step
@@ -299,8 +313,8 @@ class Gate:
 
 
 def _position(place: Place) -> Position:
-    step, window, _ = place
-    return Position(step=step, window=window)
+    step, window, _, tail = place
+    return Position(step=step, window=window, tail=tail)
 
 
 def _held(place: Place, *, still: bool = False) -> int | None:
@@ -308,5 +322,5 @@ def _held(place: Place, *, still: bool = False) -> int | None:
     The step whose whole state is in memory. Who stands still before a window has marked it, but
     changed nothing yet.
     """
-    step, window, torn = place
+    step, window, torn, _ = place
     return None if torn or (window and not still) else step

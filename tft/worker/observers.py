@@ -30,6 +30,8 @@ class Observers:
         self._watchers: list[object] = []
         self.watch_windows = False
         """Somebody wants every step: else the training thread does not even ask."""
+        self.watch_tails = False
+        """The same of the ends of steps."""
 
     def device_faults(self) -> list[DeviceFault]:
         """
@@ -49,6 +51,7 @@ class Observers:
         """
         self._watchers = call_guarded(self._plugins, "tft_opened", session=session)
         self.watch_windows = any(hasattr(w, "tft_on_window_closed") for w in self._watchers)
+        self.watch_tails = any(hasattr(w, "tft_on_tail_ending") for w in self._watchers)
 
     def adopted(self, parts: Mapping[str, Any]) -> None:
         """
@@ -61,6 +64,12 @@ class Observers:
         The update window of `step` has closed.
         """
         self._tell("tft_on_window_closed", step=step)
+
+    def tail_ends(self, step: int) -> None:
+        """
+        All that the loop does in `step` is done.
+        """
+        self._tell("tft_on_tail_ending", step=step)
 
     def order(self, order: OrderName, incident: int, step: int) -> None:
         """

@@ -4,13 +4,14 @@ the training thread.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, assert_never
 
 import pluggy
+import structlog
 
 from tft import checkpoint
 from tft.checkpoint import Shelf
@@ -41,10 +42,13 @@ from tft.protocol.messages import (
     Stop,
     Verdict,
 )
+from tft.state_hooks import part_digests
 from tft.transfer.client import fetch
 from tft.transfer.tls import Tls
 from tft.worker.gate import Gate
 from tft.worker.saving import Saving
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,11 @@ class Work:
     verdict: Verdict = "pass"
     finding: str = ""
     private: dict[int, str] = field(default_factory=dict)
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    compared: float = 0.0
+    """Seconds that the digests took."""
+    line: str = ""
+    odd: dict[int, str] = field(default_factory=dict)
 
 
 class State(Protocol):
@@ -112,17 +121,21 @@ class Hands:
         self._saving = saving
         self._check = check
         self._interrupted: tuple[int, bytes] = (-1, b"")
+        self._line = ""
+        """Where in the tail of a step the loop was left."""
         self._stopped_for: int | None = None
         """The incident for which the loop was left; None until it is known."""
         self._promised: int | None = None
         """The step whose state `tft_rebuild` is to bring; None: nothing is missing."""
 
-    def interrupted(self, step: int, private: bytes) -> None:
+    def interrupted(self, step: int, private: bytes, line: str) -> None:
         """
         The loop was left in the middle of `step`; this was the private state then. It is that of
-        the step's end for a rank whose sums were cut off while those of others were not.
+        the step's end for a rank whose sums were cut off while those of others were not. `line` says where,
+        in the tail of the step before.
         """
         self._interrupted, self._stopped_for = (step, private), None
+        self._line = line
 
     def carry_out(self, order: RankOrder) -> Work:
         """
@@ -137,16 +150,20 @@ class Hands:
                     self._stopped_for = order.incident
                 self._promised = None
                 self._hook.tft_clear()
+                return self._compared()
             case Load():
                 self._load(order)
             case Fetch():
-                self._fetch(order)
+                odd = self._fetch(order)
+                return replace(self._compared(), odd=odd)
             case Restore():
                 self._restore(order)
+                return self._compared()
             case Regroup():
                 self._regroup(order)
             case Reload():
                 self._reload(order)
+                return self._compared()
             case Rebuild():
                 self._state.model = self._hook.tft_rebuild()
                 if self._promised is not None:
@@ -165,6 +182,30 @@ class Hands:
             case _:
                 assert_never(order)
         return Work()
+
+    def _compared(self) -> Work:
+        """
+        Digests of what this rank holds, to be compared with those of the others. Where it cannot read its state it
+        has none: then it is not asked for it either.
+        """
+        step, began = self._gate.held(), SystemClock().now()
+        digests: dict[str, dict[str, str]] = {}
+        try:
+            shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
+            for shard in [each.shard for each in shards if step is not None]:
+                digests[shard] = dict(self._parts(shard, step))
+        except Exception:
+            log.warning("state_not_compared", step=step, exc_info=True)
+            digests = {}
+        seconds = SystemClock().now() - began if digests else 0.0
+        line = self._line if self._gate.in_tail else ""
+        return Work(digests=digests, compared=seconds, line=line)
+
+    def _parts(self, shard: str, step: int | None) -> Mapping[str, str]:
+        if self._hook.tft_compare.get_hookimpls():
+            parts: Mapping[str, str] = self._hook.tft_compare(shard=shard)
+            return parts
+        return part_digests(self._hook.tft_give(shard=shard, step=step))
 
     def give(self, shard: str, step: int) -> Parcel:
         """
@@ -211,6 +252,7 @@ class Hands:
 
     def _rollback(self, order: Rollback) -> None:
         private = self._private(order)
+        self._hold(order.step)  # the tail of that step is over, whether it was ended or not
         self._page.forget_after(order.step)
         self._saving.give_up(self._state.shelf, order.step)
         self._hook.tft_rollback(private=private)
@@ -226,11 +268,15 @@ class Hands:
             raise OrderRefused(f"no plugin knows a check {order.name!r}")
         return Work(verdict=result.verdict, finding=result.finding)
 
-    def _fetch(self, order: Fetch) -> None:
+    def _fetch(self, order: Fetch) -> dict[int, str]:
+        """
+        Returns the sources that were left out, and why.
+        """
         self._gate.tear()
         promised: list[str] = []
+        odd: dict[int, str] = {}
         for transfer in order.transfers:
-            fetch(
+            odd |= fetch(
                 transfer,
                 order.step,
                 job=self._state.job,
@@ -244,6 +290,7 @@ class Hands:
             self._promised = order.step
         else:
             self._hold(order.step)
+        return odd
 
     def _hook_take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         buffers: Sequence[Buffer] = self._hook.tft_take(shard=shard, meta=meta)

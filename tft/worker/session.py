@@ -109,6 +109,11 @@ class Session:
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._meets = False
         """No rank holds everything: they make sure of each other before a step is completed."""
+        self._notes = bool(self._adaptor.hook.tft_end_step.get_hookimpls())
+        self._tails = self._page.tailed()
+        """Steps end behind their windows."""
+        self._private = b""
+        """As it was when the last window closed."""
         self._contributed = b""
         self._adopted = False
         self.model: Any = None  # Any: whatever the user's factory returned
@@ -232,6 +237,7 @@ class Session:
         """
         The steps that are left to be computed, up to and including `last`.
         """
+        self._has_tails()
         while self.step <= last:
             step = self.step
             yield step
@@ -240,6 +246,22 @@ class Session:
                     f"step {step} has ended without an update window: put the optimizer's step "
                     "into `with session.update():`"
                 )
+            self.end_step()
+
+    def end_step(self) -> None:
+        """
+        The step has ended, with all that the loop does behind its update window. `session.steps` calls it; in a loop
+        without that it is the last line of an iteration. A loop that never calls it ends its steps with their windows:
+        what stands behind them is then done by some ranks and not by others, when a fault comes in between.
+        """
+        self._has_tails()
+        if self._gate.in_tail:
+            self._end_step()
+
+    def _has_tails(self) -> None:
+        if not self._tails:
+            self._tails = True
+            self._page.has_tails()
 
     def update(self) -> UpdateWindow:
         """
@@ -325,6 +347,7 @@ class Session:
         """
         All steps have been trained.
         """
+        self._end_last_step()
         self._periodic.finish()
         self._left(self._finished())
 
@@ -348,17 +371,14 @@ class Session:
         The state of the step is whole.
         """
         step = self._gate.completed + 1
-        private = self._capture(closing=True)
-        self._page.capture(step, private, True)
-        self._gate.passed(step)
+        tail = self._tails
+        self._private = self._capture(closing=True)
+        self._page.capture(step, self._private, True)
+        self._gate.passed(step, tail=tail)
         now = self._clock.now()
-        self._page.move(step, False, now)
+        self._page.move(step, False, now, tail=tail)
         if self._shares_out:
             self._adaptor.hook.tft_updated()
-        if self._keeps_backups:
-            self._adaptor.hook.tft_backup(step=step)
-        if self._periodic.due(step):
-            self._periodic.stage(step, private)
         if self._gate.announce:
             self._gate.announce = False
             self._control.report(
@@ -366,6 +386,27 @@ class Session:
             )
         if self._observers.watch_windows:
             self._observers.window_closed(step)
+        if not tail:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """
+        All that the loop does in a step is done: this is what other ranks have, too.
+        """
+        step = self._gate.completed
+        if self._observers.watch_tails:
+            self._observers.tail_ends(step)
+        if self._notes:
+            noted = self._adaptor.hook.tft_end_step()
+            if noted is not None:
+                self._private = noted
+                self._page.capture(step, noted, True)
+        self._gate.ended()
+        self._page.move(step, False, self._clock.now())
+        if self._keeps_backups:
+            self._adaptor.hook.tft_backup(step=step)
+        if self._periodic.due(step):
+            self._periodic.stage(step, self._private)
         if self._gate.leaves(step):
             raise Interrupted
 
@@ -402,18 +443,24 @@ class Session:
 
     def _train(self, train: Callable[["Session"], None]) -> None:
         message: Faulted | None = None
+        line = ""
         try:
             train(self)
+            self._end_last_step()
             self._periodic.finish()
-        except Interrupted:
-            pass
+        except Interrupted as error:
+            line = _line_below(error)
         except BaseException as error:  # noqa: BLE001 (whatever leaves the user's loop is a fault)
-            message = self._fault(error)
+            message, line = self._fault(error), _line_below(error)
         else:
             self._left(self._finished())
             return
         # Here no traceback holds the frames of the loop any more, nor the groups they used.
-        self._cut_off(message)
+        self._cut_off(message, line)
+
+    def _end_last_step(self) -> None:
+        if self._gate.in_tail:
+            self._end_step()
 
     def _finished(self) -> Finished:
         return Finished(
@@ -423,8 +470,8 @@ class Session:
             at=self._clock.now(),
         )
 
-    def _cut_off(self, message: Faulted | None) -> None:
-        self._hands.interrupted(self.step, self._capture(closing=False))
+    def _cut_off(self, message: Faulted | None, line: str = "") -> None:
+        self._hands.interrupted(self.step, self._capture(closing=False), line)
         self._left(message)
 
     def _left(self, message: Faulted | Finished | None) -> None:
@@ -515,6 +562,10 @@ class Session:
             verdict=work.verdict,
             finding=work.finding,
             private=work.private,
+            digests=work.digests,
+            compared=work.compared,
+            line=work.line,
+            odd=work.odd,
             began=began,
             at=self._clock.now(),
         )
@@ -552,6 +603,17 @@ class Session:
         self._periodic.close()
         self._control.close()
         self._server.close()
+
+
+def _line_below(error: BaseException) -> str:
+    """
+    The line of the function that was called here last (FILE:LINE), where the exception has left it.
+    """
+    trace = error.__traceback__
+    if trace is None or trace.tb_next is None:
+        return ""
+    below = trace.tb_next
+    return f"{below.tb_frame.f_code.co_filename}:{below.tb_lineno}"
 
 
 _session: Session | None = None

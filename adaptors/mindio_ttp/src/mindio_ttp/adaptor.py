@@ -102,6 +102,11 @@ def tft_taken(shard: str, meta: bytes) -> bool:
 
 
 @hookimpl
+def tft_compare() -> Mapping[str, str]:
+    return {}  # what is held is the program's own
+
+
+@hookimpl
 def tft_digests() -> Mapping[str, str]:
     return {}
 

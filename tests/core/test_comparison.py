@@ -1,0 +1,270 @@
+"""
+Copies that differ: who is at fault for it, and what everyone goes on from.
+"""
+
+import pytest
+
+from tests.core.lives import strategies, trained
+from tft.core.comparison import Copy, differences
+from tft.protocol.messages import Fetch, Kill, Load, Restore, Rollback, Save
+
+PAIRS = {"first": (0, 2), "second": (1, 3)}
+
+
+def fetched(orders: list[Fetch]) -> list[tuple[int, int, set[int]]]:
+    """
+    Who fetched which step from whom.
+    """
+    return [
+        (order.to[0], order.step, {s.rank for t in order.transfers for s in t.sources})
+        for order in orders
+    ]
+
+
+# ---------------------------------------------------------------- a minority
+
+
+@pytest.mark.parametrize("what", ["content", "settings"])
+def test_a_copy_unlike_the_others_is_a_fault_of_its_rank(what: str) -> None:
+    """
+    When a rank is lost, and of those that are left one holds another copy than the others, then that one fetches
+    theirs and is named, and the new process fetches from the others alone.
+    """
+    job = trained()
+    setattr(job.ranks[1], what, "wrong")
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert sorted(fetched(job.orders(Fetch))) == [(1, 3, {0, 2}), (3, 3, {0, 2})]
+    (incident,) = job.reports()
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [
+        ("process", 3, 4),
+        ("corruption", 1, 4),
+    ]
+    part = "model" if what == "content" else "description"
+    assert incident["faults"][1]["evidence"] == (
+        f"ranks [1] hold another copy of {part} of shard 'dense' at the end of step 3 than ranks [0, 2]"
+    )
+    assert strategies(job) == ["recover"]
+    assert {one.content for one in job.ranks.values()} == {"right"}
+
+
+def test_equal_copies_are_no_news() -> None:
+    """
+    When all copies are equal, then nothing is said of them, and no rank fetches that has its own.
+    """
+    job = trained()
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert [order.to for order in job.orders(Fetch)] == [(3,)]
+    assert [tell.event for tell in job.tells if tell.event == "copies_differ"] == []
+    assert job.reports()[0]["inexact"] == []
+
+
+def test_copies_that_were_taken_back_are_compared() -> None:
+    """
+    When everyone takes back a copy of an earlier step, and that of one rank is not what the others have, then that
+    rank is named, and fetches theirs.
+    """
+    job = trained(keeps=2)
+    job.ranks[1].content = "wrong"
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    job.train()
+    assert [(order.to, order.step) for order in job.orders(Restore)] == [((0, 1, 2, 3), 2)]
+    assert fetched(job.orders(Fetch)) == [(1, 2, {0, 2, 3})]
+    assert [(f["kind"], f["rank"]) for f in job.reports()[0]["faults"]] == [
+        ("numeric", 2),
+        ("corruption", 1),
+    ]
+
+
+# ---------------------------------------------------------------- nobody knows
+
+
+def test_two_copies_that_differ_take_everyone_back_to_the_last_comparison() -> None:
+    """
+    When two holders are left whose copies differ, and there is a checkpoint that is not later than the last
+    comparison, then all go back to that.
+    """
+    job = trained(groups=PAIRS, steps=2)
+    job.fault(0, "network")  # an incident, in which all are compared
+    job.settle()
+    job.checkpointed(2)
+    job.train(2)
+    job.checkpointed(4)
+    job.ranks[2].content = "wrong"
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert [(order.directory, order.step) for order in job.orders(Load)] == [("/periodic/2", 2)]
+    incident = job.reports()[-1]
+    assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("corruption", None)]
+    assert (
+        "ranks [0, 2] hold different copies of model of shard 'first'"
+        in incident["faults"][0]["evidence"]
+    )
+    assert (incident["strategy"], incident["step"]) == ("retry", 3)
+
+
+def test_two_copies_that_differ_end_a_job_without_anything_sound() -> None:
+    """
+    When two holders differ and nothing is left that is not later than the last comparison, then the job ends with a
+    sentence, and no checkpoint is written of what may be wrong.
+    """
+    job = trained(groups=PAIRS)
+    job.ranks[2].settings = "wrong"
+    job.fault(1, "network")
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert (
+        "no sound copy of shard 'first', of step 0 or earlier, is left on ranks [0, 2]"
+        in job.over.why
+    )
+    assert job.orders(Save) == []
+
+
+# ---------------------------------------------------------------- after a repair
+
+
+def test_what_was_fetched_is_compared_too() -> None:
+    """
+    When what a rank has fetched is not what the others hold, then it fetches once more, and is given up when that
+    does not help.
+    """
+    job = trained()
+    job.miscopied = {3: 1}
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert [order.to for order in job.orders(Fetch)] == [(3,), (3,)]
+    assert {one.content for one in job.ranks.values()} == {"right"}
+    assert job.doing == "healthy"
+
+
+# ---------------------------------------------------------------- tails
+
+
+def test_who_was_cut_off_in_its_tail_takes_what_others_have_that_ended_the_step() -> None:
+    """
+    When one rank has ended the step and two others were cut off in its tail, then these fetch from that one, and the
+    new process does too; nothing is wrong with it.
+    """
+    job = trained()
+    for rank in (1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].settings = "of the tail"
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert sorted(fetched(job.orders(Fetch))) == [(1, 3, {0}), (2, 3, {0}), (3, 3, {0})]
+    (incident,) = job.reports()
+    assert [fault["kind"] for fault in incident["faults"]] == ["process"]
+    assert incident["inexact"] == []
+    assert (incident["step"], incident["steps_lost"]) == (4, 0)
+
+
+def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:
+    """
+    When all that are left were cut off in the tail, and they differ, then what most hold counts, nobody is at fault,
+    and the incident is not exact: the report names the lines.
+    """
+    job = trained()
+    for rank in (0, 1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line = "train.py:57"
+    job.ranks[1].settings, job.ranks[1].line = "of the tail", "train.py:61"
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert sorted(fetched(job.orders(Fetch))) == [(1, 3, {0, 2}), (3, 3, {0, 2})]
+    (incident,) = job.reports()
+    assert [fault["kind"] for fault in incident["faults"]] == ["process"]
+    assert incident["inexact"] == [
+        "ranks [0, 2] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
+        "stands behind that line was not done for this step"
+    ]
+    assert [order.step for order in job.orders(Rollback)] == [3]
+
+
+def test_of_two_that_differ_in_their_tails_the_one_that_came_further_counts() -> None:
+    """
+    When two are left in the tail and differ, then the one that has come to the later line is the source.
+    """
+    job = trained(world=3)
+    for rank, line in ((0, 57), (1, 61)):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line, job.ranks[rank].settings = f"train.py:{line}", f"at {line}"
+    job.kill(2)
+    job.settle()
+    job.train()
+    assert sorted(fetched(job.orders(Fetch))) == [(0, 3, {1}), (2, 3, {1})]
+    assert job.orders(Kill) == []
+
+
+# ---------------------------------------------------------------- the rule itself
+
+
+def copies(*digests: str, tail: bool = False, brought: tuple[int, ...] = ()) -> dict[int, Copy]:
+    """
+    One for each rank, of one shard with one part.
+    """
+    return {
+        rank: Copy(
+            rank=rank,
+            step=7,
+            shards={"dense": {"model": digest}},
+            tail=tail,
+            brought=rank in brought,
+        )
+        for rank, digest in enumerate(digests)
+    }
+
+
+@pytest.mark.parametrize(
+    ("digests", "right"),
+    [
+        ("aab", (0, 1)), ("aaab", (0, 1, 2)), ("aabc", (0, 1)), ("ab", ()), ("aabb", ()), ("abc", ()),
+        ("aabbb", (2, 3, 4)),
+    ],
+)  # fmt: skip
+def test_most_count_where_they_are_more_than_any_others(
+    digests: str, right: tuple[int, ...]
+) -> None:
+    """
+    When copies differ, then those that most ranks hold are right: two at least, and more than hold any other.
+    """
+    (found,) = differences({"dense": tuple(range(5))}, copies(*digests))
+    assert found.right == right
+    assert sorted((*found.right, *found.wrong)) == list(range(len(digests)))
+
+
+def test_what_was_brought_has_no_say() -> None:
+    """
+    When two ranks have fetched what the third does not hold, then the third is right.
+    """
+    (found,) = differences({"dense": (0, 1, 2)}, copies("a", "b", "b", brought=(1, 2)))
+    assert (found.right, found.wrong) == ((0,), (1, 2))
+
+
+def test_parts_that_each_rank_has_for_itself_are_not_compared() -> None:
+    """
+    When one rank says that a part is its own, then that part is compared on none of them.
+    """
+    held = {
+        rank: Copy(rank=rank, step=7, shards={"dense": {"model": "a", "model.mean": mean}})
+        for rank, mean in enumerate(("", "b", "c"))
+    }
+    assert differences({"dense": (0, 1, 2)}, held) == []
+
+
+def test_copies_of_different_steps_are_not_compared() -> None:
+    """
+    When ranks hold different steps, then their copies are not compared.
+    """
+    held = {
+        rank: Copy(rank=rank, step=rank, shards={"dense": {"model": str(rank)}}) for rank in (0, 1)
+    }
+    assert differences({"dense": (0, 1)}, held) == []

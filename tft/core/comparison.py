@@ -1,0 +1,235 @@
+"""
+Compares the copies that ranks hold of one shard: a job whose copies differ trains on with wrong numbers, and nothing
+else would show it.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tft.core.job import Job
+from tft.core.rounds import Rounds
+from tft.core.seats import Seat
+
+Parts = Mapping[str, str]
+"""Digest by part; an empty one is of a part that each rank has for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """
+    What a rank holds.
+    """
+
+    rank: int
+    step: int
+    """The step whose end it is of."""
+    shards: Mapping[str, Parts]
+    tail: bool = False
+    """The loop was left in the tail of `step`."""
+    line: str = ""
+    """Where (FILE:LINE)."""
+    brought: bool = False
+    """It was fetched from others just now: it is judged by theirs, and says nothing of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """
+    The copies of a shard that differ at one step.
+    """
+
+    shard: str
+    step: int
+    right: tuple[int, ...]
+    """The ranks whose copies count; empty: nobody can say which are right."""
+    wrong: tuple[int, ...]
+    parts: tuple[str, ...]
+    """What differs."""
+    tail: bool = False
+    """All of them were left in the tail of the step, which explains it."""
+
+    def sentence(self) -> str:
+        """
+        For an operator.
+        """
+        what = f"{', '.join(self.parts)} of shard {self.shard!r} at the end of step {self.step}"
+        if not self.right:
+            return f"ranks {list(self.wrong)} hold different copies of {what}"
+        return f"ranks {list(self.wrong)} hold another copy of {what} than ranks {list(self.right)}"
+
+
+def differences(
+    groups: Mapping[str, Sequence[int]], copies: Mapping[int, Copy]
+) -> list[Difference]:
+    """
+    Of each shard, the copies of one step that are not equal. Those of ranks that were left in the tail of the step are
+    looked at only where nobody has ended it: they fetch it otherwise.
+    """
+    found = []
+    for shard, ranks in groups.items():
+        by_step: dict[int, list[Copy]] = {}
+        for rank in ranks:
+            if rank in copies and shard in copies[rank].shards:
+                by_step.setdefault(copies[rank].step, []).append(copies[rank])
+        for step, ones in sorted(by_step.items()):
+            ended = [copy for copy in ones if not copy.tail]
+            difference = _difference(shard, step, ended or ones)
+            if difference is not None:
+                found.append(difference)
+    return found
+
+
+def _difference(shard: str, step: int, copies: list[Copy]) -> Difference | None:
+    parts = {copy.rank: copy.shards[shard] for copy in copies}
+    own = {name for each in parts.values() for name, digest in each.items() if not digest}
+    alike = {
+        rank: frozenset((name, digest) for name, digest in each.items() if name not in own)
+        for rank, each in parts.items()
+    }
+    if len(set(alike.values())) < 2:
+        return None
+    tail = copies[0].tail
+    chosen = _chosen(copies, alike)
+    if chosen is None and tail:
+        chosen = alike[max(copies, key=_progress).rank]
+    right = tuple(rank for rank in alike if alike[rank] == chosen)
+    common = frozenset.intersection(*alike.values())
+    return Difference(
+        shard=shard,
+        step=step,
+        right=right,
+        wrong=tuple(rank for rank in alike if rank not in right),
+        parts=tuple(sorted({name for each in alike.values() for name, _ in each - common})),
+        tail=tail,
+    )
+
+
+def _chosen(
+    copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
+) -> frozenset[tuple[str, str]] | None:
+    """
+    What most of those say who have it of their own: at least two, or all; None: that is undecided.
+    """
+    votes = Counter(alike[copy.rank] for copy in copies if not copy.brought)
+    if not votes:
+        return None
+    (best, most), *others = votes.most_common()
+    if not others:
+        return best
+    return best if most > max(1, others[0][1]) else None
+
+
+def _progress(copy: Copy) -> tuple[int, int]:
+    """
+    How far in the tail its rank has come, by the line; of two the lower rank.
+    """
+    line = copy.line.rpartition(":")[2]
+    return (int(line) if line.isdecimal() else 0, -copy.rank)
+
+
+class Comparison:
+    """
+    Judges the copies of one job.
+    """
+
+    def __init__(self, job: Job, rounds: Rounds) -> None:
+        self._job = job
+        self._rounds = rounds
+
+    def judge(self) -> None:
+        """
+        Everyone has left the loop, and said what it holds. Whoever holds another copy than most is at fault, and gets
+        theirs. Where that is undecided no copy is sound that is later than the last comparison.
+        """
+        self._judge(self._differences())
+
+    def confirms(self) -> bool:
+        """
+        Whether, after a repair, everyone holds the same. Otherwise it is begun anew.
+        """
+        incident = self._job.incident
+        fetch = incident.tasks.get("fetch")
+        brought = {rank for order in fetch.orders for rank in order.to} if fetch else set()
+        # what was left in a tail by those who are still there is what counts
+        found = self._differences(brought, tails=False)
+        failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
+        for each in failed:
+            for rank in each.wrong:
+                self._distrust(self._job.seats[rank])
+        if failed:
+            self._rounds.again(f"after a repair {failed[0].sentence()}")
+        else:
+            self._judge(found)
+        return not found
+
+    def _judge(self, found: list[Difference]) -> None:
+        job = self._job
+        named: dict[int, list[str]] = {}
+        for difference in found:
+            job.tell(
+                "copies_differ", shard=difference.shard, step=difference.step,
+                right=list(difference.right), wrong=list(difference.wrong),
+                parts=list(difference.parts),
+            )  # fmt: skip
+            if difference.tail:
+                for rank in difference.wrong:
+                    job.seats[rank].outrun = True
+            elif difference.right:
+                for rank in difference.wrong:
+                    named.setdefault(rank, []).append(difference.sentence())
+            else:
+                self._nobody_knows(difference)
+        for rank, sentences in sorted(named.items()):
+            seat = job.seats[rank]
+            self._distrust(seat)
+            step = seat.position.step + 1
+            self._rounds.fault("corruption", rank, step, job.now, "; ".join(sentences))
+            job.count(rank)
+
+    def _nobody_knows(self, difference: Difference) -> None:
+        job = self._job
+        why = (
+            f"{difference.sentence()}, and nobody can say which is right: all copies that are later than "
+            f"step {job.compared}, when they were compared last, may be wrong"
+        )
+        job.incident.lower(job.compared)
+        self._rounds.fault("corruption", None, difference.step + 1, job.now, why)
+
+    def _distrust(self, seat: Seat) -> None:
+        seat.trusted, seat.damaged = False, True
+
+    def _differences(
+        self, brought: Collection[int] = (), *, tails: bool = True
+    ) -> list[Difference]:
+        job, ceiling = self._job, self._job.incident.ceiling
+        copies = {
+            seat.rank: Copy(
+                rank=seat.rank,
+                step=seat.held,
+                shards=seat.digests,
+                tail=tails and seat.position.tail,
+                line=seat.line,
+                brought=seat.rank in brought,
+            )
+            for seat in job.seated()
+            if seat.ready and seat.trusted and not (seat.doomed or seat.searching or seat.outrun)
+            if seat.held is not None and (ceiling is None or seat.held <= ceiling)
+        }
+        return differences(job.topology().groups, copies)
+
+
+def note_tails(job: Job, step: int) -> None:
+    """
+    All go on from the end of `step`, or save it, and some hold what they had in its tail: nobody who has ended the
+    step is left, else they would have fetched that.
+    """
+    left: dict[str, list[int]] = {}
+    for seat in job.seated():
+        if seat.ready and seat.held == step == seat.position.step and seat.position.tail:
+            left.setdefault(seat.line, []).append(seat.rank)
+    for line, ranks in left.items():
+        job.incident.inexact.append(
+            f"ranks {ranks} were cut off in the tail of step {step} at {line or 'an unknown line'}, and none is left "
+            "that has ended it: what stands behind that line was not done for this step"
+        )
