@@ -142,7 +142,17 @@ class Incident:
     """The ranks whose part in it has been held against them."""
     inexact: list[str] = field(default_factory=list)
     """Why training does not go on bit for bit as it would have without the incident."""
+    marks: dict[int, int] = field(default_factory=dict)
+    """By rank: the last step after which all was called that is to be, at least."""
     closed: float | None = None
+
+    def marked(self, rank: int, position: Position) -> None:
+        """
+        A rank stands, or stood when it died, at this position. What it says later, when it was brought to another step,
+        says nothing of that.
+        """
+        step = position.step - (position.tail or position.after)
+        self.marks[rank] = min(step, self.marks.get(rank, step))
 
     def saw(self, position: Position) -> None:
         """

@@ -209,7 +209,8 @@ class Machine:
         rounds.open()
         why = (
             f"no rank has moved for {event.silence:.1f} s; the job's own step times allow "
-            f"{event.limit:.1f} s"
+            f"{event.limit:.1f} s. A rank that evaluates or writes for longer says so: session.evaluate, "
+            "session.after_step or session.expect"
         )
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
@@ -309,6 +310,10 @@ class Machine:
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         job, rounds = self._job, self._course.rounds
+        if order == "stop":
+            ranks = self._not_called_after(ranks)
+        if not ranks:
+            return
         most = self._are_most(order, ranks)
         if most and order in AT_ONCE and self._renewed(order):
             return
@@ -364,6 +369,24 @@ class Machine:
         task.renewed += 1
         task.deadline = self._job.now + task.limit
         return True
+
+    def _not_called_after(self, ranks: list[int]) -> list[int]:
+        """
+        Those of these ranks that are not busy with what is called after a step, such as an evaluation. The others
+        get the time that they have said it may take.
+        """
+        job, task = self._job, self._job.incident.tasks["stop"]
+        until = {
+            rank: task.issued + job.seats[rank].after
+            for rank in ranks
+            if job.seats[rank].position.after and task.issued + job.seats[rank].after > job.now
+        }
+        if until:
+            task.deadline = max(until.values())
+            job.tell(
+                "stop_waits", ranks=sorted(until), why="what is called after a step runs there"
+            )
+        return [rank for rank in ranks if rank not in until]
 
     def _spared(self, ranks: list[int]) -> bool:
         """

@@ -41,6 +41,8 @@ class Position:
     tail: bool = False
     """True while the loop has not come to the end of step `step`: what stands behind the update window, such as a
     scheduler's step or an evaluation, may be done in part."""
+    after: bool = False
+    """True while functions that are called after step `step` are still to be called, or run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,8 @@ class Ready:
     """It keeps checkpoints of its own, and finds the newest of them by itself."""
     strategies: tuple[str, ...] = ()
     """What the adaptor can take part in, now that it has the state; empty: what it said before."""
+    after: float = 0.0
+    """Seconds that the functions which are called after a step may take; 0: there are none."""
     at: float
 
 
@@ -643,6 +647,8 @@ class Resume:
     to: tuple[int, ...]
     seats: dict[int, int] = field(default_factory=dict)
     step: int
+    again: bool = False
+    """First call the functions that are called after step `step` - 1: some rank has not been through them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
