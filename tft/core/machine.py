@@ -209,8 +209,7 @@ class Machine:
         rounds.open()
         why = (
             f"no rank has moved for {event.silence:.1f} s; the job's own step times allow "
-            f"{event.limit:.1f} s. A rank that evaluates or writes for longer says so: session.evaluate, "
-            "session.after_step or session.expect"
+            f"{event.limit:.1f} s"
         )
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
