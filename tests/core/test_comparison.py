@@ -6,7 +6,17 @@ import pytest
 
 from tests.core.lives import strategies, trained
 from tft.core.comparison import Copy, differences
-from tft.protocol.messages import Fetch, Kill, Load, Restore, Rollback, Save
+from tft.protocol.messages import (
+    Checkpointed,
+    CheckpointFailed,
+    Fetch,
+    Kill,
+    Load,
+    Restore,
+    Rollback,
+    Save,
+)
+from tft.testing.scripted import ScriptedJob
 
 PAIRS = {"first": (0, 2), "second": (1, 3)}
 
@@ -268,3 +278,65 @@ def test_copies_of_different_steps_are_not_compared() -> None:
         rank: Copy(rank=rank, step=rank, shards={"dense": {"model": str(rank)}}) for rank in (0, 1)
     }
     assert differences({"dense": (0, 1)}, held) == []
+
+
+# ---------------------------------------------------------------- at a checkpoint
+
+
+def not_checkpointed(job: ScriptedJob, step: int, *wrong: int) -> None:
+    """
+    Rank 0 has found, when it was to commit a checkpoint, that the copies differ.
+    """
+    job.report(
+        CheckpointFailed(
+            rank=0, incarnation=0, step=step, why="ranks hold different copies", differ=True, wrong=wrong, at=job.now
+        )
+    )  # fmt: skip
+
+
+def test_copies_that_differ_at_a_checkpoint_are_a_fault() -> None:
+    """
+    When a checkpoint is not made because one rank holds another copy than the others, then that rank has a fault, and
+    fetches theirs.
+    """
+    job = trained()
+    job.ranks[1].content = "wrong"
+    not_checkpointed(job, 3, 1)
+    job.settle()
+    job.train()
+    assert fetched(job.orders(Fetch)) == [(1, 3, {0, 2, 3})]
+    assert {f["rank"] for f in job.reports()[0]["faults"]} == {1}
+    assert strategies(job) == ["retry"]
+
+
+def test_copies_that_were_compared_since_are_no_fault_any_more() -> None:
+    """
+    When all were brought to one state after the step of a checkpoint, and then it is found that their copies differed at
+    that step, then nothing follows.
+    """
+    job = trained()
+    job.train()
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    not_checkpointed(job, 3, 1)
+    assert job.doing == "healthy"
+
+
+def test_a_checkpoint_of_equal_copies_is_something_to_go_back_to() -> None:
+    """
+    When two holders differ, and the copies of a checkpoint were equal when it was made, then all go back to that.
+    """
+    job = trained(groups=PAIRS, steps=4)
+    job.report(
+        Checkpointed(
+            rank=0, incarnation=0, directory="/periodic/2", step=2, compared=True, at=job.now
+        )
+    )
+    job.checkpointed(4)  # these were not compared
+    job.ranks[2].content = "wrong"
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert [(order.directory, order.step) for order in job.orders(Load)] == [("/periodic/2", 2)]
+    assert strategies(job) == ["retry"]

@@ -23,6 +23,7 @@ from tft.core.job import Job
 from tft.core.policy import Policy
 from tft.core.promises import broken
 from tft.core.reports import Reports
+from tft.core.rounds import ALONE
 from tft.core.seats import Seat
 from tft.core.table import REACTIONS, SETTLED, Reaction, State, kind_of
 from tft.errors import InternalError
@@ -334,6 +335,7 @@ class Machine:
                 "freeze" | "stop" | "load" | "fetch" | "restore" | "reload" | "rollback" | "check"
                 | "save" | "commit"
             ):  # fmt: skip
+                why = f"{why}. {ALONE}" if order == "stop" else why
                 rounds.doom_all((job.seats[rank] for rank in ranks), why, "hang")
             case "complete":
                 rounds.doom_all((job.seats[rank] for rank in ranks), why, "process")

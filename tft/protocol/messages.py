@@ -221,14 +221,15 @@ class Checkpointed:
     directory: str
     step: int
     """The step whose end it holds."""
+    compared: bool = False
+    """All copies of what it holds were equal then."""
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
     """
-    A rank could not do its part for a periodic checkpoint: there is none of that step, and training goes
-    on.
+    A rank could not do its part for a periodic checkpoint, or the copies of it differ: there is none of that step.
     """
 
     rank: int
@@ -236,6 +237,10 @@ class CheckpointFailed:
     step: int
     """The step whose end it was to hold."""
     why: str
+    differ: bool = False
+    """The copies that ranks hold are not equal: that is a fault. Otherwise training goes on."""
+    wrong: tuple[int, ...] = ()
+    """The ranks whose copies are wrong; empty: nobody can say."""
     at: float
 
 

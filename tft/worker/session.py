@@ -106,7 +106,7 @@ class Session:
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._periodic = Periodic(
             settings, self._adaptor.hook, self._saving, self._control.report, self.expect,
-            self._gate.abandoned,
+            self._gate.abandoned, self._hands.digests,
         )  # fmt: skip
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._meets = False
