@@ -99,6 +99,13 @@ class Page:
         self._words[_POSITION] = 8 * step + 4 * after + 2 * tail + window
         self._stamps[_MOVED] = stamp
 
+    def end(self, step: int, *, after: bool) -> None:
+        """
+        `step` has ended, and what is called after it is over or (`after`) not. When its window closed counts as the
+        moment of its last move.
+        """
+        self._words[_POSITION] = 8 * step + 4 * after
+
     def train(self, inside: bool, stamp: float) -> None:
         """
         The user's `train` was entered or left, at `stamp`.

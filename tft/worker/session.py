@@ -22,7 +22,7 @@ from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.hooks import Diagnosis, Made, Parcel
 from tft.page import Page
-from tft.plugins import load_adaptor, load_plugins
+from tft.plugins import load_adaptor, load_plugins, quick
 from tft.protocol.messages import (
     Complete,
     End,
@@ -102,7 +102,7 @@ class Session:
         self._diagnose = Diagnostician(self._classify, self._observers.device_faults()).diagnose
         self._tls = read_tls(settings.curve)
         self._server = ShardServer(settings.host, settings.job, self._give, self._tls)
-        self._capture: Callable[..., bytes] = self._adaptor.hook.tft_capture
+        self._capture: Callable[..., bytes] = quick(self._adaptor.hook.tft_capture)
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._periodic = Periodic(
             settings, self._adaptor.hook, self._saving, self._control.report, self.expect,
@@ -112,6 +112,7 @@ class Session:
         self._meets = False
         """No rank holds everything: they make sure of each other before a step is completed."""
         self._notes = bool(self._adaptor.hook.tft_end_step.get_hookimpls())
+        self._note: Callable[[], bytes | None] = quick(self._adaptor.hook.tft_end_step)
         self._tails = self._page.tailed()
         """Steps end behind their windows."""
         self._after = AfterSteps(self._adaptor.hook)
@@ -435,13 +436,13 @@ class Session:
         if self._observers.watch_tails:
             self._observers.tail_ends(step)
         if self._notes:
-            noted = self._adaptor.hook.tft_end_step()
+            noted = self._note()
             if noted is not None:
                 self._private = noted
                 self._page.capture(step, noted, True)
         after = self._after.due(step)
         self._gate.ended(after=bool(after))
-        self._page.move(step, False, self._clock.now(), after=bool(after))
+        self._page.end(step, after=bool(after))
         if self._keeps_backups:
             self._adaptor.hook.tft_backup(step=step)
         if self._periodic.due(step):
