@@ -6,6 +6,8 @@ import pytest
 
 from tests.core.lives import strategies, trained
 from tft.core.comparison import Copy, differences
+from tft.core.incident import Incident, Phase
+from tft.core.report import incident_report
 from tft.protocol.messages import (
     Checkpointed,
     CheckpointFailed,
@@ -340,3 +342,19 @@ def test_a_checkpoint_of_equal_copies_is_something_to_go_back_to() -> None:
     job.train()
     assert [(order.directory, order.step) for order in job.orders(Load)] == [("/periodic/2", 2)]
     assert strategies(job) == ["retry"]
+
+
+def test_the_report_has_what_the_comparison_took_where_it_took_longest() -> None:
+    """
+    When ranks digest what they hold twice in an incident, then the report has the sum of the slowest of them, not what lay
+    between.
+    """
+    incident = Incident(number=1, opened=0.0)
+    incident.phases = [
+        Phase(name="compare", rank=0, start=1.0, end=1.5),
+        Phase(name="compare", rank=1, start=1.0, end=1.25),
+        Phase(name="compare", rank=1, start=9.0, end=9.5),
+    ]
+    seconds = incident_report(incident, lambda fault: None)["seconds"]
+    assert isinstance(seconds, dict)
+    assert seconds["compare"] == 0.75
