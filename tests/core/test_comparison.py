@@ -358,3 +358,25 @@ def test_the_report_has_what_the_comparison_took_where_it_took_longest() -> None
     seconds = incident_report(incident, lambda fault: None)["seconds"]
     assert isinstance(seconds, dict)
     assert seconds["compare"] == 0.75
+
+
+def test_a_source_that_was_left_out_of_a_transfer_is_a_fault() -> None:
+    """
+    When a rank has fetched what it needs, and one of its sources could not give, then the report has a fault of that one,
+    beside the one it all began with, and nothing is begun anew.
+    """
+    job = trained()
+    job.ranks[1].odd = {2: "it sent no byte for 5 s"}
+    job.fault(1, "memory")
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [
+        ("memory", 1, 4),
+        ("network", 2, 4),
+    ]
+    assert (
+        "rank 1 could not fetch from rank 2: it sent no byte for 5 s"
+        in incident["faults"][1]["evidence"]
+    )
+    assert len(job.orders(Fetch)) == 1

@@ -93,6 +93,8 @@ class ScriptedRank:
     """It has ended `step`, and is not through with what is called after it."""
     content: str = "right"
     """What its copies are of; those of ranks that hold the same have to be equal."""
+    odd: dict[int, str] = field(default_factory=dict)
+    """The sources that it cannot fetch from, and why."""
     settings: str = "right"
     """The same of what describes them."""
     shards: tuple[str, ...] = ()
@@ -265,6 +267,7 @@ class ScriptedRank:
             private=dict.fromkeys(captured, "00"),
             digests=dict.fromkeys(self.shards, parts) if compares else {},
             line=self.line if self.tail else "",
+            odd=self.odd if name == "fetch" else {},
             began=at,
             at=at,
         )
