@@ -41,7 +41,8 @@ class Settings:
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
         if self._scheduler is not None:
-            self._scheduled = self._scheduler.state_dict()
+            # one that returns what it goes on changing would have nothing put back
+            self._scheduled = {k: _apart(v) for k, v in self._scheduler.state_dict().items()}
 
     def forget(self) -> None:
         """
@@ -61,6 +62,10 @@ class Settings:
             _put_back(group, before)
         if self._scheduler is not None and self._scheduler.state_dict() != self._scheduled:
             self._scheduler.load_state_dict(self._scheduled)
+
+
+def _apart(value: object) -> object:
+    return value.copy() if isinstance(value, list | dict) else value
 
 
 def _put_back(group: dict[str, Any], before: Mapping[str, Any]) -> None:
