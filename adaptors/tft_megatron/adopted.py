@@ -276,7 +276,8 @@ class Adopted:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        return part_digests(self.give(shard), self._private.running.moving("model."))
+        parcel = self.give(shard)
+        return part_digests(parcel, self._private.running.own(parcel))
 
     def digests(self) -> dict[str, str]:
         """

@@ -165,7 +165,6 @@ class Maker:
             self._watch.remove()
         self._private.rewind()
         self._settings.put_back()
-        self._modes = self._private.modes.digest()
         self._held = self._all()
         self._parts = self._watch = None
         self._settings.watch([], None)
@@ -265,8 +264,8 @@ class Maker:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        own = self._private.running.moving("model.")
-        return {**part_digests(self.give(shard), own), "modes": self._modes}
+        parcel = self.give(shard)
+        return part_digests(parcel, self._private.running.own(parcel))
 
     def digests(self) -> dict[str, str]:
         """

@@ -32,8 +32,8 @@ class Settings:
         These from now on.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
-        # what these keep is numbers, and lists that are replaced: asking them for their state takes ten times as long
-        self._plain = isinstance(scheduler, LRScheduler) and not any(
+        # what torch's own keep is numbers, and lists that are replaced: asking for their state takes ten times as long
+        self._plain = type(scheduler).__module__.startswith("torch.optim.") and not any(
             isinstance(value, list | tuple) and any(isinstance(each, LRScheduler) for each in value)
             for value in vars(scheduler).values()
         )
@@ -51,7 +51,8 @@ class Settings:
         if self._plain:
             self._scheduled = dict(vars(self._scheduler))
         elif self._scheduler is not None:
-            self._scheduled = self._scheduler.state_dict()
+            # one that returns what it goes on changing would have nothing put back
+            self._scheduled = {k: _apart(v) for k, v in self._scheduler.state_dict().items()}
 
     def forget(self) -> None:
         """
@@ -73,6 +74,10 @@ class Settings:
             vars(self._scheduler).update(self._scheduled)
         elif self._scheduler is not None and self._scheduler.state_dict() != self._scheduled:
             self._scheduler.load_state_dict(self._scheduled)
+
+
+def _apart(value: object) -> object:
+    return value.copy() if isinstance(value, list | dict) else value
 
 
 def _put_back(group: dict[str, Any], before: Mapping[str, Any]) -> None:

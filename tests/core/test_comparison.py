@@ -61,6 +61,31 @@ def test_a_copy_unlike_the_others_is_a_fault_of_its_rank(what: str) -> None:
     assert {one.content for one in job.ranks.values()} == {"right"}
 
 
+def test_what_a_wrong_copy_has_given_to_sums_is_not_exact() -> None:
+    """
+    When a copy is found to be wrong in a step after the last comparison, then the report says from which step on that
+    rank may have given wrong numbers to all; there is nothing to say when they were compared at the end of that very step.
+    """
+    job = trained()
+    job.kill(3)
+    job.settle()
+    job.train(2)
+    job.ranks[1].content = "wrong"
+    job.kill(3)
+    job.settle()
+    job.ranks[2].content = "wrong, too"
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert [incident["inexact"] for incident in job.reports()] == [
+        [],
+        [
+            "ranks [1] hold another copy of model of shard 'dense' at the end of step 5 than ranks [0, 2]; since when "
+            "is not known: what ranks [1] have given to sums in steps 4 to 5 may be in the state of all"
+        ],
+    ]
+
+
 def test_equal_copies_are_no_news() -> None:
     """
     When all copies are equal, then nothing is said of them, and no rank fetches that has its own.
@@ -199,6 +224,48 @@ def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:
         "stands behind that line was not done for this step"
     ]
     assert [order.step for order in job.orders(Rollback)] == [3]
+
+
+def test_a_second_round_does_not_forget_what_the_first_has_cut_off() -> None:
+    """
+    When all that are left were cut off in the tail, and another rank is lost before the incident is over, then the
+    report still says that the incident is not exact; what is computed again from an earlier step is exact.
+    """
+    job = trained(keeps=2)
+    for rank in (0, 1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line = "train.py:57"
+    job.kill(3)
+    job.settle()
+    job.kill(2)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [
+        ("process", 3),
+        ("process", 2),
+    ]
+    assert incident["inexact"] == [
+        "ranks [0, 1, 2] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
+        "stands behind that line was not done for this step"
+    ]
+
+
+def test_a_tail_that_is_computed_again_is_exact() -> None:
+    """
+    When all that are left were cut off in the tail, and go back to an earlier step in a second round, then
+    the report says nothing of that tail: it is computed again.
+    """
+    job = trained(keeps=2)
+    for rank in (0, 1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+    job.kill(3)
+    job.settle()
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    job.train()
+    assert job.reports()[0]["inexact"] == []
+    assert job.reports()[0]["step"] == 3
 
 
 def test_of_two_that_differ_in_their_tails_the_one_that_came_further_counts() -> None:

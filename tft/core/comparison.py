@@ -176,6 +176,7 @@ class Comparison:
                 for rank in difference.wrong:
                     job.seats[rank].outrun = True
             elif difference.right:
+                self._has_spread(difference)
                 for rank in difference.wrong:
                     named.setdefault(rank, []).append(difference.sentence())
             else:
@@ -186,6 +187,18 @@ class Comparison:
             step = seat.position.step + 1
             self._rounds.fault("corruption", rank, step, job.now, "; ".join(sentences))
             job.count(rank)
+
+    def _has_spread(self, difference: Difference) -> None:
+        """
+        What a wrong copy has computed is in the sums of all, from the first step after the last comparison on.
+        """
+        job, first = self._job, self._job.compared + 1
+        if difference.step >= first:
+            why = (
+                f"{difference.sentence()}; since when is not known: what ranks {list(difference.wrong)} have given to "
+                f"sums in steps {first} to {difference.step} may be in the state of all"
+            )
+            job.incident.reservations.append((first, why))
 
     def _nobody_knows(self, difference: Difference) -> None:
         job = self._job
@@ -229,7 +242,8 @@ def note_tails(job: Job, step: int) -> None:
         if seat.ready and seat.held == step == seat.position.step and seat.position.tail:
             left.setdefault(seat.line, []).append(seat.rank)
     for line, ranks in left.items():
-        job.incident.inexact.append(
+        why = (
             f"ranks {ranks} were cut off in the tail of step {step} at {line or 'an unknown line'}, and none is left "
             "that has ended it: what stands behind that line was not done for this step"
         )
+        job.incident.reservations.append((step, why))

@@ -529,7 +529,7 @@ class Course:
     def _roll_back(self) -> None:
         job = self._job
         step = job.agreed()
-        job.incident.inexact = []  # what an earlier round has said of another step
+        job.incident.returns_to(step)
         note_tails(job, step)
         skip = self._skip(step)
         # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
@@ -577,9 +577,8 @@ class Course:
         ranks = tuple(s.rank for s in bereft if s.rank in joining or step not in s.private)
         if ranks and step > 0:
             job.tell("private_derived", ranks=list(ranks), step=step)
-            job.incident.inexact.append(
-                f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
-            )
+            why = f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
+            job.incident.reservations.append((step, why))
         return ranks
 
     def _resume_training(self) -> None:

@@ -140,8 +140,9 @@ class Incident:
     """How often each rank has lost its process and was given another."""
     counted: set[int] = field(default_factory=set)
     """The ranks whose part in it has been held against them."""
-    inexact: list[str] = field(default_factory=list)
-    """Why training does not go on bit for bit as it would have without the incident."""
+    reservations: list[tuple[int, str]] = field(default_factory=list)
+    """Why training does not go on bit for bit as it would have without the incident, and from the end of which
+    step on."""
     marks: dict[int, int] = field(default_factory=dict)
     """By rank: the last step after which all was called that is to be, at least."""
     closed: float | None = None
@@ -167,6 +168,20 @@ class Incident:
         A rank has lost its process, and another takes its place.
         """
         self.respawns[rank] = self.respawns.get(rank, 0) + 1
+
+    @property
+    def inexact(self) -> list[str]:
+        """
+        Why training does not go on bit for bit as it would have without the incident.
+        """
+        return list(dict.fromkeys(why for _, why in self.reservations))
+
+    def returns_to(self, step: int) -> None:
+        """
+        All go on from the end of this step: what was inexact about later ones is computed again. What an earlier
+        round has done to this one stays.
+        """
+        self.reservations = [(since, why) for since, why in self.reservations if since <= step]
 
     def lower(self, ceiling: int) -> None:
         """
