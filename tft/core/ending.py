@@ -49,8 +49,9 @@ class Ending:
         job.move(S.DUMPING)
         job.saved = {}
         incident.writers = {s.rank for s in job.seats.values() if s.able}
-        incident.step, incident.inexact = step + 1, []
+        incident.step = step + 1
         note_tails(job, step)
+        incident.inexact = list(incident.tails)
         back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]
         if back:  # first of all: what is saved is what is in use then
             restore = Restore(**job.key(), to=tuple(sorted(back)), step=step)

@@ -142,6 +142,9 @@ class Incident:
     """The ranks whose part in it has been held against them."""
     inexact: list[str] = field(default_factory=list)
     """Why training does not go on bit for bit as it would have without the incident."""
+    tails: dict[str, int] = field(default_factory=dict)
+    """Such a sentence for each line in the tail of a step that nobody has come further than who holds a shard, and
+    the step."""
     closed: float | None = None
 
     def saw(self, position: Position) -> None:
