@@ -124,6 +124,12 @@ class Maker:
         self._settings.note()
         return self._private.end_step()
 
+    def set_aside(self) -> Callable[[], None]:
+        """
+        What puts generators and modes back to what they are now.
+        """
+        return self._private.set_aside()
+
     def rollback(self, private: bytes) -> None:
         """
         Put a private state back and drop the gradients.

@@ -42,8 +42,22 @@ class Modes:
         None where there are no modules.
         """
         if closing or self._noted is None:
-            self._noted = bytes(map(_TRAINING, self._fields)) or None
+            self._noted = self.present() or None
         return self._noted
+
+    def present(self) -> bytes:
+        """
+        What they are now, a byte for each module.
+        """
+        return bytes(map(_TRAINING, self._fields))
+
+    def set(self, modes: bytes) -> None:
+        """
+        Make them what `present` has returned.
+        """
+        for module, training in zip(self._modules, modes, strict=True):
+            if module.training != bool(training):
+                module.training = bool(training)
 
     def digest(self) -> str:
         """
@@ -61,7 +75,5 @@ class Modes:
             raise MalformedMessage("private state with modes of modules that cannot be read")
         if len(noted) != len(self._modules):
             return  # a script that was changed before it was resumed says itself what they are
-        for module, training in zip(self._modules, noted, strict=True):
-            if module.training != bool(training):
-                module.training = bool(training)
+        self.set(noted)
         self._noted = noted

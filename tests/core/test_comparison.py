@@ -6,8 +6,20 @@ import pytest
 
 from tests.core.lives import strategies, trained
 from tft.core.comparison import Copy, differences
+from tft.core.incident import Incident, Phase
 from tft.core.policy import STRATEGIES, Policy
-from tft.protocol.messages import Fetch, Kill, Load, Restore, Rollback, Save, Stop
+from tft.core.report import incident_report
+from tft.protocol.messages import (
+    Checkpointed,
+    CheckpointFailed,
+    Fetch,
+    Kill,
+    Load,
+    Restore,
+    Rollback,
+    Save,
+    Stop,
+)
 from tft.testing.scripted import ScriptedJob
 
 PAIRS = {"first": (0, 2), "second": (1, 3)}
@@ -349,3 +361,103 @@ def test_copies_of_different_steps_are_not_compared() -> None:
         rank: Copy(rank=rank, step=rank, shards={"dense": {"model": str(rank)}}) for rank in (0, 1)
     }
     assert differences({"dense": (0, 1)}, held) == []
+
+
+# ---------------------------------------------------------------- at a checkpoint
+
+
+def not_checkpointed(job: ScriptedJob, step: int, *wrong: int) -> None:
+    """
+    Rank 0 has found, when it was to commit a checkpoint, that the copies differ.
+    """
+    job.report(
+        CheckpointFailed(
+            rank=0, incarnation=0, step=step, why="ranks hold different copies", differ=True, wrong=wrong, at=job.now
+        )
+    )  # fmt: skip
+
+
+def test_copies_that_differ_at_a_checkpoint_are_a_fault() -> None:
+    """
+    When a checkpoint is not made because one rank holds another copy than the others, then that rank has a fault, and
+    fetches theirs.
+    """
+    job = trained()
+    job.ranks[1].content = "wrong"
+    not_checkpointed(job, 3, 1)
+    job.settle()
+    job.train()
+    assert fetched(job.orders(Fetch)) == [(1, 3, {0, 2, 3})]
+    assert {f["rank"] for f in job.reports()[0]["faults"]} == {1}
+    assert strategies(job) == ["retry"]
+
+
+def test_copies_that_were_compared_since_are_no_fault_any_more() -> None:
+    """
+    When all were brought to one state after the step of a checkpoint, and then it is found that their copies differed at
+    that step, then nothing follows.
+    """
+    job = trained()
+    job.train()
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    not_checkpointed(job, 3, 1)
+    assert job.doing == "healthy"
+
+
+def test_a_checkpoint_of_equal_copies_is_something_to_go_back_to() -> None:
+    """
+    When two holders differ, and the copies of a checkpoint were equal when it was made, then all go back to that.
+    """
+    job = trained(groups=PAIRS, steps=4)
+    job.report(
+        Checkpointed(
+            rank=0, incarnation=0, directory="/periodic/2", step=2, compared=True, at=job.now
+        )
+    )
+    job.checkpointed(4)  # these were not compared
+    job.ranks[2].content = "wrong"
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert [(order.directory, order.step) for order in job.orders(Load)] == [("/periodic/2", 2)]
+    assert strategies(job) == ["retry"]
+
+
+def test_the_report_has_what_the_comparison_took_where_it_took_longest() -> None:
+    """
+    When ranks digest what they hold twice in an incident, then the report has the sum of the slowest of them, not what lay
+    between.
+    """
+    incident = Incident(number=1, opened=0.0)
+    incident.phases = [
+        Phase(name="compare", rank=0, start=1.0, end=1.5),
+        Phase(name="compare", rank=1, start=1.0, end=1.25),
+        Phase(name="compare", rank=1, start=9.0, end=9.5),
+    ]
+    seconds = incident_report(incident, lambda fault: None)["seconds"]
+    assert isinstance(seconds, dict)
+    assert seconds["compare"] == 0.75
+
+
+def test_a_source_that_was_left_out_of_a_transfer_is_a_fault() -> None:
+    """
+    When a rank has fetched what it needs, and one of its sources could not give, then the report has a fault of that one,
+    beside the one it all began with, and nothing is begun anew.
+    """
+    job = trained()
+    job.ranks[1].odd = {2: "it sent no byte for 5 s"}
+    job.fault(1, "memory")
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [
+        ("memory", 1, 4),
+        ("network", 2, 4),
+    ]
+    assert (
+        "rank 1 could not fetch from rank 2: it sent no byte for 5 s"
+        in incident["faults"][1]["evidence"]
+    )
+    assert len(job.orders(Fetch)) == 1

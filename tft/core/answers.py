@@ -44,6 +44,8 @@ class Answers:
         if seat.rank not in task.waiting or not job.holds_seat(seat):
             return None
         seat.position, seat.held, seat.backups = message.position, message.held, message.backups
+        if message.order in ("freeze", "stop") and seat.repaired:
+            job.incident.marked(seat.rank, message.position)
         if job.resumed and not seat.held:
             seat.held = None  # what a script begins with is not what the checkpoint holds
         compares = message.at - message.compared

@@ -595,8 +595,21 @@ class Course:
         for seat in job.seated():
             seat.finished = False
         job.finished = set()
-        resume = job.to_all(Resume, step=job.agreed() + 1)
+        resume = job.to_all(Resume, step=job.agreed() + 1, again=self._called_again())
         job.step_to(S.RESUMING, resume, job.policy.regroup)
+
+    def _called_again(self) -> bool:
+        """
+        Whether some rank, alive or lost, has not been through what is called after the agreed step. Of one that is lost
+        with its node nobody knows.
+        """
+        job, incident, step = self._job, self._job.incident, self._job.agreed()
+        if step == 0 or not any(seat.after for seat in job.seated()):
+            return False
+        lost = incident.respawns.keys() - incident.marks.keys()
+        return bool(lost & job.members) or any(
+            incident.marks.get(rank, step) < step for rank in job.members
+        )
 
     def _close(self) -> bool:
         job, incident = self._job, self._job.incident

@@ -145,7 +145,17 @@ class Incident:
     tails: dict[str, int] = field(default_factory=dict)
     """Such a sentence for each line in the tail of a step that nobody has come further than who holds a shard, and
     the step."""
+    marks: dict[int, int] = field(default_factory=dict)
+    """By rank: the last step after which all was called that is to be, at least."""
     closed: float | None = None
+
+    def marked(self, rank: int, position: Position) -> None:
+        """
+        A rank stands, or stood when it died, at this position. What it says later, when it was brought to another step,
+        says nothing of that.
+        """
+        step = position.step - (position.tail or position.after)
+        self.marks[rank] = min(step, self.marks.get(rank, step))
 
     def saw(self, position: Position) -> None:
         """

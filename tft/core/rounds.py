@@ -18,6 +18,13 @@ REPEATABLE = frozenset({"process", "node", "hang"})
 """Kinds that a strategy may meet again without having failed: the process is another one."""
 
 
+ALONE = (
+    "A rank that evaluates or writes for longer says so: session.evaluate, session.after_step or "
+    "session.expect"
+)
+"""What a script can do about a hang that is none."""
+
+
 class Rounds:
     """
     The rounds of one job's incidents.
@@ -152,7 +159,8 @@ class Rounds:
                 job.excuse(seat.rank)
         for seat in going:
             if blame == "hang" and seat.rank in job.members:
-                evidence = job.incident.suspicion or why
+                suspicion = job.incident.suspicion
+                evidence = f"{suspicion}. {ALONE}" if suspicion else why
                 self.fault("hang", seat.rank, seat.position.step + 1, job.now, evidence)
             job.kill(seat, why, last_words=blame == "hang")
 

@@ -59,6 +59,8 @@ class Seat:
     backups: tuple[int, ...] = ()
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """Of the state of step `held`, by shard and part."""
+    after: float = 0.0
+    """Seconds that what it calls after a step may take."""
     line: str = ""
     """Where in the tail of step `held` it has left the loop."""
     outrun: bool = False
