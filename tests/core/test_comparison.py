@@ -7,6 +7,7 @@ import pytest
 from tests.core.lives import strategies, trained
 from tft.core.comparison import Copy, differences
 from tft.core.incident import Incident, Phase
+from tft.core.policy import STRATEGIES, Policy
 from tft.core.report import incident_report
 from tft.protocol.messages import (
     Checkpointed,
@@ -17,6 +18,7 @@ from tft.protocol.messages import (
     Restore,
     Rollback,
     Save,
+    Stop,
 )
 from tft.testing.scripted import ScriptedJob
 
@@ -163,6 +165,44 @@ def test_two_copies_that_differ_end_a_job_without_anything_sound() -> None:
     assert job.orders(Save) == []
 
 
+def test_two_copies_that_differ_where_they_were_compared_last_are_not_used() -> None:
+    """
+    When two holders differ at the very step at which they were equal when they were compared last, then neither of
+    them counts: all load the checkpoint of that step, and the incident ends.
+    """
+    job = trained(groups=PAIRS, steps=2)
+    job.checkpointed(2)
+    job.fault(0, "network")  # an incident, in which all are compared
+    job.settle()
+    job.ranks[2].content = "wrong"
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert [(order.directory, order.step) for order in job.orders(Load)] == [("/periodic/2", 2)]
+    (incident,) = job.reports()
+    assert ("corruption", None) in [(f["kind"], f["rank"]) for f in incident["faults"]]
+    assert incident["step"] == 3
+
+
+def test_states_that_nothing_was_trained_from_are_not_compared() -> None:
+    """
+    When ranks have to stop before wrappers were built, then nobody minds that they begin with different states: these
+    are made equal then.
+    """
+    job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
+    job.slow = {2}
+    job.start()
+    for rank, one in job.ranks.items():
+        one.content = f"of rank {rank}"
+    job.failures[0, "regroup"] = ["no route to the store"]
+    job.arrive(2)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert len(job.orders(Stop)) == 1
+    assert job.facts("copies_differ") == []
+
+
 # ---------------------------------------------------------------- after a repair
 
 
@@ -281,6 +321,47 @@ def test_of_two_that_differ_in_their_tails_the_one_that_came_further_counts() ->
     job.train()
     assert sorted(fetched(job.orders(Fetch))) == [(0, 3, {1}), (2, 3, {1})]
     assert job.orders(Kill) == []
+
+
+def test_what_is_inexact_stays_so_when_a_fault_comes_before_success() -> None:
+    """
+    When all go on from what was held in a tail, and another fault comes before success, then nobody stands in that tail
+    any more, and the report still says so.
+    """
+    job = trained(world=3)
+    for rank in (0, 1):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line = "train.py:57"
+    job.kill(2)
+    job.settle()
+    assert job.doing == "resuming"
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert incident["inexact"] == [
+        "ranks [0, 1] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
+        "stands behind that line was not done for this step"
+    ]
+
+
+def test_a_shard_that_nobody_has_to_the_end_of_the_step_is_inexact() -> None:
+    """
+    When a rank that was cut off in its tail fetches one shard from a rank that has ended the step, and nobody has ended
+    it who holds its other shard, then the report says so.
+    """
+    job = trained(groups={"dense": (0, 1, 2, 3), **PAIRS})
+    for rank in (1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line = "train.py:57"
+    job.kill(3)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert incident["inexact"] == [
+        "ranks [1] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it of all that "
+        "hold the same: what stands behind that line was not done for this step"
+    ]
 
 
 # ---------------------------------------------------------------- the rule itself

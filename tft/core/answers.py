@@ -79,12 +79,14 @@ class Answers:
             case "fetch" | "load":
                 if seat.damaged:
                     seat.doubted = message.position.step
-                seat.trusted, seat.damaged, seat.outrun = True, False, False
+                seat.trusted, seat.damaged = True, False
+                seat.outrun = seat.disputed = False
                 if message.order == "load":  # it has what is its own from there, too
                     self._job.captures(seat)
                 self._left_out(seat, message)
             case "restore":
-                seat.trusted, seat.outrun = True, False
+                seat.trusted = True
+                seat.outrun = seat.disputed = False
             case "rollback":
                 self._job.captures(seat)
             case _:

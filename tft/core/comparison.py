@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tft.core import planner
 from tft.core.job import Job
 from tft.core.rounds import Rounds
 from tft.core.seats import Seat
@@ -207,6 +208,10 @@ class Comparison:
             f"step {job.compared}, when they were compared last, may be wrong"
         )
         job.incident.lower(job.compared)
+        for (
+            rank
+        ) in difference.wrong:  # where it is of that very step it was right then, and is not now
+            job.seats[rank].disputed = True
         self._rounds.fault("corruption", None, difference.step + 1, job.now, why)
 
     def _distrust(self, seat: Seat) -> None:
@@ -226,7 +231,8 @@ class Comparison:
                 brought=seat.rank in brought,
             )
             for seat in job.seated()
-            if seat.ready and seat.trusted and not (seat.doomed or seat.searching or seat.outrun)
+            if seat.ready and seat.trusted and not (seat.doomed or seat.searching)
+            if not (seat.outrun or seat.disputed or job.virgin)
             if seat.held is not None and (ceiling is None or seat.held <= ceiling)
         }
         return differences(job.topology().groups, copies)
@@ -234,16 +240,30 @@ class Comparison:
 
 def note_tails(job: Job, step: int) -> None:
     """
-    All go on from the end of `step`, or save it, and some hold what they had in its tail: nobody who has ended the
-    step is left, else they would have fetched that.
+    All are to go on from the end of `step`, or to save it, and of some shard no holder is left that has ended the step.
+    It is noted before anyone fetches: whoever has fetched a shard stands in no tail any more, and its other shards may.
     """
-    left: dict[str, list[int]] = {}
-    for seat in job.seated():
-        if seat.ready and seat.held == step == seat.position.step and seat.position.tail:
-            left.setdefault(seat.line, []).append(seat.rank)
-    for line, ranks in left.items():
-        why = (
-            f"ranks {ranks} were cut off in the tail of step {step} at {line or 'an unknown line'}, and none is left "
-            "that has ended it: what stands behind that line was not done for this step"
+    job.incident.tails = {said: at for said, at in job.incident.tails.items() if at <= step}
+    standings = {seat.rank: seat.standing("") for seat in job.seats.values()}
+    left: dict[str, set[int]] = {}
+    ended = False
+    for ranks in job.topology().groups.values():
+        found = planner.sound(ranks, standings, step, job.incident.ceiling)
+        late = [holder.rank for holder in found if holder.tail and holder.held == step]
+        ended = ended or len(late) < len(found)
+        for rank in late:
+            left.setdefault(job.seats[rank].line, set()).add(rank)
+    of = " of all that hold the same" if ended else ""
+    for line, those in left.items():
+        said = (
+            f"ranks {sorted(those)} were cut off in the tail of step {step} at {line or 'an unknown line'}, and none "
+            f"is left that has ended it{of}: what stands behind that line was not done for this step"
         )
-        job.incident.reservations.append((step, why))
+        job.incident.tails[said] = step
+
+
+def forget_tails(job: Job, step: int) -> None:
+    """
+    All go on from a checkpoint of `step`: what was held in the tail of that step, or a later one, counts no more.
+    """
+    job.incident.tails = {said: at for said, at in job.incident.tails.items() if at < step}

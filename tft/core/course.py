@@ -5,7 +5,7 @@ a time, each when everything it needs is there.
 
 from tft.core import planner
 from tft.core.choice import Choice
-from tft.core.comparison import Comparison, note_tails
+from tft.core.comparison import Comparison, forget_tails, note_tails
 from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.pausing import Pausing
@@ -451,8 +451,11 @@ class Course:
         if step is None:
             return  # a checkpoint is searched for when the groups are formed: that may need them
         if plan.load:
+            forget_tails(job, step)
             job.search()
             job.issue(job.to_all(Load, directory=plan.load, step=step), limit=limit)
+        else:
+            note_tails(job, step)
         if plan.restore:
             job.issue(Restore(**key, to=plan.restore, step=step), limit=limit)
         fetches = [
@@ -522,7 +525,9 @@ class Course:
         incident.step = step + 1
         for seat in job.seated():
             seat.trusted, seat.damaged, seat.doubted = True, False, step
+            seat.outrun = seat.disputed = False
             job.captures(seat)
+        forget_tails(job, step)
         job.tell("checkpoint_found", incident=incident.number, step=step)
         return ""
 
@@ -530,7 +535,6 @@ class Course:
         job = self._job
         step = job.agreed()
         job.incident.returns_to(step)
-        note_tails(job, step)
         skip = self._skip(step)
         # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
         job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}

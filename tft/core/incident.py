@@ -143,6 +143,9 @@ class Incident:
     reservations: list[tuple[int, str]] = field(default_factory=list)
     """Why training does not go on bit for bit as it would have without the incident, and from the end of which
     step on."""
+    tails: dict[str, int] = field(default_factory=dict)
+    """For each line in the tail of a step that nobody has come further than who holds a shard: the sentence, and the
+    step."""
     marks: dict[int, int] = field(default_factory=dict)
     """By rank: the last step after which all was called that is to be, at least."""
     closed: float | None = None
@@ -174,7 +177,7 @@ class Incident:
         """
         Why training does not go on bit for bit as it would have without the incident.
         """
-        return list(dict.fromkeys(why for _, why in self.reservations))
+        return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations)]))
 
     def returns_to(self, step: int) -> None:
         """

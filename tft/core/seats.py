@@ -65,6 +65,8 @@ class Seat:
     """Where in the tail of step `held` it has left the loop."""
     outrun: bool = False
     """Others have come further in the tail of step `held`, and none to its end: their state is the one that counts."""
+    disputed: bool = False
+    """Another rank holds another copy of step `held`, and nobody can say which is right."""
     column: tuple[int, ...] = ()
     reloads: bool = False
     """It finds the newest checkpoint that it keeps itself."""
@@ -145,7 +147,7 @@ class Seat:
             alive=self.ready and not self.doomed,
             coming=self.process in STARTING and not self.doomed,
             held=self.held,
-            sound=self.trusted and not self.searching and not self.outrun,
+            sound=self.trusted and not (self.searching or self.outrun or self.disputed),
             tail=self.position.tail,
             backups=self.kept,
             homeless=homeless,
@@ -161,7 +163,7 @@ class Seat:
         self.pid = self.started = 0
         self.sender = ""
         self.held, self.backups = None, ()
-        self.digests, self.line, self.outrun = {}, "", False
+        self.digests, self.line, self.outrun, self.disputed = {}, "", False, False
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = self.searching = False
         self.doomed = self.blame = self.unable = self.no_restore = self.no_commit = ""
