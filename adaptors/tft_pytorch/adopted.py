@@ -18,8 +18,8 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
-from tft.state_hooks import part_digests
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.compared import shard_parts
 from tft_pytorch.kinds import DENSE
 from tft_pytorch.names import parameter_names
 from tft_pytorch.noted import Settings
@@ -294,7 +294,7 @@ class Adopted:
         Digests by part, to be compared with those of the others who hold the shard.
         """
         own = self._private.running.moving("model.")
-        return {**part_digests(self.give(shard), own), "modes": self._private.modes.digest()}
+        return {**shard_parts(self.give(shard), own), "modes": self._private.modes.digest()}
 
     def digests(self) -> dict[str, str]:
         """

@@ -19,10 +19,10 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Made, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
-from tft.state_hooks import part_digests
 from tft_pytorch import meshes
 from tft_pytorch.adopted import check_plain
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.compared import shard_parts
 from tft_pytorch.held import Held, Parts, room
 from tft_pytorch.memory import Awaited, readable
 from tft_pytorch.noted import Settings
@@ -83,6 +83,10 @@ class Maker:
         """By shard, while nothing is made."""
         self._tried: dict[str, Held] = {}
         """What the trial has made: of the right form, its content means nothing."""
+        self._buffers: list[str] = []
+        """The names of the model's buffers in a shard."""
+        self._modes = ""
+        """A digest of what the modes were, while nothing is made; empty where that is not known."""
         self._cuda = False
         self._awaited = Awaited()
         self._coming: dict[str, Held] = {}
@@ -259,8 +263,10 @@ class Maker:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        own = self._private.running.moving("model.")
-        return {**part_digests(self.give(shard), own), "modes": self._modes}
+        # a process that has made nothing yet does not know which of its buffers move: others do
+        own = {**dict.fromkeys(self._buffers, False), **self._private.running.moving("model.")}
+        modes = self._modes if self._parts is None else self._private.modes.digest()
+        return {**shard_parts(self.give(shard), own), "modes": modes}
 
     def digests(self) -> dict[str, str]:
         """
@@ -321,6 +327,7 @@ class Maker:
             parts = Parts(self._make())
             shards = parts.shards()
             held = dict(zip(shards, parts.held(), strict=True))
+            self._buffers = [f"model.{name}" for name in parts.buffers]
             self._cuda = any(t.is_cuda for each in held.values() for t in each.tensors.values())
             self._tried = {shard: each.bare() for shard, each in held.items()}
             del held
