@@ -88,6 +88,11 @@ tft_digests = _hooks.tft_digests
 
 
 @hookimpl
+def tft_generators() -> Mapping[str, str]:
+    return _hooks.state().generators()
+
+
+@hookimpl
 def tft_watch(contributing: Callable[[], None]) -> None:
     groups().contributing = contributing
 

@@ -196,6 +196,12 @@ class Adopted:
         checkpoints.load(directory, self._shard(shard))
         self._private.forget()
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def digests(self) -> dict[str, str]:
         """
         Of all that makes up this rank's state.

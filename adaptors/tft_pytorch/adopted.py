@@ -289,6 +289,12 @@ class Adopted:
                 "optimizer.owned, with the shard that has optimizer.optim.state_dict()"
             )
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def compare(self, shard: str) -> dict[str, str]:
         """
         Digests by part, to be compared with those of the others who hold the shard.

@@ -259,6 +259,12 @@ class Maker:
 
         self._adopt(shard, load_held(directory, shard, self._form(shard)))
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def compare(self, shard: str) -> dict[str, str]:
         """
         Digests by part, to be compared with those of the others who hold the shard.

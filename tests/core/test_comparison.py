@@ -204,6 +204,19 @@ def test_of_two_that_differ_in_their_tails_the_one_that_came_further_counts() ->
     assert job.orders(Kill) == []
 
 
+def test_an_incident_after_tails_that_draw_is_not_exact() -> None:
+    """
+    When the loops of some ranks draw random numbers in their tails, then the report says so, once for all of them.
+    """
+    job = trained()
+    for rank in (0, 2):
+        job.ranks[rank].inexact = ("the loop draws",)
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert job.reports()[0]["inexact"] == ["ranks [0, 2]: the loop draws"]
+
+
 # ---------------------------------------------------------------- the rule itself
 
 

@@ -219,6 +219,20 @@ class Comparison:
         return differences(job.topology().groups, copies)
 
 
+def note_habits(job: Job, step: int) -> None:
+    """
+    All go on from the end of `step`, or save it: say what the loops of those that are left do in every tail that makes an
+    incident differ from a run without it.
+    """
+    if step == 0:  # no tail comes before it
+        return
+    said: dict[str, list[int]] = {}
+    for seat in job.seated():
+        for sentence in seat.inexact:
+            said.setdefault(sentence, []).append(seat.rank)
+    job.incident.inexact += [f"ranks {ranks}: {sentence}" for sentence, ranks in said.items()]
+
+
 def note_tails(job: Job, step: int) -> None:
     """
     All go on from the end of `step`, or save it, and some hold what they had in its tail: nobody who has ended the

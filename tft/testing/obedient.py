@@ -89,6 +89,8 @@ class ScriptedRank:
     """It does not come to the end of its tail."""
     line: str = ""
     """Where it is cut off."""
+    inexact: tuple[str, ...] = ()
+    """What its loop does in tails that an incident cannot do again."""
     content: str = "right"
     """What its copies are of; those of ranks that hold the same have to be equal."""
     settings: str = "right"
@@ -262,6 +264,7 @@ class ScriptedRank:
             private=dict.fromkeys(captured, "00"),
             digests=dict.fromkeys(self.shards, parts) if compares else {},
             line=self.line if self.tail else "",
+            inexact=self.inexact,
             began=at,
             at=at,
         )
