@@ -138,6 +138,12 @@ class Adopted:
             chunk.zero_grad_buffer()
         self.training.optimizer.zero_grad()
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def skip(self, batches: int) -> None:
         """
         Leave the next batches out.

@@ -19,8 +19,8 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
-from tft.state_hooks import part_digests
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.compared import shard_parts
 from tft_pytorch.kinds import DENSE
 from tft_pytorch.names import parameter_names
 from tft_pytorch.noted import Settings
@@ -304,12 +304,18 @@ class Adopted:
                 "optimizer.owned, with the shard that has optimizer.optim.state_dict()"
             )
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def compare(self, shard: str) -> dict[str, str]:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
         parcel = self._shard(shard).give()  # modes may be each rank's own: one may evaluate for all
-        return part_digests(parcel, self._private.running.own(parcel))
+        return shard_parts(parcel, self._private.running.own(parcel))
 
     def digests(self) -> dict[str, str]:
         """

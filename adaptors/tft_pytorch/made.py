@@ -19,10 +19,10 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Made, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
-from tft.state_hooks import part_digests
 from tft_pytorch import meshes
 from tft_pytorch.adopted import check_plain
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.compared import shard_parts
 from tft_pytorch.held import Held, Parts, room
 from tft_pytorch.memory import Awaited, readable
 from tft_pytorch.noted import Settings
@@ -83,6 +83,10 @@ class Maker:
         """By shard, while nothing is made."""
         self._tried: dict[str, Held] = {}
         """What the trial has made: of the right form, its content means nothing."""
+        self._buffers: list[str] = []
+        """The names of the model's buffers in a shard."""
+        self._modes = ""
+        """A digest of what the modes were, while nothing is made; empty where that is not known."""
         self._cuda = False
         self._awaited = Awaited()
         self._coming: dict[str, Held] = {}
@@ -260,12 +264,20 @@ class Maker:
 
         self._adopt(shard, load_held(directory, shard, self._form(shard)))
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def compare(self, shard: str) -> dict[str, str]:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
         parcel = self.give(shard)
-        return part_digests(parcel, self._private.running.own(parcel))
+        # a process that has made nothing yet does not know which of its buffers move: others do
+        own = {**dict.fromkeys(self._buffers, False), **self._private.running.own(parcel)}
+        return shard_parts(parcel, own)
 
     def digests(self) -> dict[str, str]:
         """
@@ -326,6 +338,7 @@ class Maker:
             parts = Parts(self._make())
             shards = parts.shards()
             held = dict(zip(shards, parts.held(), strict=True))
+            self._buffers = [f"model.{name}" for name in parts.buffers]
             self._cuda = any(t.is_cuda for each in held.values() for t in each.tensors.values())
             self._tried = {shard: each.bare() for shard, each in held.items()}
             del held

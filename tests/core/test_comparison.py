@@ -364,6 +364,19 @@ def test_a_shard_that_nobody_has_to_the_end_of_the_step_is_inexact() -> None:
     ]
 
 
+def test_an_incident_after_tails_that_draw_is_not_exact() -> None:
+    """
+    When the loops of some ranks draw random numbers in their tails, then the report says so, once for all of them.
+    """
+    job = trained()
+    for rank in (0, 2):
+        job.ranks[rank].inexact = ("the loop draws",)
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert job.reports()[0]["inexact"] == ["ranks [0, 2]: the loop draws"]
+
+
 # ---------------------------------------------------------------- the rule itself
 
 

@@ -54,6 +54,7 @@ class Answers:
             job.phase("compare", seat.rank, compares, message.at)
         if message.order in COMPARED or message.order == "load":
             seat.digests, seat.line = message.digests, message.line
+        seat.inexact = message.inexact or seat.inexact
         # it cannot write this itself: somebody else does, of whichever step is saved in the end
         seat.private = {**seat.private, **message.private}
         if message.failure is not None:

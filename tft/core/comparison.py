@@ -238,6 +238,21 @@ class Comparison:
         return differences(job.topology().groups, copies)
 
 
+def note_habits(job: Job, step: int) -> None:
+    """
+    All go on from the end of `step`, or save it: say what the loops of those that are left do in every tail that makes an
+    incident differ from a run without it.
+    """
+    if step == 0:  # no tail comes before it
+        return
+    said: dict[str, list[int]] = {}
+    for seat in job.seated():
+        for sentence in seat.inexact:
+            said.setdefault(sentence, []).append(seat.rank)
+    for sentence, ranks in said.items():
+        job.incident.reservations.append((step, f"ranks {ranks}: {sentence}"))
+
+
 def note_tails(job: Job, step: int) -> None:
     """
     All are to go on from the end of `step`, or to save it, and of some shard no holder is left that has ended the step.

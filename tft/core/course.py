@@ -5,7 +5,7 @@ a time, each when everything it needs is there.
 
 from tft.core import planner
 from tft.core.choice import Choice
-from tft.core.comparison import Comparison, forget_tails, note_tails
+from tft.core.comparison import Comparison, forget_tails, note_habits, note_tails
 from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.pausing import Pausing
@@ -535,6 +535,7 @@ class Course:
         job = self._job
         step = job.agreed()
         job.incident.returns_to(step)
+        note_habits(job, step)
         skip = self._skip(step)
         # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
         job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}

@@ -172,6 +172,8 @@ class Answered:
     """For `stop`: where in the tail of step `held` the loop was left (FILE:LINE)."""
     odd: dict[int, str] = field(default_factory=dict)
     """For `fetch`: the sources that were left out, and why."""
+    inexact: tuple[str, ...] = ()
+    """What the loop of this rank does in its tails that an incident cannot undo or do again as it was: sentences."""
     files: tuple[SavedFile, ...] = ()
     """For `save`."""
     verdict: Verdict = "pass"

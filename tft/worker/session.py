@@ -42,6 +42,7 @@ from tft.protocol.messages import (
 from tft.transfer.server import ShardServer
 from tft.transfer.tls import Tls, read_tls
 from tft.worker.after import LIMIT, AfterStep, AfterSteps
+from tft.worker.audit import Audit
 from tft.worker.control import Control
 from tft.worker.diagnosis import Diagnostician
 from tft.worker.foreign import become_launcher
@@ -119,6 +120,9 @@ class Session:
         self._records = Records(settings.run_dir, settings.rank)
         self._again = False
         """What is called after the last step is to be called before the next."""
+        self._audit = self._make_audit()
+        self._audited = self._audit
+        """What looks at the present step; None: nobody does, and nobody is asked."""
         self._private = b""
         """As it was when the last window closed."""
         self._contributed = b""
@@ -337,6 +341,8 @@ class Session:
             hook.tft_meet.get_hookimpls()
         )
         self._saving.check(shards)
+        if self._audit is not None:
+            self._audit.begin(each.shard for each in shards)
         self._control.report(
             Ready(
                 rank=self.rank,
@@ -380,6 +386,7 @@ class Session:
         The loop has been left, by an exception that is no `Interrupted`: by a fault; None: because an
         incident has cut it off. Nothing may hold the frames of the loop any more.
         """
+        self._audit_left(error)
         self._cut_off(None if error is None else self._fault(error))
 
     def finish(self) -> None:
@@ -400,6 +407,8 @@ class Session:
         private = self._capture(closing=False)
         if private != self._contributed:  # else it is in the page, and is better left alone there
             self._page.capture(completed + 1, private, False)
+        if self._audited is not None:
+            self._audited.window_opens(completed + 1, tails=self._tails)
         met = not self._meets or self._meet()
         self._page.move(completed, met, self._clock.now())
         if not met or not self._gate.arrive():
@@ -425,6 +434,8 @@ class Session:
             )
         if self._observers.watch_windows:
             self._observers.window_closed(step)
+        if self._audited is not None:
+            self._audited.window_closed(step, tails=tail)
         if not tail:
             self._end_step()
 
@@ -433,6 +444,8 @@ class Session:
         All that the loop does in a step is done: this is what other ranks have, too.
         """
         step = self._gate.completed
+        if self._audited is not None:
+            self._end_audited(self._audited, step)
         if self._observers.watch_tails:
             self._observers.tail_ends(step)
         if self._notes:
@@ -477,6 +490,27 @@ class Session:
             self._gate.ended(after=True)
             self._page.move(step, False, self._clock.now(), after=True)
             self._call(after, step)
+
+    def _end_audited(self, audit: Audit, step: int) -> None:
+        audit.step_ends(step, leaves=self._gate.leaves(step))
+        if audit.over:
+            self._audited = None
+
+    def _make_audit(self) -> Audit | None:
+        if self._settings.audit == "off":
+            return None
+        return Audit(
+            hook=self._adaptor.hook,
+            rank=self.rank,
+            world=self.world,
+            strict=self._settings.audit == "strict",
+            loop=Session._train.__code__,
+            awake=self._wake_audit,
+            position=lambda: (self._gate.completed, self._gate.in_tail),
+        )
+
+    def _wake_audit(self) -> None:
+        self._audited = self._audit
 
     def _meet(self) -> bool:
         """
@@ -525,14 +559,17 @@ class Session:
             self._end_last_step()
             self._periodic.finish()
         except Interrupted as error:
-            line = _line_below(error)
+            line = self._audit_left(error) or _line_below(error)
         except BaseException as error:  # noqa: BLE001 (whatever leaves the user's loop is a fault)
-            message, line = self._fault(error), _line_below(error)
+            message, line = self._fault(error), self._audit_left(error) or _line_below(error)
         else:
             self._left(self._finished())
             return
         # Here no traceback holds the frames of the loop any more, nor the groups they used.
         self._cut_off(message, line)
+
+    def _audit_left(self, error: BaseException | None) -> str:
+        return "" if self._audit is None else self._audit.left(error)
 
     def _end_last_step(self) -> None:
         if self._gate.in_tail:
@@ -643,6 +680,7 @@ class Session:
             compared=work.compared,
             line=work.line,
             odd=work.odd,
+            inexact=() if self._audit is None else tuple(self._audit.inexact),
             began=began,
             at=self._clock.now(),
         )
