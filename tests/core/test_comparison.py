@@ -221,6 +221,27 @@ def test_what_was_fetched_is_compared_too() -> None:
     assert job.doing == "healthy"
 
 
+def test_what_was_fetched_has_no_say_in_a_later_round() -> None:
+    """
+    When a rank has fetched what was wrong, and another fault comes before the copies are compared, then of the others
+    each still speaks for itself alone: two of them that differ are not decided between by the copy of one.
+    """
+    job = trained(world=3)
+    job.kill(2)
+    while not job.orders(Fetch):
+        job.obey_next()
+    job.ranks[0].content = "wrong"
+    job.muted = {(1, "regroup")}
+    job.settle()
+    assert job.ranks[2].content == "wrong"
+    job.muted = set()
+    job.fault(1, "network")
+    job.settle()
+    assert job.over is not None
+    assert job.over.result == "failed"
+    assert [tell["right"] for tell in job.facts("copies_differ")] == [[]]
+
+
 # ---------------------------------------------------------------- tails
 
 

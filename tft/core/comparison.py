@@ -4,7 +4,7 @@ else would show it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tft.core import planner
@@ -31,7 +31,7 @@ class Copy:
     line: str = ""
     """Where (FILE:LINE)."""
     brought: bool = False
-    """It was fetched from others just now: it is judged by theirs, and says nothing of them."""
+    """It was fetched from others in this incident: it is judged by theirs, and says nothing of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,30 +149,27 @@ class Comparison:
         """
         Whether, after a repair, everyone holds the same. Otherwise it is begun anew.
         """
-        incident = self._job.incident
-        fetch = incident.tasks.get("fetch")
-        brought = {rank for order in fetch.orders for rank in order.to} if fetch else set()
+        brought = {seat.rank for seat in self._job.seated() if seat.brought}
         # what was left in a tail by those who are still there is what counts
-        found = self._differences(brought, tails=False)
+        found = self._differences(tails=False)
         failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
         for each in failed:
+            self._tell(each)
             for rank in each.wrong:
                 self._distrust(self._job.seats[rank])
         if failed:
             self._rounds.again(f"after a repair {failed[0].sentence()}")
-        else:
+        elif found:
+            attempts = self._job.incident.attempts + 1
             self._judge(found)
+            self._rounds.count(attempts, f"after a repair {found[0].sentence()}")
         return not found
 
     def _judge(self, found: list[Difference]) -> None:
         job = self._job
         named: dict[int, list[str]] = {}
         for difference in found:
-            job.tell(
-                "copies_differ", shard=difference.shard, step=difference.step,
-                right=list(difference.right), wrong=list(difference.wrong),
-                parts=list(difference.parts),
-            )  # fmt: skip
+            self._tell(difference)
             if difference.tail:
                 for rank in difference.wrong:
                     job.seats[rank].outrun = True
@@ -201,6 +198,13 @@ class Comparison:
             )
             job.incident.reservations.append((first, why))
 
+    def _tell(self, difference: Difference) -> None:
+        self._job.tell(
+            "copies_differ", shard=difference.shard, step=difference.step,
+            right=list(difference.right), wrong=list(difference.wrong),
+            parts=list(difference.parts),
+        )  # fmt: skip
+
     def _nobody_knows(self, difference: Difference) -> None:
         job = self._job
         why = (
@@ -217,9 +221,7 @@ class Comparison:
     def _distrust(self, seat: Seat) -> None:
         seat.trusted, seat.damaged = False, True
 
-    def _differences(
-        self, brought: Collection[int] = (), *, tails: bool = True
-    ) -> list[Difference]:
+    def _differences(self, *, tails: bool = True) -> list[Difference]:
         job, ceiling = self._job, self._job.incident.ceiling
         copies = {
             seat.rank: Copy(
@@ -228,11 +230,11 @@ class Comparison:
                 shards=seat.digests,
                 tail=tails and seat.position.tail,
                 line=seat.line,
-                brought=seat.rank in brought,
+                brought=seat.brought,
             )
             for seat in job.seated()
             if seat.ready and seat.trusted and not (seat.doomed or seat.searching)
-            if not (seat.outrun or seat.disputed or job.virgin)
+            if not (seat.outrun or seat.disputed or (job.virgin and not seat.held))
             if seat.held is not None and (ceiling is None or seat.held <= ceiling)
         }
         return differences(job.topology().groups, copies)

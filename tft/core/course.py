@@ -525,7 +525,7 @@ class Course:
         incident.step = step + 1
         for seat in job.seated():
             seat.trusted, seat.damaged, seat.doubted = True, False, step
-            seat.outrun = seat.disputed = False
+            seat.outrun = seat.disputed = seat.brought = False
             job.captures(seat)
         forget_tails(job, step)
         job.tell("checkpoint_found", incident=incident.number, step=step)
@@ -592,7 +592,7 @@ class Course:
         job.compared = job.agreed()
         job.incident.gone_back()
         for seat in job.seated():
-            seat.finished = False
+            seat.finished = seat.brought = False
         job.finished = set()
         resume = job.to_all(Resume, step=job.agreed() + 1, again=self._called_again())
         job.step_to(S.RESUMING, resume, job.policy.regroup)

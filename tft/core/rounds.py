@@ -133,12 +133,18 @@ class Rounds:
         A strategy is begun anew, a few times; then it has failed.
         """
         self.open()
+        self.count(self._job.incident.attempts + 1, why)
+        self.freeze()
+
+    def count(self, attempts: int, why: str) -> None:
+        """
+        The present strategy was begun so many times; after a few it has failed.
+        """
         incident = self._job.incident
-        incident.attempts += 1
-        if incident.attempts >= self._job.policy.attempts:
+        incident.attempts = attempts
+        if attempts >= self._job.policy.attempts:
             incident.failed[incident.base] = why
             incident.attempts = 0
-        self.freeze()
 
     def doom(self, seat: Seat, why: str, blame: FaultKind) -> None:
         """

@@ -67,6 +67,8 @@ class Seat:
     """What its loop does in tails that an incident cannot undo or do again as it was."""
     outrun: bool = False
     """Others have come further in the tail of step `held`, and none to its end: their state is the one that counts."""
+    brought: bool = False
+    """It was fetched from others in this incident: its copy says nothing of theirs."""
     disputed: bool = False
     """Another rank holds another copy of step `held`, and nobody can say which is right."""
     column: tuple[int, ...] = ()
@@ -165,7 +167,8 @@ class Seat:
         self.pid = self.started = 0
         self.sender = ""
         self.held, self.backups = None, ()
-        self.digests, self.line, self.outrun, self.disputed = {}, "", False, False
+        self.digests, self.line = {}, ""
+        self.outrun = self.disputed = self.brought = False
         self.inexact = ()
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = self.searching = False
