@@ -7,6 +7,7 @@ refused when they implement a hook that does not exist: it would silently never 
 """
 
 import functools
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
@@ -59,6 +60,20 @@ def find_adaptor(name: str) -> EntryPoint:
     Raises `UnknownAdaptor` where no package offers it, `UsageError` where several do.
     """
     return _only(name, entry_points(group=ADAPTORS))
+
+
+def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
+    """
+    What a hook calls, for one that is called several times in every step: pluggy takes a microsecond for each. The hook
+    itself where that does more than to hand over its arguments.
+    """
+    implementations = hook.get_hookimpls()
+    if len(implementations) != 1 or hook.spec is None:
+        return hook
+    (only,) = implementations
+    plain = not (only.wrapper or only.hookwrapper) and bool(hook.spec.opts.get("firstresult"))
+    function: Callable[..., Any] = only.function
+    return function if plain and set(only.argnames) == set(hook.spec.argnames) else hook
 
 
 def load_plugins() -> pluggy.PluginManager:

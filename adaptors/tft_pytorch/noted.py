@@ -5,10 +5,12 @@ were when the last step ended.
 """
 
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 _MEMBERS = "params"
 
@@ -22,13 +24,19 @@ class Settings:
         self._optimizers: Sequence[Optimizer] = ()
         self._scheduler: Any = None  # Any: whatever has state_dict and load_state_dict
         self._groups: list[dict[str, Any]] | None = None
-        self._scheduled: Mapping[str, Any] = {}
+        self._scheduled: dict[str, Any] = {}
+        self._tells = False
+        """What the scheduler is can be read from its attributes: its `state_dict` does no more, and takes longer."""
+        self._containers: list[str] = []
+        """What a scheduler may go on changing of what it has told."""
 
     def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:  # Any: as above
         """
         These from now on.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
+        self._tells = _is_plain(scheduler)
+        self._containers = [k for k, v in self._told().items() if isinstance(v, list | dict)]
         self.forget()
 
     def note(self) -> None:
@@ -41,8 +49,7 @@ class Settings:
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
         if self._scheduler is not None:
-            # one that returns what it goes on changing would have nothing put back
-            self._scheduled = {k: _apart(v) for k, v in self._scheduler.state_dict().items()}
+            self._scheduled = self._told()
 
     def forget(self) -> None:
         """
@@ -60,12 +67,37 @@ class Settings:
         present = [group for each in self._optimizers for group in each.param_groups]
         for group, before in zip(present, noted, strict=False):  # a group that was added stays
             _put_back(group, before)
-        if self._scheduler is not None and self._scheduler.state_dict() != self._scheduled:
+        if self._scheduler is None or self._told() == self._scheduled:
+            return
+        if self._tells:
+            vars(self._scheduler).update(self._scheduled)
+        else:
             self._scheduler.load_state_dict(self._scheduled)
 
+    def _told(self) -> dict[str, Any]:
+        """
+        What the scheduler is now.
+        """
+        if self._scheduler is None:
+            return {}
+        state: Mapping[str, Any] = (
+            vars(self._scheduler) if self._tells else self._scheduler.state_dict()
+        )
+        told = dict(state)  # one that returns what it goes on changing would have nothing put back
+        for key in self._containers:
+            if isinstance(told.get(key), list | dict):
+                told[key] = told[key].copy()
+        return told
 
-def _apart(value: object) -> object:
-    return value.copy() if isinstance(value, list | dict) else value
+
+def _is_plain(scheduler: object) -> bool:
+    """
+    One of torch's that has nothing in it but its own attributes, and functions.
+    """
+    kind: Any = type(scheduler)  # Any: what is asked for is there where it is one of torch's
+    if isinstance(scheduler, LambdaLR) and kind.state_dict is LambdaLR.state_dict:
+        return all(isinstance(each, FunctionType) for each in scheduler.lr_lambdas)
+    return isinstance(scheduler, LRScheduler) and kind.state_dict is LRScheduler.state_dict
 
 
 def _put_back(group: dict[str, Any], before: Mapping[str, Any]) -> None:
