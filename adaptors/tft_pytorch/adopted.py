@@ -22,7 +22,7 @@ from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.compared import shard_parts
 from tft_pytorch.kinds import DENSE
-from tft_pytorch.names import parameter_names
+from tft_pytorch.names import named_parameters, parameter_names
 from tft_pytorch.noted import Settings
 from tft_pytorch.others import check_others, forget_stages
 from tft_pytorch.private import Private
@@ -30,6 +30,7 @@ from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shards import shards_of
 from tft_pytorch.state import Shard, digest, named_tensors
+from tft_pytorch.trained import Trained
 
 _PARTS = frozenset({"model", "optimizer", "scheduler", "others", "data", "rng"})
 
@@ -82,6 +83,8 @@ class Adopted:
         self._wrap = wrap
         self._others = others
         self._wrappers = Wrappers(contributing)
+        self._trained = Trained()
+        self._trained.watch(named_parameters(model))
         self._shards = {
             shard.name: shard for shard in shards_of(model, optimizer, others, self._wrappers)
         }
@@ -126,6 +129,7 @@ class Adopted:
         step leaves behind. Raises `UsageError` where that could not be moved in an incident.
         """
         if closing:
+            self._trained.closing()  # first: what the wrappers note counts the trained parameters
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
@@ -172,6 +176,7 @@ class Adopted:
         to give its state away.
         """
         self._wrappers.drop()
+        self._trained.put_back()  # before there is another wrapper
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.clear()
         self._private.rewind()

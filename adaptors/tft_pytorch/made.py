@@ -29,6 +29,7 @@ from tft_pytorch.noted import Settings
 from tft_pytorch.private import Private
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.state import digest
+from tft_pytorch.trained import Trained
 
 Make = Callable[[], Made]
 
@@ -94,6 +95,7 @@ class Maker:
         self._watch: RemovableHandle | None = None
         self._rehearsal = Rehearsal(self._describe)
         self._settings = Settings()
+        self._trained = Trained()
         pack(self._private.digestible())
 
     def _describe(self) -> None:
@@ -116,6 +118,7 @@ class Maker:
         moved in an incident.
         """
         if closing:
+            self._trained.closing()  # first: what the wrappers note counts the trained parameters
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
@@ -176,6 +179,7 @@ class Maker:
         self._private.running.let_go()
         self._private.extra.let_go()
         self._rehearsal.let_go()
+        self._trained.let_go()
         _let_go()
 
     def rebuild(self) -> Made:
@@ -194,6 +198,7 @@ class Maker:
         if self._contributing is not None:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
+        self._trained.watch(parts.parameters)
         self._private.running.watch(made.model)
         self._private.extra.watch(made.model)
         self._private.modes.watch(

@@ -22,7 +22,7 @@ from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.hooks import Diagnosis, Made, Parcel
 from tft.page import Page
-from tft.plugins import load_adaptor, load_plugins, quick
+from tft.plugins import direct, load_adaptor, load_plugins
 from tft.protocol.messages import (
     Complete,
     End,
@@ -103,7 +103,7 @@ class Session:
         self._diagnose = Diagnostician(self._classify, self._observers.device_faults()).diagnose
         self._tls = read_tls(settings.curve)
         self._server = ShardServer(settings.host, settings.job, self._give, self._tls)
-        self._capture: Callable[..., bytes] = quick(self._adaptor.hook.tft_capture)
+        self._capture: Callable[..., bytes] = direct(self._adaptor.hook.tft_capture)
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._periodic = Periodic(
             settings, self._adaptor.hook, self._saving, self._control.report, self.expect,
@@ -112,8 +112,9 @@ class Session:
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._meets = False
         """No rank holds everything: they make sure of each other before a step is completed."""
-        self._notes = bool(self._adaptor.hook.tft_end_step.get_hookimpls())
-        self._note: Callable[[], bytes | None] = quick(self._adaptor.hook.tft_end_step)
+        self._note: Callable[[], bytes | None] | None = None
+        if self._adaptor.hook.tft_end_step.get_hookimpls():
+            self._note = direct(self._adaptor.hook.tft_end_step)
         self._tails = self._page.tailed()
         """Steps end behind their windows."""
         self._after = AfterSteps(self._adaptor.hook)
@@ -448,7 +449,7 @@ class Session:
             self._end_audited(self._audited, step)
         if self._observers.watch_tails:
             self._observers.tail_ends(step)
-        if self._notes:
+        if self._note is not None:
             noted = self._note()
             if noted is not None:
                 self._private = noted
