@@ -12,6 +12,7 @@ from tft.core.report import incident_report
 from tft.protocol.messages import (
     Checkpointed,
     CheckpointFailed,
+    Compare,
     Fetch,
     Kill,
     Load,
@@ -562,3 +563,70 @@ def test_a_source_that_was_left_out_of_a_transfer_is_a_fault() -> None:
         in incident["faults"][1]["evidence"]
     )
     assert len(job.orders(Fetch)) == 1
+
+
+# ---------------------------------------------------------------- an order of its own
+
+
+def test_a_comparison_has_the_time_of_a_repair() -> None:
+    """
+    When a state takes long to be read, then nobody is taken for one that hangs because of it: what ranks have to leave
+    their loops is one limit, and what they have to say what they hold is another.
+    """
+    job = trained()
+    job.muted = {(rank, "compare") for rank in range(4)}
+    job.fault(1, "network")
+    job.settle()
+    deadline = job.machine.next_deadline()
+    assert deadline is not None
+    assert deadline - job.now > job.policy.repair - 1
+    assert [order.to for order in job.orders(Compare)] == [(0, 1, 2, 3)]
+
+
+def test_nobody_compares_what_nobody_else_holds() -> None:
+    """
+    When of each shard only one holder is left, or what is held is not to be used, then nobody is asked.
+    """
+    job = trained(groups=PAIRS, derives=False)
+    for rank in (2, 3):
+        job.kill(rank)
+    job.settle()
+    assert job.orders(Compare) == []
+    job = trained(keeps=1)
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    assert job.orders(Compare) == []
+
+
+def test_a_rank_that_cannot_say_what_it_holds_is_compared_with_nobody() -> None:
+    """
+    When a rank cannot read its state, then the others are compared without it.
+    """
+    job = trained()
+    job.failures[2, "compare"] = ["the device is lost"]
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert job.orders(Fetch) == []
+
+
+def test_who_had_come_further_in_the_tail_may_be_lost() -> None:
+    """
+    When the rank whose copy was to count is lost before it has given it, then that of the other one counts.
+    """
+    job = trained(world=3)
+    for rank, line in ((0, 57), (1, 61)):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line, job.ranks[rank].settings = f"train.py:{line}", f"at {line}"
+    job.slow = {2}
+    job.kill(2)
+    job.settle()
+    assert job.doing == "awaiting"
+    job.kill(1)
+    job.settle()
+    job.arrive(2)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert {one.settings for one in job.ranks.values()} == {"at 57"}

@@ -138,11 +138,26 @@ class Comparison:
         self._job = job
         self._rounds = rounds
 
+    def holders(self) -> tuple[int, ...]:
+        """
+        Those who hold something that others may hold, too.
+        """
+        held = {seat.rank for seat in self._sound()}
+        several = {
+            rank
+            for ranks in self._job.topology().groups.values()
+            for rank in ranks
+            if len(held.intersection(ranks)) > 1
+        }
+        return tuple(sorted(held & several))
+
     def judge(self) -> None:
         """
         Everyone has left the loop, and said what it holds. Whoever holds another copy than most is at fault, and gets
         theirs. Where that is undecided no copy is sound that is later than the last comparison.
         """
+        for seat in self._job.seats.values():
+            seat.outrun = False  # who had come further may be lost
         self._judge(self._differences())
 
     def confirms(self) -> bool:
@@ -222,7 +237,6 @@ class Comparison:
         seat.trusted, seat.damaged = False, True
 
     def _differences(self, *, tails: bool = True) -> list[Difference]:
-        job, ceiling = self._job, self._job.incident.ceiling
         copies = {
             seat.rank: Copy(
                 rank=seat.rank,
@@ -232,12 +246,24 @@ class Comparison:
                 line=seat.line,
                 brought=seat.brought,
             )
-            for seat in job.seated()
-            if seat.ready and seat.trusted and not (seat.doomed or seat.searching)
-            if not (seat.outrun or seat.disputed or (job.virgin and not seat.held))
-            if seat.held is not None and (ceiling is None or seat.held <= ceiling)
+            for seat in self._sound()
+            if seat.held is not None and not seat.outrun
         }
-        return differences(job.topology().groups, copies)
+        return differences(self._job.topology().groups, copies)
+
+    def _sound(self) -> list[Seat]:
+        """
+        Those that hold something against which nothing is known. What ranks begin with is their own, until the first
+        wrapper is built.
+        """
+        job, ceiling = self._job, self._job.incident.ceiling
+        return [
+            seat
+            for seat in job.seated()
+            if seat.ready and seat.trusted and not (seat.doomed or seat.searching or seat.disputed)
+            if seat.held is not None and not (job.virgin and not seat.held)
+            if ceiling is None or seat.held <= ceiling
+        ]
 
 
 def note_habits(job: Job, step: int) -> None:

@@ -14,6 +14,7 @@ from tft.core.rounds import Rounds
 from tft.core.seats import Process, Seat
 from tft.core.table import FAULTS, Reaction, State
 from tft.protocol.messages import (
+    Compare,
     Fetch,
     Load,
     Noticed,
@@ -58,10 +59,8 @@ class Course:
                 return self._start_repair()
             case S.FREEZING if job.answered_all("freeze"):
                 return self._after_freeze()
-            case S.CLEARING if job.answered_all("stop") and not job.dying():
-                self.comparison.judge()
-                self.choice.consider()
-                return True
+            case S.CLEARING if job.answered_all("stop", "compare") and not job.dying():
+                return self._compare()
             case S.CHOOSING if job.expired() and not job.dying():
                 self.choice.time_is_up()
                 return True
@@ -183,6 +182,19 @@ class Course:
             job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), limit=limit)
         return True
 
+    def _compare(self) -> bool:
+        """
+        Everyone has left the loop. Those who hold something say what, and it is judged; then it is time to choose.
+        """
+        job = self._job
+        holders = self.comparison.holders()
+        if holders and "compare" not in job.incident.tasks:
+            job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
+            return False
+        self.comparison.judge()
+        self.choice.consider()
+        return True
+
     def _doom_suspects(self) -> None:
         """
         Whoever does not wait for others while nobody moves is the one that hangs; if that is
@@ -260,6 +272,7 @@ class Course:
         if self._job.state is S.DUMPING:
             self.ending.replan()
         else:
+            self.comparison.judge()  # whose copy was to count may be lost
             self.choice.consider()
 
     def straggles(self, message: Noticed) -> None:

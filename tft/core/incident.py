@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder
 
-COMPARED: frozenset[OrderName] = frozenset({"stop", "fetch", "restore", "reload"})
+COMPARED: frozenset[OrderName] = frozenset({"compare", "fetch", "restore", "reload"})
 """Orders after which a rank says digests of what it holds."""
 PHASES: dict[OrderName, str] = {
     "stop": "clear",
