@@ -3,15 +3,16 @@ Every promise of the simulation, tested by its own breach: the judgement is brok
 way at a time, and within a few dozen schedules the simulation notices.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import pytest
 
-from tft.core import planner
+from tft.core import comparison, course, ending, planner
 from tft.core.answers import Answers
 from tft.core.choice import Choice
+from tft.core.comparison import Comparison, Copy
 from tft.core.course import Course
 from tft.core.faults import Faults
 from tft.core.incident import Incident
@@ -390,6 +391,49 @@ def what_it_costs_to_search_is_not_told(patch: Patch) -> None:
     patch.setattr(Incident, "steps_lost", property(lambda _: 0))
 
 
+def copies_are_not_compared(patch: Patch) -> None:
+    patch.setattr(Comparison, "_differences", lambda *_, **__: [])
+
+
+def the_fewest_count(patch: Patch) -> None:
+    chosen = comparison._chosen
+
+    def errs(
+        copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
+    ) -> frozenset[tuple[str, str]] | None:
+        best = chosen(copies, alike)
+        return next((each for each in alike.values() if each != best), None)
+
+    patch.setattr(comparison, "_chosen", errs)
+
+
+def the_first_is_right_where_nobody_knows(patch: Patch) -> None:
+    chosen = comparison._chosen
+
+    def guesses(
+        copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
+    ) -> frozenset[tuple[str, str]] | None:
+        return chosen(copies, alike) or next(iter(alike.values()))
+
+    patch.setattr(comparison, "_chosen", guesses)
+
+
+def a_step_ends_with_its_window(patch: Patch) -> None:
+    patch.setattr(planner, "_is_late", lambda *_: False)
+
+
+def what_was_cut_off_is_not_told(patch: Patch) -> None:
+    patch.setattr(course, "note_tails", lambda *_: None)
+    patch.setattr(ending, "note_tails", lambda *_: None)
+
+
+def has_tails(schedule: Schedule) -> bool:
+    """
+    A job in whose tails one rank does not wait for the others.
+    """
+    return schedule.averages and schedule.broadcasts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach:
     """
@@ -509,6 +553,33 @@ BREACHES = (
         schedules=where(lambda schedule: schedule.checkpoints > 0),
     ),
     Breach(breaks=a_second_process_for_a_rank, promise="one process a rank"),
+    Breach(
+        breaks=copies_are_not_compared,
+        promise="copies are equal on going on",
+        schedules=where(happens("flip")),
+    ),
+    Breach(
+        breaks=the_fewest_count,
+        promise="what most hold counts",
+        schedules=where(happens("flip")),
+    ),
+    Breach(
+        breaks=the_first_is_right_where_nobody_knows,
+        promise="what is undecided is not used",
+        schedules=where(
+            lambda s: happens("flip")(s) and s.copies == 2 and s.topology != "replicated"
+        ),
+    ),
+    Breach(
+        breaks=a_step_ends_with_its_window,
+        promise="the end of a step counts",
+        schedules=where(has_tails),
+    ),
+    Breach(
+        breaks=what_was_cut_off_is_not_told,
+        promise="what is inexact is told",
+        schedules=where(has_tails),
+    ),
 )
 
 

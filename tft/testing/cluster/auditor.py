@@ -3,7 +3,7 @@ Looks over the shoulder of whoever leads: each decision of the job machine needs
 was told, and is held against the truth that it cannot see.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tft.core.commands import Command, Consult, Tell
@@ -28,6 +28,7 @@ from tft.protocol.messages import (
     Refused,
     Regroup,
     Release,
+    Resume,
     ResumeRequested,
     Rollback,
     Save,
@@ -35,12 +36,13 @@ from tft.protocol.messages import (
     StopRequested,
 )
 from tft.testing.cluster.chances import Chances
+from tft.testing.cluster.copies import Copies
 from tft.testing.cluster.invariants import Broken
 from tft.testing.cluster.ledger import Ledger
 
 if TYPE_CHECKING:
     from tft.testing.cluster.process import Process
-    from tft.testing.cluster.stage import Stage
+    from tft.testing.cluster.stage import Content, Stage
 
 S = State
 HARMLESS = ("resume", "come", "advise")
@@ -70,7 +72,10 @@ class Auditor:
         self._ledger = Ledger(stage)
         if stage.schedule.resume:
             self._ledger.checkpoints[stage.schedule.resume] = ""
-        self._chances = Chances(stage, self._ledger)
+        self._copies = Copies(stage, self._ledger)
+        self._chances = Chances(stage, self._ledger, self._copies)
+        self._ceiling: int | None = None
+        """Of the machine's incident before the event that is judged now."""
         self._state = S.AWAITING
         self._number = 0
         self._seats: dict[int, int] = {}
@@ -88,6 +93,7 @@ class Auditor:
         """
         self._state = machine.state
         incident = machine.incident
+        self._ceiling = incident.ceiling
         self._ledger.key = (incident.number, incident.round)
         if isinstance(event, DeadlinePassed):
             self._late = self._ledger.late(event.at)
@@ -101,6 +107,7 @@ class Auditor:
             if isinstance(message, Ready | NodeJoined | NodeLost):
                 self._consult = None  # what was offered then may be impossible now
             self._ledger.hears(machine, message)
+            self._copies.hears(message)
 
     def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
         """
@@ -110,6 +117,8 @@ class Auditor:
             self._heard(machine, event)
         if machine.incident.number != self._number:
             self._opened(machine, event)
+        if self._state is S.CLEARING and machine.state not in (S.CLEARING, S.FREEZING):
+            self._copies.stopped(self._ceiling)
         if self._state is S.PAUSED and machine.state not in (S.PAUSED, S.RESUMING):
             self._take_out()
         for command in commands:
@@ -215,6 +224,9 @@ class Auditor:
         match command:
             case Tell(event="incident_closed"):
                 self._closed(machine)
+            case Tell(event="copies_differ"):
+                stopped = self._state is S.CLEARING
+                self._copies.differ(machine, command.facts, stopped=stopped)
             case Tell(event="strategy_chosen"):
                 self._not_ruled_out(machine)
             case Tell(event="rank_not_ended"):
@@ -241,6 +253,7 @@ class Auditor:
     def _ordered(self, machine: Machine, event: Event, order: RankOrder) -> None:
         self._answered_by_all(order)
         self._ledger.says(order, event.at)
+        self._copies.ordered(machine, order)
         match order:
             case Fetch():
                 self._sources_hold(order)
@@ -250,6 +263,8 @@ class Auditor:
                 self._chances.rolled_back(machine)
             case Release():
                 self._verdicts(event)
+            case Resume():
+                self._copies.resumed(order.step - 1)
             case _:
                 pass
 
@@ -299,6 +314,26 @@ class Auditor:
                 raise Broken(
                     "verdicts count", f"rank {rank} was found to {answer.verdict}, all go on"
                 )
+
+    def not_put_back(
+        self,
+        process: "Process",
+        shard: str,
+        step: int,
+        had: "Mapping[str, Content]",
+        got: "Content",
+    ) -> None:
+        """
+        Whoever has ended a step is not given what others had in its tail.
+        """
+        stages = self._stage.truth.stages(step, shard)
+        if self._copies.suspects(process.rank) or had.get(shard) != stages[-1]:
+            return
+        if got in stages[:-1]:
+            raise Broken(
+                "the end of a step counts",
+                f"rank {process.rank} had ended step {step}, and gets shard {shard!r} of its tail",
+            )
 
     # ---------------------------------------------------------------- whom it concerns
 
@@ -379,6 +414,7 @@ class Auditor:
 
     def _closed(self, machine: Machine) -> None:
         self._everyone_trained(machine)
+        self._copies.closed(machine)
         self._stage.invariants.lost_told(machine.incident)
         if self._to_end:
             raise Broken("what has to end ends", f"{self._to_end}, and the job goes on")

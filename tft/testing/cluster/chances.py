@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tft.core.machine import Machine
 from tft.core.table import State
 from tft.protocol.messages import Load, Regroup, Save
+from tft.testing.cluster.copies import Copies
 from tft.testing.cluster.invariants import Broken
 from tft.testing.cluster.ledger import Ledger
 
@@ -23,9 +24,10 @@ class Chances:
     reach, nothing is held against it.
     """
 
-    def __init__(self, stage: "Stage", ledger: Ledger) -> None:
+    def __init__(self, stage: "Stage", ledger: Ledger, copies: Copies) -> None:
         self._stage = stage
         self._ledger = ledger
+        self._copies = copies
         self._may_end = ""
         """Why the job may end, whatever could be done."""
 
@@ -133,10 +135,12 @@ class Chances:
                 if rank not in processes:
                     continue
                 told, process = ledger.told[rank], processes[rank]
-                if told.held is not None and process.content[shard] == truth.value(told.held):
-                    steps.add(told.held)
+                held = None if rank in self._copies.disputed else told.held
+                if held is not None and process.content[shard] == truth.value(held, shard):
+                    steps.add(held)
                 for step in told.backups:
-                    if step in process.copies and process.copies[step][shard] == truth.value(step):
+                    kept = process.copies.get(step, {}).get(shard)
+                    if kept == truth.value(step, shard):
                         steps.add(step)
             common = steps if common is None else common & steps
         early = [step for step in common or () if ceiling is None or step <= ceiling]

@@ -3,7 +3,8 @@ The process groups: how they are formed, how a step is trained in them, and what
 a member is missing.
 
 A sum is complete only when every member has contributed. What was complete arrives at each member
-in its own time, so a fault finds some of them a step ahead of others.
+in its own time, so a fault finds some of them a step ahead of others. The same goes for the collective in the tail
+of a step, where there is one.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from tft.testing.cluster import loop
 if TYPE_CHECKING:
     from tft.testing.cluster.process import Process
     from tft.testing.cluster.stage import Stage
+
+PHASES = ("sums", "average")
+"""In which a rank waits for the others."""
 
 
 class Group:
@@ -28,6 +32,8 @@ class Group:
         """A member is gone, or has shut its end."""
         self._building: dict[int, Process] = {}
         self._arrived: dict[int, Process] = {}
+        self._averaging: dict[int, Process] = {}
+        """Those in the collective of the tail."""
         self._spoilt = False
         """Somebody has contributed what it should not have."""
 
@@ -62,7 +68,6 @@ class Group:
             self._stage.clock.after(self._stage.takes(0.08, 0.16), self._sum, entering, step)
 
     def _sum(self, processes: list["Process"], step: int) -> None:
-        truth = self._stage.truth.value(step - 1)
         for process in processes:
             if process.phase != "forward" or process.stuck or process.completed != step - 1:
                 continue
@@ -72,13 +77,24 @@ class Group:
             if self._stage.mishaps.notices(process, step):
                 continue
             loop.contribute(process, step)
-            if process.poison or any(content != truth for content in process.content.values()):
+            if process.poison or self._is_wrong(process, step - 1):
                 self._spoil(step)
             self._arrived[process.rank] = process
             self._stage.mishaps.reached(process, step, "sums")
         if len(self._arrived) == len(self.members) and not self.broken:
             self._stage.invariants.steps_alike(self.members)
             self._summed(step)
+
+    def _is_wrong(self, process: "Process", step: int) -> bool:
+        """
+        What it holds is not the end of this step, and whoever sums up with it gets that. What a corruption has touched
+        that nobody is told of stays with the rank and those that copy from it.
+        """
+        value = self._stage.truth.value
+        return any(
+            content != value(step, name) and not content.flipped
+            for name, content in process.content.items()
+        )
 
     def _spoil(self, step: int) -> None:
         """
@@ -135,6 +151,72 @@ class Group:
             and not process.stuck
             and loop.close_window(process, step)
         ]
+        if not going_on:
+            return
+        if not self._stage.schedule.tail:
+            self.enter(going_on, step + 1)
+            return
+        inside = [process for process in going_on if loop.begin_tail(process, step)]
+        for some in self._cohorts(inside):
+            self._stage.clock.after(self._tail_takes(), self._settings, some, step)
+
+    # ---------------------------------------------------------------- the tail of a step
+
+    def _cohorts(self, processes: list["Process"]) -> list[list["Process"]]:
+        """
+        Ranks that take equally long.
+        """
+        cohorts = 1 + self._stage.rng.randrange(3)
+        return [some for n in range(cohorts) if (some := processes[n::cohorts])]
+
+    def _tail_takes(self) -> float:
+        return self._stage.takes(0.0, self._stage.schedule.tail / 3)
+
+    def _there(self, processes: list["Process"], step: int, phase: str) -> list["Process"]:
+        return [
+            process
+            for process in processes
+            if process.phase == phase
+            and process.tail
+            and process.completed == step
+            and process.group is self
+            and not process.stuck
+        ]
+
+    def _settings(self, processes: list["Process"], step: int) -> None:
+        there = self._there(processes, step, "tail")
+        for process in there:
+            loop.schedule_settings(process, step)
+        if not self._stage.schedule.averages:
+            self._stage.clock.after(self._tail_takes(), self._average, there, step, "tail")
+            return
+        for process in there:
+            if process.cut or (self.broken and self._stage.schedule.breaks):
+                loop.fault(process, "network", "a peer has closed its connection")
+                continue
+            self._averaging[process.rank] = process
+            if self._stage.schedule.broadcasts and process.rank == min(self.members):
+                self._stage.clock.after(self._tail_takes(), self._average, [process], step, "tail")
+                continue
+            process.phase, process.summed = "average", False
+            self._stage.mishaps.reached(process, step, "average")
+        if len(self._averaging) == len(self.members) and not self.broken:
+            arrived, self._averaging = list(self._averaging.values()), {}
+            for process in arrived:
+                process.summed = True
+            for some in self._cohorts(arrived):
+                takes = self._stage.takes(0.005, 0.04)
+                self._stage.clock.after(takes, self._average, some, step, "average")
+
+    def _average(self, processes: list["Process"], step: int, phase: str) -> None:
+        there = self._there(processes, step, phase)
+        inside = [process for process in there if loop.average(process, step)]
+        if inside:
+            self._stage.clock.after(self._tail_takes(), self._end, inside, step)
+
+    def _end(self, processes: list["Process"], step: int) -> None:
+        there = self._there(processes, step, "tail")
+        going_on = [process for process in there if loop.end_step(process, step)]
         if going_on:
             self.enter(going_on, step + 1)
 
@@ -148,17 +230,19 @@ class Group:
             return
         self.broken = True
         self._building.pop(process.rank, None)
-        if loud and self._stage.schedule.breaks and (self._arrived or self._building):
+        waiting = self._arrived or self._building or self._averaging
+        if loud and self._stage.schedule.breaks and waiting:
             self._stage.clock.after(self._stage.takes(0.001, 0.2), self._raise)
 
     def _raise(self) -> None:
         """
         Whoever waits for what cannot come any more is told so.
         """
-        waiting, self._arrived = list(self._arrived.values()), {}
+        waiting = [*self._arrived.values(), *self._averaging.values()]
+        self._arrived, self._averaging = {}, {}
         building, self._building = list(self._building.values()), {}
         for process in waiting:
-            if process.phase == "sums" and not process.summed and not process.stuck:
+            if process.phase in PHASES and not process.summed and not process.stuck:
                 loop.fault(process, "network", "a peer has closed its connection")
         for process in building:
             process.shut_out("a peer has closed its connection")

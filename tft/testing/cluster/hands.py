@@ -3,7 +3,7 @@ How a simulated training thread carries out the orders it is handed, as a sessio
 takes its time, some need the other ranks, any may fail, hang or be cut short by an end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from tft.testing.cluster.loop import faulted
 
 if TYPE_CHECKING:
     from tft.testing.cluster.process import Process
-    from tft.testing.cluster.stage import Content
+    from tft.testing.cluster.stage import Content, Written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,8 @@ class Work:
     verdict: Verdict = "pass"
     finding: str = ""
     private: dict[int, str] = field(default_factory=dict)
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    line: str = ""
 
 
 ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Rollback, Save)
@@ -78,8 +80,10 @@ def begin(process: "Process", execute: Execute) -> None:
         case Rebuild():
             stage.clock.after(takes, _rebuild, process, execute)
         case Fetch():
+            ended = process.held() == order.step and not process.tail
+            had = dict(process.content) if ended else {}
             _tear(process, [transfer.shard for transfer in order.transfers])
-            stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order)
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():
             _tear(process, process.content)
             stage.clock.after(takes + stage.takes(0.02, 0.4), _load, process, execute, order)
@@ -136,8 +140,20 @@ def _hold(process: "Process", step: int) -> None:
     process.completed = step
     for later in [kept for kept in process.copies if kept > step]:
         del process.copies[later]
-    process.window_open = process.torn = False
+    process.window_open = process.torn = process.tail = False
     process.page.move(Position(step=step, window=False), process.node.now)
+
+
+def _compared(process: "Process") -> Work:
+    """
+    Digests of what a rank holds, for the comparison with others.
+    """
+    line = process.line if process.tail else ""
+    if process.held() is None or process.context_lost:
+        return Work(line=line)
+    process.unsaid = False
+    digests = {name: content.digests() for name, content in process.content.items()}
+    return Work(digests=digests, line=line)
 
 
 def _clear(process: "Process", execute: Execute) -> None:
@@ -148,7 +164,7 @@ def _clear(process: "Process", execute: Execute) -> None:
         process.cut = True
         if process.interrupted[1] == -1:
             process.interrupted = (process.interrupted[0], execute.order.incident)
-        process.done(execute, None)
+        process.done(execute, None, _compared(process))
 
 
 def _regroup(process: "Process", execute: Execute, order: Regroup) -> None:
@@ -169,7 +185,9 @@ def _rebuild(process: "Process", execute: Execute) -> None:
     process.group.build(process)
 
 
-def _fetch(process: "Process", execute: Execute, order: Fetch) -> None:
+def _fetch(
+    process: "Process", execute: Execute, order: Fetch, had: "Mapping[str, Content]"
+) -> None:
     if not _at_work(process, execute):
         return
     for transfer in order.transfers:
@@ -177,10 +195,12 @@ def _fetch(process: "Process", execute: Execute, order: Fetch) -> None:
         if content is None:
             why = f"shard {transfer.shard!r} at step {order.step} could not be fetched whole"
             return process.done(execute, f"TransferFailed: {why}")
+        process.stage.auditor.not_put_back(process, transfer.shard, order.step, had, content)
         process.content[transfer.shard] = content
     _hold(process, order.step)
+    process.stage.mishaps.harm.miscopied(process)
     process.stage.invariants.repaired_whole(process, order)
-    process.done(execute, None)
+    process.done(execute, None, _compared(process))
 
 
 def _given(process: "Process", transfer: Transfer, order: Fetch) -> "Content | None":
@@ -215,7 +235,7 @@ def _restore(process: "Process", execute: Execute, order: Restore) -> None:
     process.content.update(process.copies[order.step])
     _hold(process, order.step)
     process.stage.invariants.repaired_whole(process, order)
-    process.done(execute, None)
+    process.done(execute, None, _compared(process))
 
 
 def _load(process: "Process", execute: Execute, order: Load) -> None:
@@ -230,11 +250,22 @@ def _load(process: "Process", execute: Execute, order: Load) -> None:
         why = f"CheckpointCorrupt: it holds no private state of rank {process.rank}"
         return process.done(execute, why)
     for name in process.content:
-        process.content[name] = files[name]
-    process.page.capture(order.step, int(files[f"private-{process.rank}"]), closed=True)
+        process.content[name] = _shard(files[name])
+    process.unsaid = False
+    process.page.capture(order.step, _number(files[f"private-{process.rank}"]), closed=True)
     _hold(process, order.step)
     process.stage.invariants.repaired_whole(process, order)
     process.done(execute, None)
+
+
+def _shard(written: "Written") -> "Content":
+    assert isinstance(written, tuple)
+    return written
+
+
+def _number(written: "Written") -> int:
+    assert not isinstance(written, tuple)
+    return int(written)
 
 
 def _reload(process: "Process", execute: Execute, order: Reload) -> None:
@@ -248,11 +279,11 @@ def _reload(process: "Process", execute: Execute, order: Reload) -> None:
         return process.done(execute, "FileNotFoundError: no checkpoint was kept by all")
     kept = stage.disk.own[step][process.rank]
     for name in process.content:
-        process.content[name] = kept[name]
-    process.page.capture(step, int(kept[""]), closed=True)
+        process.content[name] = _shard(kept[name])
+    process.page.capture(step, _number(kept[""]), closed=True)
     _hold(process, step)
     stage.invariants.found(process, order, step)
-    process.done(execute, None)
+    process.done(execute, None, _compared(process))
 
 
 def _private(process: "Process", step: int, incident: int) -> int | None:
@@ -289,6 +320,8 @@ def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
         kept = sorted(process.page.private())
         why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"
         return process.done(execute, why)
+    process.tail = False
+    process.page.move(process.position(), process.node.now)
     process.page.forget_after(order.step)
     for later in [step for step in process.stage.disk.own if step > order.step]:
         del process.stage.disk.own[later]
@@ -305,7 +338,7 @@ def _save(process: "Process", execute: Execute, order: Save) -> None:
     if own is None:
         why = f"OrderRefused: no data position of step {order.step} is kept"
         return process.done(execute, why)
-    files: dict[str, Content] = {name: process.content[name] for name in order.shards}
+    files: dict[str, Written] = {name: process.content[name] for name in order.shards}
     files[f"private-{process.rank}"] = own
     for rank, private in order.private.items():
         files[f"private-{rank}"] = int(private, 16)

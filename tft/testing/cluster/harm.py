@@ -35,7 +35,7 @@ STANDING_BY = 10.0
 """Seconds in which one that stands by has surely taken over."""
 RESTART = 0.3
 """Seconds after which an agent that has ended is started again."""
-IN_LOOP = ("forward", "sums", "window")
+IN_LOOP = ("forward", "sums", "window", "tail", "average")
 
 
 FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
@@ -118,6 +118,8 @@ class Harm:
                 process.hang(wholly=mishap.what == "stop")
             case "impostor":
                 return self._impostor(process)
+            case "flip":
+                return self._flip(mishap, process)
             case "context":
                 process.context_lost = True
                 if process.phase in IN_LOOP:  # else it is found out when something is asked of it
@@ -139,6 +141,34 @@ class Harm:
             case _:
                 raise ValueError(f"{mishap.what} does not happen to a process")
         return "done"
+
+    def _flip(self, mishap: Mishap, process: Process) -> Done:
+        """
+        What a rank holds of a shard is not what it was, or will not be what it is fetching; it does not notice.
+        """
+        if process.phase == "working" and process.task is not None and process.task.name == "fetch":
+            process.miscopies = mishap
+            return "later"
+        if process.held() is None or process.phase == "starting" or not self._stage.begun:
+            return "nobody"
+        self._touch(mishap, process, list(process.content))
+        return "done"
+
+    def miscopied(self, process: Process) -> None:
+        """
+        A rank has fetched something.
+        """
+        mishap, process.miscopies = process.miscopies, None
+        if mishap is not None:
+            self._touch(mishap, process, list(process.content))
+            self._mishaps.came(mishap)
+
+    def _touch(self, mishap: Mishap, process: Process, shards: list[str]) -> None:
+        # a number that the schedule has drawn, and that means nothing else to what does not come back
+        name = shards[int(1000 * mishap.lasting) % len(shards)]
+        settings = mishap.kind == "settings"
+        process.content[name] = self._stage.truth.flipped(process.content[name], settings=settings)
+        process.unsaid = True
 
     def _impostor(self, process: Process) -> Done:
         """

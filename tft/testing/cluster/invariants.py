@@ -19,7 +19,7 @@ from tft.protocol.messages import (
     Rollback,
     Save,
 )
-from tft.testing.cluster.stage import Content
+from tft.testing.cluster.stage import Content, Written
 from tft.testing.cluster.survival import lost_needlessly
 
 if TYPE_CHECKING:
@@ -181,10 +181,11 @@ class Invariants:
         A transfer is served by a rank that really holds the right content of that step.
         """
         step = order.step
-        if content != self._stage.truth.value(step) and not self._excused(content, order):
+        stages = self._stage.truth.stages(step, shard)
+        if content not in stages and not self._excused(content, order):
             raise Broken(
                 "transfers from sound holders",
-                f"rank {giver.rank} gives {self._what(content)} as shard {shard!r} of step {step}",
+                f"rank {giver.rank} gives {self._what(content, shard)} as shard {shard!r} of step {step}",
             )
 
     def found(self, process: "Process", order: RankOrder, step: int) -> None:
@@ -215,7 +216,7 @@ class Invariants:
         """
         After a repair every shard of a rank is that of the agreed step, none older or torn.
         """
-        self._whole(process, order.step, "repaired whole", order)
+        self._whole(process, order.step, "repaired whole", order, tail=True)
 
     def resumes_right(self, process: "Process", order: RankOrder) -> None:
         """
@@ -246,15 +247,24 @@ class Invariants:
         """
         if self._repairing:
             self.nobody_trains_meanwhile(process)
-        self._whole(process, step, "losses of the undisturbed run", late=True)
+        stage = 0 if process.tail else -1
+        self._whole(process, step, "losses of the undisturbed run", late=True, stage=stage)
         self._positioned(process, step, "losses of the undisturbed run")
 
-    def committed_whole(self, order: Commit, parts: dict[str, Content]) -> None:
+    def ended_step(self, process: "Process", step: int) -> None:
+        """
+        At the end of a step, too, the content is that of the undisturbed run.
+        """
+        self._whole(process, step, "losses of the undisturbed run", late=True)
+
+    def committed_whole(self, order: Commit, parts: dict[str, Written]) -> None:
         """
         A last checkpoint holds every shard and every rank's own state, each the right one.
         """
         schedule = self._stage.schedule
-        wanted = {name: self._stage.truth.value(order.step) for name in schedule.groups()}
+        wanted: dict[str, Written] = {
+            name: self._stage.truth.value(order.step, name) for name in schedule.groups()
+        }
         # what is private to a rank is nobody else's: where it went with its node, nobody can save it
         right = self._stage.truth.data(order.step)
         wanted |= {f"private-{rank}": right for rank in self._remembered(order.step)}
@@ -262,10 +272,11 @@ class Invariants:
         for name, content in wanted.items():
             if name not in manifest:
                 raise Broken("checkpoints are whole", f"{name} of step {order.step} is missing")
-            if parts[name] != content and not self._excused(parts[name]):
+            part = parts[name]
+            if part != content and not (isinstance(part, Content) and self._excused(part)):
                 raise Broken(
                     "checkpoints are whole",
-                    f"{name} of step {order.step} holds {self._what(parts[name])}",
+                    f"{name} of step {order.step} holds {self._what(part, name)}",
                 )
         for file in order.files:  # what an earlier try has left besides is named by nobody
             if str(parts.get(file.name)) != file.digest:
@@ -381,10 +392,13 @@ class Invariants:
         """
         Something wrong has spread, and the controller does not know yet, or did not when it said this
         order: that may be on its way still when the controller is told, and has begun another round.
-        With `late`, it may have been told at any time.
+        With `late`, it may have been told at any time. Or nobody was told, and the comparison of copies is to
+        find it where it can: see `copies.py`.
         """
         stage = self._stage
-        spread = content % 1 == 0.25 and stage.polluted is not None
+        if content.flipped:
+            return True
+        spread = content.spoilt and stage.polluted is not None
         before = order is not None and (order.incident, order.round) < stage.learnt
         return spread and (late or before or not stage.known)
 
@@ -396,13 +410,19 @@ class Invariants:
         order: RankOrder | None = None,
         *,
         late: bool = False,
+        tail: bool = False,
+        stage: int = -1,
     ) -> None:
-        right = self._stage.truth.value(step)
+        """
+        With `tail`, it may be what a shard is in the tail of the step; with `stage`, it has to be that.
+        """
         for name, content in process.content.items():
-            if content != right and not self._excused(content, order, late=late):
+            stages = self._stage.truth.stages(step, name)
+            right = stages if tail else (stages[stage],)
+            if content not in right and not self._excused(content, order, late=late):
                 raise Broken(
                     promise,
-                    f"rank {process.rank} has {self._what(content)} as shard {name!r} of step {step}",
+                    f"rank {process.rank} has {self._what(content, name)} as shard {name!r} of step {step}",
                 )
 
     def _positioned(self, process: "Process", step: int, promise: str) -> None:
@@ -414,9 +434,12 @@ class Invariants:
                 f"{begin}",
             )
 
-    def _what(self, content: Content) -> str:
+    def _what(self, content: Written, shard: str) -> str:
         truth = self._stage.truth
         for step in range(self._stage.schedule.steps + 1):
-            if truth.value(step) == content:
+            stages = truth.stages(step, shard)
+            if stages[-1] == content:
                 return f"the content of step {step}"
+            if content in stages:
+                return f"the content of the tail of step {step}"
         return "torn or corrupted content"

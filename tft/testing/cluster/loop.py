@@ -1,5 +1,5 @@
 """
-A simulated training thread in the loop: forward, sums, the update window, over and over, until it
+A simulated training thread in the loop: forward, sums, the update window, the tail, over and over, until it
 is told to leave, or something leaves it.
 """
 
@@ -18,6 +18,7 @@ from tft.protocol.messages import (
 
 if TYPE_CHECKING:
     from tft.testing.cluster.process import Process
+    from tft.testing.cluster.stage import Written
 
 
 def enter(process: "Process", execute: Execute) -> None:
@@ -28,7 +29,7 @@ def enter(process: "Process", execute: Execute) -> None:
     stage.invariants.obeyed(process, execute.order)
     if not stage.mishaps.begins(process, "resume"):
         return
-    process.announce = True
+    stage.begun = process.announce = True
     process.page.training = True
     process.page.moved = process.node.now
     process.phase = "forward"
@@ -69,48 +70,123 @@ def open_window(process: "Process", step: int) -> bool:
 
 def close_window(process: "Process", step: int) -> bool:
     """
-    The state of the step is whole; True when the loop goes on.
+    The update of the step is done; True when the loop goes on.
     """
     stage = process.stage
     _update(process, step)
     process.completed = step
     process.window_open = False
+    process.tail = stage.schedule.tail > 0
+    process.line = "train.py:10"
     now = process.node.now
     process.page.capture(step, process.data, closed=True)
-    process.page.move(Position(step=step, window=False), now)
-    if stage.schedule.backups:
-        process.copies[step] = dict(process.content)
-        process.copies.pop(step - stage.schedule.backups - 1, None)
+    process.page.move(process.position(), now)
+    if not process.tail:
+        _ends(process, step)
     stage.invariants.trained(process, step)
     if process.announce:
         process.announce = False
         process.mail.post(
             Trained(rank=process.rank, incarnation=process.incarnation, step=step, at=now)
         )
-    if stage.schedule.checkpoints and not step % stage.schedule.checkpoints:
-        _checkpoint(process, step)
-    if stage.schedule.own and not step % stage.schedule.own:
-        kept = {**process.content, "": float(process.data)}
-        stage.disk.own.setdefault(step, {})[process.rank] = kept
+    if not process.tail:
+        _keep(process, step)
     if not stage.mishaps.reached(process, step, "between"):
         return False
-    if step >= process.leave_after:
-        leave(process, None)
-        return False
-    if step >= stage.schedule.steps:
-        _finish(process)
-        return False
-    return True
+    return process.tail or _goes_on(process, step)
 
 
 def _update(process: "Process", step: int) -> None:
     truth, content = process.stage.truth, process.content
-    before, after = truth.value(step - 1), truth.value(step)
-    for name in content:
+    for name, held in content.items():
+        before, after = truth.value(step - 1, name), truth.stages(step, name)[0]
         if process.spoilt:
             content[name] = truth.spoilt(step)
+        elif held.spoilt:
+            content[name] = truth.wrong()
         else:
-            content[name] = after if content[name] == before else truth.wrong()
+            content[name] = truth.goes_on(held, before, after, step)
+
+
+# ---------------------------------------------------------------- the tail
+
+
+def begin_tail(process: "Process", step: int) -> bool:
+    """
+    What the loop does behind the window begins; True when it gets to it.
+    """
+    process.phase = "tail"
+    return process.stage.mishaps.reached(process, step, "tail")
+
+
+def schedule_settings(process: "Process", step: int) -> None:
+    """
+    The scheduler makes its step.
+    """
+    _proceed(process, step, 0)
+    process.line = "train.py:20"
+
+
+def average(process: "Process", step: int) -> bool:
+    """
+    What was computed of all ranks changes the state; True when the loop goes on.
+    """
+    process.phase = "tail"
+    _proceed(process, step, 1)
+    process.line = "train.py:40"
+    return process.stage.mishaps.reached(process, step, "averaged")
+
+
+def end_step(process: "Process", step: int) -> bool:
+    """
+    The loop asks for the next step; True when it gets it.
+    """
+    process.tail = False
+    process.line = ""
+    process.page.move(process.position(), process.node.now)
+    _ends(process, step)
+    process.stage.invariants.ended_step(process, step)
+    _keep(process, step)
+    return process.stage.mishaps.reached(process, step, "end") and _goes_on(process, step)
+
+
+def _proceed(process: "Process", step: int, stage: int) -> None:
+    truth, content = process.stage.truth, process.content
+    for name, held in content.items():
+        stages = truth.stages(step, name)
+        content[name] = truth.goes_on(held, stages[stage], stages[stage + 1], step)
+
+
+def _ends(process: "Process", step: int) -> None:
+    """
+    A copy of the end of the step is kept.
+    """
+    backups = process.stage.schedule.backups
+    if backups:
+        process.copies[step] = dict(process.content)
+        process.copies.pop(step - backups - 1, None)
+
+
+def _keep(process: "Process", step: int) -> None:
+    """
+    Checkpoints are of the end of a step.
+    """
+    stage = process.stage
+    if stage.schedule.checkpoints and not step % stage.schedule.checkpoints:
+        _checkpoint(process, step)
+    if stage.schedule.own and not step % stage.schedule.own:
+        kept: dict[str, Written] = {**process.content, "": float(process.data)}
+        stage.disk.own.setdefault(step, {})[process.rank] = kept
+
+
+def _goes_on(process: "Process", step: int) -> bool:
+    if step >= process.leave_after:
+        leave(process, None)
+        return False
+    if step >= process.stage.schedule.steps:
+        _finish(process)
+        return False
+    return True
 
 
 def _checkpoint(process: "Process", step: int) -> None:

@@ -175,9 +175,7 @@ class Mishaps:
         polluted = self._stage.polluted
         if polluted is None or step - 1 < polluted + self._blind:
             return False
-        if all(
-            content == self._stage.truth.value(step - 1) for content in process.content.values()
-        ):
+        if not any(content.spoilt or content.wrong for content in process.content.values()):
             return False
         loop.fault(process, "numeric", "NaN in the parameters", polluted=True)
         return True

@@ -44,12 +44,13 @@ from tft.testing.cluster.mail import Mail
 if TYPE_CHECKING:
     from tft.testing.cluster.group import Group
     from tft.testing.cluster.node import Node, Page
+    from tft.testing.cluster.schedule import Mishap
     from tft.testing.cluster.stage import Content, Stage
 
 NOTHING = Work()
 Phase = Literal[
-    "starting", "idle", "working", "forward", "sums", "gate", "window", "leaving", "gone"
-]
+    "starting", "idle", "working", "forward", "sums", "gate", "window", "tail", "average", "leaving", "gone"
+]  # fmt: skip
 
 NEVER = 1 << 60
 TAKEN = 1
@@ -84,6 +85,10 @@ class Process:
         self.phase: Phase = "starting"
         self.completed = 0
         self.window_open = self.torn = self.announce = False
+        self.tail = False
+        """The update window of step `completed` has closed, and the step has not ended."""
+        self.line = ""
+        """How far it has come in the tail."""
         self.lock = self.leave_after = NEVER
         self._pending: Execute | None = None
         self.task: Execute | None = None
@@ -100,8 +105,13 @@ class Process:
         """It will contribute what it should not."""
         self.spoilt = False
         """They hold what somebody should not have contributed."""
-        fresh = stage.truth.value(0)
-        self.content: dict[str, Content] = dict.fromkeys(stage.schedule.shards(rank), fresh)
+        self.content: dict[str, Content] = {
+            name: stage.truth.value(0, name) for name in stage.schedule.shards(rank)
+        }
+        self.unsaid = False
+        """A corruption that nobody is told of has touched what it holds since it has said digests of it."""
+        self.miscopies: Mishap | None = None
+        """Such a corruption touches what it is fetching."""
         self.copies: dict[int, dict[str, Content]] = {}
         """Of earlier steps' content."""
         self.errand = False
@@ -119,7 +129,7 @@ class Process:
         """
         Where the training thread stands.
         """
-        return Position(step=self.completed, window=self.window_open)
+        return Position(step=self.completed, window=self.window_open, tail=self.tail)
 
     def held(self) -> int | None:
         """
@@ -137,7 +147,7 @@ class Process:
         """
         Whether the training thread may be waiting for other ranks.
         """
-        return self.phase not in ("forward", "window")
+        return self.phase not in ("forward", "window", "tail")
 
     def standing(self) -> Standing:
         """
@@ -327,7 +337,7 @@ class Process:
             self.group.leave(self, loud=True)
         if self.stuck:
             return
-        if self.phase == "sums":
+        if self.phase in ("sums", "average"):
             loop.fault(self, "network", "the group was shut")
         elif self.phase == "working":
             hands.abandon(self)
@@ -372,7 +382,8 @@ class Process:
                 order=task.order, name=task.name, failure=failure, position=self.position(),
                 context_lost=failure is not None and self.context_lost,
                 held=self.held(), backups=self.backups(), files=work.files, verdict=work.verdict,
-                finding=work.finding, private=work.private, began=now, at=now,
+                finding=work.finding, private=work.private, digests=work.digests, line=work.line,
+                began=now, at=now,
             )
         )  # fmt: skip
 

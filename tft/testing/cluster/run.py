@@ -90,7 +90,7 @@ def set_up(schedule: Schedule) -> Stage:
         clock=Clock(START),
         rng=rng,
         network=Network(schedule.trouble, rng),
-        truth=Truth(schedule.seed),
+        truth=Truth(schedule.seed, tails=schedule.tail > 0),
         disk=Disk(),
     )
     stage.groups = Groups(stage)
@@ -100,9 +100,8 @@ def set_up(schedule: Schedule) -> Stage:
     stage.outside = Outside(stage)
     stage.mishaps = Mishaps(stage, schedule)
     if schedule.resume:
-        right = stage.truth.value(schedule.resume)
         stage.disk.whole[EARLIER] = {
-            **dict.fromkeys(schedule.groups(), right),
+            **{name: stage.truth.value(schedule.resume, name) for name in schedule.groups()},
             **{f"private-{rank}": schedule.resume for rank in range(schedule.world)},
         }
     for number, ranks in schedule.placement().items():

@@ -20,7 +20,7 @@ What = Literal[
     "kill", "node", "memory", "corruption", "numeric", "network", "software", "hang", "stop",
     "fail", "slow", "impostor", "partition", "broker", "controller", "deposed", "store", "pollute",
     "bad batch", "notice", "late", "agent", "beats", "unkillable", "unreadable", "request", "pause",
-    "resume", "switch", "advise", "come", "context",
+    "resume", "switch", "advise", "come", "context", "flip",
 ]  # fmt: skip
 
 ASKED = ("request", "pause", "resume", "switch", "advise", "come")
@@ -45,6 +45,10 @@ GLOBAL = (
 )  # fmt: skip
 """What has nothing to do with where a rank stands."""
 PHASES = ("forward", "sums", "window", "between")
+TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
+"""Phases of the tail: its beginning, the collective in it, what comes behind that, and the end of the step."""
+FLIPPED = ("repairing", "clearing", "choosing", "awaiting", "rebuilding", "freezing")
+"""States in which what is held has been compared, or is about to be."""
 ORDERS: tuple[OrderName, ...] = (
     "freeze", "stop", "stop", "load", "fetch", "fetch", "restore", "regroup", "regroup", "rebuild",
     "rollback", "resume", "resume", "hold", "check", "release", "save", "save", "commit", "commit",
@@ -139,7 +143,7 @@ class Mishap:
     loud: bool = True
     """Somebody says so at once; else it has to be noticed."""
     kind: str = ""
-    """For `notice` what is seen, for `pause` what its check will find; for `partition` and `deposed`
+    """For `flip` what it touches: `model` or `settings`; for `notice` what is seen, for `pause` what its check will find; for `partition` and `deposed`
     that nothing gets through in one direction only: `deaf` or `mute`."""
 
 
@@ -170,6 +174,12 @@ class Schedule:
     own: int = 0
     """Every how many steps the ranks keep a checkpoint of their own, which they find themselves; 0: they
     keep none."""
+    tail: float = 0.0
+    """How many seconds the tail of a step may take a rank; 0: a step ends with its update window."""
+    averages: bool = False
+    """There is a collective in the tail."""
+    broadcasts: bool = False
+    """The lowest rank does not wait in it for the others."""
     breaks: bool = True
     """A collective that lost a member raises; else it hangs."""
     resume: int = 0
@@ -283,7 +293,68 @@ def draw(seed: int) -> Schedule:
         trouble=_trouble(rng),
         mishaps=tuple(mishaps),
     )
-    return _that_reloads(drawn, Random(f"own {seed}"))
+    drawn = _that_reloads(drawn, Random(f"own {seed}"))
+    drawn = _with_tails(drawn, Random(f"tail {seed}"))
+    return _with_flips(drawn, Random(f"flip {seed}"))
+
+
+def _with_tails(schedule: Schedule, rng: Random) -> Schedule:
+    """
+    The steps of some jobs have a tail, and what was to go wrong in a phase of a step goes wrong there. By dice of
+    its own: all other jobs are what they were before there were tails.
+    """
+    if rng.random() >= 0.4:
+        return schedule
+    mishaps = [
+        replace(mishap, name=rng.choice(TAIL))
+        if mishap.when == "phase" and rng.random() < 0.6
+        else mishap
+        for mishap in schedule.mishaps
+    ]
+    return replace(
+        schedule,
+        tail=rng.choice((0.03, 0.1, 0.4)),
+        averages=rng.random() < 0.6,
+        broadcasts=rng.random() < 0.4,
+        mishaps=tuple(mishaps),
+    )
+
+
+def _with_flips(schedule: Schedule, rng: Random) -> Schedule:
+    """
+    In some jobs memory goes wrong, and nobody says so: in place of the last fault of those that have as many as
+    there may be. By dice of its own.
+    """
+    if rng.random() >= 0.3:
+        return schedule
+    mishaps = list(schedule.mishaps)
+    for _ in range(rng.choice((1, 1, 2))):
+        faults = [mishap for mishap in mishaps if mishap.what not in ASKED]
+        if len(faults) > 4:
+            mishaps.remove(faults[-1])
+        mishaps.insert(0, _flip(rng, schedule))
+    return replace(schedule, mishaps=tuple(mishaps))
+
+
+def _flip(rng: Random, schedule: Schedule) -> Mishap:
+    kind = rng.choice(("model", "settings"))
+    when: When = rng.choice(("phase", "phase", "time", "order", "state"))
+    target, lasting = rng.randrange(schedule.world), rng.choice((0.5, 1.001, 2.002))
+    flip = Mishap(what="flip", target=target, when=when, lasting=lasting, kind=kind)
+    match when:
+        case "phase":
+            phases = (*PHASES, *TAIL) if schedule.tail else PHASES
+            number = rng.randint(1, schedule.steps)
+            return replace(flip, name=rng.choice(phases), number=number)
+        case "time":
+            return replace(flip, delay=0.5 + 0.3 * schedule.steps * rng.random())
+        case "order":
+            name = rng.choice(("fetch", "fetch", "fetch", "stop", "restore", "regroup", "freeze"))
+            target = ANY if name in RARE else target
+            return replace(flip, name=name, number=rng.choice((0, 1)), target=target)
+        case _:
+            number = rng.choice((0, 1))
+            return replace(flip, name=rng.choice(FLIPPED), number=number, delay=_shortly(rng))
 
 
 def _that_reloads(schedule: Schedule, rng: Random) -> Schedule:

@@ -52,6 +52,12 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         yield replace(schedule, backups=0, checkpoints=0)
     if schedule.own:
         yield replace(schedule, own=0)
+    if schedule.tail:
+        yield replace(schedule, tail=0.0, averages=False)
+    if schedule.averages:
+        yield replace(schedule, averages=False)
+    if schedule.broadcasts:
+        yield replace(schedule, broadcasts=False)
     if schedule.resume:
         yield replace(schedule, resume=0)
     if schedule.nodes > 1:
