@@ -20,7 +20,7 @@ from tft.state_hooks import part_digests
 from tft_mindspore import checkpoints
 from tft_mindspore.memory import digest, drop_unfinished_backward
 from tft_mindspore.private import Private
-from tft_mindspore.state import DENSE, Part, Shard, group_values, named_parameters
+from tft_mindspore.state import DENSE, Part, Shard, group_values, is_setting, named_parameters
 
 _PARTS = frozenset(
     {"model", "optimizer", "scheduler", "others", "data", "rng", "shards", "elsewhere"}
@@ -201,8 +201,11 @@ class Adopted:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        own = self._private.owned(self._shard(shard).parameters)
-        return part_digests(self.give(shard), dict.fromkeys(own, True))
+        parameters = self._shard(shard).parameters
+        # a script may set the learning rate at the head of an iteration, which some ranks have begun
+        own = [*self._private.owned(parameters), *(n for n in parameters if is_setting(n))]
+        parts = part_digests(self.give(shard), dict.fromkeys(own, True))
+        return {**parts, "description": ""}
 
     def generators(self) -> dict[str, str]:
         """

@@ -75,6 +75,13 @@ def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, A
     return parameters, plain
 
 
+def is_setting(name: str) -> bool:
+    """
+    Whether a parameter of this name is a setting of the optimizer, such as its learning rate.
+    """
+    return name.startswith("param_groups.") or "learning_rate" in name.rpartition(".")[2]
+
+
 class Shard:
     """
     One shard of this rank.

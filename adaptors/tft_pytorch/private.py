@@ -64,7 +64,7 @@ class Private:
         The present private state.
         """
         state: dict[str, object] = self._random()
-        modes = self.modes.noted(closing=False)  # they are those of the end of a step
+        modes = self.modes.noted(closing=closing)
         if modes is not None:
             state["modes"] = modes
         extra, size = self.extra.noted(closing=closing)

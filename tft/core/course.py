@@ -101,7 +101,8 @@ class Course:
         """
         job = self._job
         if job.finished and job.deadline is None:
-            job.stay(job.policy.tail)
+            # what is called after the last step may take as long as the ranks have said
+            job.stay(job.policy.tail + max(seat.after for seat in job.seated()))
 
     def _healthy(self) -> None:
         """

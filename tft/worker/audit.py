@@ -180,6 +180,8 @@ class Audit:
         where = f"between the end of step {ended.step} ({ended.line}) and the update window of step {step} ({self._line()})"
         for part in _changed(ended.look, look):
             if part in SET_ANEW:
+                if not tails and part != "modes":
+                    self._unended(part, where)
                 continue
             if part.partition(".")[0] in _OPTIMIZED:
                 self._name(
@@ -234,6 +236,20 @@ class Audit:
             self.inexact.append(
                 f"the loop draws random numbers in the tail of a step ({what}), {where}: they are drawn again"
             )
+
+    def _unended(self, part: str, where: str) -> None:
+        """
+        The loop does not say where its steps end: whether this is set anew at its head, or was changed behind the window
+        for good, nobody knows, and an incident puts it back.
+        """
+        what = f"{_called(part)} changed {where}, and the loop does not say where its steps end"
+        if self._name(
+            "unended",
+            part,
+            f"{what}: an incident may undo the change. Take the steps from session.steps, or call session.end_step() as the "
+            "last line of each iteration",
+        ):
+            self.inexact.append(f"{what}: what stands behind the window may be undone")
 
     def _changed_after_collective(self, tail: _Tail, look: Look, line: str) -> None:
         for part in _changed(tail.first or {}, look):

@@ -59,6 +59,8 @@ class Gate:
         """Whether the others have come as far is not known: it does not enter unasked."""
         self._inside = False
         self._lock = NEVER
+        self._after_lock = NEVER
+        """What is called after this step and later ones waits."""
         self._leave_after = NEVER
         self.announce = False
         """The step that is completed next is to be reported."""
@@ -104,7 +106,7 @@ class Gate:
         the end of that step, and calls nothing that others would not take part in.
         """
         with self._mutex:
-            self._waits = self._place[0] >= self._lock
+            self._waits = self._place[0] >= self._after_lock
             return not self._waits
 
     def stand(self) -> None:
@@ -122,7 +124,7 @@ class Gate:
         """
         with self._turn:
             while True:
-                word = self._word()
+                word = self._word(window=window)
                 if word is not None:
                     self._alone = self._waits = False
                     step, _, torn, _, after = self._place
@@ -208,7 +210,7 @@ class Gate:
         """
         with self._mutex:
             place = self._place
-            self._lock = place[0]
+            self._lock = self._after_lock = place[0]
             waiting = self._waits or not self._inside
         return Locked(
             at=self._clock.now(),
@@ -223,7 +225,10 @@ class Gate:
         Windows up to `step` may still be passed; whoever reaches the next one waits there.
         """
         with self._turn:
-            self._lock = step
+            self._lock, self._after_lock = (
+                step,
+                step + 1,
+            )  # in what is called after it all take part
             self._turn.notify_all()
         return self.standing()
 
@@ -250,7 +255,7 @@ class Gate:
         with self._turn:
             place, still = self._place, self._still()
             self.announce = self._inside
-            self._lock = NEVER
+            self._lock = self._after_lock = NEVER
             self._turn.notify_all()
         return Unlocked(
             at=self._clock.now(),
@@ -264,7 +269,7 @@ class Gate:
         Windows up to `step` may still be passed; when that step has ended, the loop is left.
         """
         with self._turn:
-            self._lock = self._leave_after = step
+            self._lock = self._after_lock = self._leave_after = step
             place = self._place
             self._turn.notify_all()
         return Leaving(at=self._clock.now(), position=_position(place))
@@ -276,7 +281,7 @@ class Gate:
         self.abandoned.clear()
         with self._turn:
             if isinstance(execute.order, Resume):
-                self._lock = self._leave_after = NEVER
+                self._lock = self._after_lock = self._leave_after = NEVER
             self._orders.append(execute)
             self._turn.notify_all()
 
@@ -299,8 +304,12 @@ class Gate:
 
     # ---------------------------------------------------------------- what follows from it
 
-    def _word(self) -> Word | None:
+    def _word(self, *, window: bool = True) -> Word | None:
         step = self._place[0] + 1
+        if not window:
+            if step <= self._after_lock:
+                return "in"
+            return "out" if step > self._leave_after else None
         if self._alone and self._leave_after == NEVER:
             return None
         if step <= self._lock:
@@ -308,7 +317,8 @@ class Gate:
         return "out" if step > self._leave_after else None
 
     def _still(self) -> bool:
-        return self._waits and self._word() is None
+        # who waits before what is called after a step does not stand: that is still to come
+        return self._waits and not self._place[4] and self._word() is None
 
     def _kept(self, place: Place) -> tuple[int, ...]:
         """

@@ -346,7 +346,7 @@ class Periodic:
                 incarnation=told.incarnation,
                 directory=str(final),
                 step=part.step,
-                compared=all(each.digests for each in parts),
+                compared=all(any(each.digests.values()) for each in parts),
                 at=SystemClock().now(),
             )
             self._report(word, partial(self._known.put, part.step))

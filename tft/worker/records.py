@@ -6,8 +6,10 @@ Rows that a script writes for each step, once: a step that is computed again rep
 A row is written whole or not at all, as far as a process is killed and not its machine.
 """
 
+import errno
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,10 @@ class Records:
             self._file = os.open(
                 self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
             )
-        os.write(self._file, line)
+        written = os.write(self._file, line)
+        if written < len(line):  # the disk is full: half a row would spoil the next one
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def drop_later(self, step: int) -> None:
         """
@@ -77,7 +82,7 @@ class Records:
         if not self._path.exists():
             return
         lines = self._path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith(b"\n") and wanted(json.loads(line))]
+        kept = [line for line in lines if line.endswith(b"\n") and wanted(_read(line))]
         if kept == lines:
             return
         if self._file is not None:
@@ -86,3 +91,14 @@ class Records:
         part = self._path.with_suffix(".part")
         part.write_bytes(b"".join(kept))
         part.replace(self._path)
+
+
+def _read(line: bytes) -> dict[str, Any]:  # Any: JSON
+    """
+    A row; one that cannot be read, after a power failure say, is of a step that does not come again.
+    """
+    try:
+        row: dict[str, Any] = json.loads(line)
+        return row if isinstance(row.get(_STEP), int) else {_STEP: sys.maxsize}
+    except (ValueError, AttributeError):
+        return {_STEP: sys.maxsize}

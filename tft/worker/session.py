@@ -250,6 +250,7 @@ class Session:
         The steps that are left to be computed, up to and including `last`.
         """
         self._has_tails()
+        self._end_last_step()  # a loop before this one may have been left in its tail
         while self.step <= last:
             step = self.step
             yield step
@@ -266,7 +267,10 @@ class Session:
         without that it is the last line of an iteration. A loop that never calls it ends its steps with their windows:
         what stands behind them is then done by some ranks and not by others, when a fault comes in between.
         """
-        self._has_tails()
+        if not self._tails:  # this step was taken to end with its window
+            self._has_tails()
+            if self._note is not None:
+                self._note()
         if self._gate.in_tail:
             self._end_step()
 
@@ -308,10 +312,10 @@ class Session:
 
     def record(self, row: Mapping[str, object]) -> None:
         """
-        Write a row of this step to `records-rank{rank}.jsonl` in the run directory: once, though the step may be
+        Write a row of this step, in its tail too, to `records-rank{rank}.jsonl` in the run directory: once, though the step may be
         computed again or what is called after it be called again. The row gets `step`.
         """
-        self._records.write(self.step, row)
+        self._records.write(self._gate.completed if self._gate.in_tail else self.step, row)
 
     def expect(self, seconds: float) -> None:
         """
@@ -404,6 +408,8 @@ class Session:
         """
         The sums are complete: the state of the next step may be made.
         """
+        if self._gate.in_tail:
+            self._end_step()  # nobody has said that the last one ended, and the next one is here
         completed = self._gate.completed
         private = self._capture(closing=False)
         if private != self._contributed:  # else it is in the page, and is better left alone there
