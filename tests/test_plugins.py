@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from tests.agent.stage import package
 from tft.errors import UnknownAdaptor, UsageError
-from tft.hooks import PluginSpecs, hookimpl
-from tft.plugins import add, call_guarded, load_adaptor, load_plugins
+from tft.hooks import AdaptorSpecs, PluginSpecs, hookimpl
+from tft.plugins import add, call_guarded, direct, load_adaptor, load_plugins
 
 Install = Callable[[str, str, str], None]
 
@@ -224,3 +224,47 @@ def test_of_some_hooks_only_the_first_answer_counts() -> None:
         plugins, "tft_fault_moment", run_dir=Path(), kind="process", rank=1, seen=2.0
     )
     assert answers == ["known"]
+
+
+class Full:
+    """
+    An adaptor that takes what the hook gives.
+    """
+
+    @hookimpl
+    def tft_capture(self, closing: bool) -> bytes:
+        """
+        What it was told.
+        """
+        return b"closing" if closing else b"open"
+
+
+class Short:
+    """
+    One that leaves an argument out.
+    """
+
+    @hookimpl
+    def tft_capture(self) -> bytes:
+        """
+        Always the same.
+        """
+        return b"same"
+
+
+@pytest.mark.parametrize(
+    ("adaptor", "plain", "told"), [(Full(), True, b"closing"), (Short(), False, b"same")]
+)
+def test_a_hook_that_is_called_in_every_step_is_called_without_a_detour(
+    adaptor: object, plain: bool, told: bytes
+) -> None:
+    """
+    When an adaptor takes all arguments of a hook, then its function is called itself, and else by way of the hook; what
+    comes of it is the same.
+    """
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(AdaptorSpecs)
+    add(manager, adaptor, "one")
+    called = direct(manager.hook.tft_capture)
+    assert (called is not manager.hook.tft_capture) is plain
+    assert called(closing=True) == manager.hook.tft_capture(closing=True) == told

@@ -71,6 +71,8 @@ class JobSettings:
     """Continue from the newest checkpoint."""
     curve: Path | None = None
     """The directory with the job's keys, of `tft keys`: the bus and the state that moves are encrypted."""
+    audit: str = "first"
+    """What a loop does outside its update windows is looked at in the `first` 20 steps of a process, or in all, and refused (`strict`), or not at all (`off`)."""
 
     @property
     def world(self) -> int:
@@ -125,6 +127,8 @@ class RankSettings:
     """TFT_CURVE: see `JobSettings.curve`; empty: it is not given."""
     heir: bool = False
     """TFT_HEIR: it is to take over from a process that still trains (1), or not (0)."""
+    audit: str = "first"
+    """TFT_AUDIT: see `JobSettings.audit`."""
 
     @property
     def checkpoints(self) -> Path:
@@ -154,6 +158,7 @@ class RankSettings:
             "TFT_SAVE_COPIES": self.save_copies,
             "TFT_CURVE": str(self.curve or ""),
             "TFT_HEIR": str(int(self.heir)),
+            "TFT_AUDIT": self.audit,
         }
 
 
@@ -180,6 +185,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             save_copies=environ["TFT_SAVE_COPIES"],
             curve=_path(environ["TFT_CURVE"]),
             heir=environ["TFT_HEIR"] == "1",
+            audit=environ["TFT_AUDIT"],
         )
     except KeyError as missing:
         raise UsageError(

@@ -448,9 +448,32 @@ class AdaptorSpecs:
         Digests of the shard as this rank holds it, by part; they have to be equal on all ranks that hold it. That of a
         part that is this rank's own, such as a buffer that the forward pass changes, is empty; then that part is not
         compared on any rank. `tft.state_hooks.part_digests` makes them of what `tft_give` gives, and without
-        this hook it does. Training thread, out of the loop.
+        this hook it does. Training thread, out of the loop; in the loop too, at the edges of a step, while the
+        loop is audited. There a change from the end of a step to the next update window is no finding in parts
+        called `description`, `settings`, `scheduler` and `modes`.
         """
         raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_generators(self) -> Mapping[str, str]:
+        """
+        A digest of each random generator in the private state, by its name. In the training thread, in the loop, at
+        both ends of a tail that is audited. Not needed: without it nobody notices a tail that draws.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_watch_collectives(
+        self,
+        entered: Callable[[], None] | None,
+        failed: Callable[[BaseException], None] | None,
+    ) -> None:
+        """
+        From now on call `entered()` before this process enters a collective, and `failed(error)` when one raises;
+        None: no more. Training thread; `entered` is given in audited tails only, `failed` for the life of the process,
+        and it must cost nothing where nothing fails. Not needed: without it what tails do after a collective is
+        not seen, nor who swallows its fault.
+        """
 
     @hookspec(firstresult=True)
     def tft_digests(self) -> Mapping[str, str]:

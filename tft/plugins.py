@@ -62,6 +62,20 @@ def find_adaptor(name: str) -> EntryPoint:
     return _only(name, entry_points(group=ADAPTORS))
 
 
+def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
+    """
+    What a hook calls, for one that is called several times in every step: pluggy takes a microsecond for each. The hook
+    itself where that does more than to hand over its arguments.
+    """
+    implementations = hook.get_hookimpls()
+    if len(implementations) != 1 or hook.spec is None:
+        return hook
+    (only,) = implementations
+    plain = not (only.wrapper or only.hookwrapper) and bool(hook.spec.opts.get("firstresult"))
+    function: Callable[..., Any] = only.function
+    return function if plain and set(only.argnames) == set(hook.spec.argnames) else hook
+
+
 def load_plugins() -> pluggy.PluginManager:
     """
     All installed plugins that can be imported; those that cannot are logged.
@@ -152,16 +166,3 @@ def _only(name: str, found: EntryPoints) -> EntryPoint:
                 for entry in several
             )
             raise UsageError(f"{name!r} is offered more than once: {packages}; uninstall one")
-
-
-def quick(caller: pluggy.HookCaller) -> Callable[..., Any]:  # Any: the hook's own
-    """
-    Return what a hook of an adaptor is called by in every step: its one implementation itself where that takes all
-    arguments, which is a third of the time, else the hook.
-    """
-    impls = caller.get_hookimpls()
-    if len(impls) != 1 or impls[0].wrapper or impls[0].hookwrapper or caller.spec is None:
-        return caller
-    takes_all = tuple(impls[0].argnames) == tuple(caller.spec.argnames)
-    function: Callable[..., Any] = impls[0].function
-    return function if takes_all else caller

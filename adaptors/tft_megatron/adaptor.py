@@ -49,6 +49,7 @@ tft_watch = _torch.tft_watch
 tft_shards = _hooks.tft_shards
 tft_meet = _torch.tft_meet
 tft_updated = _torch.tft_updated
+tft_watch_collectives = _torch.tft_watch_collectives
 tft_capture = _hooks.tft_capture
 tft_rollback = _hooks.tft_rollback
 tft_skip = _hooks.tft_skip
@@ -71,6 +72,11 @@ def tft_set_aside() -> Callable[[], None]:
 @hookimpl
 def tft_compare(shard: str) -> Mapping[str, str]:
     return _hooks.state().compare(shard)
+
+
+@hookimpl
+def tft_generators() -> Mapping[str, str]:
+    return _hooks.state().generators()
 
 
 @hookimpl

@@ -138,6 +138,12 @@ class Adopted:
             chunk.zero_grad_buffer()
         self.training.optimizer.zero_grad()
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def skip(self, batches: int) -> None:
         """
         Leave the next batches out.
@@ -276,7 +282,8 @@ class Adopted:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        return part_digests(self.give(shard), self._private.running.moving("model."))
+        parcel = self.give(shard)
+        return part_digests(parcel, self._private.running.own(parcel))
 
     def digests(self) -> dict[str, str]:
         """

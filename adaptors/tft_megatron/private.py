@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import xxhash
 from tft_pytorch.private import Private as TorchPrivate
 from tft_pytorch.running import RunningBuffers
 from torch import nn
@@ -91,6 +92,16 @@ class Private:
         """
         found = self._torch.digestible()
         return {"rng": [found["rng"], self._own()], "data": found["data"]}
+
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator, by name; those of Megatron's tracker by theirs.
+        """
+        tracked = {name: _bytes(kept) for name, kept in _tracker().get_states().items()}
+        return {
+            **self._torch.generators(),
+            **{name: xxhash.xxh3_128_hexdigest(kept) for name, kept in tracked.items()},
+        }
 
     def _own(self) -> dict[str, dict[str, bytes]]:
         return {

@@ -93,6 +93,11 @@ def tft_compare(shard: str) -> Mapping[str, str]:
 
 
 @hookimpl
+def tft_generators() -> Mapping[str, str]:
+    return _hooks.state().generators()
+
+
+@hookimpl
 def tft_watch(contributing: Callable[[], None]) -> None:
     groups().contributing = contributing
 

@@ -204,6 +204,12 @@ class Adopted:
         own = self._private.owned(self._shard(shard).parameters)
         return part_digests(self.give(shard), dict.fromkeys(own, True))
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def digests(self) -> dict[str, str]:
         """
         Of all that makes up this rank's state.

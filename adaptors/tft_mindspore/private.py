@@ -112,6 +112,14 @@ class Private:
             "data": xxhash.xxh3_128_hexdigest(pack(position)),
         }
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator, by name.
+        """
+        return {
+            name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in self._random().items()
+        }
+
     def _random(self) -> dict[str, object]:
         from mindspore import get_rng_state  # heavy: only processes that train have it
 

@@ -54,6 +54,7 @@ tft_watch = _torch.tft_watch
 tft_shards = _hooks.tft_shards
 tft_meet = _torch.tft_meet
 tft_updated = _torch.tft_updated
+tft_watch_collectives = _torch.tft_watch_collectives
 tft_capture = _hooks.tft_capture
 tft_rollback = _hooks.tft_rollback
 tft_skip = _hooks.tft_skip
@@ -61,6 +62,11 @@ tft_give = _hooks.tft_give
 tft_take = _hooks.tft_take
 tft_taken = _hooks.tft_taken
 tft_digests = _hooks.tft_digests
+
+
+@hookimpl
+def tft_generators() -> Mapping[str, str]:
+    return _hooks.state().generators()
 
 
 @hookimpl

@@ -4,6 +4,7 @@ what is done with them between incidents.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
-from tft.state_hooks import part_digests
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.compared import shard_parts
 from tft_pytorch.kinds import DENSE
-from tft_pytorch.names import parameter_names
+from tft_pytorch.names import named_parameters, parameter_names
 from tft_pytorch.noted import Settings
 from tft_pytorch.others import check_others, forget_stages
 from tft_pytorch.private import Private
@@ -29,6 +30,7 @@ from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shards import shards_of
 from tft_pytorch.state import Shard, digest, named_tensors
+from tft_pytorch.trained import Trained
 
 _PARTS = frozenset({"model", "optimizer", "scheduler", "others", "data", "rng"})
 
@@ -81,6 +83,8 @@ class Adopted:
         self._wrap = wrap
         self._others = others
         self._wrappers = Wrappers(contributing)
+        self._trained = Trained()
+        self._trained.watch(named_parameters(model))
         self._shards = {
             shard.name: shard for shard in shards_of(model, optimizer, others, self._wrappers)
         }
@@ -125,6 +129,7 @@ class Adopted:
         step leaves behind. Raises `UsageError` where that could not be moved in an incident.
         """
         if closing:
+            self._trained.closing()  # first: what the wrappers note counts the trained parameters
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
@@ -171,6 +176,7 @@ class Adopted:
         to give its state away.
         """
         self._wrappers.drop()
+        self._trained.put_back()  # before there is another wrapper
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.clear()
         self._private.rewind()
@@ -215,13 +221,17 @@ class Adopted:
         """
         The shard, to be moved.
         """
-        return self._shard(shard).give()
+        parcel = self._shard(shard).give()
+        if shard != DENSE:
+            return parcel
+        return replace(parcel, buffers=(*parcel.buffers, *self._private.modes.give()))
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
         Room for the shard.
         """
-        return self._shard(shard).take(meta)
+        room = self._shard(shard).take(meta)
+        return room if shard != DENSE else [*room, *self._private.modes.take()]
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
@@ -229,6 +239,8 @@ class Adopted:
         """
         self._shard(shard).taken(meta)
         self._private.forget()
+        if shard == DENSE:
+            self._private.modes.taken()
         self._settings.forget()
 
     def save(self, directory: Path, shard: str) -> list[str]:
@@ -255,6 +267,7 @@ class Adopted:
 
         load(directory, self._shard(shard))
         self._private.forget()
+        self._private.modes.forget()
         self._settings.forget()
 
     def beside(self, shard: str) -> bytes:
@@ -277,6 +290,7 @@ class Adopted:
         """
         self._shard(shard).replaced(beside)
         self._private.forget()
+        self._private.modes.forget()
         self._settings.forget()
         self._replaced.add(shard)
         if isinstance(self._optimizer, ReplicaOptimizer):
@@ -295,12 +309,18 @@ class Adopted:
                 "optimizer.owned, with the shard that has optimizer.optim.state_dict()"
             )
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def compare(self, shard: str) -> dict[str, str]:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        own = self._private.running.moving("model.")
-        return {**part_digests(self.give(shard), own), "modes": self._private.modes.digest()}
+        parcel = self._shard(shard).give()  # modes may be each rank's own: one may evaluate for all
+        return shard_parts(parcel, self._private.running.own(parcel))
 
     def digests(self) -> dict[str, str]:
         """

@@ -216,11 +216,11 @@ class Parts:
         model: nn.Module = made.model
         own = own_names(model)
         self.parameters = named_parameters(model)
-        self._buffers = named_buffers(model)
+        self.buffers = named_buffers(model)
         self._extra = ExtraStates()
         self._extra.watch(model)
         self._names: dict[object, str] = {p: name for name, p in self.parameters.items()}
-        self._kinds = Kinds(model, self.parameters, self._buffers)
+        self._kinds = Kinds(model, self.parameters, self.buffers)
         self._wrappers: dict[str, Holders] = {
             own(name): self._kinds[self._names[next(summed(module))]]
             for name, module in model.named_modules()
@@ -379,7 +379,7 @@ class Parts:
         return {**({} if scheduler is None else {"scheduler": scheduler}), **self.made.others}
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        for named in (self.parameters, self._buffers):
+        for named in (self.parameters, self.buffers):
             for name, tensor in named.items():
                 yield f"model.{name}", tensor
 

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from tft.hooks import LauncherStore, hookimpl
 from tft.state_hooks import StateHooks, TrainingState
+from tft_pytorch import interruptible, watched
 from tft_pytorch.groups import Groups
 
 
@@ -86,6 +87,15 @@ class TorchHooks(Generic[State]):
     @hookimpl
     def tft_updated(self) -> None:
         self._hooks.state().updated()
+
+    @hookimpl
+    def tft_watch_collectives(
+        self,
+        entered: Callable[[], None] | None,
+        failed: Callable[[BaseException], None] | None,
+    ) -> None:
+        watched.watch(entered)
+        interruptible.watch_failures(failed)
 
     # ------------------------------------------------------------ groups
 

@@ -43,6 +43,9 @@ _BLOCKING = (
     "reduce_scatter_tensor_coalesced", "send", "recv", "recv_anysource",
 )  # fmt: skip
 
+OPERATIONS = (*_COLLECTIVES, *_BLOCKING)
+"""The methods of a process group that wait for other ranks."""
+
 
 class CalledOff(RuntimeError):
     """
@@ -107,6 +110,22 @@ class _Waits:
         over.set_result(None)
 
 
+_on_failure: Callable[[BaseException], None] | None = None
+
+
+def watch_failures(failed: Callable[[BaseException], None] | None) -> None:
+    """
+    Call this with what a collective raises, where it is entered or waited for; None: no more.
+    """
+    global _on_failure
+    _on_failure = failed
+
+
+def _tell(error: BaseException) -> None:
+    if _on_failure is not None:
+        _on_failure(error)
+
+
 _all: "weakref.WeakSet[_Waits]" = weakref.WeakSet()
 _all_lock = threading.Lock()
 
@@ -163,12 +182,16 @@ class _Collective(dist.Work):
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         ends = monotonic() + timeout.total_seconds() if timeout else float("inf")
-        while not self._ended(_SLICE):
-            if self._waits.called_off:
-                raise CalledOff
-            if monotonic() > ends:
-                raise RuntimeError("Operation timed out!")  # torch's own words
-        return self._outcome()
+        try:
+            while not self._ended(_SLICE):
+                if self._waits.called_off:
+                    raise CalledOff
+                if monotonic() > ends:
+                    raise RuntimeError("Operation timed out!")  # torch's own words
+            return self._outcome()
+        except Exception as error:
+            _tell(error)
+            raise
 
     def _ended(self, within: timedelta) -> bool:
         try:
@@ -246,7 +269,12 @@ class _Blocking(_Collective):
 
 def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Work]:
     def operation(self: InterruptibleGloo, *args: Any, **kwargs: Any) -> dist.Work:
-        return work(getattr(self._plain, name)(*args, **kwargs), self._waits)
+        try:
+            native = getattr(self._plain, name)(*args, **kwargs)
+        except RuntimeError as error:  # others are of wrong arguments
+            _tell(error)
+            raise
+        return work(native, self._waits)
 
     operation.__name__ = name
     return operation

@@ -19,16 +19,17 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Made, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
-from tft.state_hooks import part_digests
 from tft_pytorch import meshes
 from tft_pytorch.adopted import check_plain
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.compared import shard_parts
 from tft_pytorch.held import Held, Parts, room
 from tft_pytorch.memory import Awaited, readable
 from tft_pytorch.noted import Settings
 from tft_pytorch.private import Private
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.state import digest
+from tft_pytorch.trained import Trained
 
 Make = Callable[[], Made]
 
@@ -83,6 +84,10 @@ class Maker:
         """By shard, while nothing is made."""
         self._tried: dict[str, Held] = {}
         """What the trial has made: of the right form, its content means nothing."""
+        self._buffers: list[str] = []
+        """The names of the model's buffers in a shard."""
+        self._modes = ""
+        """A digest of what the modes were, while nothing is made; empty where that is not known."""
         self._cuda = False
         self._awaited = Awaited()
         self._coming: dict[str, Held] = {}
@@ -90,6 +95,7 @@ class Maker:
         self._watch: RemovableHandle | None = None
         self._rehearsal = Rehearsal(self._describe)
         self._settings = Settings()
+        self._trained = Trained()
         pack(self._private.digestible())
 
     def _describe(self) -> None:
@@ -112,6 +118,7 @@ class Maker:
         moved in an incident.
         """
         if closing:
+            self._trained.closing()  # first: what the wrappers note counts the trained parameters
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
@@ -165,7 +172,6 @@ class Maker:
             self._watch.remove()
         self._private.rewind()
         self._settings.put_back()
-        self._modes = self._private.modes.digest()
         self._held = self._all()
         self._parts = self._watch = None
         self._settings.watch([], None)
@@ -173,6 +179,7 @@ class Maker:
         self._private.running.let_go()
         self._private.extra.let_go()
         self._rehearsal.let_go()
+        self._trained.let_go()
         _let_go()
 
     def rebuild(self) -> Made:
@@ -191,6 +198,7 @@ class Maker:
         if self._contributing is not None:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
+        self._trained.watch(parts.parameters)
         self._private.running.watch(made.model)
         self._private.extra.watch(made.model)
         self._private.modes.watch(
@@ -261,12 +269,20 @@ class Maker:
 
         self._adopt(shard, load_held(directory, shard, self._form(shard)))
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator that is kept, by name.
+        """
+        return self._private.generators()
+
     def compare(self, shard: str) -> dict[str, str]:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        own = self._private.running.moving("model.")
-        return {**part_digests(self.give(shard), own), "modes": self._modes}
+        parcel = self.give(shard)
+        # a process that has made nothing yet does not know which of its buffers move: others do
+        own = {**dict.fromkeys(self._buffers, False), **self._private.running.own(parcel)}
+        return shard_parts(parcel, own)
 
     def digests(self) -> dict[str, str]:
         """
@@ -327,6 +343,7 @@ class Maker:
             parts = Parts(self._make())
             shards = parts.shards()
             held = dict(zip(shards, parts.held(), strict=True))
+            self._buffers = [f"model.{name}" for name in parts.buffers]
             self._cuda = any(t.is_cuda for each in held.values() for t in each.tensors.values())
             self._tried = {shard: each.bare() for shard, each in held.items()}
             del held

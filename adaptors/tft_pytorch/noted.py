@@ -5,11 +5,12 @@ were when the last step ended.
 """
 
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 _MEMBERS = "params"
 
@@ -22,21 +23,20 @@ class Settings:
     def __init__(self) -> None:
         self._optimizers: Sequence[Optimizer] = ()
         self._scheduler: Any = None  # Any: whatever has state_dict and load_state_dict
-        self._plain = False
-        """The scheduler is one of torch's kind, without others in it."""
         self._groups: list[dict[str, Any]] | None = None
-        self._scheduled: Mapping[str, Any] = {}
+        self._scheduled: dict[str, Any] = {}
+        self._tells = False
+        """What the scheduler is can be read from its attributes: its `state_dict` does no more, and takes longer."""
+        self._containers: list[str] = []
+        """What a scheduler may go on changing of what it has told."""
 
     def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:  # Any: as above
         """
         These from now on.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
-        # what these keep is numbers, and lists that are replaced: asking them for their state takes ten times as long
-        self._plain = isinstance(scheduler, LRScheduler) and not any(
-            isinstance(value, list | tuple) and any(isinstance(each, LRScheduler) for each in value)
-            for value in vars(scheduler).values()
-        )
+        self._tells = _is_plain(scheduler)
+        self._containers = [k for k, v in self._told().items() if isinstance(v, list | dict)]
         self.forget()
 
     def note(self) -> None:
@@ -48,10 +48,8 @@ class Settings:
             if isinstance(group.get("lr"), Tensor):  # which may be changed in place
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
-        if self._plain:
-            self._scheduled = dict(vars(self._scheduler))
-        elif self._scheduler is not None:
-            self._scheduled = self._scheduler.state_dict()
+        if self._scheduler is not None:
+            self._scheduled = self._told()
 
     def forget(self) -> None:
         """
@@ -69,10 +67,37 @@ class Settings:
         present = [group for each in self._optimizers for group in each.param_groups]
         for group, before in zip(present, noted, strict=False):  # a group that was added stays
             _put_back(group, before)
-        if self._plain:
+        if self._scheduler is None or self._told() == self._scheduled:
+            return
+        if self._tells:
             vars(self._scheduler).update(self._scheduled)
-        elif self._scheduler is not None and self._scheduler.state_dict() != self._scheduled:
+        else:
             self._scheduler.load_state_dict(self._scheduled)
+
+    def _told(self) -> dict[str, Any]:
+        """
+        What the scheduler is now.
+        """
+        if self._scheduler is None:
+            return {}
+        state: Mapping[str, Any] = (
+            vars(self._scheduler) if self._tells else self._scheduler.state_dict()
+        )
+        told = dict(state)  # one that returns what it goes on changing would have nothing put back
+        for key in self._containers:
+            if isinstance(told.get(key), list | dict):
+                told[key] = told[key].copy()
+        return told
+
+
+def _is_plain(scheduler: object) -> bool:
+    """
+    One of torch's that has nothing in it but its own attributes, and functions.
+    """
+    kind: Any = type(scheduler)  # Any: what is asked for is there where it is one of torch's
+    if isinstance(scheduler, LambdaLR) and kind.state_dict is LambdaLR.state_dict:
+        return all(isinstance(each, FunctionType) for each in scheduler.lr_lambdas)
+    return isinstance(scheduler, LRScheduler) and kind.state_dict is LRScheduler.state_dict
 
 
 def _put_back(group: dict[str, Any], before: Mapping[str, Any]) -> None:

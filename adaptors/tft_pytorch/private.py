@@ -188,6 +188,14 @@ class Private:
             for name, content in self.digestible().items()
         }
 
+    def generators(self) -> dict[str, str]:
+        """
+        A digest of each generator, by name.
+        """
+        return {
+            name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in self._random().items()
+        }
+
     def _random(self) -> dict[str, object]:
         state: dict[str, object] = {"torch": self._generator.get_state().numpy().tobytes()}
         # asking a generator would initialise CUDA

@@ -8,7 +8,7 @@ always are, because torch's native kernels change running statistics without cou
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
 
 from tft.errors import MalformedMessage
+from tft.hooks import Parcel
 from tft_pytorch.memory import flat_bytes, in_place
 from tft_pytorch.names import own_names
 
@@ -53,6 +54,9 @@ class RunningBuffers:
         self._count = 0
         self._begun = False
         self._settled: dict[str, object] | None = None
+        self._still: dict[int, Tensor | None] | None = None
+        """Copies, in host memory, of those that have never moved: any may move first in a step that is given up.
+        None: not copied yet."""
         self.watch(model)
 
     def watch(self, model: nn.Module) -> None:
@@ -107,6 +111,11 @@ class RunningBuffers:
             copy = self._keep(present, self._process + self._count.to_bytes(8, "big"))
         if closing or not self._begun:
             self._settled = copy
+        if not self._begun:
+            self._copy_still(())
+        elif closing and self._still:
+            for index in indices:
+                self._still.pop(index, None)
         self._begun = True
         return copy
 
@@ -119,11 +128,23 @@ class RunningBuffers:
             return copy
         return self.copy(closing=True, room=room)
 
-    def moving(self, prefix: str) -> dict[str, bool]:
+    def own(self, parcel: Parcel) -> dict[str, bool]:
         """
-        By name, whether a buffer of the model was seen to change in the forward pass on this rank.
+        The model's buffers in a parcel, by name: whether they were seen to change in the forward pass on this rank, so
+        that their content is its own. What others, such as a moving average, keep by the same name is taken from there.
         """
-        return {f"{prefix}{name}": i in self._moving for i, name in enumerate(self._names)}
+        found: dict[str, bool] = {}
+        known = set(self._names)
+        moving = {name for i, name in enumerate(self._names) if i in self._moving}
+        for name in (buffer.name for buffer in parcel.buffers):
+            whose, _, called = name.partition(".")
+            words = called.split(".")
+            endings = {".".join(words[at:]) for at in range(len(words))}
+            if whose == "model" and called in known:
+                found[name] = called in moving
+            elif whose not in ("model", "optim", "master") and endings & known:
+                found[name] = not moving.isdisjoint(endings)
+        return found
 
     def restore(self, copy: object) -> None:
         """
@@ -134,6 +155,9 @@ class RunningBuffers:
             not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
         ):
             raise MalformedMessage("private state with buffers that cannot be read")
+        at = () if copy is None else copy["at"]
+        if self._slots:
+            self._restore_still(at)
         if copy is not None and self._slots:
             present = self._present(copy["at"])
             if "bytes" in copy:
@@ -147,6 +171,8 @@ class RunningBuffers:
         self._settled = copy
         self._begun = True
         self.rest()
+        if self._still is None and self._slots:
+            self._copy_still(at)
 
     def rewind(self) -> None:
         """
@@ -160,7 +186,32 @@ class RunningBuffers:
         """
         The state now held came from elsewhere: there is nothing to rewind to before a rollback.
         """
-        self._settled = None
+        self._settled = self._still = None
+
+    def _copy_still(self, moving: Collection[int]) -> None:
+        still = [index for index in range(len(self._slots)) if index not in moving]
+        present = dict(self._present(still))
+        self._still = {
+            index: present[index].detach().to("cpu", copy=True) if index in present else None
+            for index in still
+        }
+
+    def _restore_still(self, moving: Collection[int]) -> None:
+        """
+        What has moved since the last rest, and had not before.
+        """
+        for index, seen in enumerate(self._seen):
+            if not self._still or index in moving or index not in self._still:
+                continue
+            tensor, kept = self._tensor(index), self._still[index]
+            if tensor is seen.tensor and (tensor is None or tensor._version == seen.changes):
+                continue
+            if kept is None or tensor is None or tensor.shape != kept.shape:
+                buffers, name = self._slots[index]
+                buffers[name] = None if kept is None else kept.to(_device(tensor, seen), copy=True)
+            else:
+                [(_, own)] = self._present([index])
+                own.copy_(kept)
 
     def _tensor(self, index: int) -> Tensor | None:
         buffers, name = self._slots[index]
@@ -205,6 +256,11 @@ class RunningBuffers:
             if oldest != settled:
                 del self._kept[oldest]
         return {"at": [index for index, _ in present], "kept": token}
+
+
+def _device(tensor: Tensor | None, seen: _Seen) -> torch.device:
+    before = seen.tensor if tensor is None else tensor
+    return torch.device("cpu") if before is None else before.device
 
 
 def _write(present: list[tuple[int, Tensor]], content: bytes) -> None:

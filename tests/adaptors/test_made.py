@@ -228,6 +228,34 @@ def test_what_a_made_model_counts_is_that_of_the_last_complete_step_again(size: 
         assert torch.equal(model.model.module.seen, torch.full((size,), 2.0))
 
 
+def test_what_was_made_is_compared_in_the_loop_and_before_it() -> None:
+    """
+    When a model that was made is compared in its loop, then that changes nothing, and what its forward pass changes stands
+    alone; so it does in a process that holds what it has fetched and has made nothing yet.
+    """
+    maker, fresh = (adopted(lambda: of(DDP(Counting(4)))) for _ in range(2))
+    for each in (maker, fresh):
+        assert [copies.shard for copies in each.shards(0, 1)] == ["dense"]
+    with alone():
+        made = maker.rebuild()
+        maker.capture()
+        before = maker.compare("dense")
+        made.model(torch.randn(2, 8)).sum().backward()
+        maker.capture()
+        assert maker.compare("dense") == {**before, "model.seen": ""}
+        made.optimizer.step()
+        maker.capture(closing=True)
+        held = maker.compare("dense")
+        parcel = maker.give("dense")
+    for place, buffer in zip(fresh.take("dense", parcel.meta), parcel.buffers, strict=True):
+        place.view[:] = buffer.view
+    fresh.taken("dense", parcel.meta)
+    fetched = fresh.compare("dense")
+    assert fetched.keys() == held.keys()
+    assert held["model.seen"] == ""
+    assert {name for name, digest in fetched.items() if digest != held[name]} == {"model.seen"}
+
+
 def test_an_optimizer_over_a_group_is_no_part_of_a_model_that_is_handed_over_itself() -> None:
     """
     When a ReplicaOptimizer is made over a group and not in a factory, then it is refused; so is one that

@@ -441,6 +441,80 @@ def test_a_rank_gives_its_buffers_as_they_were_after_its_last_step(size: int) ->
     assert same(rank.buffers(), expected)
 
 
+class Late(nn.Module):
+    """
+    Its forward changes buffers, in place and by others in their place, when it is told to.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.now = False
+        self.total: Tensor
+        self.last: Tensor | None
+        self.first: Tensor | None
+        self.every: Tensor
+        self.register_buffer("total", torch.zeros(size))
+        self.register_buffer("last", torch.zeros(4))
+        self.register_buffer("first", None)
+        self.register_buffer("every", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        (batch, 4) to the same.
+        """
+        self.every += 1
+        if self.now:
+            self.total += x.sum()
+            self.last = x.detach().clone()
+            self.first = x[0].detach().clone()
+        return self.layer(x)  # type: ignore[no-any-return]  # torch has no types here
+
+
+@SIZES
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_changes_for_the_first_time_in_a_step_that_is_given_up_is_rolled_back(
+    size: int, steps: int
+) -> None:
+    """
+    When buffers that no step has changed yet are changed, or others put in their place, in a step that is given up,
+    then they are what they were, with what is given away, and time after time; what a later step makes of them
+    stays.
+    """
+    model = Late(size)
+    state = adopted(model)
+
+    def forward(*, now: bool) -> bytes:
+        model.now = now
+        model(torch.randn(3, 4)).sum().backward()
+        return state.capture()
+
+    def buffers() -> dict[str, Any]:
+        return {
+            name: None if b is None else b.tolist()
+            for name, b in [(n, getattr(model, n)) for n in ("total", "last", "first", "every")]
+        }
+
+    state.rollback(state.capture())
+    for _ in range(steps):
+        forward(now=False)
+        private = state.capture(closing=True)
+    expected = buffers()
+    for _ in range(3):
+        forward(now=True)
+        assert buffers()["total"] != expected["total"]
+        state.clear()
+        assert buffers() == expected
+        state.rollback(private)
+        assert buffers() == expected
+    forward(now=True)
+    private = state.capture(closing=True)
+    expected = buffers()
+    forward(now=True)
+    state.rollback(private)
+    assert buffers() == expected
+
+
 def test_what_was_taken_from_another_rank_is_not_wound_back() -> None:
     """
     When a second fault comes after a shard was taken and before the rollback, then clearing

@@ -56,6 +56,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "keep_checkpoints": 0,
         "save_copies": "one",
         "curve": None,
+        "audit": "first",
         "resume": False,
         "resume_if_any": False,
         "led_elsewhere": False,
@@ -263,6 +264,7 @@ def test_nodes_must_be_told_what_they_share() -> None:
         ({"nproc_per_node": -1}, "--nproc-per-node is at least 1, not -1"),
         ({"max_incidents": -1}, "--max-incidents is at least 0, not -1"),
         ({"save_copies": "two"}, "--save-copies is one or all, not two"),
+        ({"audit": "on"}, "--audit is first, strict or off, not on"),
         ({"keep_checkpoints": -1}, "--keep-checkpoints is at least 0, not -1"),
         ({"max_rank_faults": -1}, "--max-rank-faults is at least 0, not -1"),
         (

@@ -37,6 +37,7 @@ jobs = st.builds(
     save_copies=words,
     resume=st.booleans(),
     curve=st.none() | words.map(Path),
+    audit=words,
 )
 
 

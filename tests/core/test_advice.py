@@ -45,7 +45,7 @@ def test_plugins_are_asked_when_everyone_stands_still() -> None:
     until they answer.
     """
     job = asked()
-    assert names(job.said) == ["Freeze", "Stop"]
+    assert names(job.said) == ["Freeze", "Stop", "Compare"]
     (consult,) = job.consulted
     assert (consult.incident, consult.round) == (1, 1)
     assert [(f.kind, f.rank, f.step) for f in consult.faults] == [("memory", 2, 4)]

@@ -40,7 +40,7 @@ def test_a_dump_that_is_asked_for_ends_with_a_checkpoint_and_code_3() -> None:
     job.stop(0)
     job.settle()
     assert names(job.said) == [
-        "Freeze", "Stop", "Save", "Save", "Save", "Save", "Commit", "End", "EndNode", "EndNode",
+        "Freeze", "Stop", "Compare", "Save", "Save", "Save", "Save", "Commit", "End", "EndNode", "EndNode",
     ]  # fmt: skip
     assert [f.cause for f in job.orders(Freeze)] == ["an operator asks for it"]
     assert [(s.finish, s.to) for s in job.orders(Stop)] == [(3, (0, 1, 2, 3))]

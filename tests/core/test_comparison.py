@@ -12,6 +12,7 @@ from tft.core.report import incident_report
 from tft.protocol.messages import (
     Checkpointed,
     CheckpointFailed,
+    Compare,
     Fetch,
     Kill,
     Load,
@@ -61,6 +62,31 @@ def test_a_copy_unlike_the_others_is_a_fault_of_its_rank(what: str) -> None:
     )
     assert strategies(job) == ["recover"]
     assert {one.content for one in job.ranks.values()} == {"right"}
+
+
+def test_what_a_wrong_copy_has_given_to_sums_is_not_exact() -> None:
+    """
+    When a copy is found to be wrong in a step after the last comparison, then the report says from which step on that
+    rank may have given wrong numbers to all; there is nothing to say when they were compared at the end of that very step.
+    """
+    job = trained()
+    job.kill(3)
+    job.settle()
+    job.train(2)
+    job.ranks[1].content = "wrong"
+    job.kill(3)
+    job.settle()
+    job.ranks[2].content = "wrong, too"
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert [incident["inexact"] for incident in job.reports()] == [
+        [],
+        [
+            "ranks [1] hold another copy of model of shard 'dense' at the end of step 5 than ranks [0, 2]; since when "
+            "is not known: what ranks [1] have given to sums in steps 4 to 5 may be in the state of all"
+        ],
+    ]
 
 
 def test_equal_copies_are_no_news() -> None:
@@ -262,6 +288,48 @@ def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:
     assert [order.step for order in job.orders(Rollback)] == [3]
 
 
+def test_a_second_round_does_not_forget_what_the_first_has_cut_off() -> None:
+    """
+    When all that are left were cut off in the tail, and another rank is lost before the incident is over, then the
+    report still says that the incident is not exact; what is computed again from an earlier step is exact.
+    """
+    job = trained(keeps=2)
+    for rank in (0, 1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line = "train.py:57"
+    job.kill(3)
+    job.settle()
+    job.kill(2)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [
+        ("process", 3),
+        ("process", 2),
+    ]
+    assert incident["inexact"] == [
+        "ranks [0, 1, 2] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
+        "stands behind that line was not done for this step"
+    ]
+
+
+def test_a_tail_that_is_computed_again_is_exact() -> None:
+    """
+    When all that are left were cut off in the tail, and go back to an earlier step in a second round, then
+    the report says nothing of that tail: it is computed again.
+    """
+    job = trained(keeps=2)
+    for rank in (0, 1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+    job.kill(3)
+    job.settle()
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    job.train()
+    assert job.reports()[0]["inexact"] == []
+    assert job.reports()[0]["step"] == 3
+
+
 def test_of_two_that_differ_in_their_tails_the_one_that_came_further_counts() -> None:
     """
     When two are left in the tail and differ, then the one that has come to the later line is the source.
@@ -316,6 +384,19 @@ def test_a_shard_that_nobody_has_to_the_end_of_the_step_is_inexact() -> None:
         "ranks [1] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it of all that "
         "hold the same: what stands behind that line was not done for this step"
     ]
+
+
+def test_an_incident_after_tails_that_draw_is_not_exact() -> None:
+    """
+    When the loops of some ranks draw random numbers in their tails, then the report says so, once for all of them.
+    """
+    job = trained()
+    for rank in (0, 2):
+        job.ranks[rank].inexact = ("the loop draws",)
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert job.reports()[0]["inexact"] == ["ranks [0, 2]: the loop draws"]
 
 
 # ---------------------------------------------------------------- the rule itself
@@ -482,3 +563,70 @@ def test_a_source_that_was_left_out_of_a_transfer_is_a_fault() -> None:
         in incident["faults"][1]["evidence"]
     )
     assert len(job.orders(Fetch)) == 1
+
+
+# ---------------------------------------------------------------- an order of its own
+
+
+def test_a_comparison_has_the_time_of_a_repair() -> None:
+    """
+    When a state takes long to be read, then nobody is taken for one that hangs because of it: what ranks have to leave
+    their loops is one limit, and what they have to say what they hold is another.
+    """
+    job = trained()
+    job.muted = {(rank, "compare") for rank in range(4)}
+    job.fault(1, "network")
+    job.settle()
+    deadline = job.machine.next_deadline()
+    assert deadline is not None
+    assert deadline - job.now > job.policy.repair - 1
+    assert [order.to for order in job.orders(Compare)] == [(0, 1, 2, 3)]
+
+
+def test_nobody_compares_what_nobody_else_holds() -> None:
+    """
+    When of each shard only one holder is left, or what is held is not to be used, then nobody is asked.
+    """
+    job = trained(groups=PAIRS, derives=False)
+    for rank in (2, 3):
+        job.kill(rank)
+    job.settle()
+    assert job.orders(Compare) == []
+    job = trained(keeps=1)
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    assert job.orders(Compare) == []
+
+
+def test_a_rank_that_cannot_say_what_it_holds_is_compared_with_nobody() -> None:
+    """
+    When a rank cannot read its state, then the others are compared without it.
+    """
+    job = trained()
+    job.failures[2, "compare"] = ["the device is lost"]
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert job.orders(Fetch) == []
+
+
+def test_who_had_come_further_in_the_tail_may_be_lost() -> None:
+    """
+    When the rank whose copy was to count is lost before it has given it, then that of the other one counts.
+    """
+    job = trained(world=3)
+    for rank, line in ((0, 57), (1, 61)):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line, job.ranks[rank].settings = f"train.py:{line}", f"at {line}"
+    job.slow = {2}
+    job.kill(2)
+    job.settle()
+    assert job.doing == "awaiting"
+    job.kill(1)
+    job.settle()
+    job.arrive(2)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert {one.settings for one in job.ranks.values()} == {"at 57"}

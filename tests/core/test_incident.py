@@ -137,7 +137,7 @@ def test_an_incident_has_its_parts_in_the_report() -> None:
     job.settle()
     job.train()
     assert phases(job) == [
-        "freeze", "await", "clear", "rebuild", "repair", "rebuild", "rollback", "resume",
+        "freeze", "await", "clear", "compare", "rebuild", "repair", "rebuild", "rollback", "resume",
     ]  # fmt: skip
 
 
@@ -164,4 +164,4 @@ def test_to_write_and_to_commit_is_to_save() -> None:
     job.fault(1, "network")
     job.settle()
     assert job.over is not None
-    assert phases(job) == ["freeze", "clear", "save"]
+    assert phases(job) == ["freeze", "clear", "compare", "save"]

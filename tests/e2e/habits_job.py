@@ -67,6 +67,20 @@ class Counting(Net):
         return super().forward(x, step) * (1.0 + 0.01 * self.seen)
 
 
+class Waking(Counting):
+    """
+    It begins to count in step 6.
+    """
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        """
+        As that of any.
+        """
+        if step >= 6:
+            return super().forward(x, step)
+        return Net.forward(self, x, step)
+
+
 class Telling(Net):
     """
     It counts in a number that it tells as its extra state.
@@ -170,12 +184,33 @@ class Counts(Habit):
     net = Counting
 
 
+class Wakes(Habit):
+    """
+    In a buffer, which it changes for the first time in the step in which a rank dies.
+    """
+
+    net = Waking
+
+
 class Tells(Habit):
     """
     In an extra state, in the forward pass.
     """
 
     net = Telling
+
+
+class Freezes(Habit):
+    """
+    A part of the model, behind the window of step 3.
+    """
+
+    def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
+        """
+        As a script does that trains parts of a model one after the other.
+        """
+        if step == 3:
+            model.get_submodule("first").requires_grad_(False)
 
 
 class Hides(Habit):
@@ -191,6 +226,8 @@ HABITS: Mapping[str, type[Habit]] = {
     "counts": Counts,
     "tells": Tells,
     "hides": Hides,
+    "wakes": Wakes,
+    "freezes": Freezes,
 }
 
 

@@ -65,3 +65,28 @@ def test_an_optimizer_that_keeps_state_out_of_reach_is_refused(
     assert outcome.code not in (0, 3), outcome.output
     assert "Momentum keeps state in its attributes" in outcome.output
     assert {step for _, step in outcome.rows()} == {1}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
+def test_a_buffer_that_moves_for_the_first_time_is_rewound(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    """
+    When a rank dies in the first step that changes a buffer, then all ranks have that step in it once.
+    """
+    loses_nothing(tmp_path, "wakes", "1,6", *how)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
+def test_parameters_that_are_frozen_while_training_are_refused(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    """
+    When a script freezes parameters while training, then the job ends with the next window, and says why, where
+    a replacement would have trained them on.
+    """
+    outcome = run(tmp_path, script=SCRIPT, arguments=("freezes", "--die", "1,6", *how), nproc=2)
+    assert outcome.code not in (0, 3), outcome.output
+    assert "requires_grad of first.weight, first.bias was changed while training" in outcome.output

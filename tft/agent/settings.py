@@ -177,6 +177,7 @@ def rank_environment(
         keep_checkpoints=job.keep_checkpoints,
         save_copies=job.save_copies,
         curve=job.curve,
+        audit=job.audit,
     )
     place = settings.place(slot)
     return {

@@ -261,6 +261,8 @@ def check_settings(settings: JobSettings) -> None:
             raise UsageError(f"{option} is at least {least}, not {value}")
     if settings.save_copies not in ("one", "all"):
         raise UsageError(f"--save-copies is one or all, not {settings.save_copies}")
+    if settings.audit not in ("first", "strict", "off"):
+        raise UsageError(f"--audit is first, strict or off, not {settings.audit}")
     shelf_of(settings).check()
     unknown = [name for name in settings.enable if name not in STRATEGIES]
     if unknown:

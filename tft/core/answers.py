@@ -52,8 +52,11 @@ class Answers:
         job.phase(PHASES.get(message.order, message.order), seat.rank, message.began, compares)
         if message.compared:
             job.phase("compare", seat.rank, compares, message.at)
-        if message.order in COMPARED or message.order == "load":
-            seat.digests, seat.line = message.digests, message.line
+        if message.order in COMPARED or message.order in ("stop", "load"):
+            seat.digests = message.digests
+        if message.order == "stop":
+            seat.line = message.line
+        seat.inexact = message.inexact or seat.inexact
         # it cannot write this itself: somebody else does, of whichever step is saved in the end
         seat.private = {**seat.private, **message.private}
         if message.failure is not None:
@@ -149,6 +152,8 @@ class Answers:
                 rounds.again(f"rank {seat.rank} could not {order}: {why}")
             case "hold":  # nothing is wrong, but there is no pause
                 self._course.pausing.give_up(f"rank {seat.rank} could not {order}: {why}")
+            case "compare":  # then it is compared with nobody
+                job.incident.tasks[order].waiting.discard(seat.rank)
             case "release":  # in a pause nothing is wrong yet: this is what is
                 evidence = f"rank {seat.rank} could not {order}: {why}"
                 rounds.fault("network", None, seat.position.step + 1, job.now, evidence)

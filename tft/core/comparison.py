@@ -138,11 +138,26 @@ class Comparison:
         self._job = job
         self._rounds = rounds
 
+    def holders(self) -> tuple[int, ...]:
+        """
+        Those who hold something that others may hold, too.
+        """
+        held = {seat.rank for seat in self._sound()}
+        several = {
+            rank
+            for ranks in self._job.topology().groups.values()
+            for rank in ranks
+            if len(held.intersection(ranks)) > 1
+        }
+        return tuple(sorted(held & several))
+
     def judge(self) -> None:
         """
         Everyone has left the loop, and said what it holds. Whoever holds another copy than most is at fault, and gets
         theirs. Where that is undecided no copy is sound that is later than the last comparison.
         """
+        for seat in self._job.seats.values():
+            seat.outrun = False  # who had come further may be lost
         self._judge(self._differences())
 
     def confirms(self) -> bool:
@@ -174,6 +189,7 @@ class Comparison:
                 for rank in difference.wrong:
                     job.seats[rank].outrun = True
             elif difference.right:
+                self._has_spread(difference)
                 for rank in difference.wrong:
                     named.setdefault(rank, []).append(difference.sentence())
             else:
@@ -184,6 +200,18 @@ class Comparison:
             step = seat.position.step + 1
             self._rounds.fault("corruption", rank, step, job.now, "; ".join(sentences))
             job.count(rank)
+
+    def _has_spread(self, difference: Difference) -> None:
+        """
+        What a wrong copy has computed is in the sums of all, from the first step after the last comparison on.
+        """
+        job, first = self._job, self._job.compared + 1
+        if difference.step >= first:
+            why = (
+                f"{difference.sentence()}; since when is not known: what ranks {list(difference.wrong)} have given to "
+                f"sums in steps {first} to {difference.step} may be in the state of all"
+            )
+            job.incident.reservations.append((first, why))
 
     def _tell(self, difference: Difference) -> None:
         self._job.tell(
@@ -209,7 +237,6 @@ class Comparison:
         seat.trusted, seat.damaged = False, True
 
     def _differences(self, *, tails: bool = True) -> list[Difference]:
-        job, ceiling = self._job, self._job.incident.ceiling
         copies = {
             seat.rank: Copy(
                 rank=seat.rank,
@@ -219,12 +246,39 @@ class Comparison:
                 line=seat.line,
                 brought=seat.brought,
             )
-            for seat in job.seated()
-            if seat.ready and seat.trusted and not (seat.doomed or seat.searching)
-            if not (seat.outrun or seat.disputed or (job.virgin and not seat.held))
-            if seat.held is not None and (ceiling is None or seat.held <= ceiling)
+            for seat in self._sound()
+            if seat.held is not None and not seat.outrun
         }
-        return differences(job.topology().groups, copies)
+        return differences(self._job.topology().groups, copies)
+
+    def _sound(self) -> list[Seat]:
+        """
+        Those that hold something against which nothing is known. What ranks begin with is their own, until the first
+        wrapper is built.
+        """
+        job, ceiling = self._job, self._job.incident.ceiling
+        return [
+            seat
+            for seat in job.seated()
+            if seat.ready and seat.trusted and not (seat.doomed or seat.searching or seat.disputed)
+            if seat.held is not None and not (job.virgin and not seat.held)
+            if ceiling is None or seat.held <= ceiling
+        ]
+
+
+def note_habits(job: Job, step: int) -> None:
+    """
+    All go on from the end of `step`, or save it: say what the loops of those that are left do in every tail that makes an
+    incident differ from a run without it.
+    """
+    if step == 0:  # no tail comes before it
+        return
+    said: dict[str, list[int]] = {}
+    for seat in job.seated():
+        for sentence in seat.inexact:
+            said.setdefault(sentence, []).append(seat.rank)
+    for sentence, ranks in said.items():
+        job.incident.reservations.append((step, f"ranks {ranks}: {sentence}"))
 
 
 def note_tails(job: Job, step: int) -> None:

@@ -5,7 +5,7 @@ a time, each when everything it needs is there.
 
 from tft.core import planner
 from tft.core.choice import Choice
-from tft.core.comparison import Comparison, forget_tails, note_tails
+from tft.core.comparison import Comparison, forget_tails, note_habits, note_tails
 from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.pausing import Pausing
@@ -14,6 +14,7 @@ from tft.core.rounds import Rounds
 from tft.core.seats import Process, Seat
 from tft.core.table import FAULTS, Reaction, State
 from tft.protocol.messages import (
+    Compare,
     Fetch,
     Load,
     Noticed,
@@ -58,10 +59,8 @@ class Course:
                 return self._start_repair()
             case S.FREEZING if job.answered_all("freeze"):
                 return self._after_freeze()
-            case S.CLEARING if job.answered_all("stop") and not job.dying():
-                self.comparison.judge()
-                self.choice.consider()
-                return True
+            case S.CLEARING if job.answered_all("stop", "compare") and not job.dying():
+                return self._compare()
             case S.CHOOSING if job.expired() and not job.dying():
                 self.choice.time_is_up()
                 return True
@@ -183,6 +182,19 @@ class Course:
             job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), limit=limit)
         return True
 
+    def _compare(self) -> bool:
+        """
+        Everyone has left the loop. Those who hold something say what, and it is judged; then it is time to choose.
+        """
+        job = self._job
+        holders = self.comparison.holders()
+        if holders and "compare" not in job.incident.tasks:
+            job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
+            return False
+        self.comparison.judge()
+        self.choice.consider()
+        return True
+
     def _doom_suspects(self) -> None:
         """
         Whoever does not wait for others while nobody moves is the one that hangs; if that is
@@ -260,6 +272,7 @@ class Course:
         if self._job.state is S.DUMPING:
             self.ending.replan()
         else:
+            self.comparison.judge()  # whose copy was to count may be lost
             self.choice.consider()
 
     def straggles(self, message: Noticed) -> None:
@@ -534,8 +547,8 @@ class Course:
     def _roll_back(self) -> None:
         job = self._job
         step = job.agreed()
-        # what an earlier round has said of another step is void
-        job.incident.inexact = list(job.incident.tails)
+        job.incident.returns_to(step)
+        note_habits(job, step)
         skip = self._skip(step)
         # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
         job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}
@@ -582,9 +595,8 @@ class Course:
         ranks = tuple(s.rank for s in bereft if s.rank in joining or step not in s.private)
         if ranks and step > 0:
             job.tell("private_derived", ranks=list(ranks), step=step)
-            job.incident.inexact.append(
-                f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
-            )
+            why = f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
+            job.incident.reservations.append((step, why))
         return ranks
 
     def _resume_training(self) -> None:

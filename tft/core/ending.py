@@ -4,7 +4,7 @@ The ways a job ends: a last checkpoint by the survivors, completion, or leaving 
 
 from tft.core import planner
 from tft.core.commands import JobOver
-from tft.core.comparison import note_tails
+from tft.core.comparison import note_habits, note_tails
 from tft.core.job import Job
 from tft.core.seats import Seat
 from tft.core.table import State
@@ -50,8 +50,9 @@ class Ending:
         job.saved = {}
         incident.writers = {s.rank for s in job.seats.values() if s.able}
         incident.step = step + 1
+        incident.returns_to(step)
         note_tails(job, step)
-        incident.inexact = list(incident.tails)
+        note_habits(job, step)
         back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]
         if back:  # first of all: what is saved is what is in use then
             restore = Restore(**job.key(), to=tuple(sorted(back)), step=step)

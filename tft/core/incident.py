@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder
 
-COMPARED: frozenset[OrderName] = frozenset({"stop", "fetch", "restore", "reload"})
+COMPARED: frozenset[OrderName] = frozenset({"compare", "fetch", "restore", "reload"})
 """Orders after which a rank says digests of what it holds."""
 PHASES: dict[OrderName, str] = {
     "stop": "clear",
@@ -140,11 +140,12 @@ class Incident:
     """How often each rank has lost its process and was given another."""
     counted: set[int] = field(default_factory=set)
     """The ranks whose part in it has been held against them."""
-    inexact: list[str] = field(default_factory=list)
-    """Why training does not go on bit for bit as it would have without the incident."""
+    reservations: list[tuple[int, str]] = field(default_factory=list)
+    """Why training does not go on bit for bit as it would have without the incident, and from the end of which
+    step on."""
     tails: dict[str, int] = field(default_factory=dict)
-    """Such a sentence for each line in the tail of a step that nobody has come further than who holds a shard, and
-    the step."""
+    """For each line in the tail of a step that nobody has come further than who holds a shard: the sentence, and the
+    step."""
     marks: dict[int, int] = field(default_factory=dict)
     """By rank: the last step after which all was called that is to be, at least."""
     closed: float | None = None
@@ -170,6 +171,20 @@ class Incident:
         A rank has lost its process, and another takes its place.
         """
         self.respawns[rank] = self.respawns.get(rank, 0) + 1
+
+    @property
+    def inexact(self) -> list[str]:
+        """
+        Why training does not go on bit for bit as it would have without the incident.
+        """
+        return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations)]))
+
+    def returns_to(self, step: int) -> None:
+        """
+        All go on from the end of this step: what was inexact about later ones is computed again. What an earlier
+        round has done to this one stays.
+        """
+        self.reservations = [(since, why) for since, why in self.reservations if since <= step]
 
     def lower(self, ceiling: int) -> None:
         """

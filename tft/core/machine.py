@@ -332,7 +332,7 @@ class Machine:
             case "check" if most:  # it hangs in one of them, and the others wait for that one there
                 self._unheard(ranks, why)
             case (
-                "freeze" | "stop" | "load" | "fetch" | "restore" | "reload" | "rollback" | "check"
+                "freeze" | "stop" | "compare" | "load" | "fetch" | "restore" | "reload" | "rollback" | "check"
                 | "save" | "commit"
             ):  # fmt: skip
                 why = f"{why}. {ALONE}" if order == "stop" else why

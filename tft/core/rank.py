@@ -289,6 +289,7 @@ class RankMachine:
                     compared=event.compared,
                     line=event.line,
                     odd=event.odd,
+                    inexact=event.inexact,
                     began=began,
                     at=event.at,
                 )

@@ -109,6 +109,7 @@ class Done:
     compared: float = 0.0
     line: str = ""
     odd: dict[int, str] = field(default_factory=dict)
+    inexact: tuple[str, ...] = ()
     began: float
     at: float
 

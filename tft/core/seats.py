@@ -63,6 +63,8 @@ class Seat:
     """Seconds that what it calls after a step may take."""
     line: str = ""
     """Where in the tail of step `held` it has left the loop."""
+    inexact: tuple[str, ...] = ()
+    """What its loop does in tails that an incident cannot undo or do again as it was."""
     outrun: bool = False
     """Others have come further in the tail of step `held`, and none to its end: their state is the one that counts."""
     brought: bool = False
@@ -167,6 +169,7 @@ class Seat:
         self.held, self.backups = None, ()
         self.digests, self.line = {}, ""
         self.outrun = self.disputed = self.brought = False
+        self.inexact = ()
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = self.searching = False
         self.doomed = self.blame = self.unable = self.no_restore = self.no_commit = ""

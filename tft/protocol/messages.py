@@ -20,7 +20,7 @@ FaultKind = Literal[
 ]
 
 OrderName = Literal[
-    "freeze", "stop", "load", "fetch", "restore", "regroup", "reload", "rebuild", "rollback", "resume",
+    "freeze", "stop", "compare", "load", "fetch", "restore", "regroup", "reload", "rebuild", "rollback", "resume",
     "hold", "check", "release", "save", "commit", "complete", "end",
 ]  # fmt: skip
 
@@ -164,7 +164,7 @@ class Answered:
     waiting: bool = False
     """For `freeze`: the training thread sits in a collective, or is out of the loop."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By shard and part: digests of the state of step `held`, where a copy of it was left, brought or restored. An
+    """For `compare`, `fetch`, `restore` and `reload`, by shard and part: digests of the state of step `held`. An
     empty one is of a part that is this rank's own. Empty: nothing is held, or it cannot be compared."""
     compared: float = 0.0
     """Seconds that these took."""
@@ -172,6 +172,8 @@ class Answered:
     """For `stop`: where in the tail of step `held` the loop was left (FILE:LINE)."""
     odd: dict[int, str] = field(default_factory=dict)
     """For `fetch`: the sources that were left out, and why."""
+    inexact: tuple[str, ...] = ()
+    """What the loop of this rank does in its tails that an incident cannot undo or do again as it was: sentences."""
     files: tuple[SavedFile, ...] = ()
     """For `save`."""
     verdict: Verdict = "pass"
@@ -507,6 +509,19 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compare:
+    """
+    Say digests of what you hold, to be compared with those of the others that hold the same.
+    """
+
+    epoch: int
+    incident: int
+    round: int
+    to: tuple[int, ...]
+    seats: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """
     Take the state of this checkpoint.
@@ -834,7 +849,7 @@ OutsideReport = (
 )
 Report = RankReport | NodeReport | OutsideReport
 RankOrder = (
-    Freeze | Stop | Load | Fetch | Restore | Regroup | Reload | Rebuild | Rollback | Resume
+    Freeze | Stop | Compare | Load | Fetch | Restore | Regroup | Reload | Rebuild | Rollback | Resume
     | Hold | Check | Release | Save | Commit | Complete | End
 )  # fmt: skip
 NodeOrder = Spawn | Kill | EndNode
@@ -846,14 +861,14 @@ MESSAGES: tuple[type, ...] = (
     NodeJoined, Spawned, Exited, StoreOpened, NodeLost, StopRequested,
     PauseRequested, ResumeRequested, SwitchRequested, Noticed, Advised,
     Beat, Lead,
-    Freeze, Stop, Load, Fetch, Restore, Regroup, Reload, Rebuild, Rollback, Resume, Hold, Check,
+    Freeze, Stop, Compare, Load, Fetch, Restore, Regroup, Reload, Rebuild, Rollback, Resume, Hold, Check,
     Release, Save, Commit, Complete, End,
     Spawn, Kill, EndNode, Refused,
 )  # fmt: skip
 """All of them, in the order of `docs/wire.md`. The class name is the name on the wire."""
 
 ORDER_NAMES: dict[type[RankOrder], OrderName] = {
-    Freeze: "freeze", Stop: "stop", Load: "load", Fetch: "fetch", Restore: "restore",
+    Freeze: "freeze", Stop: "stop", Compare: "compare", Load: "load", Fetch: "fetch", Restore: "restore",
     Regroup: "regroup", Reload: "reload", Rebuild: "rebuild", Rollback: "rollback",
     Resume: "resume", Hold: "hold", Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
     End: "end",

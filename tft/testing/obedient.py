@@ -91,6 +91,8 @@ class ScriptedRank:
     """Where it is cut off."""
     after: bool = False
     """It has ended `step`, and is not through with what is called after it."""
+    inexact: tuple[str, ...] = ()
+    """What its loop does in tails that an incident cannot do again."""
     content: str = "right"
     """What its copies are of; those of ranks that hold the same have to be equal."""
     odd: dict[int, str] = field(default_factory=dict)
@@ -268,6 +270,7 @@ class ScriptedRank:
             digests=dict.fromkeys(self.shards, parts) if compares else {},
             line=self.line if self.tail else "",
             odd=self.odd if name == "fetch" else {},
+            inexact=self.inexact,
             began=at,
             at=at,
         )

@@ -54,7 +54,7 @@ Alike = (
 """What many ranks say at about the same time."""
 
 DONE: dict[str, str] = {
-    "freeze": "froze", "stop": "left the loop", "load": "loaded the checkpoint",
+    "freeze": "froze", "stop": "left the loop", "compare": "said what it holds", "load": "loaded the checkpoint",
     "fetch": "copied and verified", "restore": "took back a copy", "regroup": "formed the groups",
     "reload": "loaded a checkpoint of its own", "rebuild": "rebuilt", "rollback": "rolled back", "resume": "entered the loop",
     "hold": "stood still", "check": "passed the check", "release": "went on", "save": "saved",
@@ -116,7 +116,7 @@ def particulars(messages: Sequence[Alike]) -> str:
     match messages[0]:
         case Answered(order="freeze" | "hold"):
             return _each("standing at", [(a.rank, _where(a.position)) for a in answers])
-        case Answered(order="stop" | "fetch" | "restore" | "load" | "reload"):
+        case Answered(order="stop" | "compare" | "fetch" | "restore" | "load" | "reload"):
             return _each("holding", [(a.rank, _held(a)) for a in answers])
         case Answered(order="save"):
             return f"{sum(len(answer.files) for answer in answers)} files"

@@ -23,6 +23,7 @@ from tft.protocol.messages import (
     ORDER_NAMES,
     Check,
     Commit,
+    Compare,
     Complete,
     End,
     Fetch,
@@ -150,6 +151,8 @@ class Hands:
                     self._stopped_for = order.incident
                 self._promised = None
                 self._hook.tft_clear()
+                return Work(line=self._line if self._gate.in_tail else "")
+            case Compare():
                 return self._compared()
             case Load():
                 self._load(order)
@@ -196,8 +199,7 @@ class Hands:
             log.warning("state_not_compared", step=step, exc_info=True)
             digests = {}
         seconds = SystemClock().now() - began if digests else 0.0
-        line = self._line if self._gate.in_tail else ""
-        return Work(digests=digests, compared=seconds, line=line)
+        return Work(digests=digests, compared=seconds)
 
     def digests(self) -> dict[str, dict[str, str]]:
         """

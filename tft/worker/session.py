@@ -22,7 +22,7 @@ from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.hooks import Diagnosis, Made, Parcel
 from tft.page import Page
-from tft.plugins import load_adaptor, load_plugins, quick
+from tft.plugins import direct, load_adaptor, load_plugins
 from tft.protocol.messages import (
     Complete,
     End,
@@ -42,6 +42,7 @@ from tft.protocol.messages import (
 from tft.transfer.server import ShardServer
 from tft.transfer.tls import Tls, read_tls
 from tft.worker.after import LIMIT, AfterStep, AfterSteps
+from tft.worker.audit import Audit
 from tft.worker.control import Control
 from tft.worker.diagnosis import Diagnostician
 from tft.worker.foreign import become_launcher
@@ -102,7 +103,7 @@ class Session:
         self._diagnose = Diagnostician(self._classify, self._observers.device_faults()).diagnose
         self._tls = read_tls(settings.curve)
         self._server = ShardServer(settings.host, settings.job, self._give, self._tls)
-        self._capture: Callable[..., bytes] = quick(self._adaptor.hook.tft_capture)
+        self._capture: Callable[..., bytes] = direct(self._adaptor.hook.tft_capture)
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._periodic = Periodic(
             settings, self._adaptor.hook, self._saving, self._control.report, self.expect,
@@ -111,14 +112,18 @@ class Session:
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._meets = False
         """No rank holds everything: they make sure of each other before a step is completed."""
-        self._notes = bool(self._adaptor.hook.tft_end_step.get_hookimpls())
-        self._note: Callable[[], bytes | None] = quick(self._adaptor.hook.tft_end_step)
+        self._note: Callable[[], bytes | None] | None = None
+        if self._adaptor.hook.tft_end_step.get_hookimpls():
+            self._note = direct(self._adaptor.hook.tft_end_step)
         self._tails = self._page.tailed()
         """Steps end behind their windows."""
         self._after = AfterSteps(self._adaptor.hook)
         self._records = Records(settings.run_dir, settings.rank)
         self._again = False
         """What is called after the last step is to be called before the next."""
+        self._audit = self._make_audit()
+        self._audited = self._audit
+        """What looks at the present step; None: nobody does, and nobody is asked."""
         self._private = b""
         """As it was when the last window closed."""
         self._contributed = b""
@@ -337,6 +342,8 @@ class Session:
             hook.tft_meet.get_hookimpls()
         )
         self._saving.check(shards)
+        if self._audit is not None:
+            self._audit.begin(each.shard for each in shards)
         self._control.report(
             Ready(
                 rank=self.rank,
@@ -380,6 +387,7 @@ class Session:
         The loop has been left, by an exception that is no `Interrupted`: by a fault; None: because an
         incident has cut it off. Nothing may hold the frames of the loop any more.
         """
+        self._audit_left(error)
         self._cut_off(None if error is None else self._fault(error))
 
     def finish(self) -> None:
@@ -400,6 +408,8 @@ class Session:
         private = self._capture(closing=False)
         if private != self._contributed:  # else it is in the page, and is better left alone there
             self._page.capture(completed + 1, private, False)
+        if self._audited is not None:
+            self._audited.window_opens(completed + 1, tails=self._tails)
         met = not self._meets or self._meet()
         self._page.move(completed, met, self._clock.now())
         if not met or not self._gate.arrive():
@@ -425,6 +435,8 @@ class Session:
             )
         if self._observers.watch_windows:
             self._observers.window_closed(step)
+        if self._audited is not None:
+            self._audited.window_closed(step, tails=tail)
         if not tail:
             self._end_step()
 
@@ -433,9 +445,11 @@ class Session:
         All that the loop does in a step is done: this is what other ranks have, too.
         """
         step = self._gate.completed
+        if self._audited is not None:
+            self._end_audited(self._audited, step)
         if self._observers.watch_tails:
             self._observers.tail_ends(step)
-        if self._notes:
+        if self._note is not None:
             noted = self._note()
             if noted is not None:
                 self._private = noted
@@ -477,6 +491,27 @@ class Session:
             self._gate.ended(after=True)
             self._page.move(step, False, self._clock.now(), after=True)
             self._call(after, step)
+
+    def _end_audited(self, audit: Audit, step: int) -> None:
+        audit.step_ends(step, leaves=self._gate.leaves(step))
+        if audit.over:
+            self._audited = None
+
+    def _make_audit(self) -> Audit | None:
+        if self._settings.audit == "off":
+            return None
+        return Audit(
+            hook=self._adaptor.hook,
+            rank=self.rank,
+            world=self.world,
+            strict=self._settings.audit == "strict",
+            loop=Session._train.__code__,
+            awake=self._wake_audit,
+            position=lambda: (self._gate.completed, self._gate.in_tail),
+        )
+
+    def _wake_audit(self) -> None:
+        self._audited = self._audit
 
     def _meet(self) -> bool:
         """
@@ -525,14 +560,17 @@ class Session:
             self._end_last_step()
             self._periodic.finish()
         except Interrupted as error:
-            line = _line_below(error)
+            line = self._audit_left(error) or _line_below(error)
         except BaseException as error:  # noqa: BLE001 (whatever leaves the user's loop is a fault)
-            message, line = self._fault(error), _line_below(error)
+            message, line = self._fault(error), self._audit_left(error) or _line_below(error)
         else:
             self._left(self._finished())
             return
         # Here no traceback holds the frames of the loop any more, nor the groups they used.
         self._cut_off(message, line)
+
+    def _audit_left(self, error: BaseException | None) -> str:
+        return "" if self._audit is None else self._audit.left(error)
 
     def _end_last_step(self) -> None:
         if self._gate.in_tail:
@@ -643,6 +681,7 @@ class Session:
             compared=work.compared,
             line=work.line,
             odd=work.odd,
+            inexact=() if self._audit is None else tuple(self._audit.inexact),
             began=began,
             at=self._clock.now(),
         )

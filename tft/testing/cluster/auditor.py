@@ -49,6 +49,7 @@ HARMLESS = ("resume", "come", "advise")
 """What needs nothing to be done about it."""
 NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
     "stop": ("freeze",),
+    "compare": ("stop",),
     "hold": ("freeze",),
     "check": ("hold",),
     "reload": ("regroup",),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Key = tuple[int, int]
 """Incident and round."""
 LIMITS: dict[OrderName, str] = {
-    "freeze": "freeze", "stop": "stop", "load": "repair", "fetch": "repair", "restore": "repair",
+    "freeze": "freeze", "stop": "stop", "compare": "repair", "load": "repair", "fetch": "repair", "restore": "repair",
     "reload": "repair", "regroup": "regroup", "rebuild": "rebuild", "rollback": "repair", "resume": "regroup",
     "hold": "hold", "check": "check", "release": "freeze", "save": "save", "commit": "save",
     "complete": "join", "end": "leave",

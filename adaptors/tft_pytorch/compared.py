@@ -1,0 +1,38 @@
+"""
+Digests of a shard by its parts, for ranks that compare what they hold, and for the audit of a loop.
+"""
+
+from collections.abc import Mapping
+
+import xxhash
+
+from tft.hooks import Parcel
+from tft.protocol.codec import pack, unpack
+from tft_pytorch.trees import expect
+
+_SETTINGS = "optim.param_groups."
+"""Before the names of tensors in the settings of parameter groups, such as a learning rate."""
+
+
+def shard_parts(parcel: Parcel, own: Mapping[str, bool]) -> dict[str, str]:
+    """
+    Digests (XXH3-128, hexadecimal) of a shard that `tft_give` would give: `model`, `master`, `optim`, the `settings` of
+    the parameter groups, the scheduler and the others by their names, and `description`, which is the rest. Buffers
+    in `own` stand alone; where that is True the digest is empty: this rank's content is its own.
+    """
+    told = expect(unpack(parcel.meta), dict, "the description of a shard")
+    optimizer, others = dict(told.pop("optimizer")["dict"]), told.pop("others")
+    settings = optimizer.pop("param_groups")
+    sums = {
+        "description": xxhash.xxh3_128(pack(told)),
+        "optim": xxhash.xxh3_128(pack(list(optimizer.items()))),
+        "settings": xxhash.xxh3_128(pack(settings)),
+        **{name: xxhash.xxh3_128(pack(tree)) for name, tree in others.items()},
+    }
+    for buffer in parcel.buffers:
+        part = buffer.name if buffer.name in own else buffer.name.partition(".")[0]
+        part = "settings" if buffer.name.startswith(_SETTINGS) else part
+        sum_ = sums.setdefault(part, xxhash.xxh3_128())
+        sum_.update(buffer.name.encode())
+        sum_.update(buffer.view)
+    return {part: "" if own.get(part) else sum_.hexdigest() for part, sum_ in sums.items()}

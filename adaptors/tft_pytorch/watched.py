@@ -1,0 +1,38 @@
+"""
+Watches for collectives that this process enters. torch has no hook for that, so the methods of its process groups are
+replaced while somebody watches, whatever their backend is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from tft_pytorch.interruptible import OPERATIONS
+
+_native: dict[str, Any] = {}  # Any: methods of a class in C++
+"""What was replaced, by name."""
+
+
+def watch(entered: Callable[[], None] | None) -> None:
+    """
+    Call this before a collective is entered from Python; None: no more, and torch has its own methods again.
+    """
+    for name, method in _native.items():
+        setattr(dist.ProcessGroup, name, method)
+    _native.clear()
+    if entered is None:
+        return
+    for name in OPERATIONS:
+        method = vars(dist.ProcessGroup).get(name)
+        if method is not None:
+            _native[name] = method
+            setattr(dist.ProcessGroup, name, _watched(method, entered))
+
+
+def _watched(method: Any, entered: Callable[[], None]) -> Callable[..., Any]:  # Any: as above
+    def operation(self: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        entered()
+        return method.__get__(self)(*args, **kwargs)
+
+    return operation

@@ -1,0 +1,486 @@
+"""
+The audit of a loop, on the state of the adaptor for PyTorch: what is named, and what is not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import pluggy
+import pytest
+import torch
+import torch.distributed as dist
+from structlog.testing import capture_logs
+from tft_pytorch.adopted import Adopted, adopt
+from tft_pytorch.groups import Groups
+from tft_pytorch.hooks import TorchHooks
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
+
+from tft.errors import Interrupted, UsageError
+from tft.hooks import AdaptorSpecs, hookimpl
+from tft.state_hooks import StateHooks
+from tft.worker.audit import STEPS, Audit
+
+Logs = list[MutableMapping[str, Any]]  # Any: as structlog has them
+
+
+class Looks:
+    """
+    The hooks for which an adaptor asks its state.
+    """
+
+    def __init__(self, state: Adopted) -> None:
+        self._state = state
+
+    @hookimpl
+    def tft_compare(self, shard: str) -> Mapping[str, str]:
+        """As in the adaptor."""
+        return self._state.compare(shard)
+
+    @hookimpl
+    def tft_generators(self) -> Mapping[str, str]:
+        """As in the adaptor."""
+        return self._state.generators()
+
+
+class Net(nn.Module):
+    """
+    A norm, dropout, and a buffer that counts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.5)
+        self.last = nn.Linear(8, 4)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        (batch, 4) to the same.
+        """
+        if self.training:
+            self.seen += 1.0
+        return self.last(self.dropout(self.norm(self.first(x))))  # type: ignore[no-any-return]  # torch has no types here
+
+
+class Loop:
+    """
+    What a session does with an audit, round a loop of one process.
+    """
+
+    def __init__(
+        self, *, strict: bool = False, rank: int = 0, tails: bool = True, **parts: Any
+    ):  # Any: of `adopt`
+        torch.manual_seed(0)
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=torch.tensor(0.01))
+        self.average = AveragedModel(self.model.first)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.state = adopt(
+            {
+                "model": self.model,
+                "optimizer": self.optimizer,
+                "scheduler": self.scheduler,
+                "others": {"average": self.average},
+                **parts,
+            },
+            None,
+        )
+        hooks = StateHooks[Adopted]()
+        hooks.adopted = self.state
+        manager = pluggy.PluginManager("tft")
+        manager.add_hookspecs(AdaptorSpecs)
+        for plugin in (hooks, Looks(self.state), TorchHooks(hooks, Groups())):
+            manager.register(plugin)
+        self.step, self.in_tail, self.awake = 0, False, 0
+        self.tails = tails
+        self.audit = Audit(
+            hook=manager.hook, rank=rank, world=1, strict=strict, loop=Loop.run.__code__,
+            awake=self._wake, position=lambda: (self.step, self.in_tail),
+        )  # fmt: skip
+        self.audit.begin(["dense"])
+
+    def _wake(self) -> None:
+        self.awake += 1
+
+    def run(self, train: Callable[[], None]) -> Logs:
+        """
+        The loop; what was said of it.
+        """
+        with capture_logs() as logs:
+            train()
+        return [line for line in logs if line["event"] == "audit"]
+
+    def learn(self) -> None:
+        """
+        Forward, backward, and the window.
+        """
+        self.model(torch.ones(3, 4)).square().sum().backward()
+        with self.update():
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """
+        The update window.
+        """
+        self.state.capture()
+        if not self.audit.over:
+            self.audit.window_opens(self.step + 1, tails=self.tails)
+        yield
+        self.step += 1
+        self.state.capture(closing=True)
+        self.in_tail = self.tails
+        if not self.audit.over:
+            self.audit.window_closed(self.step, tails=self.tails)
+        if not self.tails:
+            self.end_step()
+
+    def end_step(self, *, leaves: bool = False) -> None:
+        """
+        The end of the tail.
+        """
+        self.audit.step_ends(self.step, leaves=leaves)
+        self.state.end_step()
+        self.in_tail = False
+
+
+@contextmanager
+def group() -> Iterator[None]:
+    """
+    A group of this process alone.
+    """
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def said(logs: Logs) -> list[tuple[str, str]]:
+    """
+    What was found, and the sentence.
+    """
+    return [(line["finding"], line["why"]) for line in logs]
+
+
+# ---------------------------------------------------------------- tails that draw
+
+
+def test_a_tail_that_draws_is_named_once_with_generator_and_lines() -> None:
+    """
+    When the tail draws from generators that are kept, then they are named with the lines between which they moved, once; and
+    an incident is not exact from then on.
+    """
+    loop = Loop(rng=("torch", "numpy"))
+
+    def train() -> None:
+        for _ in range(3):
+            loop.learn()
+            torch.rand(1)
+            numpy.random.rand()
+            loop.end_step()
+
+    ((finding, why),) = said(loop.run(train))
+    code = train.__code__.co_firstlineno
+    assert finding == "draws"
+    assert "the tail of step 1 draws random numbers (generators torch, numpy)" in why
+    assert f"({__file__}:{code + 2}) and the end of the step ({__file__}:{code + 5})" in why
+    (sentence,) = loop.audit.inexact
+    assert "generators torch, numpy" in sentence
+
+
+def test_a_loader_without_a_generator_draws() -> None:
+    """
+    When a tail iterates over a loader that has no generator of its own, then that is found; with one it is not.
+    """
+    for generator, found in ((None, ["draws"]), (torch.Generator(), [])):
+        loop = Loop()
+        loader = DataLoader(
+            TensorDataset(torch.ones(4, 4)), shuffle=generator is not None, generator=generator
+        )
+
+        def train(loop: Loop = loop, loader: DataLoader[tuple[Tensor, ...]] = loader) -> None:
+            loop.learn()
+            for _ in loader:
+                pass
+            loop.end_step()
+
+        assert [finding for finding, _ in said(loop.run(train))] == found
+
+
+def test_only_rank_0_says_what_all_do() -> None:
+    """
+    When another rank finds what all do, then it keeps silent, but knows that an incident is not exact.
+    """
+    loop = Loop(rank=1)
+
+    def train() -> None:
+        loop.learn()
+        torch.rand(1)
+        loop.end_step()
+
+    assert loop.run(train) == []
+    assert len(loop.audit.inexact) == 1
+
+
+# ---------------------------------------------------------------- tails with collectives
+
+
+def test_what_a_tail_changes_after_a_collective_is_named() -> None:
+    """
+    When the tail changes the learning rate after a collective, then that is named with the collective's line; what was
+    changed before it is not; and torch has its own methods again.
+    """
+    before = dict(vars(dist.ProcessGroup))
+    loop = Loop()
+
+    def train() -> None:
+        loop.learn()
+        loop.average.update_parameters(loop.model.first)
+        dist.all_reduce(torch.ones(1))
+        loop.optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+        loop.end_step()
+
+    with group():
+        found = said(loop.run(train))
+    line = f"{__file__}:{train.__code__.co_firstlineno + 3}"
+    assert [finding for finding, _ in found] == ["collective"]
+    assert (
+        f"changes the settings of the parameter groups after its collective ({line})" in found[0][1]
+    )
+    assert dict(vars(dist.ProcessGroup)) == before
+
+
+def test_a_collective_after_which_nothing_changes_is_silent() -> None:
+    """
+    When a tail changes state and enters collectives, but changes nothing after them, then nothing is named.
+    """
+    loop = Loop()
+
+    def train() -> None:
+        for _ in range(3):
+            loop.learn()
+            loop.scheduler.step()
+            dist.all_reduce(torch.ones(1))
+            dist.barrier()
+            loop.end_step()
+
+    with group():
+        assert loop.run(train) == []
+
+
+# ---------------------------------------------------------------- faults that tails keep
+
+
+def failing(loop: Loop) -> ConnectionError:
+    """
+    A collective of this loop fails.
+    """
+    error = ConnectionError("gone")
+    loop.audit._failed(error)
+    return error
+
+
+def test_a_fault_that_leaves_the_loop_is_not_named() -> None:
+    """
+    When what a collective has raised leaves the loop, itself or as the cause of what does, then nothing is said.
+    """
+    loop = Loop()
+
+    def train() -> None:
+        loop.learn()
+        error = failing(loop)
+        other = RuntimeError("evaluation")
+        other.__cause__ = error
+        assert loop.audit.left(other) == ""
+
+    assert loop.run(train) == []
+
+
+def test_a_fault_that_a_tail_keeps_is_named_by_every_rank() -> None:
+    """
+    When the loop goes on after a collective has failed, also long after the audited steps, then that is named by each
+    rank that does, and no incident is exact from then on.
+    """
+    loop = Loop(rank=1)
+
+    def train() -> None:
+        for _ in range(STEPS + 2):
+            loop.learn()
+            loop.end_step()
+        assert loop.audit.over
+        loop.learn()
+        failing(loop)
+        assert loop.awake == 1
+        loop.end_step()
+
+    ((finding, why),) = said(loop.run(train))
+    assert finding == "swallows"
+    assert "(ConnectionError: gone)" in why
+    assert loop.audit.inexact[0].startswith(f"the tail of step {STEPS + 3} has kept a fault")
+
+
+def test_who_keeps_a_fault_when_it_is_to_leave_was_cut_off_there() -> None:
+    """
+    When the loop is to be left at the end of a step whose tail has kept a fault, then it is left before that end, and the
+    line is that of the collective.
+    """
+    loop = Loop()
+
+    def train() -> None:
+        loop.learn()
+        failing(loop)
+        with pytest.raises(Interrupted) as caught:
+            loop.end_step(leaves=True)
+        assert loop.in_tail
+        line = train.__code__.co_firstlineno + 2
+        assert loop.audit.left(caught.value) == f"{__file__}:{line}"
+
+    assert [finding for finding, _ in said(loop.run(train))] == ["swallows"]
+
+
+# ---------------------------------------------------------------- behind the end of a step
+
+
+def test_what_changes_at_the_head_of_the_loop_is_named_but_for_settings() -> None:
+    """
+    When an average is taken at the head of the loop, then it is named; learning rate, scheduler and modes may be set
+    anew there, and what the forward pass changes is the rank's own.
+    """
+    loop = Loop()
+
+    def train() -> None:
+        for step in range(4):
+            loop.model.train()
+            loop.average.update_parameters(loop.model.first)
+            loop.optimizer.param_groups[0]["lr"].fill_(0.1 / (step + 1))
+            loop.optimizer.param_groups[0]["weight_decay"] = 0.1 * step
+            loop.scheduler.last_epoch = step
+            loop.learn()
+            loop.model.eval()
+            loop.end_step()
+
+    ((finding, why),) = said(loop.run(train))
+    assert finding == "head"
+    assert why.startswith("'average' changed between the end of step 1")
+    assert "session.end_step" not in why
+
+
+def test_a_loop_that_does_not_say_where_its_steps_end_is_told() -> None:
+    """
+    When a loop without ends of steps changes something behind its window, then the remedy is to say where they end.
+    """
+    loop = Loop(tails=False)
+
+    def train() -> None:
+        for _ in range(3):
+            loop.learn()
+            loop.average.update_parameters(loop.model.first)
+
+    ((finding, why),) = said(loop.run(train))
+    assert finding == "head"
+    assert "call session.end_step() at the end of the iteration" in why
+
+
+def test_the_step_in_which_a_loop_first_says_its_end_is_not_judged() -> None:
+    """
+    When a loop calls `session.end_step` for the first time behind its first window, then what it did before that was
+    in the tail.
+    """
+    loop = Loop(tails=False)
+
+    def train() -> None:
+        for _ in range(3):
+            loop.learn()
+            loop.average.update_parameters(loop.model.first)
+            loop.tails = True
+            loop.end_step()
+
+    assert loop.run(train) == []
+
+
+def test_parameters_that_change_in_the_backward_pass_are_named() -> None:
+    """
+    When a hook changes parameters in the backward pass, then they are named; buffers of the forward pass are not.
+    """
+    loop = Loop()
+
+    def decay(parameter: Tensor) -> None:
+        parameter.data.mul_(0.99)
+
+    for parameter in loop.model.parameters():
+        parameter.register_post_accumulate_grad_hook(decay)  # type: ignore[no-untyped-call]  # torch has no types here
+
+    def train() -> None:
+        for _ in range(3):
+            loop.learn()
+            loop.end_step()
+
+    ((finding, why),) = said(loop.run(train))
+    assert finding == "outside"
+    assert why.startswith("parameters or buffers of the model changed outside any update window")
+
+
+# ---------------------------------------------------------------- strict, and the end
+
+
+def test_strict_refuses_in_any_step() -> None:
+    """
+    When the audit is strict, then a habit is refused with its sentence, also after the first steps.
+    """
+    loop = Loop(strict=True)
+
+    def train() -> None:
+        for step in range(STEPS + 5):
+            loop.learn()
+            if step == STEPS + 3:
+                torch.rand(1)
+            loop.end_step()
+
+    with pytest.raises(UsageError, match=r"draws random numbers .* `--audit strict` does not let"):
+        loop.run(train)
+    assert loop.step == STEPS + 4
+
+
+def test_after_the_first_steps_nothing_is_looked_at() -> None:
+    """
+    When the audited steps are over, then a habit that begins later is not found.
+    """
+    loop = Loop()
+
+    def train() -> None:
+        for step in range(STEPS + 5):
+            loop.learn()
+            if step > STEPS:
+                torch.rand(1)
+            loop.end_step()
+
+    assert loop.run(train) == []
+    assert loop.audit.over
+
+
+def test_a_loop_that_was_left_is_not_compared_with_what_comes_after() -> None:
+    """
+    When the loop is left, and the state is another when it is entered again, then that is no finding.
+    """
+    loop = Loop()
+
+    def train() -> None:
+        loop.learn()
+        loop.end_step()
+        assert loop.audit.left(Interrupted()) == ""
+        with torch.no_grad():
+            loop.model.last.weight.zero_()
+        loop.learn()
+        loop.end_step()
+
+    assert loop.run(train) == []

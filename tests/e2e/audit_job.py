@@ -1,0 +1,161 @@
+"""
+A job of DDP with habits of a loop that an incident cannot repair, or with none of them (`clean`).
+
+    audit_job.py HABIT... [--steps N] [--die RANK,STEP]
+"""
+
+import argparse
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from sys import path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
+
+import tft
+
+path.append("examples/gpt")
+from record import Record
+
+WIDTH = 8
+
+parser = argparse.ArgumentParser()
+parser.add_argument("habits", nargs="+")
+parser.add_argument("--steps", type=int, default=6)
+parser.add_argument("--die")
+args = parser.parse_args()
+
+session = tft.init()
+rank = session.rank
+victim, fatal = map(int, args.die.split(",")) if args.die else (-1, -1)
+record = Record(session.run_dir, rank)
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, WIDTH)
+)
+average = AveragedModel(model[0])
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+loader = DataLoader(TensorDataset(torch.ones(4, WIDTH)))
+evaluating = DataLoader(
+    TensorDataset(torch.ones(4, WIDTH)), batch_size=2, num_workers=1, generator=torch.Generator()
+)
+torch.manual_seed(100 + rank)
+session.adopt(
+    model=model,
+    optimizer=optimizer,
+    scheduler=scheduler,
+    others={"average": average, "scaler": scaler},
+    wrap=lambda: DDP(model),
+)
+
+
+def die() -> None:
+    """
+    The victim, at its step, once.
+    """
+    if (rank, session.step - 1) == (victim, fatal) and session.incarnation == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def draw(loss: Tensor) -> None:
+    """
+    From the generator of training.
+    """
+    torch.rand(1)
+
+
+def iterate(loss: Tensor) -> None:
+    """
+    Over a loader that has no generator.
+    """
+    for _ in loader:
+        break
+
+
+def decide(loss: Tensor) -> None:
+    """
+    What all ranks have found decides on the learning rate.
+    """
+    found = loss.detach().clone()
+    dist.all_reduce(found)
+    scheduler.step(found)
+
+
+def swallow(loss: Tensor) -> None:
+    """
+    A collective that does not succeed is of no matter.
+    """
+    die()
+    with suppress(RuntimeError):
+        dist.all_reduce(loss.detach().clone())
+
+
+def evaluate(loss: Tensor) -> None:
+    """
+    On all ranks, with workers, and with what they have found they do nothing.
+    """
+    model.eval()
+    with torch.no_grad():
+        found = torch.stack([session.model(batch).mean() for (batch,) in evaluating]).mean()
+    dist.all_reduce(found)
+    model.train()
+
+
+TAILS: Mapping[str, Callable[[Tensor], None]] = {
+    "draws": draw,
+    "iterates": iterate,
+    "decides": decide,
+    "swallows": swallow,
+    "clean": evaluate,
+}
+
+
+def decay_in_backward() -> None:
+    """
+    Weights decay as soon as a gradient is there.
+    """
+
+    def decay(parameter: Tensor) -> None:
+        parameter.data.mul_(0.99)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(decay)  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+def train(session: tft.Session) -> None:
+    for step in session.steps(args.steps):
+        if "averages" in args.habits:
+            average.update_parameters(model[0])
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / step
+        generator = torch.Generator().manual_seed(1000 * rank + step)
+        with torch.autocast("cpu") if "clean" in args.habits else nullcontext():
+            loss = session.model(torch.randn(4, WIDTH, generator=generator)).square().mean()
+        record.write(step, loss.item())
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with session.update():
+            scaler.step(optimizer)
+            if "clean" in args.habits:
+                average.update_parameters(model[0])
+        optimizer.zero_grad()
+        scaler.update()
+        for habit in args.habits:
+            if habit in TAILS:
+                TAILS[habit](loss)
+
+
+if "backward" in args.habits:
+    decay_in_backward()
+session.run(train)
+record.finish(session.digests())

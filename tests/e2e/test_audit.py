@@ -1,0 +1,120 @@
+"""
+Loops with habits that an incident cannot repair: each is named, with the line, and refused where that is asked for.
+Loops without them are not named, whatever else they do.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import ROOT, Outcome, run
+
+SCRIPT = ROOT / "tests" / "e2e" / "audit_job.py"
+FINDINGS = {
+    "draws": "draws",
+    "iterates": "draws",
+    "decides": "collective",
+    "swallows": "swallows",
+    "averages": "head",
+    "backward": "outside",
+}
+"""By habit of the script: what it is called in the log."""
+
+
+def audit(where: Path, *arguments: str, options: tuple[str, ...] = ()) -> Outcome:
+    """
+    The script with these arguments on two ranks.
+    """
+    return run(where, *options, script=SCRIPT, arguments=arguments, nproc=2)
+
+
+def findings(outcome: Outcome) -> list[str]:
+    """
+    What was named on the terminal, in order.
+    """
+    return re.findall(r"\[rank 0\] .* audit +finding=(\w+)", outcome.output)
+
+
+def lines(outcome: Outcome) -> list[str]:
+    """
+    The lines of the script that are named, as they stand there.
+    """
+    text = SCRIPT.read_text().splitlines()
+    return [text[int(n) - 1].strip() for n in re.findall(r"audit_job\.py:(\d+)", outcome.output)]
+
+
+@pytest.mark.timeout(120)
+def test_each_habit_is_named_once_with_its_line(tmp_path: Path) -> None:
+    """
+    When a loop has every habit that an incident cannot repair, then each is named once for what it is about, with lines
+    of the loop; and the report of an incident says that it is not bit-identical, and why.
+    """
+    habits = ("draws", "decides", "averages", "backward", "swallows")
+    outcome = audit(tmp_path / "run", *habits, "--die", "1,4")
+    assert outcome.code == 0, outcome.output
+    named = findings(outcome)
+    assert set(named) == {FINDINGS[habit] for habit in habits}
+    assert (named.count("draws"), named.count("head"), named.count("swallows")) == (1, 1, 1)
+    assert sorted(
+        re.findall(r"finding=collective .*?changes (.*?) after its collective", outcome.output)
+    ) == ["the scheduler", "the settings of the parameter groups"]
+    assert set(lines(outcome)) == {
+        "for step in session.steps(args.steps):", "with session.update():", "TAILS[habit](loss)"
+    }  # fmt: skip
+    (incident,) = outcome.incidents
+    said = " ".join(incident["inexact"])
+    assert "draws random numbers in the tail of a step (generator torch)" in said
+    assert "the tail of step 4 has kept a fault for itself" in said
+
+
+@pytest.mark.timeout(120)
+def test_a_loop_without_such_habits_is_not_named(tmp_path: Path) -> None:
+    """
+    When a loop has BatchNorm, dropout, autocast with a GradScaler, an average, a learning rate by hand, and an evaluation
+    on all ranks with a loader of its own, then strict as the audit may be it finds nothing.
+    """
+    outcome = audit(tmp_path / "run", "clean", options=("--audit", "strict"))
+    assert outcome.code == 0, outcome.output
+    assert findings(outcome) == []
+    assert "audit" not in outcome.output.replace(SCRIPT.name, "").replace(str(ROOT), "")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("habit", FINDINGS)
+def test_strict_refuses_each_habit(tmp_path: Path, habit: str) -> None:
+    """
+    When the audit is strict, then each habit ends the job as a bug of the script does, with the sentence.
+    """
+    outcome = audit(tmp_path / "run", habit, "--die", "1,4", options=("--audit", "strict"))
+    assert outcome.code == 3, outcome.output
+    assert "`--audit strict` does not let a job go on like this" in outcome.output
+    assert "software" in [fault["kind"] for i in outcome.incidents for fault in i["faults"]]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("habit", FINDINGS)
+def test_off_names_nothing(tmp_path: Path, habit: str) -> None:
+    """
+    When the audit is off, then nothing is named.
+    """
+    outcome = audit(tmp_path / "run", habit, "--die", "1,4", options=("--audit", "off"))
+    assert outcome.code == 0, outcome.output
+    assert findings(outcome) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+def test_the_example_is_not_named(tmp_path: Path) -> None:
+    """
+    When the example trains under a strict audit, and loses a rank, then nothing is found, and the incident is exact.
+    """
+    outcome = run(
+        tmp_path / "run", "--audit", "strict", "--chaos", "kill:rank=1,step=5,phase=update",
+        arguments=("--steps", "12"), nproc=2,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.output
+    assert findings(outcome) == []
+    assert [incident["inexact"] for incident in outcome.incidents] == [[]]

@@ -1,0 +1,392 @@
+"""
+The audit of a loop: what it does outside its update windows, as far as a fault there would do harm.
+
+At the end of an update window, at the end of the step and before the next window opens it compares what is kept. A
+habit that an incident could not repair is named once, with the line and the remedy.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import shorten
+from types import CodeType, FrameType
+
+import pluggy
+import structlog
+
+from tft.errors import Interrupted, UsageError
+from tft.state_hooks import part_digests
+
+STEPS = 20
+"""So many steps of a process are audited where not all are."""
+SET_ANEW = frozenset({"description", "settings", "scheduler", "modes"})
+"""Parts that a script may set anew at the head of an iteration: they are put back when it is left there."""
+
+_OWN = str(Path(__file__).parent)
+_CALLED: Mapping[str, str] = {
+    "model": "parameters or buffers of the model",
+    "master": "the masters of the parameters",
+    "weights": "parameters of the model",
+    "optim": "the optimizer's state",
+    "kept": "the optimizer's state",
+    "settings": "the settings of the parameter groups",
+    "description": "what describes the state (settings, scheduler, counters)",
+    "scheduler": "the scheduler",
+}
+_OPTIMIZED = frozenset({"model", "master", "weights", "optim", "kept"})
+
+log = structlog.get_logger()
+
+Look = Mapping[tuple[str, str], str]
+"""Digest by shard and part; an empty one is of a part that changes in the forward pass of this rank."""
+
+
+@dataclass(slots=True)
+class _Tail:
+    """
+    What was seen of a step since its window has closed.
+    """
+
+    step: int
+    look: Look
+    generators: Mapping[str, str]
+    window: str
+    """Where the window was (FILE:LINE)."""
+    first: Look | None = None
+    """Before its first collective."""
+    collective: str = ""
+    """Where that was."""
+
+
+@dataclass(slots=True)
+class _Ended:
+    """
+    What was seen as a step ended.
+    """
+
+    step: int
+    look: Look
+    line: str
+    tails: bool
+    """It ended where the loop said so, and not with its window."""
+
+
+@dataclass(slots=True)
+class _Failure:
+    """
+    A collective of a tail that has raised.
+    """
+
+    step: int
+    error: BaseException
+    line: str
+
+
+@dataclass(slots=True)
+class Audit:
+    """
+    Of one process; all of it on the training thread but `_failed`, which others may call, too.
+
+    `loop` is the code that calls the user's function. `strict`: raise `UsageError` instead of naming, in all steps.
+    `awake` is called when the end of the present step must be looked at after all. `position` tells the step whose
+    window has closed last, and whether its tail has not ended.
+    """
+
+    hook: pluggy.HookRelay
+    rank: int
+    world: int
+    strict: bool
+    loop: CodeType
+    awake: Callable[[], None]
+    position: Callable[[], tuple[int, bool]]
+    inexact: list[str] = field(default_factory=list)
+    """Why an incident is not bit-identical on this rank: sentences for the report."""
+    _steps: int = 0
+    _failing: bool = True
+    """The state can be read."""
+    _tail: _Tail | None = None
+    _ended: _Ended | None = None
+    _failure: _Failure | None = None
+    _named: set[tuple[str, str]] = field(default_factory=set)
+    _thread: int = field(default_factory=threading.get_ident)
+    _shards: tuple[str, ...] = ()
+
+    def begin(self, shards: Iterable[str]) -> None:
+        """
+        The state is handed over, in these shards: from now on failing collectives are heard of.
+        """
+        self._shards = tuple(shards)
+        self._watch(None)
+
+    @property
+    def over(self) -> bool:
+        """
+        Whether no further step is to be compared.
+        """
+        return not self._failing or (self._steps >= STEPS and not self.strict)
+
+    # ---------------------------------------------------------------- the edges of a step
+
+    def window_closed(self, step: int, *, tails: bool) -> None:
+        """
+        The update of `step` is whole. `tails`: the step ends later.
+        """
+        self._steps += 1
+        self._ended = None
+        look = self._look()
+        if look is None:
+            return
+        line = self._line()
+        if not tails:
+            self._ended = _Ended(step, look, line, tails)
+            return
+        self._tail = _Tail(step, look, self._generators(), line)
+        self._watch(self._entered)
+
+    def step_ends(self, step: int, *, leaves: bool) -> None:
+        """
+        The loop has done what it does behind the window. `leaves`: an incident takes this rank out of the loop now.
+        Raises `UsageError` where that is strict, and `Interrupted` where the tail was cut off and has kept the fault for
+        itself.
+        """
+        tail, self._tail = self._tail, None
+        failure = self._failure
+        if tail is not None:
+            self._watch(None)
+        if failure is not None:
+            self._swallowed(failure, leaves=leaves)
+        if tail is None or tail.step != step:
+            return
+        look, line = self._look(), self._line()
+        if look is None:
+            return
+        self._ended = _Ended(step, look, line, tails=True)
+        self._drawn(tail, line)
+        if tail.first is not None:
+            self._changed_after_collective(tail, look, line)
+
+    def window_opens(self, step: int, *, tails: bool) -> None:
+        """
+        The window of `step` is about to open.
+        """
+        ended, self._ended = self._ended, None
+        if ended is None or ended.tails != tails or not self.hook.tft_compare.get_hookimpls():
+            return  # without that hook nobody knows what the forward pass may change
+        look = self._look()
+        if look is None:
+            return
+        where = f"between the end of step {ended.step} ({ended.line}) and the update window of step {step} ({self._line()})"
+        for part in _changed(ended.look, look):
+            if part in SET_ANEW:
+                continue
+            if part.partition(".")[0] in _OPTIMIZED:
+                self._name(
+                    "outside",
+                    part,
+                    f"{_CALLED[part.partition('.')[0]]} changed outside any update window, {where}: a rank that is lost there "
+                    "leaves copies that differ. Put all that changes them into `with session.update():`; an optimizer "
+                    "must not step in the backward pass",
+                )
+            else:
+                self._name(
+                    "head",
+                    part,
+                    f"{_called(part)} changed {where}: ranks that are interrupted there have changed it or have not. Change it in "
+                    "the update window, or behind it"
+                    + (
+                        "" if tails else ", and call session.end_step() at the end of the iteration"
+                    ),
+                )
+
+    def left(self, error: BaseException | None) -> str:
+        """
+        The loop was left, by this exception. Returns the line where the tail was cut off, if the fault that did
+        that was swallowed in between; else nothing.
+        """
+        tail, failure = self._tail, self._failure
+        self._tail = self._ended = self._failure = None
+        if tail is not None:
+            self._watch(None)
+        if failure is None or _comes_from(error, failure.error):
+            return ""
+        if not isinstance(error, _Cut):
+            self._say_swallowed(failure, refuse=False)  # out of the loop there is nobody to refuse
+        return failure.line
+
+    # ---------------------------------------------------------------- what is found
+
+    def _drawn(self, tail: _Tail, line: str) -> None:
+        now = self._generators()
+        moved = [name for name, was in tail.generators.items() if now.get(name) != was]
+        if not moved:
+            return
+        what = f"generator{'s' * (len(moved) > 1)} {', '.join(moved)}"
+        where = f"between the update window ({tail.window}) and the end of the step ({line})"
+        if self._name(
+            "draws",
+            ", ".join(moved),
+            f"the tail of step {tail.step} draws random numbers ({what}), {where}: after an incident they are drawn again, "
+            "and training does not go on bit for bit. Draw there from a generator of your own, torch.Generator(); a "
+            "DataLoader draws one number for each iterator unless it is given generator=",
+        ):
+            self.inexact.append(
+                f"the loop draws random numbers in the tail of a step ({what}), {where}: they are drawn again"
+            )
+
+    def _changed_after_collective(self, tail: _Tail, look: Look, line: str) -> None:
+        for part in _changed(tail.first or {}, look):
+            self._name(
+                "collective",
+                part,
+                f"the tail of step {tail.step} changes {_called(part)} after its collective ({tail.collective}) and before the "
+                f"step ends ({line}): where a rank is lost in that collective, some have changed it and others "
+                "cannot. Let the collective come before the update window, and change this in the window",
+            )
+
+    def _swallowed(self, failure: _Failure, *, leaves: bool) -> None:
+        self._failure = None
+        self._say_swallowed(failure, refuse=self.strict)
+        if (
+            leaves
+        ):  # what stands behind the collective was done without the others: it was cut off there
+            self._failure = failure
+            raise _Cut
+
+    def _say_swallowed(self, failure: _Failure, *, refuse: bool) -> None:
+        said = shorten(f"{type(failure.error).__name__}: {failure.error}", 160)
+        self._name(
+            "swallows",
+            failure.line,
+            f"the tail of step {failure.step} has kept a fault for itself: a collective failed at {failure.line} ({said}), and the "
+            "loop went on. Let what a collective raises leave `train`: it is called again after the incident",
+            refuse=refuse,
+            everywhere=True,
+        )
+        sentence = f"the tail of step {failure.step} has kept a fault for itself at {failure.line}"
+        if sentence not in self.inexact:
+            self.inexact.append(sentence)
+
+    def _name(
+        self,
+        kind: str,
+        what: str,
+        sentence: str,
+        *,
+        refuse: bool | None = None,
+        everywhere: bool = False,
+    ) -> bool:
+        """
+        Say this once; rank 0 does for all, unless it happens on few. Returns whether it is new. `refuse`: raise
+        `UsageError`, as is done where it is strict.
+        """
+        if self.strict if refuse is None else refuse:
+            raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
+        if (kind, what) in self._named:
+            return False
+        self._named.add((kind, what))
+        if self.rank == 0 or everywhere:
+            log.warning("audit", finding=kind, why=sentence)
+        return True
+
+    # ---------------------------------------------------------------- looking
+
+    def _look(self) -> Look | None:
+        try:
+            return {
+                (shard, part): digest
+                for shard in self._shards
+                for part, digest in self._parts(shard).items()
+            }
+        except Exception:  # whoever cannot give its state away is told elsewhere
+            log.warning("audit_ended", why="the state cannot be read", exc_info=True)
+            self._failing = False
+            return None
+
+    def _parts(self, shard: str) -> Mapping[str, str]:
+        if self.hook.tft_compare.get_hookimpls():
+            parts: Mapping[str, str] = self.hook.tft_compare(shard=shard)
+            return parts
+        return part_digests(self.hook.tft_give(shard=shard, step=self.position()[0]))
+
+    def _generators(self) -> Mapping[str, str]:
+        return self.hook.tft_generators() or {}
+
+    def _watch(self, entered: Callable[[], None] | None) -> None:
+        self.hook.tft_watch_collectives(entered=entered, failed=self._failed)
+
+    def _entered(self) -> None:
+        tail = self._tail
+        if tail is None or tail.first is not None or threading.get_ident() != self._thread:
+            return
+        tail.first = tail.look if (look := self._look()) is None else look
+        tail.collective = self._line()
+
+    def _failed(self, error: BaseException) -> None:
+        if threading.get_ident() != self._thread or self._failure is not None:
+            return
+        step, tail = self.position()
+        if tail:
+            self._failure = _Failure(step, error, self._line())
+            self.awake()
+
+    def _line(self) -> str:
+        """
+        Where in the user's loop the training thread is (FILE:LINE).
+        """
+        frame: FrameType | None = sys._getframe(1)
+        found, below = None, None
+        while frame is not None:
+            if frame.f_code is self.loop:
+                found = below
+                break
+            if not frame.f_code.co_filename.startswith(_OWN):
+                below = frame
+                found = found or frame
+            else:
+                below = None
+            frame = frame.f_back
+        return (
+            "the end of `train`"
+            if found is None
+            else f"{found.f_code.co_filename}:{found.f_lineno}"
+        )
+
+
+class _Cut(Interrupted):
+    """
+    The tail was cut off before its end, where a fault was swallowed.
+    """
+
+
+def _changed(before: Look, after: Look) -> list[str]:
+    """
+    The parts that differ, but for those that the forward pass changes.
+    """
+    return sorted(
+        {
+            part
+            for shard, part in before.keys() | after.keys()
+            if before.get((shard, part)) != after.get((shard, part))
+            and before.get((shard, part), "-")
+            and after.get((shard, part), "-")
+        }
+    )
+
+
+def _called(part: str) -> str:
+    return _CALLED.get(part, f"{part!r}")
+
+
+def _comes_from(error: BaseException | None, cause: BaseException) -> bool:
+    """
+    Whether an exception is that one, or was raised while it was handled.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if error is cause:
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
