@@ -111,12 +111,12 @@ class Copies:
 
     def _said(self) -> list[Answered]:
         """
-        What the ranks have answered to the last stop that live.
+        What the ranks that live have said to be compared.
         """
         ledger = self._ledger
         return [
             answer
-            for rank, answer in ledger.answers.get("stop", {}).items()
+            for rank, answer in ledger.answers.get("compare", {}).items()
             if (answer.incident, answer.round) == ledger.key
             and (rank, answer.incarnation) not in ledger.ended
         ]

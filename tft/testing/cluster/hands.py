@@ -11,6 +11,7 @@ from tft.core.rank_words import Execute
 from tft.protocol.messages import (
     Check,
     Commit,
+    Compare,
     Complete,
     End,
     Fetch,
@@ -75,6 +76,8 @@ def begin(process: "Process", execute: Execute) -> None:
     match order:
         case Stop():
             stage.clock.after(takes + stage.takes(0.002, 0.02), _clear, process, execute)
+        case Compare():
+            stage.clock.after(takes + 0.005, _compare, process, execute)
         case Regroup():
             stage.clock.after(takes, _regroup, process, execute, order)
         case Rebuild():
@@ -164,6 +167,11 @@ def _clear(process: "Process", execute: Execute) -> None:
         process.cut = True
         if process.interrupted[1] == -1:
             process.interrupted = (process.interrupted[0], execute.order.incident)
+        process.done(execute, None, Work(line=process.line if process.tail else ""))
+
+
+def _compare(process: "Process", execute: Execute) -> None:
+    if _at_work(process, execute):
         process.done(execute, None, _compared(process))
 
 
