@@ -111,7 +111,7 @@ class Copies:
 
     def _said(self) -> list[Answered]:
         """
-        What the ranks that live have said to be compared.
+        What the ranks that live have answered when they were to compare what they hold.
         """
         ledger = self._ledger
         return [

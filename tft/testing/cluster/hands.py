@@ -77,7 +77,7 @@ def begin(process: "Process", execute: Execute) -> None:
         case Stop():
             stage.clock.after(takes + stage.takes(0.002, 0.02), _clear, process, execute)
         case Compare():
-            stage.clock.after(takes + 0.005, _compare, process, execute)
+            stage.clock.after(takes + stage.takes(0.01, 0.1), _say, process, execute)
         case Regroup():
             stage.clock.after(takes, _regroup, process, execute, order)
         case Rebuild():
@@ -151,12 +151,16 @@ def _compared(process: "Process") -> Work:
     """
     Digests of what a rank holds, for the comparison with others.
     """
-    line = process.line if process.tail else ""
     if process.held() is None or process.context_lost:
-        return Work(line=line)
+        return Work()
     process.unsaid = False
     digests = {name: content.digests() for name, content in process.content.items()}
-    return Work(digests=digests, line=line)
+    return Work(digests=digests)
+
+
+def _say(process: "Process", execute: Execute) -> None:
+    if _at_work(process, execute):
+        process.done(execute, None, _compared(process))
 
 
 def _clear(process: "Process", execute: Execute) -> None:
@@ -168,11 +172,6 @@ def _clear(process: "Process", execute: Execute) -> None:
         if process.interrupted[1] == -1:
             process.interrupted = (process.interrupted[0], execute.order.incident)
         process.done(execute, None, Work(line=process.line if process.tail else ""))
-
-
-def _compare(process: "Process", execute: Execute) -> None:
-    if _at_work(process, execute):
-        process.done(execute, None, _compared(process))
 
 
 def _regroup(process: "Process", execute: Execute, order: Regroup) -> None:
