@@ -322,13 +322,14 @@ class Maker:
         what is in it, where parts are sent around.
         """
         with _pretended(rank, world), _undisturbed():
-            parts = Parts(self._make())
+            made = self._make()
+            parts = Parts(made)  # which refuses what is no Made
+            self._private.running.learn(made.model)
             shards = parts.shards()
             held = dict(zip(shards, parts.held(), strict=True))
             self._cuda = any(t.is_cuda for each in held.values() for t in each.tensors.values())
             self._tried = {shard: each.bare() for shard, each in held.items()}
-            del held
-            del parts
+            del held, parts, made
             _let_go()
         return shards
 
