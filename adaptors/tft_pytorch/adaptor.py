@@ -64,8 +64,8 @@ tft_digests = _hooks.tft_digests
 
 
 @hookimpl
-def tft_end_step() -> bytes | None:
-    return _hooks.state().end_step()
+def tft_end_step(tail: bool) -> bytes | None:
+    return _hooks.state().end_step(tail=tail)
 
 
 @hookimpl

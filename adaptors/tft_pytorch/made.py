@@ -120,21 +120,18 @@ class Maker:
             self._settings.forget()
         return self._private.capture(closing=closing)
 
-    def end_step(self) -> bytes | None:
+    def end_step(self, *, tail: bool = True) -> bytes | None:
         """
         The step has ended: note what the next one may set anew. The private state where that is another now.
         """
         self._settings.note()
-        return self._private.end_step()
+        return self._private.end_step(tail=tail)
 
     def rollback(self, private: bytes) -> None:
         """
-        Put a private state back and drop the gradients.
+        Put a private state back, and what is left of the gradients.
         """
         self._private.rollback(private)
-        if self._parts is not None:
-            for parameter in self._parts.parameters.values():
-                parameter.grad = None
 
     def skip(self, batches: int) -> None:
         """
@@ -170,6 +167,7 @@ class Maker:
         self._private.extra.let_go()
         self._rehearsal.let_go()
         self._trained.let_go()
+        self._private.gradients.watch(())
         _let_go()
 
     def rebuild(self) -> Made:
@@ -189,6 +187,7 @@ class Maker:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
         self._trained.watch(parts.parameters)
+        self._private.gradients.watch(parts.parameters.values())
         self._private.running.watch(made.model)
         self._private.extra.watch(made.model)
         self._private.modes.watch(
