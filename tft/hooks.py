@@ -380,13 +380,14 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_end_step(self) -> bytes | None:
+    def tft_end_step(self, tail: bool) -> bytes | None:
         """
         The step has ended, with all that the loop does behind the update window (every step): note what a script may set
         anew at the head of its next iteration, such as the learning rate or the modes of modules. When the loop is
         left later on, `tft_clear` puts that back, so that all ranks hold the same. Return the private state anew where
         what belongs to the end of the step has changed since `tft_capture(closing=True)`, with RNG and data
-        position as they were then; else None. Not needed: without it nothing of that is put back.
+        position as they were then; else None. `tail`: the loop has said so; else the window has just closed, and what
+        the loop does behind it is still to come. Not needed: without it nothing of that is put back.
         """
         raise NotImplementedError
 

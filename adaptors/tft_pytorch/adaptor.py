@@ -70,8 +70,8 @@ def tft_generators() -> Mapping[str, str]:
 
 
 @hookimpl
-def tft_end_step() -> bytes | None:
-    return _hooks.state().end_step()
+def tft_end_step(tail: bool) -> bytes | None:
+    return _hooks.state().end_step(tail=tail)
 
 
 @hookimpl

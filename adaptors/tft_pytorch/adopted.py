@@ -135,12 +135,12 @@ class Adopted:
             self._settings.forget()
         return self._private.capture(closing=closing)
 
-    def end_step(self) -> bytes | None:
+    def end_step(self, *, tail: bool = True) -> bytes | None:
         """
         The step has ended: note what the next one may set anew. The private state where that is another now.
         """
         self._settings.note()
-        return self._private.end_step()
+        return self._private.end_step(tail=tail)
 
     def set_aside(self) -> Callable[[], None]:
         """
@@ -150,7 +150,7 @@ class Adopted:
 
     def rollback(self, private: bytes) -> None:
         """
-        Put a private state back and drop the gradients.
+        Put a private state back, and what is left of the gradients.
         """
         self._private.rollback(private)
         forget_stages(self._others)

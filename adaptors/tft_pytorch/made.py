@@ -124,12 +124,12 @@ class Maker:
             self._settings.forget()
         return self._private.capture(closing=closing)
 
-    def end_step(self) -> bytes | None:
+    def end_step(self, *, tail: bool = True) -> bytes | None:
         """
         The step has ended: note what the next one may set anew. The private state where that is another now.
         """
         self._settings.note()
-        return self._private.end_step()
+        return self._private.end_step(tail=tail)
 
     def set_aside(self) -> Callable[[], None]:
         """
@@ -139,12 +139,9 @@ class Maker:
 
     def rollback(self, private: bytes) -> None:
         """
-        Put a private state back and drop the gradients.
+        Put a private state back, and what is left of the gradients.
         """
         self._private.rollback(private)
-        if self._parts is not None:
-            for parameter in self._parts.parameters.values():
-                parameter.grad = None
 
     def skip(self, batches: int) -> None:
         """
@@ -180,6 +177,7 @@ class Maker:
         self._private.extra.let_go()
         self._rehearsal.let_go()
         self._trained.let_go()
+        self._private.gradients.watch(())
         _let_go()
 
     def rebuild(self) -> Made:
@@ -199,6 +197,7 @@ class Maker:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
         self._trained.watch(parts.parameters)
+        self._private.gradients.watch(parts.parameters.values())
         self._private.running.watch(made.model)
         self._private.extra.watch(made.model)
         self._private.modes.watch(
@@ -340,14 +339,15 @@ class Maker:
         what is in it, where parts are sent around.
         """
         with _pretended(rank, world), _undisturbed():
-            parts = Parts(self._make())
+            made = self._make()
+            parts = Parts(made)  # which refuses what is no Made
+            self._private.running.learn(made.model)
             shards = parts.shards()
             held = dict(zip(shards, parts.held(), strict=True))
             self._buffers = [f"model.{name}" for name in parts.buffers]
             self._cuda = any(t.is_cuda for each in held.values() for t in each.tensors.values())
             self._tried = {shard: each.bare() for shard, each in held.items()}
-            del held
-            del parts
+            del held, parts, made
             _let_go()
         return shards
 

@@ -17,6 +17,7 @@ from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.protocol.codec import pack, unpack
 from tft_pytorch.described import dtype_name
 from tft_pytorch.extra import ExtraStates
+from tft_pytorch.gradients import Gradients
 from tft_pytorch.memory import readable
 from tft_pytorch.modes import Modes
 from tft_pytorch.running import INLINE, RunningBuffers
@@ -51,13 +52,16 @@ class Private:
         self._rngs = rngs
         self._closed = b""
         """As it was captured when the last window closed."""
-        self._left: tuple[object, object, object] = (None, None, None)
-        """What stood in it that the tail of the step may change: modes, extra states, running buffers."""
+        self._left: tuple[object, ...] = (None, None, None, None)
+        """What stood in it that the tail of the step may change: modes, extra states, running buffers, and which
+        gradients are kept."""
         self._generator = torch.default_generator
         self.running = RunningBuffers(model)
         self.extra = ExtraStates()
         self.modes = Modes()
         """These two of no module, before they are told which."""
+        self.gradients = Gradients()
+        self.gradients.watch(model.parameters())
 
     def capture(self, *, closing: bool) -> bytes:
         """
@@ -73,9 +77,12 @@ class Private:
         buffers = self.running.copy(closing=closing, room=INLINE - size)
         if buffers is not None:
             state["buffers"] = buffers
+        gradients = self.gradients.noted
+        if gradients is not None:
+            state["gradients"] = gradients
         packed = self._packed(state)
         if closing:
-            self._closed, self._left = packed, (modes, extra, buffers)
+            self._closed, self._left = packed, (modes, extra, buffers, gradients)
         return packed
 
     def _packed(self, state: dict[str, object]) -> bytes:
@@ -89,23 +96,26 @@ class Private:
                 self._simple = False
         return pack({**state, "data": _apart(position)})
 
-    def end_step(self) -> bytes | None:
+    def end_step(self, *, tail: bool) -> bytes | None:
         """
-        The step has ended. What was captured as its window closed, with modes, extra states and running buffers as they
-        are now; None where these are what they were.
+        The step has ended. What was captured as its window closed, with modes, extra states, running buffers and what is
+        left of gradients as they are now; None where these are what they were. With `tail` the loop has said that it has
+        ended: else what it makes of its gradients is still to come.
         """
         extra, size = self.extra.noted(closing=True)
         buffers = self.running.again(self._left[2], INLINE - size)
-        left = (self.modes.noted(closing=True), extra, buffers)
+        gradients = self.gradients.ended() if tail else None
+        left = (self.modes.noted(closing=True), extra, buffers, gradients)
         if left == self._left or not self._closed:
             return None
-        now = dict(zip(("modes", "extra", "buffers"), left, strict=True))
+        now = dict(zip(("modes", "extra", "buffers", "gradients"), left, strict=True))
         closed = expect(unpack(self._closed), dict, "private state")
-        return pack({**closed, **{name: kept for name, kept in now.items() if kept is not None}})
+        rest = {name: kept for name, kept in closed.items() if name not in now}
+        return pack({**rest, **{name: kept for name, kept in now.items() if kept is not None}})
 
     def rollback(self, private: bytes) -> None:
         """
-        Back to what was captured; the gradients are dropped.
+        Back to what was captured; of gradients are left zeros where the script keeps them, and else none.
         """
         state = unpack(private)
         if not isinstance(state, dict) or "torch" not in state:
@@ -119,8 +129,7 @@ class Private:
             self.running.restore(state.get("buffers"))
         self.extra.put_back(state.get("extra"))
         self.modes.put_back(state.get("modes"))
-        for parameter in self._model.parameters():
-            parameter.grad = None  # backward may have been left in the middle of adding to it
+        self.gradients.put_back(state.get("gradients"))
 
     def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: as `_random` has it
         self._generator.set_state(_byte_tensor(state["torch"]))

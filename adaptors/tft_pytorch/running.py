@@ -65,17 +65,23 @@ class RunningBuffers:
         of that one's holds for those of this one, which come in the same order.
         """
         slots = [(module, name) for module in model.modules() for name in module._buffers]
+        self.learn(model)
+        self._slots = [(module._buffers, name) for module, name in slots]
+        self._seen = [_Seen(None, 0) for _ in slots]
+        self._moving |= {i for i, (module, _) in enumerate(slots) if isinstance(module, _NormBase)}
+        self._views.clear()
+        self.rest()
+
+    def learn(self, model: nn.Module) -> None:
+        """
+        The names of the buffers of this model, or of one that is made as this was.
+        """
         own = own_names(model)
         self._names = [
             own(f"{path}.{name}" if path else name)
             for path, module in model.named_modules()
             for name in module._buffers
         ]
-        self._slots = [(module._buffers, name) for module, name in slots]
-        self._seen = [_Seen(None, 0) for _ in slots]
-        self._moving |= {i for i, (module, _) in enumerate(slots) if isinstance(module, _NormBase)}
-        self._views.clear()
-        self.rest()
 
     def let_go(self) -> None:
         """
@@ -132,17 +138,18 @@ class RunningBuffers:
         """
         The model's buffers in a parcel, by name: whether they were seen to change in the forward pass on this rank, so
         that their content is its own. What others, such as a moving average, keep by the same name is taken from there.
+        Those that were not are named, too: a process that has come anew has not seen any change.
         """
         found: dict[str, bool] = {}
-        known = set(self._names)
+        names = set(self._names)
         moving = {name for i, name in enumerate(self._names) if i in self._moving}
         for name in (buffer.name for buffer in parcel.buffers):
             whose, _, called = name.partition(".")
             words = called.split(".")
             endings = {".".join(words[at:]) for at in range(len(words))}
-            if whose == "model" and called in known:
+            if whose == "model" and called in names:
                 found[name] = called in moving
-            elif whose not in ("model", "optim", "master") and endings & known:
+            elif whose not in ("model", "optim", "master") and not names.isdisjoint(endings):
                 found[name] = not moving.isdisjoint(endings)
         return found
 

@@ -159,3 +159,34 @@ def test_rates_of_a_step_that_was_cut_off_are_those_of_the_one_before(by_hand: b
     state.clear()
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert (scheduler.last_epoch, scheduler.get_last_lr()) == (0, [0.1])
+
+
+def test_a_process_that_has_seen_nothing_change_holds_no_other_copy() -> None:
+    """
+    When a buffer of the model was seen to change on one rank, and another process has the same state and has seen nothing
+    yet, then the parts that both compare are equal.
+    """
+
+    def state() -> tuple[Adopted, nn.Module, nn.Module]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        model.register_buffer("seen", torch.zeros(1))
+        average = AveragedModel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parts = {"model": model, "optimizer": optimizer, "others": {"average": average}}
+        return adopt(parts, None), model, average
+
+    (old, model, _), (new, _, average) = state(), state()
+    assert old.compare("dense") == new.compare("dense")
+    old.capture(closing=True)
+    model.get_buffer("seen").add_(1)
+    old.capture(closing=True)
+    average.get_buffer("module.seen").add_(2)
+    ours, theirs = old.compare("dense"), new.compare("dense")
+    assert ours.keys() == theirs.keys()
+    assert {name for name in ours if ours[name] != theirs[name]} == {
+        "model.seen",
+        "average.module.seen",
+    }
+    assert not ours["model.seen"]
+    assert not ours["average.module.seen"]

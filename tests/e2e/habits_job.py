@@ -67,6 +67,23 @@ class Counting(Net):
         return super().forward(x, step) * (1.0 + 0.01 * self.seen)
 
 
+class Branching(Net):
+    """
+    Every third step it uses a part of it only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.side = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        """
+        As that of any.
+        """
+        found: Tensor = super().forward(x, step)
+        return found if step % 3 == 0 else found + self.side(x)
+
+
 class Waking(Counting):
     """
     It begins to count in step 6.
@@ -140,6 +157,9 @@ class Habit:
 
     net: Callable[[], nn.Module] = Net
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    wrapper: Mapping[str, Any] = {}  # Any: arguments of DDP
+    drops = True
+    """Gradients, and does not set them to zero."""
 
     def before(self, step: int, die: Callable[[], None]) -> None:
         """
@@ -200,6 +220,16 @@ class Tells(Habit):
     net = Telling
 
 
+class Zeroes(Habit):
+    """
+    Gradients, among them those of parameters that a step does not use.
+    """
+
+    net = Branching
+    wrapper: Mapping[str, Any] = {"find_unused_parameters": True}  # Any: arguments of DDP
+    drops = False
+
+
 class Freezes(Habit):
     """
     A part of the model, behind the window of step 3.
@@ -227,6 +257,7 @@ HABITS: Mapping[str, type[Habit]] = {
     "tells": Tells,
     "hides": Hides,
     "wakes": Wakes,
+    "zeroes": Zeroes,
     "freezes": Freezes,
 }
 
@@ -260,7 +291,7 @@ def make() -> Made:
     What is made over the groups.
     """
     model, optimizer = build()
-    return Made(model=DDP(model, forward_sync_buffers=False), optimizer=optimizer)
+    return Made(model=DDP(model, forward_sync_buffers=False, **habit.wrapper), optimizer=optimizer)
 
 
 def die() -> None:
@@ -277,7 +308,7 @@ if args.make:
 else:
     model, optimizer = build()
     torch.manual_seed(100 + rank)
-    session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model))
+    session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model, **habit.wrapper))
 
 
 def train(session: tft.Session) -> None:
@@ -291,7 +322,7 @@ def train(session: tft.Session) -> None:
         record.write(step, loss.item())
         with session.update():
             steps.step()
-        steps.zero_grad()
+        steps.zero_grad(set_to_none=habit.drops)
         habit.after(wrapped.module, step, die)
 
 

@@ -90,3 +90,16 @@ def test_parameters_that_are_frozen_while_training_are_refused(
     outcome = run(tmp_path, script=SCRIPT, arguments=("freezes", "--die", "1,6", *how), nproc=2)
     assert outcome.code not in (0, 3), outcome.output
     assert "requires_grad of first.weight, first.bias was changed while training" in outcome.output
+
+
+@pytest.mark.parametrize(
+    "how", [(), pytest.param(("--make",), marks=pytest.mark.soak)], ids=["adopted", "made"]
+)
+def test_gradients_that_are_set_to_zero_are_zero_again(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    """
+    When a script sets gradients to zero instead of dropping them, and a rank dies in a step that does not use
+    some parameters, then these are decayed in that step all the same, on the replacement, too.
+    """
+    loses_nothing(tmp_path, "zeroes", "1,6", *how)

@@ -112,7 +112,7 @@ class Session:
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._meets = False
         """No rank holds everything: they make sure of each other before a step is completed."""
-        self._note: Callable[[], bytes | None] | None = None
+        self._note: Callable[..., bytes | None] | None = None
         if self._adaptor.hook.tft_end_step.get_hookimpls():
             self._note = direct(self._adaptor.hook.tft_end_step)
         self._tails = self._page.tailed()
@@ -270,7 +270,7 @@ class Session:
         if not self._tails:  # this step was taken to end with its window
             self._has_tails()
             if self._note is not None:
-                self._note()
+                self._note(tail=True)
         if self._gate.in_tail:
             self._end_step()
 
@@ -456,7 +456,7 @@ class Session:
         if self._observers.watch_tails:
             self._observers.tail_ends(step)
         if self._note is not None:
-            noted = self._note()
+            noted = self._note(tail=self._tails)
             if noted is not None:
                 self._private = noted
                 self._page.capture(step, noted, True)
