@@ -23,7 +23,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -234,18 +234,30 @@ def copy_of(directory: Path, rank: int) -> Path:
     return directory / f"copy-rank{rank}"
 
 
-def write_part(directory: Path, rank: int, files: Sequence[SavedFile]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """
+    What one rank has done for a periodic checkpoint.
+    """
+
+    files: tuple[SavedFile, ...] = ()
+    """Those it has written."""
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of what it held, by shard and part, whether it has written that or not; empty: it cannot be compared."""
+
+
+def write_part(directory: Path, rank: int, part: Part) -> None:
     """
     Note that a rank has written its part, and which files that is.
     """
     beside = directory / f"{_part(rank)}.partial"
-    write_synced(beside, msgspec.json.encode(files))
+    write_synced(beside, msgspec.json.encode(part))
     beside.rename(directory / _part(rank))  # so that it is not read by halves
 
 
-def claim_parts(directory: Path, world: int) -> list[SavedFile] | None:
+def claim_parts(directory: Path, world: int) -> list[Part] | None:
     """
-    The files of all ranks, for the one caller who is to commit them; None for all others, and
+    The parts of all ranks, for the one caller who is to commit them; None for all others, and
     while any part is missing.
     """
     parts = [directory / _part(rank) for rank in range(world)]
@@ -259,7 +271,7 @@ def claim_parts(directory: Path, world: int) -> list[SavedFile] | None:
     encoded = [part.read_bytes() for part in parts]
     for part in parts:
         part.unlink()
-    return [file for part in encoded for file in msgspec.json.decode(part, type=list[SavedFile])]
+    return [msgspec.json.decode(part, type=Part) for part in encoded]
 
 
 def give_up(shelf: Shelf, step: int) -> bool:

@@ -391,6 +391,15 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def tft_set_aside(self) -> Callable[[], None]:
+        """
+        A function of the user's that is no part of training is about to be called: return what puts the generators and
+        the modes of modules back to what they are now. Not needed: without it what such a function draws
+        is drawn.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def tft_backup(self, step: int) -> None:
         """
         `step` is complete (every step): keep a copy of the whole state, and give up the oldest.

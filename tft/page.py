@@ -89,13 +89,22 @@ class Page:
 
     # ------------------------------------------------------------ the training thread writes
 
-    def move(self, step: int, window: bool, stamp: float, *, tail: bool = False) -> None:
+    def move(
+        self, step: int, window: bool, stamp: float, *, tail: bool = False, after: bool = False
+    ) -> None:
         """
-        `step` has ended, or its window has closed and its `tail` has begun, or (`window`) the window of
-        `step` + 1 has opened, at `stamp`.
+        `step` has ended, and what is called after it is over or (`after`) not; or its window has closed and its
+        `tail` has begun; or (`window`) the window of `step` + 1 has opened, at `stamp`.
         """
-        self._words[_POSITION] = 4 * step + 2 * tail + window
+        self._words[_POSITION] = 8 * step + 4 * after + 2 * tail + window
         self._stamps[_MOVED] = stamp
+
+    def end(self, step: int, *, after: bool) -> None:
+        """
+        `step` has ended, and what is called after it is over or (`after`) not. When its window closed counts as the
+        moment of its last move.
+        """
+        self._words[_POSITION] = 8 * step + 4 * after
 
     def train(self, inside: bool, stamp: float) -> None:
         """
@@ -150,8 +159,10 @@ class Page:
         """
         Where the training thread stands.
         """
-        step, edges = divmod(self._words[_POSITION], 4)
-        return Position(step=step, window=bool(edges & 1), tail=bool(edges & 2))
+        step, edges = divmod(self._words[_POSITION], 8)
+        return Position(
+            step=step, window=bool(edges & 1), tail=bool(edges & 2), after=bool(edges & 4)
+        )
 
     def tailed(self) -> bool:
         """

@@ -60,6 +60,21 @@ tft_digests = _hooks.tft_digests
 
 
 @hookimpl
+def tft_end_step() -> None:
+    _hooks.state().end_step()
+
+
+@hookimpl
+def tft_set_aside() -> Callable[[], None]:
+    return _hooks.state().set_aside()
+
+
+@hookimpl
+def tft_compare(shard: str) -> Mapping[str, str]:
+    return _hooks.state().compare(shard)
+
+
+@hookimpl
 def tft_generators() -> Mapping[str, str]:
     return _hooks.state().generators()
 

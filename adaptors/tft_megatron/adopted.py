@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
+from tft_pytorch.noted import Settings
 from tft_pytorch.state import digest, named_tensors
 
 if TYPE_CHECKING:
@@ -18,12 +19,13 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
+from tft.state_hooks import part_digests
 from tft_megatron.alike import begins, has_trained, make_alike
 from tft_megatron.groups import Parallel
 from tft_megatron.leftovers import forget, forget_counts, let_go
 from tft_megatron.private import Private
 from tft_megatron.replaced import Replaced
-from tft_megatron.schedulers import check_scheduler
+from tft_megatron.schedulers import Progress, check_scheduler
 from tft_megatron.shards import Shard, shards_of
 from tft_megatron.stages import refuse_other_settings
 from tft_megatron.switches import Switches
@@ -69,6 +71,10 @@ class Adopted:
         self._shards = {each.name: each for each in shards_of(training, parallel.place[0])}
         self._private = Private(training)
         self._switches = Switches(training)
+        self._settings = Settings()
+        inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
+        scheduler = None if training.scheduler is None else Progress(training.scheduler)
+        self._settings.watch(inner, scheduler)
         # what cannot be moved is refused now, not in an incident, and before anything is touched
         for shard in self._shards.values():
             shard.give()
@@ -103,7 +109,21 @@ class Adopted:
         """
         The private state, at an edge of an update window.
         """
+        if closing:
+            self._settings.forget()
         return self._private.capture(closing=closing)
+
+    def end_step(self) -> None:
+        """
+        The step has ended: note what the next one may set anew.
+        """
+        self._settings.note()
+
+    def set_aside(self) -> Callable[[], None]:
+        """
+        What puts generators and modes back to what they are now.
+        """
+        return self._private.set_aside(self.training)
 
     def rollback(self, private: bytes) -> None:
         """
@@ -148,6 +168,7 @@ class Adopted:
         """
         forget(self.training)
         self._private.running.rewind()
+        self._settings.put_back()
 
     @torch.no_grad()
     def rebuild(self) -> Any:  # Any: the user's own
@@ -199,6 +220,7 @@ class Adopted:
         """
         self.shard(shard).taken(meta)
         self._private.running.forget()
+        self._settings.forget()
 
     # ------------------------------------------------------------ checkpoints
 
@@ -228,6 +250,7 @@ class Adopted:
         own.settle(*load(directory, shard, own.room))
         self._stands = True
         self._private.running.forget()
+        self._settings.forget()
 
     def replaced(self) -> None:
         """
@@ -235,6 +258,7 @@ class Adopted:
         """
         self._stands = True
         self._private.running.forget()
+        self._settings.forget()
 
     def _written(self, name: str, step: int) -> "Written":
         from tft_megatron.checkpoints import Written
@@ -253,6 +277,13 @@ class Adopted:
         return Written(described=shard.give().meta, own=tensors, content=content, part=part())
 
     # ------------------------------------------------------------ digests
+
+    def compare(self, shard: str) -> dict[str, str]:
+        """
+        Digests by part, to be compared with those of the others who hold the shard.
+        """
+        parcel = self.give(shard)
+        return part_digests(parcel, self._private.running.own(parcel))
 
     def digests(self) -> dict[str, str]:
         """

@@ -3,6 +3,7 @@ The private state of a rank: its generators, those of Megatron's tracker for dro
 position, and the buffers that a forward pass changes, such as the counts of tokens that experts were given.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +40,11 @@ class Private:
         """
         The present private state.
         """
-        state = {"form": _FORM, "torch": self._torch.capture(closing=closing), **self._own()}
+        state: dict[str, object] = {
+            "form": _FORM,
+            "torch": self._torch.capture(closing=closing),
+            **self._own(),
+        }
         if isinstance(self._data, Data):
             state["consumed"] = self._data.consumed
         return pack(state)
@@ -57,6 +62,23 @@ class Private:
         tracker.set_states(
             {name: _as(present.get(name), kept) for name, kept in state["tracker"].items()}
         )
+
+    def set_aside(self, training: Training) -> Callable[[], None]:
+        """
+        What puts generators and modes back to what they are now.
+        """
+        put_torch_back, tracked = self._torch.set_aside(), self._own()["tracker"]
+        modes = [(m, m.training) for chunk in training.chunks for m in chunk.modules()]
+
+        def put_back() -> None:
+            put_torch_back()
+            tracker = _tracker()
+            present = tracker.get_states()
+            tracker.set_states({name: _as(present.get(name), k) for name, k in tracked.items()})
+            for module, mode in modes:
+                module.training = mode
+
+        return put_back
 
     def skip(self, batches: int) -> None:
         """
@@ -81,7 +103,7 @@ class Private:
             **{name: xxhash.xxh3_128_hexdigest(kept) for name, kept in tracked.items()},
         }
 
-    def _own(self) -> dict[str, object]:
+    def _own(self) -> dict[str, dict[str, bytes]]:
         return {
             "tracker": {name: _bytes(kept) for name, kept in _tracker().get_states().items()},
         }

@@ -4,9 +4,33 @@ would be neither, and the rank that takes the place of another would go on with 
 """
 
 import gc
+from collections.abc import Mapping
+from typing import Any
 
 from tft.errors import UsageError
 from tft_megatron.training import Training
+
+
+class Progress:
+    """
+    How many steps a scheduler has counted, as a state of its own: Megatron's `load_state_dict` counts them on from
+    those that it has.
+    """
+
+    def __init__(self, scheduler: Any) -> None:  # Any: Megatron's
+        self._scheduler = scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        All that is no reference.
+        """
+        return {k: v for k, v in vars(self._scheduler).items() if k != "optimizer"}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """
+        As it was.
+        """
+        vars(self._scheduler).update(state)
 
 
 def check_scheduler(training: Training) -> None:

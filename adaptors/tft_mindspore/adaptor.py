@@ -88,6 +88,11 @@ tft_digests = _hooks.tft_digests
 
 
 @hookimpl
+def tft_compare(shard: str) -> Mapping[str, str]:
+    return _hooks.state().compare(shard)
+
+
+@hookimpl
 def tft_generators() -> Mapping[str, str]:
     return _hooks.state().generators()
 

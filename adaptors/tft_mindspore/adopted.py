@@ -16,6 +16,7 @@ from tft.errors import OrderRefused, UsageError
 from tft.hooks import Buffer, Parcel
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
+from tft.state_hooks import part_digests
 from tft_mindspore import checkpoints
 from tft_mindspore.memory import digest, drop_unfinished_backward
 from tft_mindspore.private import Private
@@ -195,6 +196,13 @@ class Adopted:
         """
         checkpoints.load(directory, self._shard(shard))
         self._private.forget()
+
+    def compare(self, shard: str) -> dict[str, str]:
+        """
+        Digests by part, to be compared with those of the others who hold the shard.
+        """
+        own = self._private.owned(self._shard(shard).parameters)
+        return part_digests(self.give(shard), dict.fromkeys(own, True))
 
     def generators(self) -> dict[str, str]:
         """

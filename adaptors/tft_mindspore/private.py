@@ -131,6 +131,13 @@ class Private:
             state["numpy"] = [name, numpy.asarray(words).tobytes(), *rest]
         return state
 
+    def owned(self, parameters: Mapping[str, Parameter]) -> list[str]:
+        """
+        The names of those that each rank has for itself: running statistics.
+        """
+        own = {id(each) for each in self._running.values()}
+        return [name for name, each in parameters.items() if id(each) in own]
+
     def _run_from(self, running: Mapping[str, bytes]) -> None:
         contents: dict[str, Array] = {}
         if not running.keys() <= self._running.keys():

@@ -75,6 +75,11 @@ def tft_end_step() -> bytes | None:
 
 
 @hookimpl
+def tft_set_aside() -> Callable[[], None]:
+    return _hooks.state().set_aside()
+
+
+@hookimpl
 def tft_compare(shard: str) -> Mapping[str, str]:
     return _hooks.state().compare(shard)
 

@@ -4,6 +4,7 @@ what is done with them between incidents.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,12 @@ class Adopted:
         self._settings.note()
         return self._private.end_step()
 
+    def set_aside(self) -> Callable[[], None]:
+        """
+        What puts generators and modes back to what they are now.
+        """
+        return self._private.set_aside()
+
     def rollback(self, private: bytes) -> None:
         """
         Put a private state back and drop the gradients.
@@ -209,13 +216,17 @@ class Adopted:
         """
         The shard, to be moved.
         """
-        return self._shard(shard).give()
+        parcel = self._shard(shard).give()
+        if shard != DENSE:
+            return parcel
+        return replace(parcel, buffers=(*parcel.buffers, *self._private.modes.give()))
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
         Room for the shard.
         """
-        return self._shard(shard).take(meta)
+        room = self._shard(shard).take(meta)
+        return room if shard != DENSE else [*room, *self._private.modes.take()]
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
@@ -223,6 +234,8 @@ class Adopted:
         """
         self._shard(shard).taken(meta)
         self._private.forget()
+        if shard == DENSE:
+            self._private.modes.taken()
         self._settings.forget()
 
     def save(self, directory: Path, shard: str) -> list[str]:
@@ -249,6 +262,7 @@ class Adopted:
 
         load(directory, self._shard(shard))
         self._private.forget()
+        self._private.modes.forget()
         self._settings.forget()
 
     def beside(self, shard: str) -> bytes:
@@ -271,6 +285,7 @@ class Adopted:
         """
         self._shard(shard).replaced(beside)
         self._private.forget()
+        self._private.modes.forget()
         self._settings.forget()
         self._replaced.add(shard)
         if isinstance(self._optimizer, ReplicaOptimizer):
@@ -299,8 +314,8 @@ class Adopted:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        own = self._private.running.moving("model.")
-        return {**shard_parts(self.give(shard), own), "modes": self._private.modes.digest()}
+        parcel = self._shard(shard).give()  # modes may be each rank's own: one may evaluate for all
+        return shard_parts(parcel, self._private.running.own(parcel))
 
     def digests(self) -> dict[str, str]:
         """

@@ -128,6 +128,12 @@ class Maker:
         self._settings.note()
         return self._private.end_step()
 
+    def set_aside(self) -> Callable[[], None]:
+        """
+        What puts generators and modes back to what they are now.
+        """
+        return self._private.set_aside()
+
     def rollback(self, private: bytes) -> None:
         """
         Put a private state back and drop the gradients.
@@ -163,7 +169,6 @@ class Maker:
             self._watch.remove()
         self._private.rewind()
         self._settings.put_back()
-        self._modes = self._private.modes.digest()
         self._held = self._all()
         self._parts = self._watch = None
         self._settings.watch([], None)
@@ -269,10 +274,10 @@ class Maker:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
+        parcel = self.give(shard)
         # a process that has made nothing yet does not know which of its buffers move: others do
-        own = {**dict.fromkeys(self._buffers, False), **self._private.running.moving("model.")}
-        modes = self._modes if self._parts is None else self._private.modes.digest()
-        return {**shard_parts(self.give(shard), own), "modes": modes}
+        own = {**dict.fromkeys(self._buffers, False), **self._private.running.own(parcel)}
+        return shard_parts(parcel, own)
 
     def digests(self) -> dict[str, str]:
         """

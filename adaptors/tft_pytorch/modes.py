@@ -6,13 +6,17 @@ processes that survive it in its modes; what counts is what they were when the l
 from operator import itemgetter
 from typing import Any
 
-import xxhash
 from torch import nn
 
 from tft.errors import MalformedMessage
+from tft.hooks import Buffer
 
 _KEY = "training"
 _TRAINING = itemgetter(_KEY)
+
+
+MODES = "modes"
+"""What they are called in a shard."""
 
 
 class Modes:
@@ -24,6 +28,9 @@ class Modes:
         self._modules: list[nn.Module] = []
         self._fields: list[dict[str, Any]] = []  # Any: what modules have, of which one is read
         self._noted: bytes | None = None
+        self._given: bytearray | None = None
+        self._counts = False
+        """What was given goes before what this rank has noted."""
 
     def watch(self, *models: nn.Module) -> None:
         """
@@ -42,26 +49,62 @@ class Modes:
         None where there are no modules.
         """
         if closing or self._noted is None:
-            self._noted = bytes(map(_TRAINING, self._fields)) or None
+            self._noted = self.present() or None
+            self._counts = False
         return self._noted
 
-    def digest(self) -> str:
+    def present(self) -> bytes:
         """
-        Of what they were when the last step ended; empty where that is not known.
+        What they are now, a byte for each module.
         """
-        return "" if self._noted is None else xxhash.xxh3_128_hexdigest(self._noted)
+        return bytes(map(_TRAINING, self._fields))
+
+    def set(self, modes: bytes) -> None:
+        """
+        Make them what `present` has returned.
+        """
+        for module, training in zip(self._modules, modes, strict=True):
+            if module.training != bool(training):
+                module.training = bool(training)
+
+    def give(self) -> tuple[Buffer, ...]:
+        """
+        What they were when the last step ended, for a rank that was lost, or left, before it ended that step, and does
+        not know of what the others have changed then.
+        """
+        noted = self.noted(closing=False)
+        return () if noted is None else (Buffer(name=MODES, view=memoryview(noted)),)
+
+    def take(self) -> tuple[Buffer, ...]:
+        """
+        Room for those of another rank, whose models are as these are.
+        """
+        self._given, self._counts = bytearray(len(self._modules)), False
+        return (Buffer(name=MODES, view=memoryview(self._given)),) if self._given else ()
+
+    def taken(self) -> None:
+        """
+        They have come, and count until the next step has ended here.
+        """
+        self._counts = bool(self._given)
+
+    def forget(self) -> None:
+        """
+        What has come from another rank does not count any more.
+        """
+        self._given, self._counts = None, False
 
     def put_back(self, noted: object) -> None:
         """
         What they were. Nothing is done where it is not known, or was noted of another number of modules.
         """
+        if self._counts and self._given is not None:
+            noted = bytes(self._given)
         if noted is None:
             return
         if not isinstance(noted, bytes):
             raise MalformedMessage("private state with modes of modules that cannot be read")
         if len(noted) != len(self._modules):
             return  # a script that was changed before it was resumed says itself what they are
-        for module, training in zip(self._modules, noted, strict=True):
-            if module.training != bool(training):
-                module.training = bool(training)
+        self.set(noted)
         self._noted = noted

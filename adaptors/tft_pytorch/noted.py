@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 _MEMBERS = "params"
 
@@ -21,6 +22,8 @@ class Settings:
     def __init__(self) -> None:
         self._optimizers: Sequence[Optimizer] = ()
         self._scheduler: Any = None  # Any: whatever has state_dict and load_state_dict
+        self._plain = False
+        """The scheduler is one of torch's kind, without others in it."""
         self._groups: list[dict[str, Any]] | None = None
         self._scheduled: Mapping[str, Any] = {}
 
@@ -29,6 +32,11 @@ class Settings:
         These from now on.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
+        # what torch's own keep is numbers, and lists that are replaced: asking for their state takes ten times as long
+        self._plain = type(scheduler).__module__.startswith("torch.optim.") and not any(
+            isinstance(value, list | tuple) and any(isinstance(each, LRScheduler) for each in value)
+            for value in vars(scheduler).values()
+        )
         self.forget()
 
     def note(self) -> None:
@@ -40,8 +48,11 @@ class Settings:
             if isinstance(group.get("lr"), Tensor):  # which may be changed in place
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
-        if self._scheduler is not None:
-            self._scheduled = self._scheduler.state_dict()
+        if self._plain:
+            self._scheduled = dict(vars(self._scheduler))
+        elif self._scheduler is not None:
+            # one that returns what it goes on changing would have nothing put back
+            self._scheduled = {k: _apart(v) for k, v in self._scheduler.state_dict().items()}
 
     def forget(self) -> None:
         """
@@ -59,8 +70,14 @@ class Settings:
         present = [group for each in self._optimizers for group in each.param_groups]
         for group, before in zip(present, noted, strict=False):  # a group that was added stays
             _put_back(group, before)
-        if self._scheduler is not None and self._scheduler.state_dict() != self._scheduled:
+        if self._plain:
+            vars(self._scheduler).update(self._scheduled)
+        elif self._scheduler is not None and self._scheduler.state_dict() != self._scheduled:
             self._scheduler.load_state_dict(self._scheduled)
+
+
+def _apart(value: object) -> object:
+    return value.copy() if isinstance(value, list | dict) else value
 
 
 def _put_back(group: dict[str, Any], before: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ nothing: 3 us for torch's generator and a small position.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -114,6 +114,15 @@ class Private:
             self._data.load_state_dict(_position(state["data"]))
             # a StatefulDataLoader makes its iterator now, and draws for it: the generators are put back later
             self._data.state_dict()
+        self._put_random_back(state)
+        with torch.no_grad():
+            self.running.restore(state.get("buffers"))
+        self.extra.put_back(state.get("extra"))
+        self.modes.put_back(state.get("modes"))
+        for parameter in self._model.parameters():
+            parameter.grad = None  # backward may have been left in the middle of adding to it
+
+    def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: as `_random` has it
         self._generator.set_state(_byte_tensor(state["torch"]))
         if "cuda" in state:
             torch.cuda.set_rng_state(_byte_tensor(state["cuda"]))
@@ -123,12 +132,18 @@ class Private:
         if "numpy" in state:
             name, words, *rest = state["numpy"]
             numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
-        with torch.no_grad():
-            self.running.restore(state.get("buffers"))
-        self.extra.put_back(state.get("extra"))
-        self.modes.put_back(state.get("modes"))
-        for parameter in self._model.parameters():
-            parameter.grad = None  # backward may have been left in the middle of adding to it
+
+    def set_aside(self) -> Callable[[], None]:
+        """
+        What puts generators and modes back to what they are now.
+        """
+        random_state, modes = self._random(), self.modes.present()
+
+        def put_back() -> None:
+            self._put_random_back(random_state)
+            self.modes.set(modes)
+
+        return put_back
 
     def rewind(self) -> None:
         """

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
 
 from tft.errors import MalformedMessage
+from tft.hooks import Parcel
 from tft_pytorch.memory import flat_bytes, in_place
 from tft_pytorch.names import own_names
 
@@ -119,11 +120,23 @@ class RunningBuffers:
             return copy
         return self.copy(closing=True, room=room)
 
-    def moving(self, prefix: str) -> dict[str, bool]:
+    def own(self, parcel: Parcel) -> dict[str, bool]:
         """
-        By name, whether a buffer of the model was seen to change in the forward pass on this rank.
+        The model's buffers in a parcel, by name: whether they were seen to change in the forward pass on this rank, so
+        that their content is its own. What others, such as a moving average, keep by the same name is taken from there.
         """
-        return {f"{prefix}{name}": i in self._moving for i, name in enumerate(self._names)}
+        found: dict[str, bool] = {}
+        known = set(self._names)
+        moving = {name for i, name in enumerate(self._names) if i in self._moving}
+        for name in (buffer.name for buffer in parcel.buffers):
+            whose, _, called = name.partition(".")
+            words = called.split(".")
+            endings = {".".join(words[at:]) for at in range(len(words))}
+            if whose == "model" and called in known:
+                found[name] = called in moving
+            elif whose not in ("model", "optim", "master") and endings & known:
+                found[name] = not moving.isdisjoint(endings)
+        return found
 
     def restore(self, copy: object) -> None:
         """

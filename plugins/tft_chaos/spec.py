@@ -14,7 +14,7 @@ from typing import Literal, NoReturn, TypeVar, assert_never, get_args
 from tft.errors import UsageError
 from tft.protocol.messages import OrderName
 
-Phase = Literal["forward", "backward", "collective", "update", "between", "repair"]
+Phase = Literal["forward", "backward", "collective", "update", "between", "tail", "repair"]
 FaultName = Literal["memory", "network", "numeric", "bug"]
 Part = Literal["param", "exp_avg", "exp_avg_sq"]
 
@@ -121,7 +121,7 @@ T = TypeVar("T")
 
 _PHASES: Mapping[str, Phase] = {name: name for name in get_args(Phase)}
 _IN_USER_CODE: Mapping[str, Phase] = {
-    name: phase for name, phase in _PHASES.items() if phase not in ("between", "repair")
+    name: phase for name, phase in _PHASES.items() if phase not in ("between", "tail", "repair")
 }
 _KINDS: Mapping[str, FaultName] = {name: name for name in get_args(FaultName)}
 _PARTS: Mapping[str, Part] = {name: name for name in get_args(Part)}

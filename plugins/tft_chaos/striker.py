@@ -85,7 +85,7 @@ class Striker:
                 watch_collective(blow, self._marks, model)
             case "update":
                 watch_update(blow, self._optimizer)
-            case "between" | "repair":
+            case "between" | "tail" | "repair":
                 pass  # the session says when
             case _:
                 assert_never(blow.spec.phase)
@@ -101,6 +101,15 @@ class Striker:
                     flip_bit(blow, blow.spec.action, self._optimizer, step)
                 else:
                     blow.fall(step, {"window_closed": step})
+
+    @hookimpl
+    def tft_on_tail_ending(self, step: int) -> None:
+        """
+        Behind everything that the loop does in a step, before that has ended.
+        """
+        for blow in self._blows:
+            if blow.spec.phase == "tail" and blow.due(step):
+                blow.fall(step, {"window_closed": step})
 
     @hookimpl
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:

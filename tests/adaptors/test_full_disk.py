@@ -97,6 +97,7 @@ def periodic(run_dir: Path, answers: Connection) -> None:
         lambda word, _: told.append(word),
         lambda _: None,
         threading.Event(),
+        dict,
     )
     by.resumed((0, 0))
     for step, room in ((2, ROOM[2]), (4, ROOM[0]), (6, resource.RLIM_INFINITY)):

@@ -6,7 +6,21 @@ import pytest
 
 from tests.core.lives import strategies, trained
 from tft.core.comparison import Copy, differences
-from tft.protocol.messages import Fetch, Kill, Load, Restore, Rollback, Save
+from tft.core.incident import Incident, Phase
+from tft.core.policy import STRATEGIES, Policy
+from tft.core.report import incident_report
+from tft.protocol.messages import (
+    Checkpointed,
+    CheckpointFailed,
+    Fetch,
+    Kill,
+    Load,
+    Restore,
+    Rollback,
+    Save,
+    Stop,
+)
+from tft.testing.scripted import ScriptedJob
 
 PAIRS = {"first": (0, 2), "second": (1, 3)}
 
@@ -47,6 +61,31 @@ def test_a_copy_unlike_the_others_is_a_fault_of_its_rank(what: str) -> None:
     )
     assert strategies(job) == ["recover"]
     assert {one.content for one in job.ranks.values()} == {"right"}
+
+
+def test_what_a_wrong_copy_has_given_to_sums_is_not_exact() -> None:
+    """
+    When a copy is found to be wrong in a step after the last comparison, then the report says from which step on that
+    rank may have given wrong numbers to all; there is nothing to say when they were compared at the end of that very step.
+    """
+    job = trained()
+    job.kill(3)
+    job.settle()
+    job.train(2)
+    job.ranks[1].content = "wrong"
+    job.kill(3)
+    job.settle()
+    job.ranks[2].content = "wrong, too"
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert [incident["inexact"] for incident in job.reports()] == [
+        [],
+        [
+            "ranks [1] hold another copy of model of shard 'dense' at the end of step 5 than ranks [0, 2]; since when "
+            "is not known: what ranks [1] have given to sums in steps 4 to 5 may be in the state of all"
+        ],
+    ]
 
 
 def test_equal_copies_are_no_news() -> None:
@@ -126,6 +165,44 @@ def test_two_copies_that_differ_end_a_job_without_anything_sound() -> None:
     assert job.orders(Save) == []
 
 
+def test_two_copies_that_differ_where_they_were_compared_last_are_not_used() -> None:
+    """
+    When two holders differ at the very step at which they were equal when they were compared last, then neither of
+    them counts: all load the checkpoint of that step, and the incident ends.
+    """
+    job = trained(groups=PAIRS, steps=2)
+    job.checkpointed(2)
+    job.fault(0, "network")  # an incident, in which all are compared
+    job.settle()
+    job.ranks[2].content = "wrong"
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert [(order.directory, order.step) for order in job.orders(Load)] == [("/periodic/2", 2)]
+    (incident,) = job.reports()
+    assert ("corruption", None) in [(f["kind"], f["rank"]) for f in incident["faults"]]
+    assert incident["step"] == 3
+
+
+def test_states_that_nothing_was_trained_from_are_not_compared() -> None:
+    """
+    When ranks have to stop before wrappers were built, then nobody minds that they begin with different states: these
+    are made equal then.
+    """
+    job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
+    job.slow = {2}
+    job.start()
+    for rank, one in job.ranks.items():
+        one.content = f"of rank {rank}"
+    job.failures[0, "regroup"] = ["no route to the store"]
+    job.arrive(2)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert len(job.orders(Stop)) == 1
+    assert job.facts("copies_differ") == []
+
+
 # ---------------------------------------------------------------- after a repair
 
 
@@ -142,6 +219,27 @@ def test_what_was_fetched_is_compared_too() -> None:
     assert [order.to for order in job.orders(Fetch)] == [(3,), (3,)]
     assert {one.content for one in job.ranks.values()} == {"right"}
     assert job.doing == "healthy"
+
+
+def test_what_was_fetched_has_no_say_in_a_later_round() -> None:
+    """
+    When a rank has fetched what was wrong, and another fault comes before the copies are compared, then of the others
+    each still speaks for itself alone: two of them that differ are not decided between by the copy of one.
+    """
+    job = trained(world=3)
+    job.kill(2)
+    while not job.orders(Fetch):
+        job.obey_next()
+    job.ranks[0].content = "wrong"
+    job.muted = {(1, "regroup")}
+    job.settle()
+    assert job.ranks[2].content == "wrong"
+    job.muted = set()
+    job.fault(1, "network")
+    job.settle()
+    assert job.over is not None
+    assert job.over.result == "failed"
+    assert [tell["right"] for tell in job.facts("copies_differ")] == [[]]
 
 
 # ---------------------------------------------------------------- tails
@@ -189,6 +287,48 @@ def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:
     assert [order.step for order in job.orders(Rollback)] == [3]
 
 
+def test_a_second_round_does_not_forget_what_the_first_has_cut_off() -> None:
+    """
+    When all that are left were cut off in the tail, and another rank is lost before the incident is over, then the
+    report still says that the incident is not exact; what is computed again from an earlier step is exact.
+    """
+    job = trained(keeps=2)
+    for rank in (0, 1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line = "train.py:57"
+    job.kill(3)
+    job.settle()
+    job.kill(2)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [
+        ("process", 3),
+        ("process", 2),
+    ]
+    assert incident["inexact"] == [
+        "ranks [0, 1, 2] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
+        "stands behind that line was not done for this step"
+    ]
+
+
+def test_a_tail_that_is_computed_again_is_exact() -> None:
+    """
+    When all that are left were cut off in the tail, and go back to an earlier step in a second round, then
+    the report says nothing of that tail: it is computed again.
+    """
+    job = trained(keeps=2)
+    for rank in (0, 1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+    job.kill(3)
+    job.settle()
+    job.fault(2, "numeric", polluted=True)
+    job.settle()
+    job.train()
+    assert job.reports()[0]["inexact"] == []
+    assert job.reports()[0]["step"] == 3
+
+
 def test_of_two_that_differ_in_their_tails_the_one_that_came_further_counts() -> None:
     """
     When two are left in the tail and differ, then the one that has come to the later line is the source.
@@ -202,6 +342,47 @@ def test_of_two_that_differ_in_their_tails_the_one_that_came_further_counts() ->
     job.train()
     assert sorted(fetched(job.orders(Fetch))) == [(0, 3, {1}), (2, 3, {1})]
     assert job.orders(Kill) == []
+
+
+def test_what_is_inexact_stays_so_when_a_fault_comes_before_success() -> None:
+    """
+    When all go on from what was held in a tail, and another fault comes before success, then nobody stands in that tail
+    any more, and the report still says so.
+    """
+    job = trained(world=3)
+    for rank in (0, 1):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line = "train.py:57"
+    job.kill(2)
+    job.settle()
+    assert job.doing == "resuming"
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert incident["inexact"] == [
+        "ranks [0, 1] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
+        "stands behind that line was not done for this step"
+    ]
+
+
+def test_a_shard_that_nobody_has_to_the_end_of_the_step_is_inexact() -> None:
+    """
+    When a rank that was cut off in its tail fetches one shard from a rank that has ended the step, and nobody has ended
+    it who holds its other shard, then the report says so.
+    """
+    job = trained(groups={"dense": (0, 1, 2, 3), **PAIRS})
+    for rank in (1, 2):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line = "train.py:57"
+    job.kill(3)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert incident["inexact"] == [
+        "ranks [1] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it of all that "
+        "hold the same: what stands behind that line was not done for this step"
+    ]
 
 
 def test_an_incident_after_tails_that_draw_is_not_exact() -> None:
@@ -281,3 +462,103 @@ def test_copies_of_different_steps_are_not_compared() -> None:
         rank: Copy(rank=rank, step=rank, shards={"dense": {"model": str(rank)}}) for rank in (0, 1)
     }
     assert differences({"dense": (0, 1)}, held) == []
+
+
+# ---------------------------------------------------------------- at a checkpoint
+
+
+def not_checkpointed(job: ScriptedJob, step: int, *wrong: int) -> None:
+    """
+    Rank 0 has found, when it was to commit a checkpoint, that the copies differ.
+    """
+    job.report(
+        CheckpointFailed(
+            rank=0, incarnation=0, step=step, why="ranks hold different copies", differ=True, wrong=wrong, at=job.now
+        )
+    )  # fmt: skip
+
+
+def test_copies_that_differ_at_a_checkpoint_are_a_fault() -> None:
+    """
+    When a checkpoint is not made because one rank holds another copy than the others, then that rank has a fault, and
+    fetches theirs.
+    """
+    job = trained()
+    job.ranks[1].content = "wrong"
+    not_checkpointed(job, 3, 1)
+    job.settle()
+    job.train()
+    assert fetched(job.orders(Fetch)) == [(1, 3, {0, 2, 3})]
+    assert {f["rank"] for f in job.reports()[0]["faults"]} == {1}
+    assert strategies(job) == ["retry"]
+
+
+def test_copies_that_were_compared_since_are_no_fault_any_more() -> None:
+    """
+    When all were brought to one state after the step of a checkpoint, and then it is found that their copies differed at
+    that step, then nothing follows.
+    """
+    job = trained()
+    job.train()
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    not_checkpointed(job, 3, 1)
+    assert job.doing == "healthy"
+
+
+def test_a_checkpoint_of_equal_copies_is_something_to_go_back_to() -> None:
+    """
+    When two holders differ, and the copies of a checkpoint were equal when it was made, then all go back to that.
+    """
+    job = trained(groups=PAIRS, steps=4)
+    job.report(
+        Checkpointed(
+            rank=0, incarnation=0, directory="/periodic/2", step=2, compared=True, at=job.now
+        )
+    )
+    job.checkpointed(4)  # these were not compared
+    job.ranks[2].content = "wrong"
+    job.fault(1, "network")
+    job.settle()
+    job.train()
+    assert [(order.directory, order.step) for order in job.orders(Load)] == [("/periodic/2", 2)]
+    assert strategies(job) == ["retry"]
+
+
+def test_the_report_has_what_the_comparison_took_where_it_took_longest() -> None:
+    """
+    When ranks digest what they hold twice in an incident, then the report has the sum of the slowest of them, not what lay
+    between.
+    """
+    incident = Incident(number=1, opened=0.0)
+    incident.phases = [
+        Phase(name="compare", rank=0, start=1.0, end=1.5),
+        Phase(name="compare", rank=1, start=1.0, end=1.25),
+        Phase(name="compare", rank=1, start=9.0, end=9.5),
+    ]
+    seconds = incident_report(incident, lambda fault: None)["seconds"]
+    assert isinstance(seconds, dict)
+    assert seconds["compare"] == 0.75
+
+
+def test_a_source_that_was_left_out_of_a_transfer_is_a_fault() -> None:
+    """
+    When a rank has fetched what it needs, and one of its sources could not give, then the report has a fault of that one,
+    beside the one it all began with, and nothing is begun anew.
+    """
+    job = trained()
+    job.ranks[1].odd = {2: "it sent no byte for 5 s"}
+    job.fault(1, "memory")
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [
+        ("memory", 1, 4),
+        ("network", 2, 4),
+    ]
+    assert (
+        "rank 1 could not fetch from rank 2: it sent no byte for 5 s"
+        in incident["faults"][1]["evidence"]
+    )
+    assert len(job.orders(Fetch)) == 1

@@ -70,6 +70,21 @@ def test_what_no_copy_is_left_of_is_found_by_the_ranks_themselves() -> None:
     assert job.doing == "healthy"
 
 
+def test_checkpoints_that_differ_are_not_searched_for_for_ever() -> None:
+    """
+    When what a rank finds is not what the others find, and it holds something that no other rank has, then all search
+    once more, and then the rank gets another process.
+    """
+    job = keeping(groups={"dense": ALL, **OWN}, attempts=2)
+    job.ranks[1].content = "wrong"
+    job.fault(2, "memory")
+    go_through(job)
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert "after a repair ranks [1] hold another copy" in tried(job)["retry"]
+    assert len(job.orders(Reload)) == 3
+
+
 def test_nobody_searches_before_the_groups_are_formed() -> None:
     """
     When one rank is not in the groups yet, then no rank is told to load: it may need the others for that.

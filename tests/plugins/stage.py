@@ -179,6 +179,9 @@ def play(scene: Scene) -> None:
             chaos.tft_on_window_closed(step=view.step)
             place(f"bits flipped {flipped(before, state_bits(optimizer))}")
             optimizer.zero_grad()
+            place("tail done")
+            chaos.tft_on_tail_ending(step=view.step)
+            place("step ended")
             view.step += 1
         except Exception as error:  # noqa: BLE001 (what chaos raises, and what peers do then)
             place(f"raised {type(error).__name__} {getattr(error, 'tft_fault_kind', None)}")
@@ -203,6 +206,7 @@ class Bystander:
 
     def tft_on_adopted(self, **_: object) -> None: ...
     def tft_on_window_closed(self, **_: object) -> None: ...
+    def tft_on_tail_ending(self, **_: object) -> None: ...
     def tft_on_order(self, **_: object) -> None: ...
 
 

@@ -126,7 +126,7 @@ def test_the_wire_is_the_map_that_is_documented() -> None:
                 {
                     "rank": 2,
                     "incarnation": 0,
-                    "position": {"step": 7, "window": False, "tail": False},
+                    "position": {"step": 7, "window": False, "tail": False, "after": False},
                     "training": True,
                     "moved": 1.5,
                 }

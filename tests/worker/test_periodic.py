@@ -43,6 +43,12 @@ class Adaptor:
         default_factory=weakref.WeakSet
     )
 
+    def digests(self) -> dict[str, dict[str, str]]:
+        """
+        Of what it holds.
+        """
+        return {"dense": {"model": self.content.hex()}}
+
     @hookimpl
     def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
         return (ShardCopies(shard="dense", ranks=tuple(range(world))),)
@@ -191,7 +197,9 @@ def make(
     saving = Saving(plugins.hook)
     if own is not None:
         saving.give(own)
-    periodic = Periodic(settings, plugins.hook, saving, post.take, expected.append, abandoned)
+    periodic = Periodic(
+        settings, plugins.hook, saving, post.take, expected.append, abandoned, adaptor.digests
+    )
     periodic.check()
     return Rank(periodic, adaptor, post, expected, abandoned)
 
@@ -251,7 +259,24 @@ def test_the_last_to_have_written_its_part_makes_the_checkpoint(
         b"private %d" % r for r in range(WORLD)
     ]
     [report] = [report for rank in ranks for report in rank.post.reports]
-    assert (report.step, report.directory) == (2, str(place))
+    assert (report.step, report.directory, report.compared) == (2, str(place), True)
+
+
+def test_copies_that_differ_make_no_checkpoint(tmp_path: Path, ranks: list[Rank]) -> None:
+    """
+    When one rank holds another copy than the others, though it is not the one that writes it, then there is no
+    checkpoint of that, and one rank says whose copy is wrong.
+    """
+    ranks[2].adaptor.content = b"wrong"
+    stage(ranks, 2)
+    written(ranks)
+    assert steps(tmp_path) == []
+    assert [report for rank in ranks for report in rank.post.reports] == []
+    [word] = [word for rank in ranks for word in rank.post.failures]
+    assert (word.step, word.differ, word.wrong) == (2, True, (2,))
+    assert word.why == (
+        "ranks [2] hold another copy of model of shard 'dense' at the end of step 2 than ranks [0, 1]"
+    )
 
 
 def test_parts_of_different_rounds_are_not_put_together(tmp_path: Path, ranks: list[Rank]) -> None:

@@ -44,6 +44,8 @@ class Answers:
         if seat.rank not in task.waiting or not job.holds_seat(seat):
             return None
         seat.position, seat.held, seat.backups = message.position, message.held, message.backups
+        if message.order in ("freeze", "stop") and seat.repaired:
+            job.incident.marked(seat.rank, message.position)
         if job.resumed and not seat.held:
             seat.held = None  # what a script begins with is not what the checkpoint holds
         compares = message.at - message.compared
@@ -78,12 +80,15 @@ class Answers:
             case "fetch" | "load":
                 if seat.damaged:
                     seat.doubted = message.position.step
-                seat.trusted, seat.damaged, seat.outrun = True, False, False
+                seat.trusted, seat.damaged = True, False
+                seat.outrun = seat.disputed = False
+                seat.brought = message.order == "fetch"
                 if message.order == "load":  # it has what is its own from there, too
                     self._job.captures(seat)
                 self._left_out(seat, message)
             case "restore":
-                seat.trusted, seat.outrun = True, False
+                seat.trusted = True
+                seat.outrun = seat.disputed = seat.brought = False
             case "rollback":
                 self._job.captures(seat)
             case _:

@@ -146,5 +146,6 @@ class Arrivals:
         seat.shards = {copies.shard: copies.ranks for copies in message.shards}
         seat.column, seat.reloads = message.column, message.reloads
         seat.strategies = frozenset(message.strategies) or seat.strategies
+        seat.after = message.after
         seat.held = 0 if job.virgin and not job.resumed else None
         job.placed()

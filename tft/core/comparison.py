@@ -4,9 +4,10 @@ else would show it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tft.core import planner
 from tft.core.job import Job
 from tft.core.rounds import Rounds
 from tft.core.seats import Seat
@@ -30,7 +31,7 @@ class Copy:
     line: str = ""
     """Where (FILE:LINE)."""
     brought: bool = False
-    """It was fetched from others just now: it is judged by theirs, and says nothing of them."""
+    """It was fetched from others in this incident: it is judged by theirs, and says nothing of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,34 +149,32 @@ class Comparison:
         """
         Whether, after a repair, everyone holds the same. Otherwise it is begun anew.
         """
-        incident = self._job.incident
-        fetch = incident.tasks.get("fetch")
-        brought = {rank for order in fetch.orders for rank in order.to} if fetch else set()
+        brought = {seat.rank for seat in self._job.seated() if seat.brought}
         # what was left in a tail by those who are still there is what counts
-        found = self._differences(brought, tails=False)
+        found = self._differences(tails=False)
         failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
         for each in failed:
+            self._tell(each)
             for rank in each.wrong:
                 self._distrust(self._job.seats[rank])
         if failed:
             self._rounds.again(f"after a repair {failed[0].sentence()}")
-        else:
+        elif found:
+            attempts = self._job.incident.attempts + 1
             self._judge(found)
+            self._rounds.count(attempts, f"after a repair {found[0].sentence()}")
         return not found
 
     def _judge(self, found: list[Difference]) -> None:
         job = self._job
         named: dict[int, list[str]] = {}
         for difference in found:
-            job.tell(
-                "copies_differ", shard=difference.shard, step=difference.step,
-                right=list(difference.right), wrong=list(difference.wrong),
-                parts=list(difference.parts),
-            )  # fmt: skip
+            self._tell(difference)
             if difference.tail:
                 for rank in difference.wrong:
                     job.seats[rank].outrun = True
             elif difference.right:
+                self._has_spread(difference)
                 for rank in difference.wrong:
                     named.setdefault(rank, []).append(difference.sentence())
             else:
@@ -187,6 +186,25 @@ class Comparison:
             self._rounds.fault("corruption", rank, step, job.now, "; ".join(sentences))
             job.count(rank)
 
+    def _has_spread(self, difference: Difference) -> None:
+        """
+        What a wrong copy has computed is in the sums of all, from the first step after the last comparison on.
+        """
+        job, first = self._job, self._job.compared + 1
+        if difference.step >= first:
+            why = (
+                f"{difference.sentence()}; since when is not known: what ranks {list(difference.wrong)} have given to "
+                f"sums in steps {first} to {difference.step} may be in the state of all"
+            )
+            job.incident.reservations.append((first, why))
+
+    def _tell(self, difference: Difference) -> None:
+        self._job.tell(
+            "copies_differ", shard=difference.shard, step=difference.step,
+            right=list(difference.right), wrong=list(difference.wrong),
+            parts=list(difference.parts),
+        )  # fmt: skip
+
     def _nobody_knows(self, difference: Difference) -> None:
         job = self._job
         why = (
@@ -194,14 +212,16 @@ class Comparison:
             f"step {job.compared}, when they were compared last, may be wrong"
         )
         job.incident.lower(job.compared)
+        for (
+            rank
+        ) in difference.wrong:  # where it is of that very step it was right then, and is not now
+            job.seats[rank].disputed = True
         self._rounds.fault("corruption", None, difference.step + 1, job.now, why)
 
     def _distrust(self, seat: Seat) -> None:
         seat.trusted, seat.damaged = False, True
 
-    def _differences(
-        self, brought: Collection[int] = (), *, tails: bool = True
-    ) -> list[Difference]:
+    def _differences(self, *, tails: bool = True) -> list[Difference]:
         job, ceiling = self._job, self._job.incident.ceiling
         copies = {
             seat.rank: Copy(
@@ -210,10 +230,11 @@ class Comparison:
                 shards=seat.digests,
                 tail=tails and seat.position.tail,
                 line=seat.line,
-                brought=seat.rank in brought,
+                brought=seat.brought,
             )
             for seat in job.seated()
-            if seat.ready and seat.trusted and not (seat.doomed or seat.searching or seat.outrun)
+            if seat.ready and seat.trusted and not (seat.doomed or seat.searching)
+            if not (seat.outrun or seat.disputed or (job.virgin and not seat.held))
             if seat.held is not None and (ceiling is None or seat.held <= ceiling)
         }
         return differences(job.topology().groups, copies)
@@ -230,20 +251,36 @@ def note_habits(job: Job, step: int) -> None:
     for seat in job.seated():
         for sentence in seat.inexact:
             said.setdefault(sentence, []).append(seat.rank)
-    job.incident.inexact += [f"ranks {ranks}: {sentence}" for sentence, ranks in said.items()]
+    for sentence, ranks in said.items():
+        job.incident.reservations.append((step, f"ranks {ranks}: {sentence}"))
 
 
 def note_tails(job: Job, step: int) -> None:
     """
-    All go on from the end of `step`, or save it, and some hold what they had in its tail: nobody who has ended the
-    step is left, else they would have fetched that.
+    All are to go on from the end of `step`, or to save it, and of some shard no holder is left that has ended the step.
+    It is noted before anyone fetches: whoever has fetched a shard stands in no tail any more, and its other shards may.
     """
-    left: dict[str, list[int]] = {}
-    for seat in job.seated():
-        if seat.ready and seat.held == step == seat.position.step and seat.position.tail:
-            left.setdefault(seat.line, []).append(seat.rank)
-    for line, ranks in left.items():
-        job.incident.inexact.append(
-            f"ranks {ranks} were cut off in the tail of step {step} at {line or 'an unknown line'}, and none is left "
-            "that has ended it: what stands behind that line was not done for this step"
+    job.incident.tails = {said: at for said, at in job.incident.tails.items() if at <= step}
+    standings = {seat.rank: seat.standing("") for seat in job.seats.values()}
+    left: dict[str, set[int]] = {}
+    ended = False
+    for ranks in job.topology().groups.values():
+        found = planner.sound(ranks, standings, step, job.incident.ceiling)
+        late = [holder.rank for holder in found if holder.tail and holder.held == step]
+        ended = ended or len(late) < len(found)
+        for rank in late:
+            left.setdefault(job.seats[rank].line, set()).add(rank)
+    of = " of all that hold the same" if ended else ""
+    for line, those in left.items():
+        said = (
+            f"ranks {sorted(those)} were cut off in the tail of step {step} at {line or 'an unknown line'}, and none "
+            f"is left that has ended it{of}: what stands behind that line was not done for this step"
         )
+        job.incident.tails[said] = step
+
+
+def forget_tails(job: Job, step: int) -> None:
+    """
+    All go on from a checkpoint of `step`: what was held in the tail of that step, or a later one, counts no more.
+    """
+    job.incident.tails = {said: at for said, at in job.incident.tails.items() if at < step}

@@ -5,7 +5,7 @@ a time, each when everything it needs is there.
 
 from tft.core import planner
 from tft.core.choice import Choice
-from tft.core.comparison import Comparison, note_habits, note_tails
+from tft.core.comparison import Comparison, forget_tails, note_habits, note_tails
 from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.pausing import Pausing
@@ -451,8 +451,11 @@ class Course:
         if step is None:
             return  # a checkpoint is searched for when the groups are formed: that may need them
         if plan.load:
+            forget_tails(job, step)
             job.search()
             job.issue(job.to_all(Load, directory=plan.load, step=step), limit=limit)
+        else:
+            note_tails(job, step)
         if plan.restore:
             job.issue(Restore(**key, to=plan.restore, step=step), limit=limit)
         fetches = [
@@ -522,15 +525,16 @@ class Course:
         incident.step = step + 1
         for seat in job.seated():
             seat.trusted, seat.damaged, seat.doubted = True, False, step
+            seat.outrun = seat.disputed = seat.brought = False
             job.captures(seat)
+        forget_tails(job, step)
         job.tell("checkpoint_found", incident=incident.number, step=step)
         return ""
 
     def _roll_back(self) -> None:
         job = self._job
         step = job.agreed()
-        job.incident.inexact = []  # what an earlier round has said of another step
-        note_tails(job, step)
+        job.incident.returns_to(step)
         note_habits(job, step)
         skip = self._skip(step)
         # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
@@ -578,9 +582,8 @@ class Course:
         ranks = tuple(s.rank for s in bereft if s.rank in joining or step not in s.private)
         if ranks and step > 0:
             job.tell("private_derived", ranks=list(ranks), step=step)
-            job.incident.inexact.append(
-                f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
-            )
+            why = f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
+            job.incident.reservations.append((step, why))
         return ranks
 
     def _resume_training(self) -> None:
@@ -589,10 +592,23 @@ class Course:
         job.compared = job.agreed()
         job.incident.gone_back()
         for seat in job.seated():
-            seat.finished = False
+            seat.finished = seat.brought = False
         job.finished = set()
-        resume = job.to_all(Resume, step=job.agreed() + 1)
+        resume = job.to_all(Resume, step=job.agreed() + 1, again=self._called_again())
         job.step_to(S.RESUMING, resume, job.policy.regroup)
+
+    def _called_again(self) -> bool:
+        """
+        Whether some rank, alive or lost, has not been through what is called after the agreed step. Of one that is lost
+        with its node nobody knows.
+        """
+        job, incident, step = self._job, self._job.incident, self._job.agreed()
+        if step == 0 or not any(seat.after for seat in job.seated()):
+            return False
+        lost = incident.respawns.keys() - incident.marks.keys()
+        return bool(lost & job.members) or any(
+            incident.marks.get(rank, step) < step for rank in job.members
+        )
 
     def _close(self) -> bool:
         job, incident = self._job, self._job.incident

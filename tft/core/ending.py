@@ -49,7 +49,8 @@ class Ending:
         job.move(S.DUMPING)
         job.saved = {}
         incident.writers = {s.rank for s in job.seats.values() if s.able}
-        incident.step, incident.inexact = step + 1, []
+        incident.step = step + 1
+        incident.returns_to(step)
         note_tails(job, step)
         note_habits(job, step)
         back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]

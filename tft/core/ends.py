@@ -100,6 +100,8 @@ class Ends:
             return None
         job.tell("rank_gone", rank=seat.rank, code=message.code, incarnation=seat.incarnation)
         self._blame(seat, message, was)
+        if seat.repaired:
+            job.incident.marked(seat.rank, message.position)
         return self._course.lost(seat)
 
     def could_not_end(self, seat: Seat) -> None:

@@ -9,7 +9,7 @@ from tft.core.course import Course
 from tft.core.job import Job
 from tft.core.seats import Process, Seat
 from tft.core.table import State
-from tft.protocol.messages import Faulted, FaultKind, Noticed
+from tft.protocol.messages import CheckpointFailed, Faulted, FaultKind, Noticed
 
 S = State
 
@@ -103,6 +103,18 @@ class Faults:
             case _:
                 assert_never(message.kind)
         return self._course.replan()
+
+    def differ(self, message: CheckpointFailed) -> None:
+        """
+        The copies of which a checkpoint was to be made are not equal. Whose are wrong is judged when all have left
+        their loops. What all have been brought to since has been compared already.
+        """
+        job = self._job
+        if message.step < job.compared:
+            return
+        for rank in message.wrong or (None,):
+            self._rounds.fault("corruption", rank, message.step + 1, message.at, message.why)
+        self._course.replan()
 
     def _why_not(self, seat: Seat | None, kind: FaultKind) -> str:
         """

@@ -140,9 +140,23 @@ class Incident:
     """How often each rank has lost its process and was given another."""
     counted: set[int] = field(default_factory=set)
     """The ranks whose part in it has been held against them."""
-    inexact: list[str] = field(default_factory=list)
-    """Why training does not go on bit for bit as it would have without the incident."""
+    reservations: list[tuple[int, str]] = field(default_factory=list)
+    """Why training does not go on bit for bit as it would have without the incident, and from the end of which
+    step on."""
+    tails: dict[str, int] = field(default_factory=dict)
+    """For each line in the tail of a step that nobody has come further than who holds a shard: the sentence, and the
+    step."""
+    marks: dict[int, int] = field(default_factory=dict)
+    """By rank: the last step after which all was called that is to be, at least."""
     closed: float | None = None
+
+    def marked(self, rank: int, position: Position) -> None:
+        """
+        A rank stands, or stood when it died, at this position. What it says later, when it was brought to another step,
+        says nothing of that.
+        """
+        step = position.step - (position.tail or position.after)
+        self.marks[rank] = min(step, self.marks.get(rank, step))
 
     def saw(self, position: Position) -> None:
         """
@@ -157,6 +171,20 @@ class Incident:
         A rank has lost its process, and another takes its place.
         """
         self.respawns[rank] = self.respawns.get(rank, 0) + 1
+
+    @property
+    def inexact(self) -> list[str]:
+        """
+        Why training does not go on bit for bit as it would have without the incident.
+        """
+        return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations)]))
+
+    def returns_to(self, step: int) -> None:
+        """
+        All go on from the end of this step: what was inexact about later ones is computed again. What an earlier
+        round has done to this one stays.
+        """
+        self.reservations = [(since, why) for since, why in self.reservations if since <= step]
 
     def lower(self, ceiling: int) -> None:
         """

@@ -23,6 +23,7 @@ from tft.core.job import Job
 from tft.core.policy import Policy
 from tft.core.promises import broken
 from tft.core.reports import Reports
+from tft.core.rounds import ALONE
 from tft.core.seats import Seat
 from tft.core.table import REACTIONS, SETTLED, Reaction, State, kind_of
 from tft.errors import InternalError
@@ -309,6 +310,10 @@ class Machine:
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         job, rounds = self._job, self._course.rounds
+        if order == "stop":
+            ranks = self._not_called_after(ranks)
+        if not ranks:
+            return
         most = self._are_most(order, ranks)
         if most and order in AT_ONCE and self._renewed(order):
             return
@@ -330,6 +335,7 @@ class Machine:
                 "freeze" | "stop" | "load" | "fetch" | "restore" | "reload" | "rollback" | "check"
                 | "save" | "commit"
             ):  # fmt: skip
+                why = f"{why}. {ALONE}" if order == "stop" else why
                 rounds.doom_all((job.seats[rank] for rank in ranks), why, "hang")
             case "complete":
                 rounds.doom_all((job.seats[rank] for rank in ranks), why, "process")
@@ -364,6 +370,24 @@ class Machine:
         task.renewed += 1
         task.deadline = self._job.now + task.limit
         return True
+
+    def _not_called_after(self, ranks: list[int]) -> list[int]:
+        """
+        Those of these ranks that are not busy with what is called after a step, such as an evaluation. The others
+        get the time that they have said it may take.
+        """
+        job, task = self._job, self._job.incident.tasks["stop"]
+        until = {
+            rank: task.issued + job.seats[rank].after
+            for rank in ranks
+            if job.seats[rank].position.after and task.issued + job.seats[rank].after > job.now
+        }
+        if until:
+            task.deadline = max(until.values())
+            job.tell(
+                "stop_waits", ranks=sorted(until), why="what is called after a step runs there"
+            )
+        return [rank for rank in ranks if rank not in until]
 
     def _spared(self, ranks: list[int]) -> bool:
         """

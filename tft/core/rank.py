@@ -234,7 +234,8 @@ class RankMachine:
         if not self.inside or self._stop is None:
             return []
         at = event.position
-        ended = at.step > self._stop.finish or (at.step == self._stop.finish and not at.tail)
+        there = at.step == self._stop.finish and not (at.tail or at.after)
+        ended = at.step > self._stop.finish or there
         if ended and self.doing != "check":
             return self._abort(event.at)  # what it computes now will not be finished by anyone
         self._wake = event.at + self._stop.grace

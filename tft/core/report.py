@@ -38,8 +38,9 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
         for p in sorted(incident.phases, key=lambda p: (p.start, p.end))
     ]
     seconds: dict[str, float | None] = {
-        name: _span(incident, name) for name in SECONDS if name != "detect"
+        name: _span(incident, name) for name in SECONDS if name not in ("detect", "compare")
     }
+    seconds["compare"] = _longest(incident, "compare")
     if known:
         phases.insert(0, {"name": "detect", "rank": None, "start": 0.0, "end": seen - began})
     ended = incident.closed if incident.closed is not None else _last(incident)
@@ -109,6 +110,17 @@ def _span(incident: Incident, name: str) -> float:
     if not stretches:
         return 0.0
     return max(p.end for p in stretches) - min(p.start for p in stretches)
+
+
+def _longest(incident: Incident, name: str) -> float:
+    """
+    What this has taken on the rank on which it has taken longest: it comes in several stretches, with others between.
+    """
+    taken: dict[int | None, float] = {}
+    for phase in incident.phases:
+        if phase.name == name:
+            taken[phase.rank] = taken.get(phase.rank, 0.0) + phase.end - phase.start
+    return max(taken.values(), default=0.0)
 
 
 def _last(incident: Incident) -> float:

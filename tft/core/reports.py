@@ -130,8 +130,12 @@ class Reports:
                 self._job.trained.add(seat.rank)
             case Checkpointed():
                 self._job.checkpointed(message.step, message.directory)
+                if message.compared:
+                    self._job.compared = max(self._job.compared, message.step)
             case CheckpointFailed():
                 self._job.not_checkpointed(message.rank, message.step, message.why)
+                if message.differ:
+                    self._faults.differ(message)
             case _:
                 assert_never(message)
 

@@ -18,6 +18,13 @@ REPEATABLE = frozenset({"process", "node", "hang"})
 """Kinds that a strategy may meet again without having failed: the process is another one."""
 
 
+ALONE = (
+    "A rank that evaluates or writes for longer says so: session.evaluate, session.after_step or "
+    "session.expect"
+)
+"""What a script can do about a hang that is none."""
+
+
 class Rounds:
     """
     The rounds of one job's incidents.
@@ -126,12 +133,18 @@ class Rounds:
         A strategy is begun anew, a few times; then it has failed.
         """
         self.open()
+        self.count(self._job.incident.attempts + 1, why)
+        self.freeze()
+
+    def count(self, attempts: int, why: str) -> None:
+        """
+        The present strategy was begun so many times; after a few it has failed.
+        """
         incident = self._job.incident
-        incident.attempts += 1
-        if incident.attempts >= self._job.policy.attempts:
+        incident.attempts = attempts
+        if attempts >= self._job.policy.attempts:
             incident.failed[incident.base] = why
             incident.attempts = 0
-        self.freeze()
 
     def doom(self, seat: Seat, why: str, blame: FaultKind) -> None:
         """
@@ -152,7 +165,8 @@ class Rounds:
                 job.excuse(seat.rank)
         for seat in going:
             if blame == "hang" and seat.rank in job.members:
-                evidence = job.incident.suspicion or why
+                suspicion = job.incident.suspicion
+                evidence = f"{suspicion}. {ALONE}" if suspicion else why
                 self.fault("hang", seat.rank, seat.position.step + 1, job.now, evidence)
             job.kill(seat, why, last_words=blame == "hang")
 

@@ -59,12 +59,18 @@ class Seat:
     backups: tuple[int, ...] = ()
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """Of the state of step `held`, by shard and part."""
+    after: float = 0.0
+    """Seconds that what it calls after a step may take."""
     line: str = ""
     """Where in the tail of step `held` it has left the loop."""
     inexact: tuple[str, ...] = ()
     """What its loop does in tails that an incident cannot undo or do again as it was."""
     outrun: bool = False
     """Others have come further in the tail of step `held`, and none to its end: their state is the one that counts."""
+    brought: bool = False
+    """It was fetched from others in this incident: its copy says nothing of theirs."""
+    disputed: bool = False
+    """Another rank holds another copy of step `held`, and nobody can say which is right."""
     column: tuple[int, ...] = ()
     reloads: bool = False
     """It finds the newest checkpoint that it keeps itself."""
@@ -145,7 +151,7 @@ class Seat:
             alive=self.ready and not self.doomed,
             coming=self.process in STARTING and not self.doomed,
             held=self.held,
-            sound=self.trusted and not self.searching and not self.outrun,
+            sound=self.trusted and not (self.searching or self.outrun or self.disputed),
             tail=self.position.tail,
             backups=self.kept,
             homeless=homeless,
@@ -161,7 +167,8 @@ class Seat:
         self.pid = self.started = 0
         self.sender = ""
         self.held, self.backups = None, ()
-        self.digests, self.line, self.outrun = {}, "", False
+        self.digests, self.line = {}, ""
+        self.outrun = self.disputed = self.brought = False
         self.inexact = ()
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = self.searching = False

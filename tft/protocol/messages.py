@@ -41,6 +41,8 @@ class Position:
     tail: bool = False
     """True while the loop has not come to the end of step `step`: what stands behind the update window, such as a
     scheduler's step or an evaluation, may be done in part."""
+    after: bool = False
+    """True while functions that are called after step `step` are still to be called, or run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,8 @@ class Ready:
     """It keeps checkpoints of its own, and finds the newest of them by itself."""
     strategies: tuple[str, ...] = ()
     """What the adaptor can take part in, now that it has the state; empty: what it said before."""
+    after: float = 0.0
+    """Seconds that the functions which are called after a step may take; 0: there are none."""
     at: float
 
 
@@ -219,14 +223,15 @@ class Checkpointed:
     directory: str
     step: int
     """The step whose end it holds."""
+    compared: bool = False
+    """All copies of what it holds were equal then."""
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
     """
-    A rank could not do its part for a periodic checkpoint: there is none of that step, and training goes
-    on.
+    A rank could not do its part for a periodic checkpoint, or the copies of it differ: there is none of that step.
     """
 
     rank: int
@@ -234,6 +239,10 @@ class CheckpointFailed:
     step: int
     """The step whose end it was to hold."""
     why: str
+    differ: bool = False
+    """The copies that ranks hold are not equal: that is a fault. Otherwise training goes on."""
+    wrong: tuple[int, ...] = ()
+    """The ranks whose copies are wrong; empty: nobody can say."""
     at: float
 
 
@@ -645,6 +654,8 @@ class Resume:
     to: tuple[int, ...]
     seats: dict[int, int] = field(default_factory=dict)
     step: int
+    again: bool = False
+    """First call the functions that are called after step `step` - 1: some rank has not been through them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,10 +89,14 @@ class ScriptedRank:
     """It does not come to the end of its tail."""
     line: str = ""
     """Where it is cut off."""
+    after: bool = False
+    """It has ended `step`, and is not through with what is called after it."""
     inexact: tuple[str, ...] = ()
     """What its loop does in tails that an incident cannot do again."""
     content: str = "right"
     """What its copies are of; those of ranks that hold the same have to be equal."""
+    odd: dict[int, str] = field(default_factory=dict)
+    """The sources that it cannot fetch from, and why."""
     settings: str = "right"
     """The same of what describes them."""
     shards: tuple[str, ...] = ()
@@ -109,7 +113,7 @@ class ScriptedRank:
         """
         As in the session.
         """
-        return Position(step=self.step, window=self.window, tail=self.tail)
+        return Position(step=self.step, window=self.window, tail=self.tail, after=self.after)
 
     def sound_steps(self) -> frozenset[int]:
         """
@@ -127,7 +131,7 @@ class ScriptedRank:
         if self.keeps:
             self.backups = (*self.backups, self.step)[-self.keeps :]
             self.bad_copies -= {self.step}
-        self.step, self.window, self.tail = self.step + 1, False, False
+        self.step, self.window, self.tail, self.after = self.step + 1, False, False, False
 
     # ---------------------------------------------------------------- orders
 
@@ -199,7 +203,8 @@ class ScriptedRank:
             case Resume():
                 assert self.held == order.step - 1, f"rank {self.rank} resumes with {self.held}"
                 assert not self.spoiled, f"rank {self.rank} resumes with what is spoiled"
-                self.training, self.announce, self.tail = True, True, False
+                self.training = self.announce = True
+                self.tail = self.after = False
                 self.limit = math.inf
             case Save():
                 if order.shards and self.held != order.step:
@@ -223,7 +228,7 @@ class ScriptedRank:
 
     def _goes_back_to(self, step: int) -> None:
         self.step, self.window, self.torn, self.spoiled = step, False, False, False
-        self.tail = False
+        self.tail = self.after = False
         self.backups = tuple(kept for kept in self.backups if kept < step)
 
     def answer(
@@ -264,6 +269,7 @@ class ScriptedRank:
             private=dict.fromkeys(captured, "00"),
             digests=dict.fromkeys(self.shards, parts) if compares else {},
             line=self.line if self.tail else "",
+            odd=self.odd if name == "fetch" else {},
             inexact=self.inexact,
             began=at,
             at=at,

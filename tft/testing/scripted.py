@@ -85,6 +85,8 @@ class ScriptedJob:
     """Of how many earlier steps each rank keeps a copy."""
     finds: dict[int, int] | None = None
     """By rank: the step of the newest checkpoint that it keeps itself; None: none keeps any."""
+    after: float = 0.0
+    """Seconds that the functions which ranks call after a step may take."""
     promises: bool = False
     """What a rank fetches comes when all rebuild."""
     now: float = 100.0
@@ -573,6 +575,7 @@ class ScriptedJob:
                 column=self.columns.get(one.rank, ()),
                 strategies=self.settled.get(one.rank, ()),
                 reloads=self.finds is not None and one.rank in self.finds,
+                after=self.after,
                 at=self.now,
             )
         )

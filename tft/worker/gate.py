@@ -33,10 +33,11 @@ Word = Literal["in", "out"]
 """Into the window, or out of the loop."""
 
 
-Place = tuple[int, bool, bool, bool]
+Place = tuple[int, bool, bool, bool, bool]
 """Where the training thread stands: the last step whose window has closed, whether the window of the next one is
-open, whether the state was overwritten in part, whether the tail of that last step has not ended. Published as one,
-so that nobody is told half of a move; a bare tuple, since it is made three times a step."""
+open, whether the state was overwritten in part, whether the tail of that last step has not ended, whether what is called
+after it is not over. Published as one, so that nobody is told half of a move; a bare tuple, since it is made three
+times a step."""
 
 
 class Gate:
@@ -50,7 +51,7 @@ class Gate:
         self._thread = threading.get_ident()
         self._mutex = threading.Lock()
         self._turn = threading.Condition(self._mutex)
-        self._place: Place = (0, False, False, False)
+        self._place: Place = (0, False, False, False, False)
         self._orders: deque[Execute] = deque()
         self._waits = False
         """The training thread stands before a window, and was not let in yet."""
@@ -92,9 +93,18 @@ class Gate:
         entered then. Else: `wait`.
         """
         with self._mutex:
-            step, _, torn, _ = self._place
-            self._place = (step, True, torn, False)
+            step, _, torn, _, _ = self._place
+            self._place = (step, True, torn, False, False)
             self._waits = step >= self._lock
+            return not self._waits
+
+    def admits(self) -> bool:
+        """
+        Whether what is called after the last step may be begun; else `wait`. Who is held back there has the state of
+        the end of that step, and calls nothing that others would not take part in.
+        """
+        with self._mutex:
+            self._waits = self._place[0] >= self._lock
             return not self._waits
 
     def stand(self) -> None:
@@ -105,18 +115,18 @@ class Gate:
         with self._mutex:
             self._alone = self._waits = True
 
-    def wait(self) -> Word | Execute:
+    def wait(self, *, window: bool = True) -> Word | Execute:
         """
-        Waits before the window for what comes first: the word to enter it, the word to leave the
-        loop, or an order to be carried out from here, after which the waiting goes on.
+        Waits before the window, or before what is called after a step, for what comes first: the word to enter it, the
+        word to leave the loop, or an order to be carried out from here, after which the waiting goes on.
         """
         with self._turn:
             while True:
                 word = self._word()
                 if word is not None:
                     self._alone = self._waits = False
-                    step, _, torn, _ = self._place
-                    self._place = (step, word == "in", torn, False)
+                    step, _, torn, _, after = self._place
+                    self._place = (step, window and word == "in", torn, False, after)
                     return word
                 if self._orders:
                     return self._orders.popleft()
@@ -126,7 +136,7 @@ class Gate:
         """
         The update of `step` is whole; with `tail` the step ends later.
         """
-        self._place = (step, False, self._place[2], tail)
+        self._place = (step, False, self._place[2], tail, False)
 
     @property
     def in_tail(self) -> bool:
@@ -135,12 +145,12 @@ class Gate:
         """
         return self._place[3]
 
-    def ended(self) -> None:
+    def ended(self, *, after: bool) -> None:
         """
-        The step whose window has closed last has ended.
+        The step whose window has closed last has ended; with `after` functions are to be called after it.
         """
-        step, window, torn, _ = self._place
-        self._place = (step, window, torn, False)
+        step, window, torn, _, _ = self._place
+        self._place = (step, window, torn, False, after)
 
     def leaves(self, step: int) -> bool:
         """
@@ -161,14 +171,14 @@ class Gate:
         """
         From now on the state is overwritten.
         """
-        step, window, _, tail = self._place
-        self._place = (step, window, True, tail)
+        step, window, _, tail, after = self._place
+        self._place = (step, window, True, tail, after)
 
     def hold(self, step: int) -> None:
         """
         The state is that of the end of `step`, and whole.
         """
-        self._place = (step, False, False, False)
+        self._place = (step, False, False, False, False)
 
     # ---------------------------------------------------------------- on any thread
 
@@ -313,8 +323,8 @@ class Gate:
 
 
 def _position(place: Place) -> Position:
-    step, window, _, tail = place
-    return Position(step=step, window=window, tail=tail)
+    step, window, _, tail, after = place
+    return Position(step=step, window=window, tail=tail, after=after)
 
 
 def _held(place: Place, *, still: bool = False) -> int | None:
@@ -322,5 +332,5 @@ def _held(place: Place, *, still: bool = False) -> int | None:
     The step whose whole state is in memory. Who stands still before a window has marked it, but
     changed nothing yet.
     """
-    step, window, torn, _ = place
+    step, window, torn, _, _ = place
     return None if torn or (window and not still) else step

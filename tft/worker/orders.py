@@ -191,15 +191,20 @@ class Hands:
         step, began = self._gate.held(), SystemClock().now()
         digests: dict[str, dict[str, str]] = {}
         try:
-            shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
-            for shard in [each.shard for each in shards if step is not None]:
-                digests[shard] = dict(self._parts(shard, step))
+            digests = {} if step is None else self.digests()
         except Exception:
             log.warning("state_not_compared", step=step, exc_info=True)
             digests = {}
         seconds = SystemClock().now() - began if digests else 0.0
         line = self._line if self._gate.in_tail else ""
         return Work(digests=digests, compared=seconds, line=line)
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """
+        Digests by shard and part of the state in use, which is whole.
+        """
+        shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
+        return {each.shard: dict(self._parts(each.shard, self._gate.held())) for each in shards}
 
     def _parts(self, shard: str, step: int | None) -> Mapping[str, str]:
         if self._hook.tft_compare.get_hookimpls():

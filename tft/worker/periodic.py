@@ -25,11 +25,15 @@ import structlog
 from tft import checkpoint
 from tft.clock import SystemClock
 from tft.config import RankSettings
+from tft.core.comparison import Copy, Difference, differences
 from tft.errors import UsageError
-from tft.protocol.messages import Checkpointed, CheckpointFailed, SavedFile
+from tft.protocol.messages import Checkpointed, CheckpointFailed
 from tft.worker.saving import Saving, Write
 
 log = structlog.get_logger()
+
+Digests = dict[str, dict[str, str]]
+"""By shard and part."""
 
 _COPYING = 600.0
 """Seconds that copying may take before the training thread is taken for one that hangs."""
@@ -57,6 +61,8 @@ class _Part:
     round: tuple[int, int]
     private: bytes
     writes: Sequence[Write]
+    digests: Digests
+    """Of what this rank holds, to be compared with what others do."""
     void: bool = False
     """The job went back to an earlier step, and may come another way."""
     committed: bool = False
@@ -78,8 +84,10 @@ class Periodic:
         report: Callable[[Checkpointed | CheckpointFailed, Callable[[], None] | None], None],
         expect: Callable[[float], None],
         abandoned: threading.Event,
+        digests: Callable[[], Digests],
     ) -> None:
         self._settings = settings
+        self._digests = digests
         self._shelf = checkpoint.shelf_of(settings)
         self._every = settings.checkpoint_every
         self._hook = hook
@@ -127,14 +135,16 @@ class Periodic:
             return
         self._expect(_WRITING if self._saving.own else _COPYING)
         try:
-            writes = self._copies(step)
+            writes, digests = self._copies(step), self._digests()
         except Exception as error:  # noqa: BLE001 (no room, say: it is told, and training goes on)
             self._failed(step, error)
             return
         finally:
             self._expect(0.0)
         with self._turn:
-            self._part = _Part(step=step, round=self._round, private=private, writes=writes)
+            self._part = _Part(
+                step=step, round=self._round, private=private, writes=writes, digests=digests
+            )
             self._turn.notify_all()
         if self._writer is None:
             self._writer = _begun(self._work, "tft-checkpoints")
@@ -221,6 +231,24 @@ class Periodic:
                     told = True
         return True
 
+    def _differ(self, found: Sequence[Difference]) -> None:
+        """
+        Say that what the ranks held is not the same, so that there is no checkpoint of it.
+        """
+        told = self._settings
+        undecided = not all(each.right for each in found)
+        wrong = sorted({rank for each in found for rank in each.wrong})
+        word = CheckpointFailed(
+            rank=told.rank,
+            incarnation=told.incarnation,
+            step=found[0].step,
+            why="; ".join(each.sentence() for each in found),
+            wrong=() if undecided else tuple(wrong),
+            differ=True,
+            at=SystemClock().now(),
+        )
+        self._report(word, None)
+
     def _failed(self, step: int, error: BaseException) -> None:
         """
         Say that there is no checkpoint of `step`, on any thread; at length where that is news.
@@ -284,15 +312,21 @@ class Periodic:
         if part.void:
             return
         files.append(checkpoint.write_private(directory, self._settings.rank, part.private))
-        checkpoint.write_part(directory, self._settings.rank, files)
+        done = checkpoint.Part(files=tuple(files), digests=part.digests)
+        checkpoint.write_part(directory, self._settings.rank, done)
         parts = checkpoint.claim_parts(directory, self._settings.world)
         if parts is not None:  # else others have still to write theirs, and the last commits
             self._commit(part, directory, final, parts)
 
     def _commit(
-        self, part: _Part, directory: Path, final: Path, files: Sequence[SavedFile]
+        self, part: _Part, directory: Path, final: Path, parts: Sequence[checkpoint.Part]
     ) -> None:
         told = self._settings
+        found = _differences(part.step, parts)
+        if found:
+            self._differ(found)
+            return
+        files = [file for each in parts for file in each.files]
         manifest = self._saving.join(
             directory, files, step=part.step, world=told.world, adaptor=told.adaptor
         )
@@ -312,6 +346,7 @@ class Periodic:
                 incarnation=told.incarnation,
                 directory=str(final),
                 step=part.step,
+                compared=all(each.digests for each in parts),
                 at=SystemClock().now(),
             )
             self._report(word, partial(self._known.put, part.step))
@@ -341,6 +376,20 @@ class Periodic:
             self._turn.wait_for(lambda: self._in_loop)
             checkpoint.retire(self._shelf, self._settings.keep_checkpoints, step)
         checkpoint.sweep(self._shelf, step)
+
+
+def _differences(step: int, parts: Sequence[checkpoint.Part]) -> list[Difference]:
+    """
+    What the ranks, in their order, held of this step and is not the same.
+    """
+    copies = {
+        rank: Copy(rank=rank, step=step, shards=part.digests) for rank, part in enumerate(parts)
+    }
+    groups: dict[str, list[int]] = {}
+    for rank, part in enumerate(parts):
+        for shard in part.digests:
+            groups.setdefault(shard, []).append(rank)
+    return differences(groups, copies)
 
 
 def _begun(work: Callable[[], None], name: str) -> threading.Thread:

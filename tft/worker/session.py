@@ -22,7 +22,7 @@ from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.hooks import Diagnosis, Made, Parcel
 from tft.page import Page
-from tft.plugins import load_adaptor, load_plugins
+from tft.plugins import load_adaptor, load_plugins, quick
 from tft.protocol.messages import (
     Complete,
     End,
@@ -41,6 +41,7 @@ from tft.protocol.messages import (
 )
 from tft.transfer.server import ShardServer
 from tft.transfer.tls import Tls, read_tls
+from tft.worker.after import LIMIT, AfterStep, AfterSteps
 from tft.worker.audit import Audit
 from tft.worker.control import Control
 from tft.worker.diagnosis import Diagnostician
@@ -52,6 +53,7 @@ from tft.worker.observers import Observers
 from tft.worker.orders import Hands, Work
 from tft.worker.periodic import Periodic
 from tft.worker.process import started_ticks
+from tft.worker.records import Records
 from tft.worker.saving import Saving, own_functions
 from tft.worker.started import stand_aside, take_up
 
@@ -101,18 +103,23 @@ class Session:
         self._diagnose = Diagnostician(self._classify, self._observers.device_faults()).diagnose
         self._tls = read_tls(settings.curve)
         self._server = ShardServer(settings.host, settings.job, self._give, self._tls)
-        self._capture: Callable[..., bytes] = self._adaptor.hook.tft_capture
+        self._capture: Callable[..., bytes] = quick(self._adaptor.hook.tft_capture)
         self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
         self._periodic = Periodic(
             settings, self._adaptor.hook, self._saving, self._control.report, self.expect,
-            self._gate.abandoned,
+            self._gate.abandoned, self._hands.digests,
         )  # fmt: skip
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._meets = False
         """No rank holds everything: they make sure of each other before a step is completed."""
         self._notes = bool(self._adaptor.hook.tft_end_step.get_hookimpls())
+        self._note: Callable[[], bytes | None] = quick(self._adaptor.hook.tft_end_step)
         self._tails = self._page.tailed()
         """Steps end behind their windows."""
+        self._after = AfterSteps(self._adaptor.hook)
+        self._records = Records(settings.run_dir, settings.rank)
+        self._again = False
+        """What is called after the last step is to be called before the next."""
         self._audit = self._make_audit()
         self._audited = self._audit
         """What looks at the present step; None: nobody does, and nobody is asked."""
@@ -275,6 +282,36 @@ class Session:
         """
         return self._window
 
+    def after_step(
+        self, function: Callable[[int], object], *, every: int = 1, limit: float = LIMIT
+    ) -> None:
+        """
+        Have `function(step)` called after each step, or each `every` steps, when the step has ended: on all ranks, and
+        on a replacement, too. To be told before `run`. It may use the groups, and take `limit` seconds; what it draws from
+        generators is drawn without effect on training, and it must not change the state. Where a fault comes before
+        all ranks have been through it all of them call it again: what it does outside of this process is done at least
+        once, with the step to know it by.
+
+        Raises `UsageError` for what cannot be called so.
+        """
+        self._after.add(function, every, limit)
+
+    def evaluate(
+        self, function: Callable[[int], object], *, every: int, limit: float = LIMIT
+    ) -> None:
+        """
+        The same for an evaluation, by all ranks or by one while the others go on and wait for it: for `limit` seconds
+        nobody is taken for one that hangs, and a fault elsewhere waits for its end.
+        """
+        self._after.add(function, every, limit)
+
+    def record(self, row: Mapping[str, object]) -> None:
+        """
+        Write a row of this step to `records-rank{rank}.jsonl` in the run directory: once, though the step may be
+        computed again or what is called after it be called again. The row gets `step`.
+        """
+        self._records.write(self.step, row)
+
     def expect(self, seconds: float) -> None:
         """
         Announces a long phase, an evaluation or a checkpoint: no rank is taken for one that
@@ -314,6 +351,7 @@ class Session:
                 column=tuple(hook.tft_column(rank=self.rank, world=self.world) or ()),
                 strategies=tuple(hook.tft_strategies()),
                 reloads=hook.tft_reload() is not None,
+                after=self._after.limit,
                 at=self._clock.now(),
             )
         )
@@ -328,7 +366,8 @@ class Session:
         """
         execute = self._gate.order()
         match execute.order:
-            case Resume():
+            case Resume(again=again):
+                self._again = again
                 self._control.tell(self._done(execute, self._clock.now()))
                 self._periodic.resumed((execute.order.incident, execute.order.round))
                 self._page.train(True, self._clock.now())
@@ -410,18 +449,47 @@ class Session:
         if self._observers.watch_tails:
             self._observers.tail_ends(step)
         if self._notes:
-            noted = self._adaptor.hook.tft_end_step()
+            noted = self._note()
             if noted is not None:
                 self._private = noted
                 self._page.capture(step, noted, True)
-        self._gate.ended()
-        self._page.move(step, False, self._clock.now())
+        after = self._after.due(step)
+        self._gate.ended(after=bool(after))
+        self._page.end(step, after=bool(after))
         if self._keeps_backups:
             self._adaptor.hook.tft_backup(step=step)
         if self._periodic.due(step):
             self._periodic.stage(step, self._private)
         if self._gate.leaves(step):
             raise Interrupted
+        if after:
+            self._call(after, step)
+
+    def _call(self, after: Sequence[AfterStep], step: int) -> None:
+        """
+        Call what is to be called after this step, when nobody holds this rank back. All of that is over, or none.
+        """
+        if not self._gate.admits() and not self._goes_in(window=False):
+            raise Interrupted
+        self._records.begin_after(step)
+        for each in after:
+            self.expect(each.limit)
+            self._after.call(each, step, self._hands.digests)
+        self._records.end_after()
+        self._gate.ended(after=False)
+        self._page.move(step, False, self._clock.now())
+        if self._gate.leaves(step):
+            raise Interrupted
+
+    def _call_again(self) -> None:
+        step = self._gate.completed
+        self._again = False
+        self._records.drop_after(step)
+        after = self._after.due(step)
+        if after:
+            self._gate.ended(after=True)
+            self._page.move(step, False, self._clock.now(), after=True)
+            self._call(after, step)
 
     def _end_audited(self, audit: Audit, step: int) -> None:
         audit.step_ends(step, leaves=self._gate.leaves(step))
@@ -465,13 +533,19 @@ class Session:
         self._page.capture(self._gate.completed + 1, self._contributed, False)
 
     def _wait_at_window(self) -> None:
-        self._control.tell(self._gate.standing())
-        while isinstance(word := self._gate.wait(), Execute):
-            self._carry_out(word)
-        entered = word == "in"
+        entered = self._goes_in(window=True)
         self._page.move(self._gate.completed, entered, self._clock.now())
         if not entered:
             raise Interrupted
+
+    def _goes_in(self, *, window: bool) -> bool:
+        """
+        Stand still until the word to go on; False: the loop is to be left.
+        """
+        self._control.tell(self._gate.standing())
+        while isinstance(word := self._gate.wait(window=window), Execute):
+            self._carry_out(word)
+        return word == "in"
 
     # ---------------------------------------------------------------- on the training thread
 
@@ -479,6 +553,8 @@ class Session:
         message: Faulted | None = None
         line = ""
         try:
+            if self._again:
+                self._call_again()
             train(self)
             self._end_last_step()
             self._periodic.finish()
@@ -562,6 +638,7 @@ class Session:
             self._observers.order(execute.name, execute.order.incident, heading)
             if isinstance(execute.order, Rollback):
                 self._periodic.rolled_back(execute.order.step)
+                self._records.drop_later(execute.order.step)
             work = self._hands.carry_out(execute.order)
             self._tell_of_what_was_made(execute.order)
         except Exception as error:  # noqa: BLE001 (an order that fails is answered, not raised)

@@ -1,0 +1,78 @@
+"""
+What the comparison of copies takes in an incident, against one reading of the state: both are timed in turns. The
+state is that of a GPT with AdamW, adopted as the example does it, after a step.
+"""
+
+import json
+import statistics
+import time
+
+import torch
+import xxhash
+from gpt import GPT, SIZES, make_optimizer, make_scheduler
+from tft_pytorch import adaptor
+from tft_pytorch.adopted import Adopted
+from tft_pytorch.memory import readable
+
+ROUNDS = 15
+WIDER = 12
+"""Further layers of numbers beside the example's model, so that the state has a size that counts."""
+
+
+def main() -> None:
+    """
+    One line: the ratio of the two, and the size of the state.
+    """
+    torch.set_num_threads(1)
+    model = GPT(SIZES["tiny"])
+    for number in range(WIDER):
+        model.register_parameter(f"more{number}", torch.nn.Parameter(torch.randn(1024, 1024)))
+    optimizer = make_optimizer(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    adaptor.tft_adopt(
+        parts={
+            "model": model, "optimizer": optimizer, "scheduler": make_scheduler(optimizer, 10),
+        },
+        wrap=None,
+    )  # fmt: skip
+    state = adaptor._hooks.state()
+    assert isinstance(state, Adopted)
+    tensors = [
+        tensor for shard in state._shards.values() for tensor in shard.inventory().tensors.values()
+    ]
+
+    def read() -> None:
+        sum_ = xxhash.xxh3_128()
+        for tensor in tensors:
+            sum_.update(readable("", tensor).view)
+        sum_.digest()
+
+    def compare() -> None:
+        adaptor.tft_compare(shard="dense")
+
+    ratios = []
+    for _ in range(ROUNDS):
+        ratios.append(_timed(compare) / _timed(read))
+    print(
+        json.dumps(
+            {
+                "benchmark": "comparison",
+                "unit": "times one reading of the state",
+                "median": round(statistics.median(ratios), 3),
+                "worst": round(max(ratios), 3),
+                "megabytes": round(sum(tensor.nbytes for tensor in tensors) / 2**20),
+            }
+        )
+    )
+
+
+def _timed(work: object) -> float:
+    began = time.perf_counter()
+    work()  # type: ignore[operator]  # one of the two above
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

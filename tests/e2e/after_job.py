@@ -1,0 +1,106 @@
+"""
+A job of DDP that evaluates behind its steps.
+
+    after_job.py HOW [--seconds S] [--every K] [--die RANK,STEP,WHERE]
+
+HOW: `alone` (rank 0 evaluates, through session.evaluate), `together` (all do, with an all-reduce), `inline` (rank 0
+does so in the loop, without a word to anybody). WHERE a rank dies: `update`, or `evaluation`, once all are in it.
+"""
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+from sys import path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tft
+
+path.append("examples/gpt")
+from record import Record
+
+WIDTH, STEPS = 8, 14
+parser = argparse.ArgumentParser()
+parser.add_argument("how", choices=["alone", "together", "inline"])
+parser.add_argument("--seconds", type=float, default=0.0)
+parser.add_argument("--every", type=int, default=5)
+parser.add_argument("--die", default="-1,-1,never")
+args = parser.parse_args()
+victim, at, where = args.die.split(",")
+
+session = tft.init()
+torch.manual_seed(7)
+model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model))
+record = Record(session.run_dir, session.rank)
+
+
+def die(step: int, place: str) -> None:
+    """
+    Die where the arguments say so, once in the life of the job.
+    """
+    if (str(session.rank), str(step), place) == (victim, at, where):
+        flag = session.run_dir / "died"
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def busy(mark: Path) -> None:
+    """
+    Take the time that was asked for, and say that it has begun.
+    """
+    mark.touch()
+    until = time.monotonic() + args.seconds
+    while time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def evaluate(step: int) -> None:
+    """
+    A loss over data of its own; it draws random numbers and leaves the model in another mode, as scripts do.
+    """
+    if args.how == "alone" and session.rank:
+        return
+    model.eval()
+    loss = model(torch.randn(16, WIDTH)).square().mean().detach()
+    die(step, "evaluation")
+    if args.how == "together":
+        dist.all_reduce(loss)
+    busy(session.run_dir / f"evaluates-{session.rank}-{step}")
+    session.record({"loss": float(loss)})
+
+
+def train(session: tft.Session) -> None:
+    """
+    The loop.
+    """
+    wrapped: Any = session.model
+    for step in session.steps(STEPS):
+        if (victim, str(step), "update") == (str(session.rank), at, where):
+            # the others are to be where rank 0 makes them wait
+            while not (session.run_dir / f"evaluates-0-{step - 1}").exists():
+                time.sleep(0.01)
+            die(step, "update")
+        generator = torch.Generator().manual_seed(1000 * session.rank + step)
+        loss = wrapped(torch.randn(4, WIDTH, generator=generator)).square().mean()
+        record.write(step, loss.item())
+        loss.backward()
+        with session.update():
+            optimizer.step()
+        optimizer.zero_grad()
+        if args.how == "inline" and session.rank == 0 and step % args.every == 0:
+            busy(session.run_dir / f"evaluates-0-{step}")
+
+
+if args.how != "inline":
+    session.evaluate(evaluate, every=args.every, limit=600.0)
+session.run(train)
+record.finish({**session.digests(), "modes": str([module.training for module in model.modules()])})

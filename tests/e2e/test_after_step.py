@@ -1,0 +1,89 @@
+"""
+Evaluations behind steps: nobody who evaluates is taken for one that hangs, and each is made once per step by all.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import ROOT, Outcome, identical, run
+
+SCRIPT = ROOT / "tests" / "e2e" / "after_job.py"
+EVERY, STEPS = 5, 14
+
+
+def trained(where: Path, *arguments: str) -> Outcome:
+    """
+    A job of three ranks.
+    """
+    return run(where, script=SCRIPT, arguments=arguments, nproc=3)
+
+
+def evaluations(outcome: Outcome) -> dict[int, list[tuple[int, float]]]:
+    """
+    By rank: the steps after which it has evaluated, and what came out.
+    """
+    found = {}
+    for path in sorted(outcome.run_dir.glob("records-rank*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert all(row["after"] for row in rows)
+        found[int(path.stem.removeprefix("records-rank"))] = [(r["step"], r["loss"]) for r in rows]
+    return found
+
+
+def kept(outcome: Outcome) -> set[int]:
+    """
+    The ranks that had faults.
+    """
+    return {fault["rank"] for incident in outcome.incidents for fault in incident["faults"]}
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds"),
+    [("alone", "13"), pytest.param("together", "13", marks=pytest.mark.soak), pytest.param("alone", "20", marks=pytest.mark.soak)],
+)  # fmt: skip
+def test_a_rank_is_lost_while_others_evaluate(tmp_path: Path, how: str, seconds: str) -> None:
+    """
+    When a rank dies while rank 0 evaluates, or all do, for much longer than a step and than a rank has to leave its
+    loop, then no other rank is replaced, and everything comes out as without the fault.
+    """
+    calm = trained(tmp_path / "calm", how)
+    assert calm.code == 0, calm.output
+    dies = "1,6,update" if how == "alone" else "1,5,evaluation"
+    outcome = trained(tmp_path / "run", how, "--seconds", seconds, "--die", dies)
+    assert outcome.code == 0, outcome.output
+    assert [(i["strategy"], i["steps_lost"], i["inexact"]) for i in outcome.incidents] == [
+        ("recover", 0, [])
+    ]
+    assert kept(outcome) == {1}
+    identical(outcome, calm)
+    assert evaluations(outcome) == evaluations(calm)
+
+
+def test_what_the_lost_rank_had_not_evaluated_all_evaluate_again(tmp_path: Path) -> None:
+    """
+    When a rank dies in an evaluation by all, then all evaluate again with its replacement, each row is there once,
+    and what the evaluation draws and switches has no effect on training.
+    """
+    calm = trained(tmp_path / "calm", "together")
+    outcome = trained(tmp_path / "run", "together", "--die", "2,10,evaluation")
+    assert outcome.code == 0, outcome.output
+    assert kept(outcome) == {2}
+    identical(outcome, calm)
+    assert evaluations(outcome) == evaluations(calm)
+    assert {rank: [step for step, _ in rows] for rank, rows in evaluations(outcome).items()} == {
+        rank: [5, 10] for rank in range(3)
+    }
+
+
+@pytest.mark.soak
+def test_a_rank_that_evaluates_without_a_word_is_taken_for_one_that_hangs(tmp_path: Path) -> None:
+    """
+    When rank 0 evaluates for long in its loop and says nothing, then it is replaced, and the report says what to use.
+    """
+    outcome = trained(tmp_path, "inline", "--seconds", "30", "--every", "12")
+    assert kept(outcome) == {0}
+    (fault,) = outcome.incidents[0]["faults"]
+    assert fault["kind"] == "hang"
+    assert "session.evaluate" in fault["evidence"]
