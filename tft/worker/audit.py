@@ -21,7 +21,7 @@ from tft.state_hooks import part_digests
 
 STEPS = 20
 """So many steps of a process are audited where not all are."""
-SET_ANEW = frozenset({"description", "settings", "scheduler", "modes"})
+SET_ANEW = frozenset({"description", "settings", "scheduler", "modes", "learning_rate"})
 """Parts that a script may set anew at the head of an iteration: they are put back when it is left there."""
 
 _OWN = str(Path(__file__).parent)
