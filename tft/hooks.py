@@ -451,7 +451,7 @@ class AdaptorSpecs:
         compared on any rank. `tft.state_hooks.part_digests` makes them of what `tft_give` gives, and without
         this hook it does. Training thread, out of the loop; in the loop too, at the edges of a step, while the
         loop is audited. There a change from the end of a step to the next update window is no finding in parts
-        called `description`, `settings`, `scheduler` and `modes`.
+        called `description`, `settings`, `scheduler`, `modes` and `learning_rate`.
         """
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ from tft.state_hooks import part_digests
 
 STEPS = 20
 """So many steps of a process are audited where not all are."""
-SET_ANEW = frozenset({"description", "settings", "scheduler", "modes"})
+SET_ANEW = frozenset({"description", "settings", "scheduler", "modes", "learning_rate"})
 """Parts that a script may set anew at the head of an iteration: they are put back when it is left there."""
 
 _OWN = str(Path(__file__).parent)
@@ -104,7 +104,7 @@ class Audit:
     inexact: list[str] = field(default_factory=list)
     """Why an incident is not bit-identical on this rank: sentences for the report."""
     _steps: int = 0
-    _failing: bool = True
+    _readable: bool = True
     """The state can be read."""
     _tail: _Tail | None = None
     _ended: _Ended | None = None
@@ -125,7 +125,7 @@ class Audit:
         """
         Whether no further step is to be compared.
         """
-        return not self._failing or (self._steps >= STEPS and not self.strict)
+        return not self._readable or (self._steps >= STEPS and not self.strict)
 
     # ---------------------------------------------------------------- the edges of a step
 
@@ -135,6 +135,8 @@ class Audit:
         """
         self._steps += 1
         self._ended = None
+        if not tails and not self._compares():
+            return  # there is no tail, and what comes after the step is not compared
         look = self._look()
         if look is None:
             return
@@ -172,8 +174,8 @@ class Audit:
         The window of `step` is about to open.
         """
         ended, self._ended = self._ended, None
-        if ended is None or ended.tails != tails or not self.hook.tft_compare.get_hookimpls():
-            return  # without that hook nobody knows what the forward pass may change
+        if ended is None or ended.tails != tails or not self._compares():
+            return
         look = self._look()
         if look is None:
             return
@@ -317,11 +319,17 @@ class Audit:
             }
         except Exception:  # whoever cannot give its state away is told elsewhere
             log.warning("audit_ended", why="the state cannot be read", exc_info=True)
-            self._failing = False
+            self._readable = False
             return None
 
+    def _compares(self) -> bool:
+        """
+        Whether it is known what the forward pass may change: the adaptor says so in its digests.
+        """
+        return bool(self.hook.tft_compare.get_hookimpls())
+
     def _parts(self, shard: str) -> Mapping[str, str]:
-        if self.hook.tft_compare.get_hookimpls():
+        if self._compares():
             parts: Mapping[str, str] = self.hook.tft_compare(shard=shard)
             return parts
         return part_digests(self.hook.tft_give(shard=shard, step=self.position()[0]))
