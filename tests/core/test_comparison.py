@@ -583,19 +583,32 @@ def test_a_comparison_has_the_time_of_a_repair() -> None:
     assert [order.to for order in job.orders(Compare)] == [(0, 1, 2, 3)]
 
 
-def test_nobody_compares_what_nobody_else_holds() -> None:
+def test_nobody_compares_what_nobody_else_is_to_hold() -> None:
     """
-    When of each shard only one holder is left, or what is held is not to be used, then nobody is asked.
+    When each shard belongs to one rank, or what is held is not to be used, then nobody is asked.
     """
-    job = trained(groups=PAIRS, derives=False)
-    for rank in (2, 3):
-        job.kill(rank)
+    job = trained(groups={str(rank): (rank,) for rank in range(4)})
+    job.fault(1, "network")
     job.settle()
     assert job.orders(Compare) == []
     job = trained(keeps=1)
     job.fault(2, "numeric", polluted=True)
     job.settle()
     assert job.orders(Compare) == []
+
+
+def test_what_is_fetched_from_the_only_one_that_is_left_is_compared_with_it() -> None:
+    """
+    When one holder of a shard is left, then it says what it holds, and a copy that came damaged is fetched once more.
+    """
+    job = trained(groups=PAIRS)
+    job.miscopied = {2: 1}
+    job.kill(2)
+    job.settle()
+    job.train()
+    assert {order.to for order in job.orders(Compare)} == {(0, 1, 3)}
+    assert [order.to for order in job.orders(Fetch)] == [(2,), (2,)]
+    assert {one.content for one in job.ranks.values()} == {"right"}
 
 
 def test_a_rank_that_cannot_say_what_it_holds_is_compared_with_nobody() -> None:

@@ -68,7 +68,7 @@ def test_the_column_of_the_lost_leaves_and_the_rest_goes_on() -> None:
     job.lose_node(1)
     job.settle()
     assert names([o for o in job.said if isinstance(o, RankOrder)]) == [
-        "Freeze", "Stop", "Regroup", "Rebuild", "Rollback", "Resume",
+        "Freeze", "Stop", "Compare", "Regroup", "Rebuild", "Rollback", "Resume",
     ]  # fmt: skip
     assert {o.to for o in job.said[3:] if isinstance(o, RankOrder)} == {(0, 1)}
     (regroup,) = job.orders(Regroup)

@@ -5,7 +5,7 @@ else would show it.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tft.core import planner
 from tft.core.job import Job
@@ -140,16 +140,12 @@ class Comparison:
 
     def holders(self) -> tuple[int, ...]:
         """
-        Those who hold something that others may hold, too.
+        Those who hold something that others are to hold, too: also the only one that is left, with whose copy is compared
+        what others will have fetched.
         """
-        held = {seat.rank for seat in self._sound()}
-        several = {
-            rank
-            for ranks in self._job.topology().groups.values()
-            for rank in ranks
-            if len(held.intersection(ranks)) > 1
-        }
-        return tuple(sorted(held & several))
+        groups = self._job.topology().groups.values()
+        several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
+        return tuple(sorted({seat.rank for seat in self._sound()} & several))
 
     def judge(self) -> None:
         """
@@ -166,7 +162,7 @@ class Comparison:
         """
         brought = {seat.rank for seat in self._job.seated() if seat.brought}
         # what was left in a tail by those who are still there is what counts
-        found = self._differences(tails=False)
+        found = [each for each in self._differences(tails=False, outside=True) if each.wrong]
         failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
         for each in failed:
             self._tell(each)
@@ -236,7 +232,12 @@ class Comparison:
     def _distrust(self, seat: Seat) -> None:
         seat.trusted, seat.damaged = False, True
 
-    def _differences(self, *, tails: bool = True) -> list[Difference]:
+    def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
+        """
+        With `outside` the copies of ranks that have just left count, too, from which others may have fetched; what is wrong
+        there is nothing to those who go on.
+        """
+        job = self._job
         copies = {
             seat.rank: Copy(
                 rank=seat.rank,
@@ -246,12 +247,15 @@ class Comparison:
                 line=seat.line,
                 brought=seat.brought,
             )
-            for seat in self._sound()
+            for seat in self._sound(outside=outside)
             if seat.held is not None and not seat.outrun
         }
-        return differences(self._job.topology().groups, copies)
+        found = differences(job.topology().groups, copies)
+        return [
+            replace(each, wrong=tuple(r for r in each.wrong if r in job.members)) for each in found
+        ]
 
-    def _sound(self) -> list[Seat]:
+    def _sound(self, *, outside: bool = False) -> list[Seat]:
         """
         Those that hold something against which nothing is known. What ranks begin with is their own, until the first
         wrapper is built.
@@ -259,7 +263,7 @@ class Comparison:
         job, ceiling = self._job, self._job.incident.ceiling
         return [
             seat
-            for seat in job.seated()
+            for seat in (job.seats.values() if outside else job.seated())
             if seat.ready and seat.trusted and not (seat.doomed or seat.searching or seat.disputed)
             if seat.held is not None and not (job.virgin and not seat.held)
             if ceiling is None or seat.held <= ceiling
