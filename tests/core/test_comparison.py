@@ -367,6 +367,27 @@ def test_what_is_inexact_stays_so_when_a_fault_comes_before_success() -> None:
     ]
 
 
+def test_whose_copy_of_one_shard_is_outrun_still_gives_its_others() -> None:
+    """
+    When two are left in the tail that differ in the shard that both hold, then the one that came less far takes that from
+    the other, and is still the one that gives the shard that nobody else has.
+    """
+    job = trained(world=3, groups={"dense": (0, 1, 2), "expert.0": (0, 2), "expert.1": (1,)})
+    for rank, line in ((0, 57), (1, 61)):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line, job.ranks[rank].settings = f"train.py:{line}", f"at {line}"
+    job.kill(2)
+    job.settle()
+    job.train()
+    found = {
+        (order.to[0], t.shard): {s.rank for s in t.sources}
+        for order in job.orders(Fetch)
+        for t in order.transfers
+    }
+    assert found == {(0, "dense"): {1}, (2, "dense"): {1}, (2, "expert.0"): {0}}
+    assert strategies(job) == ["recover"]
+
+
 def test_a_shard_that_nobody_has_to_the_end_of_the_step_is_inexact() -> None:
     """
     When a rank that was cut off in its tail fetches one shard from a rank that has ended the step, and nobody has ended

@@ -153,7 +153,7 @@ class Comparison:
         theirs. Where that is undecided no copy is sound that is later than the last comparison.
         """
         for seat in self._job.seats.values():
-            seat.outrun = False  # who had come further may be lost
+            seat.outrun = frozenset()  # who had come further may be lost
         self._judge(self._differences())
 
     def confirms(self) -> bool:
@@ -183,7 +183,7 @@ class Comparison:
             self._tell(difference)
             if difference.tail:
                 for rank in difference.wrong:
-                    job.seats[rank].outrun = True
+                    job.seats[rank].outrun |= {difference.shard}
             elif difference.right:
                 self._has_spread(difference)
                 for rank in difference.wrong:
@@ -242,13 +242,13 @@ class Comparison:
             seat.rank: Copy(
                 rank=seat.rank,
                 step=seat.held,
-                shards=seat.digests,
+                shards={s: parts for s, parts in seat.digests.items() if s not in seat.outrun},
                 tail=tails and seat.position.tail,
                 line=seat.line,
                 brought=seat.brought,
             )
             for seat in self._sound(outside=outside)
-            if seat.held is not None and not seat.outrun
+            if seat.held is not None
         }
         found = differences(job.topology().groups, copies)
         return [
@@ -294,8 +294,8 @@ def note_tails(job: Job, step: int) -> None:
     standings = {seat.rank: seat.standing("") for seat in job.seats.values()}
     left: dict[str, set[int]] = {}
     ended = False
-    for ranks in job.topology().groups.values():
-        found = planner.sound(ranks, standings, step, job.incident.ceiling)
+    for shard, ranks in job.topology().groups.items():
+        found = planner.sound(shard, ranks, standings, step, job.incident.ceiling)
         late = [holder.rank for holder in found if holder.tail and holder.held == step]
         ended = ended or len(late) < len(found)
         for rank in late:

@@ -36,6 +36,8 @@ class Standing:
     """The step whose whole state it has in use; None while it is torn or new."""
     sound: bool = True
     """No fault has touched what it has in use."""
+    outrun: frozenset[str] = frozenset()
+    """The shards of which its copy in use does not count: others have come further in the tail of that step."""
     tail: bool = False
     """It has left the loop in the tail of step `held`: of what stands there some may not be done."""
     backups: tuple[int, ...] = ()
@@ -57,6 +59,13 @@ class Standing:
         if ceiling is None:
             return frozenset(steps)
         return frozenset([step for step in steps if step <= ceiling])
+
+    def has(self, shard: str, step: int, ceiling: int | None) -> bool:
+        """
+        It can give this shard as it was at the end of `step`.
+        """
+        outrun = shard in self.outrun and step == self.held and step not in self.backups
+        return not outrun and step in self.copies(ceiling)
 
     def uses(self, step: int, ceiling: int | None) -> bool:
         """
@@ -176,6 +185,8 @@ def _covered(
     common: frozenset[int] | None = None
     for shard, ranks in groups.items():
         steps = NOTHING.union(*{copies.get(rank, NOTHING) for rank in ranks})
+        if any(standings[rank].outrun for rank in ranks if rank in standings):
+            steps = frozenset(s for s in steps if sound(shard, ranks, standings, s, ceiling))
         if not steps:
             before = "" if ceiling is None else f", of step {ceiling} or earlier,"
             return f"no sound copy of shard {shard!r}{before} is left on ranks {_list(ranks)}"
@@ -293,7 +304,7 @@ def _transfers(
     plan: dict[int, list[Transfer]] = {}
     load: dict[int, float] = {}
     for shard, ranks in topology.groups.items():
-        found = sound(ranks, standings, step, terms.ceiling)
+        found = sound(shard, ranks, standings, step, terms.ceiling)
         givers = {holder.rank for holder in found}
         # who was left in the tail takes what others have that have ended the step
         there = [r for r in ranks if r in members and r in standings]
@@ -321,14 +332,14 @@ def _is_late(standing: Standing, step: int) -> bool:
 
 
 def sound(
-    ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
+    shard: str, ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
 ) -> list[Standing]:
     """
-    Those of these ranks that can give `step`, in the order they are named in. Where some have ended the step,
+    Those of the ranks that hold a shard that can give it at `step`, in the order they are named in. Where some have ended the step,
     those that were left in its tail do not count.
     """
     holders = [standings[rank] for rank in ranks if rank in standings]
-    found = [holder for holder in holders if step in holder.copies(ceiling)]
+    found = [holder for holder in holders if holder.has(shard, step, ceiling)]
     return [holder for holder in found if not _is_late(holder, step)] or found
 
 
@@ -342,7 +353,7 @@ def savers(
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}
     for shard, ranks in topology.groups.items():
-        holders = sound(ranks, standings, step, ceiling)
+        holders = sound(shard, ranks, standings, step, ceiling)
         chosen = holders[0].rank
         if spread:
             chosen = min(
@@ -366,7 +377,7 @@ def copiers(
             shard
             for shard, ranks in topology.groups.items()
             if rank in ranks and shard not in savers.get(rank, ())
-            if standing in sound(ranks, standings, step, ceiling)
+            if standing in sound(shard, ranks, standings, step, ceiling)
         )
         for rank, standing in standings.items()
         if standing.uses(step, ceiling)

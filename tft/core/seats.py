@@ -65,8 +65,8 @@ class Seat:
     """Where in the tail of step `held` it has left the loop."""
     inexact: tuple[str, ...] = ()
     """What its loop does in tails that an incident cannot undo or do again as it was."""
-    outrun: bool = False
-    """Others have come further in the tail of step `held`, and none to its end: their state is the one that counts."""
+    outrun: frozenset[str] = frozenset()
+    """The shards of which others have come further in the tail of step `held`, and none to its end: their copies count."""
     brought: bool = False
     """It was fetched from others in this incident: its copy says nothing of theirs."""
     disputed: bool = False
@@ -151,7 +151,8 @@ class Seat:
             alive=self.ready and not self.doomed,
             coming=self.process in STARTING and not self.doomed,
             held=self.held,
-            sound=self.trusted and not (self.searching or self.outrun or self.disputed),
+            sound=self.trusted and not (self.searching or self.disputed),
+            outrun=self.outrun,
             tail=self.position.tail,
             backups=self.kept,
             homeless=homeless,
@@ -168,7 +169,8 @@ class Seat:
         self.sender = ""
         self.held, self.backups = None, ()
         self.digests, self.line = {}, ""
-        self.outrun = self.disputed = self.brought = False
+        self.outrun = frozenset()
+        self.disputed = self.brought = False
         self.inexact = ()
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = self.searching = False

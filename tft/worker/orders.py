@@ -126,6 +126,8 @@ class Hands:
         """Where in the tail of a step the loop was left."""
         self._stopped_for: int | None = None
         """The incident for which the loop was left; None until it is known."""
+        self._fetching: frozenset[str] = frozenset()
+        """The shards that are being fetched: they are not given to others."""
         self._promised: int | None = None
         """The step whose state `tft_rebuild` is to bring; None: nothing is missing."""
 
@@ -225,6 +227,8 @@ class Hands:
                 f"rank {self._state.rank} holds step {held}, and copies of steps {list(backups)}, "
                 f"but not step {step}, of shard {shard!r}"
             )
+        if shard in self._fetching:
+            raise OrderRefused(f"rank {self._state.rank} fetches shard {shard!r} itself")
         parcel: Parcel = self._hook.tft_give(shard=shard, step=step)
         return parcel
 
@@ -279,7 +283,21 @@ class Hands:
         """
         Returns the sources that were left out, and why.
         """
-        self._gate.tear()
+        shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
+        fetched = frozenset(transfer.shard for transfer in order.transfers)
+        if self._gate.held() != order.step or {each.shard for each in shards} <= fetched:
+            self._gate.tear()
+        # others may fetch the rest meanwhile: nobody else may have it
+        self._fetching = fetched
+        try:
+            return self._fetch_all(order)
+        except BaseException:
+            self._gate.tear()
+            raise
+        finally:
+            self._fetching = frozenset()
+
+    def _fetch_all(self, order: Fetch) -> dict[int, str]:
         promised: list[str] = []
         odd: dict[int, str] = {}
         for transfer in order.transfers:

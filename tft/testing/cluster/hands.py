@@ -68,8 +68,10 @@ def begin(process: "Process", execute: Execute) -> None:
     takes = stage.mishaps.slowness(process.rank, execute.name)
     if failure is not None:
         if isinstance(order, Fetch):
+            process.torn = True
             _tear(process, [transfer.shard for transfer in order.transfers])
         elif isinstance(order, Load | Reload):
+            process.torn = True
             _tear(process, process.content)
         work = Work(private=_told(process)) if isinstance(order, Save) else Work()
         return stage.clock.after(takes + 0.01, process.done, execute, failure, work)
@@ -85,12 +87,17 @@ def begin(process: "Process", execute: Execute) -> None:
         case Fetch():
             ended = process.held() == order.step and not process.tail
             had = dict(process.content) if ended else {}
-            _tear(process, [transfer.shard for transfer in order.transfers])
+            fetched = [transfer.shard for transfer in order.transfers]
+            whole = process.held() != order.step or process.content.keys() <= set(fetched)
+            _tear(process, fetched)
+            process.torn = whole or process.torn  # else the other shards are what they were
             stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():
+            process.torn = True
             _tear(process, process.content)
             stage.clock.after(takes + stage.takes(0.02, 0.4), _load, process, execute, order)
         case Reload():
+            process.torn = True
             _tear(process, process.content)
             stage.clock.after(takes + stage.takes(0.02, 0.4), _reload, process, execute, order)
         case Restore():
@@ -123,6 +130,7 @@ def abandon(process: "Process") -> None:
         return
     clock = process.stage.clock
     if isinstance(task.order, Fetch):
+        process.torn = True
         clock.after(0.002, process.done, task, ABANDONED)
     elif isinstance(task.order, Regroup | Rebuild):
         process.stage.groups.leave(process)
@@ -134,7 +142,6 @@ def _at_work(process: "Process", execute: Execute) -> bool:
 
 
 def _tear(process: "Process", shards: Iterable[str]) -> None:
-    process.torn = True
     for name in shards:
         process.content[name] = process.stage.truth.wrong()
 
@@ -200,6 +207,7 @@ def _fetch(
     for transfer in order.transfers:
         content = _given(process, transfer, order)
         if content is None:
+            process.torn = True
             why = f"shard {transfer.shard!r} at step {order.step} could not be fetched whole"
             return process.done(execute, f"TransferFailed: {why}")
         process.stage.auditor.not_put_back(process, transfer.shard, order.step, had, content)
