@@ -105,7 +105,7 @@ def test_a_victim_of_phase_tail_has_done_all_that_stands_behind_its_window(
     spec = "kill:rank=1,step=6,phase=tail"
     outcome = disturbed(tmp_path / "run", "schedules", chaos=(spec,))
     assert trail(outcome, 1)[-3:] == ["head 6", "window 6", "tail 6"]
-    assert gone(outcome) == [(1, {"step": 6, "window": False, "tail": True})]
+    assert gone(outcome) == [(1, {"step": 6, "window": False, "tail": True, "after": False})]
     assert [(c["phase"], c["step"], c["evidence"]) for c in outcome.chaos()] == [
         ("tail", 6, {"window_closed": 6})
     ]
