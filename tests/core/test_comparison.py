@@ -7,8 +7,10 @@ import pytest
 from tests.core.lives import strategies, trained
 from tft.core.comparison import Copy, differences
 from tft.core.incident import Incident, Phase
+from tft.core.planner import Standing, savers
 from tft.core.policy import STRATEGIES, Policy
 from tft.core.report import incident_report
+from tft.core.topology import Topology
 from tft.protocol.messages import (
     Checkpointed,
     CheckpointFailed,
@@ -664,3 +666,20 @@ def test_who_had_come_further_in_the_tail_may_be_lost() -> None:
     job.train()
     assert job.doing == "healthy"
     assert {one.settings for one in job.ranks.values()} == {"at 57"}
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_last_checkpoint_is_written_of_copies_that_were_compared(spread: bool) -> None:
+    """
+    When some hold a step in use, and a rank with a lower number keeps a copy of it only, then it is written by those who
+    hold it in use: what is kept was compared with nobody.
+    """
+    topology = Topology(groups={"dense": (0, 1, 2)})
+    standings = {
+        0: Standing(rank=0, held=7, sound=False, backups=(5,)),
+        1: Standing(rank=1, held=5),
+        2: Standing(rank=2, held=5),
+    }
+    assert savers(topology, standings, 5, None, spread=spread) == {1: ("dense",)}
+    alone = {0: standings[0]}
+    assert savers(topology, alone, 5, None, spread=spread) == {0: ("dense",)}

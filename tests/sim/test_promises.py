@@ -168,8 +168,9 @@ def whoever_hears_an_order_obeys(patch: Patch) -> None:
 
 def a_source_that_does_not_have_it(patch: Patch) -> None:
     def everyone(
-        ranks: Iterable[int], standings: planner.Standings, step: int, ceiling: int | None
-    ) -> list[planner.Standing]:
+        shard: str, ranks: Iterable[int], standings: planner.Standings, step: int,
+        ceiling: int | None,
+    ) -> list[planner.Standing]:  # fmt: skip
         return [standings[rank] for rank in ranks if rank in standings and standings[rank].alive]
 
     patch.setattr(planner, "sound", everyone)

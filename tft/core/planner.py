@@ -354,6 +354,8 @@ def savers(
     by_node: dict[int, int] = {}
     for shard, ranks in topology.groups.items():
         holders = sound(shard, ranks, standings, step, ceiling)
+        # what is in use was compared just now; a copy that is kept, maybe by a rank that has left, was not
+        holders = [holder for holder in holders if holder.uses(step, ceiling)] or holders
         chosen = holders[0].rank
         if spread:
             chosen = min(
