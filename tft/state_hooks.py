@@ -50,6 +50,10 @@ class TrainingState(Protocol):
 
     def taken(self, shard: str, meta: bytes) -> None: ...
 
+    def compare(self, shard: str) -> Mapping[str, str]: ...
+
+    def generators(self) -> Mapping[str, str]: ...
+
     def digests(self) -> Mapping[str, str]: ...
 
     def clear(self) -> None: ...
@@ -108,6 +112,14 @@ class StateHooks(Generic[State]):
     @hookimpl
     def tft_taken(self, shard: str, meta: bytes) -> None:
         self.state().taken(shard, meta)
+
+    @hookimpl
+    def tft_compare(self, shard: str) -> Mapping[str, str]:
+        return self.state().compare(shard)
+
+    @hookimpl
+    def tft_generators(self) -> Mapping[str, str]:
+        return self.state().generators()
 
     @hookimpl
     def tft_digests(self) -> Mapping[str, str]:

@@ -57,26 +57,14 @@ tft_give = _hooks.tft_give
 tft_take = _hooks.tft_take
 tft_taken = _hooks.tft_taken
 tft_digests = _hooks.tft_digests
+tft_compare = _hooks.tft_compare
+tft_generators = _hooks.tft_generators
+tft_set_aside = _torch.tft_set_aside
 
 
 @hookimpl
 def tft_end_step() -> None:
     _hooks.state().end_step()
-
-
-@hookimpl
-def tft_set_aside() -> Callable[[], None]:
-    return _hooks.state().set_aside()
-
-
-@hookimpl
-def tft_compare(shard: str) -> Mapping[str, str]:
-    return _hooks.state().compare(shard)
-
-
-@hookimpl
-def tft_generators() -> Mapping[str, str]:
-    return _hooks.state().generators()
 
 
 @hookimpl

@@ -85,16 +85,8 @@ tft_give = _hooks.tft_give
 tft_take = _hooks.tft_take
 tft_taken = _hooks.tft_taken
 tft_digests = _hooks.tft_digests
-
-
-@hookimpl
-def tft_compare(shard: str) -> Mapping[str, str]:
-    return _hooks.state().compare(shard)
-
-
-@hookimpl
-def tft_generators() -> Mapping[str, str]:
-    return _hooks.state().generators()
+tft_compare = _hooks.tft_compare
+tft_generators = _hooks.tft_generators
 
 
 @hookimpl

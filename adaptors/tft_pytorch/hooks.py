@@ -21,6 +21,8 @@ class TorchState(TrainingState, Protocol):
 
     def updated(self) -> None: ...
 
+    def set_aside(self) -> Callable[[], None]: ...
+
 
 class Forming(Protocol):
     """
@@ -87,6 +89,10 @@ class TorchHooks(Generic[State]):
     @hookimpl
     def tft_updated(self) -> None:
         self._hooks.state().updated()
+
+    @hookimpl
+    def tft_set_aside(self) -> Callable[[], None]:
+        return self._hooks.state().set_aside()
 
     @hookimpl
     def tft_watch_collectives(

@@ -83,15 +83,13 @@ class Answers:
                 if seat.damaged:
                     seat.doubted = message.position.step
                 seat.trusted, seat.damaged = True, False
-                seat.outrun, seat.disputed = frozenset(), False
-                seat.brought = message.order == "fetch"
+                seat.holds_another(brought=message.order == "fetch")
                 if message.order == "load":  # it has what is its own from there, too
                     self._job.captures(seat)
                 self._left_out(seat, message)
             case "restore":
                 seat.trusted = True
-                seat.outrun = frozenset()
-                seat.disputed = seat.brought = False
+                seat.holds_another()
             case "rollback":
                 self._job.captures(seat)
             case _:

@@ -225,7 +225,7 @@ class Comparison:
         job.incident.lower(job.compared)
         for (
             rank
-        ) in difference.wrong:  # where it is of that very step it was right then, and is not now
+        ) in difference.wrong:  # a copy of that very step is below the limit, and was right then
             job.seats[rank].disputed = True
         self._rounds.fault("corruption", None, difference.step + 1, job.now, why)
 

@@ -539,8 +539,7 @@ class Course:
         incident.step = step + 1
         for seat in job.seated():
             seat.trusted, seat.damaged, seat.doubted = True, False, step
-            seat.outrun = frozenset()
-            seat.disputed = seat.brought = False
+            seat.holds_another()
             job.captures(seat)
         forget_tails(job, step)
         job.tell("checkpoint_found", incident=incident.number, step=step)

@@ -159,6 +159,14 @@ class Seat:
             strategies=self.strategies,
         )
 
+    def holds_another(self, *, brought: bool = False) -> None:
+        """
+        Its copies are other ones from now on, `brought` from others or not: what a comparison has said of those before
+        does not count.
+        """
+        self.outrun = frozenset()
+        self.disputed, self.brought = False, brought
+
     def order(self, incarnation: int, at: float) -> None:
         """
         A new process was asked for.
@@ -169,8 +177,7 @@ class Seat:
         self.sender = ""
         self.held, self.backups = None, ()
         self.digests, self.line = {}, ""
-        self.outrun = frozenset()
-        self.disputed = self.brought = False
+        self.holds_another()
         self.inexact = ()
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = self.searching = False

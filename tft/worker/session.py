@@ -271,8 +271,7 @@ class Session:
             self._has_tails()
             if self._note is not None:
                 self._note(tail=True)
-        if self._gate.in_tail:
-            self._end_step()
+        self._end_last_step()
 
     def _has_tails(self) -> None:
         if not self._tails:
