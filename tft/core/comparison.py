@@ -64,8 +64,8 @@ def differences(
     groups: Mapping[str, Sequence[int]], copies: Mapping[int, Copy]
 ) -> list[Difference]:
     """
-    Of each shard, the copies of one step that are not equal. Those of ranks that were left in the tail of the step are
-    looked at only where nobody has ended it: they fetch it otherwise.
+    Return the copies of one shard and one step that are not equal. Copies of ranks that were left in the tail of the step
+    are compared only where no rank has ended the step: otherwise these ranks fetch from one that has.
     """
     found = []
     for shard, ranks in groups.items():
@@ -110,7 +110,8 @@ def _chosen(
     copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
 ) -> frozenset[tuple[str, str]] | None:
     """
-    What most of those say who have it of their own: at least two, or all; None: that is undecided.
+    Return the content that most ranks hold: all of them, or at least two and more than hold any other. Copies that were
+    fetched do not count. None: no content is held by most.
     """
     votes = Counter(alike[copy.rank] for copy in copies if not copy.brought)
     if not votes:
@@ -140,8 +141,8 @@ class Comparison:
 
     def holders(self) -> tuple[int, ...]:
         """
-        Those who hold something that others are to hold, too: also the only one that is left, with whose copy is compared
-        what others will have fetched.
+        Return the ranks that hold a sound copy of a shard that belongs to several ranks. A last holder is among them:
+        what others fetch from it is compared with its copy.
         """
         groups = self._job.topology().groups.values()
         several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
@@ -199,7 +200,7 @@ class Comparison:
 
     def _has_spread(self, difference: Difference) -> None:
         """
-        What a wrong copy has computed is in the sums of all, from the first step after the last comparison on.
+        Note that gradients of a wrong copy may be in the state of all ranks since the last comparison.
         """
         job, first = self._job, self._job.compared + 1
         if difference.step >= first:
@@ -234,8 +235,8 @@ class Comparison:
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
-        With `outside` the copies of ranks that have just left count, too, from which others may have fetched; what is wrong
-        there is nothing to those who go on.
+        Compare the copies of all members. With `outside` also those of ranks that have just left, since members may have
+        fetched from them; only members are returned as wrong.
         """
         job = self._job
         copies = {
@@ -257,8 +258,8 @@ class Comparison:
 
     def _sound(self, *, outside: bool = False) -> list[Seat]:
         """
-        Those that hold something against which nothing is known. What ranks begin with is their own, until the first
-        wrapper is built.
+        Return the ranks whose copies are not known to be wrong. Initial states are left out until the first wrapper is
+        built: each rank may begin with its own.
         """
         job, ceiling = self._job, self._job.incident.ceiling
         return [
@@ -287,8 +288,8 @@ def note_habits(job: Job, step: int) -> None:
 
 def note_tails(job: Job, step: int) -> None:
     """
-    All are to go on from the end of `step`, or to save it, and of some shard no holder is left that has ended the step.
-    It is noted before anyone fetches: whoever has fetched a shard stands in no tail any more, and its other shards may.
+    Note the lines at which the tail of `step` was cut off, for each shard of which no holder has ended the step. Call this
+    before ranks fetch: a rank that has fetched one shard is in no tail any more, but its other shards may be of one.
     """
     job.incident.tails = {said: at for said, at in job.incident.tails.items() if at <= step}
     standings = {seat.rank: seat.standing("") for seat in job.seats.values()}
@@ -311,6 +312,6 @@ def note_tails(job: Job, step: int) -> None:
 
 def forget_tails(job: Job, step: int) -> None:
     """
-    All go on from a checkpoint of `step`: what was held in the tail of that step, or a later one, counts no more.
+    Forget tails that were cut off in `step` or later: all ranks load a checkpoint of `step`, which holds its end.
     """
     job.incident.tails = {said: at for said, at in job.incident.tails.items() if at < step}

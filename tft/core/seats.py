@@ -161,8 +161,8 @@ class Seat:
 
     def holds_another(self, *, brought: bool = False) -> None:
         """
-        Its copies are other ones from now on, `brought` from others or not: what a comparison has said of those before
-        does not count.
+        Forget what comparisons found about the copies before: the rank has other copies now. `brought`: it has fetched
+        them from other ranks.
         """
         self.outrun = frozenset()
         self.disputed, self.brought = False, brought
