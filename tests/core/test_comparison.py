@@ -267,6 +267,26 @@ def test_who_was_cut_off_in_its_tail_takes_what_others_have_that_ended_the_step(
     assert (incident["step"], incident["steps_lost"]) == (4, 0)
 
 
+def test_those_left_behind_in_a_tail_do_not_outvote_who_has_ended_the_step() -> None:
+    """
+    When a column leaves whose ranks were cut off in the tail, and one member has ended the step, then what the others
+    have fetched from that member is right, though more of those that are left behind hold something else.
+    """
+    columns = {rank: (0, 1) if rank < 2 else (2, 3, 4, 5) for rank in range(6)}
+    job = trained(world=6, columns=columns, enable=frozenset({"scale_in", "dump"}))
+    for rank in range(1, 5):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].settings = "of the tail"
+    job.kill(5)
+    job.settle()
+    job.train()
+    assert fetched(job.orders(Fetch)) == [(1, 3, {0})]
+    (incident,) = job.reports()
+    assert incident["strategy"] == "scale_in"
+    assert [fault["kind"] for fault in incident["faults"]] == ["process"]
+    assert incident["inexact"] == []
+
+
 def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:
     """
     When all that are left were cut off in the tail, and they differ, then what most hold counts, nobody is at fault,

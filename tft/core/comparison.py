@@ -4,7 +4,7 @@ else would show it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tft.core import planner
@@ -238,23 +238,39 @@ class Comparison:
         Compare the copies of all members. With `outside` also those of ranks that have just left, since members may have
         fetched from them; only members are returned as wrong.
         """
-        job = self._job
+        job, seats = self._job, self._sound(outside=outside)
+        ended = {
+            (seat.held, shard)
+            for seat in seats
+            if not (seat.brought or seat.position.tail)
+            for shard in seat.digests.keys() - seat.outrun
+        }
         copies = {
             seat.rank: Copy(
                 rank=seat.rank,
                 step=seat.held,
-                shards={s: parts for s, parts in seat.digests.items() if s not in seat.outrun},
+                shards={
+                    s: parts for s, parts in seat.digests.items() if self._counts(seat, s, ended)
+                },
                 tail=tails and seat.position.tail,
                 line=seat.line,
                 brought=seat.brought,
             )
-            for seat in self._sound(outside=outside)
+            for seat in seats
             if seat.held is not None
         }
         found = differences(job.topology().groups, copies)
         return [
             replace(each, wrong=tuple(r for r in each.wrong if r in job.members)) for each in found
         ]
+
+    def _counts(self, seat: Seat, shard: str, ended: Collection[tuple[int | None, str]]) -> bool:
+        """
+        Whether the copy of this rank counts. If the rank has left, and was cut off in its tail, it does not count where
+        another rank holds the end of the step: members have fetched from that one.
+        """
+        behind = seat.rank not in self._job.members and seat.position.tail
+        return shard not in seat.outrun and not (behind and (seat.held, shard) in ended)
 
     def _sound(self, *, outside: bool = False) -> list[Seat]:
         """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tft.core.machine import Machine
 from tft.protocol.messages import (
     Answered,
+    Checkpointed,
     Faulted,
     Fetch,
     Load,
@@ -73,6 +74,8 @@ class Copies:
                 self._suspected.add(rank)
             case Answered(rank=rank, order="fetch"):
                 self._brought.add((rank, report.incarnation))
+            case Checkpointed(compared=True):
+                self._compared = max(self._compared, report.step)
             case _:
                 pass
 

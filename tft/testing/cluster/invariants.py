@@ -23,6 +23,7 @@ from tft.testing.cluster.stage import Content, Written
 from tft.testing.cluster.survival import lost_needlessly
 
 if TYPE_CHECKING:
+    from tft.testing.cluster.leader import Leader
     from tft.testing.cluster.process import Process
     from tft.testing.cluster.stage import Stage
 
@@ -348,9 +349,7 @@ class Invariants:
         """
         It is a member: of a rank that was left behind nobody knows what it does.
         """
-        return any(
-            leader.leads and rank in leader.machine.members for leader in self._stage.leaders
-        )
+        return any(rank in leader.machine.members for leader in self._leading())
 
     def _seated(self, process: "Process") -> bool:
         """
@@ -358,10 +357,18 @@ class Invariants:
         """
         if process.node.process(process.rank) is not process:
             return False
-        for leader in self._stage.leaders:
-            if leader.leads:
-                return leader.machine.incarnation(process.rank) == process.incarnation
-        return False
+        return any(
+            leader.machine.incarnation(process.rank) == process.incarnation
+            for leader in self._leading()
+        )
+
+    def _leading(self) -> "list[Leader]":
+        """
+        Who leads: one that was followed by another, and has not heard of it, does not.
+        """
+        leading = [leader for leader in self._stage.leaders if leader.leads]
+        newest = max((leader.epoch for leader in leading), default=0)
+        return [leader for leader in leading if leader.epoch == newest]
 
     def _remembered(self, step: int) -> list[int]:
         """

@@ -5,6 +5,7 @@ is told to leave, or something leaves it.
 
 from typing import TYPE_CHECKING
 
+from tft.core.comparison import Copy, differences
 from tft.core.rank_words import Execute
 from tft.protocol.messages import (
     Checkpointed,
@@ -194,8 +195,10 @@ def _checkpoint(process: "Process", step: int) -> None:
     Each rank writes its part of a periodic checkpoint; the last one says that it is complete. Of every
     third one there is a rank with no room for it.
     """
-    stage = process.stage
-    members = process.group.members if process.group is not None else {}
+    stage, disk, group = process.stage, process.stage.disk, process.group
+    if group is None or process.cut:
+        return  # the round is over, and what was begun in it is void
+    members = group.members
     number = step // stage.schedule.checkpoints
     if number % 3 == 2 and process.rank == number % max(1, len(members)):
         process.mail.post(
@@ -206,17 +209,38 @@ def _checkpoint(process: "Process", step: int) -> None:
         )  # fmt: skip
         return
     directory = f"/run/checkpoints/periodic-{step}"
-    parts = stage.disk.parts.setdefault(directory, {})
+    if disk.writers.get(directory) is not group:
+        disk.writers[directory] = group
+        disk.parts[directory], disk.copies[directory] = {}, {}
+    parts = disk.parts[directory]
     parts.update(process.content)
     parts[f"private-{process.rank}"] = process.data
+    shards = {name: content.digests() for name, content in process.content.items()}
+    disk.copies[directory][process.rank] = Copy(rank=process.rank, step=step, shards=shards)
     if all(f"private-{rank}" in parts for rank in members):
-        stage.disk.whole[directory] = stage.disk.parts.pop(directory)
-        process.mail.post(
-            Checkpointed(
-                rank=process.rank, incarnation=process.incarnation, directory=directory, step=step,
-                at=process.node.now,
-            )
+        process.mail.post(_commit(process, directory, step))
+
+
+def _commit(process: "Process", directory: str, step: int) -> Checkpointed | CheckpointFailed:
+    """
+    All parts are written: there is a checkpoint, where the copies of each shard are equal.
+    """
+    disk, now = process.stage.disk, process.node.now
+    parts, copies = disk.parts.pop(directory), disk.copies.pop(directory)
+    found = differences(process.stage.schedule.groups(), copies)
+    if found:
+        undecided = not all(each.right for each in found)
+        wrong = sorted({rank for each in found for rank in each.wrong})
+        return CheckpointFailed(
+            rank=process.rank, incarnation=process.incarnation, step=step, differ=True,
+            why="; ".join(each.sentence() for each in found),
+            wrong=() if undecided else tuple(wrong), at=now,
         )  # fmt: skip
+    disk.whole[directory] = parts
+    return Checkpointed(
+        rank=process.rank, incarnation=process.incarnation, directory=directory, step=step,
+        compared=True, at=now,
+    )  # fmt: skip
 
 
 def fault(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> None:
