@@ -206,6 +206,26 @@ def test_states_that_nothing_was_trained_from_are_not_compared() -> None:
     assert job.facts("copies_differ") == []
 
 
+def test_what_ranks_begin_with_is_compared_once() -> None:
+    """
+    When the wrappers are built, and a rank begins with another copy than the others, then it is told before the first
+    step, and training begins.
+    """
+    job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
+    job.slow = {2}
+    job.start()
+    job.ranks[1].settings = "another learning rate"
+    job.arrive(2)
+    job.settle()
+    job.train(2)
+    assert [order.to for order in job.orders(Compare)] == [(0, 1, 2)]
+    (told,) = job.facts("begins_unlike")
+    assert told["why"] == (
+        "ranks [1] hold another copy of description of shard 'dense' at the end of step 0 than ranks [0, 2]"
+    )
+    assert job.doing == "healthy"
+
+
 # ---------------------------------------------------------------- after a repair
 
 

@@ -157,6 +157,14 @@ class Comparison:
             seat.outrun = frozenset()  # who had come further may be lost
         self._judge(self._differences())
 
+    def tell_begins(self) -> None:
+        """
+        Before the first step, say which ranks begin with different copies. Training begins all the same, since a script
+        may make them equal in its loop; if it does not, the next comparison finds it.
+        """
+        for difference in self._differences():
+            self._job.tell("begins_unlike", shard=difference.shard, why=difference.sentence())
+
     def confirms(self) -> bool:
         """
         Whether, after a repair, everyone holds the same. Otherwise it is begun anew.

@@ -66,9 +66,8 @@ class Course:
                 return True
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
                 return self._repaired()
-            case S.REBUILDING if job.answered_all("rebuild"):
-                job.virgin = False
-                self._roll_back()
+            case S.REBUILDING if job.answered_all("rebuild", "compare"):
+                self._rebuilt()
             case S.ROLLING_BACK if job.answered_all("rollback"):
                 self._resume_training()
             case S.RESUMING if job.answered_all("resume", "release"):
@@ -544,6 +543,21 @@ class Course:
         forget_tails(job, step)
         job.tell("checkpoint_found", incident=incident.number, step=step)
         return ""
+
+    def _rebuilt(self) -> None:
+        """
+        Everyone has its wrapper, which may have made equal what the ranks began with: that is compared, once.
+        """
+        job = self._job
+        job.virgin = False
+        if not job.began:
+            holders = self.comparison.holders() if job.agreed() == 0 else ()
+            if holders and "compare" not in job.incident.tasks:
+                job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
+                return
+            self.comparison.tell_begins()
+            job.began = True
+        self._roll_back()
 
     def _roll_back(self) -> None:
         job = self._job

@@ -227,6 +227,8 @@ class Auditor:
             case Tell(event="copies_differ"):
                 stopped = self._state is S.CLEARING
                 self._copies.differ(machine, command.facts, stopped=stopped)
+            case Tell(event="begins_unlike"):
+                self._copies.begin_unlike(command.facts)
             case Tell(event="strategy_chosen"):
                 self._not_ruled_out(machine)
             case Tell(event="rank_not_ended"):

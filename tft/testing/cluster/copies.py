@@ -46,6 +46,8 @@ class Copies:
         """No later step may be used: copies differ, and it is undecided which are right."""
         self._most: dict[tuple[str, int], Digests] = {}
         """By shard and step: what counts, since most hold it, or all."""
+        self._unlike: set[str] = set()
+        """The shards of which it was told that ranks begin with different copies."""
         self.disputed: set[int] = set()
         """The ranks whose copies differ, and nobody can say which are right."""
         self._suspected: set[int] = set()
@@ -149,6 +151,12 @@ class Copies:
                 self._ledger.doubted.add(rank)
                 self._suspected.add(rank)
 
+    def begin_unlike(self, facts: Mapping[str, object]) -> None:
+        """
+        It is told that ranks begin with different copies of a shard.
+        """
+        self._unlike.add(str(facts["shard"]))
+
     def _not_of_the_tail(
         self, machine: Machine, wrong: int, right: list[int], shard: str, step: int
     ) -> None:
@@ -227,6 +235,8 @@ class Copies:
                 content = process.content[shard]
                 if not (process.unsaid or content.wrong or content.spoilt):
                     held[content] = rank
+            if len(held) > 1 and step == 0 and shard in self._unlike:
+                continue
             if len(held) > 1:
                 raise Broken(
                     "copies are equal on going on",
