@@ -219,6 +219,10 @@ class SessionView(Protocol):
         """The step being computed, 1-based."""
 
     @property
+    def evaluating(self) -> bool:
+        """A function that is called after a step runs; `step` is that of the next."""
+
+    @property
     def run_dir(self) -> Path:
         """Where this run keeps its records."""
 

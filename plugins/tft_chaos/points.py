@@ -70,9 +70,11 @@ class Blow:
 
 def watch_forward(blow: Blow, model: Theirs) -> None:
     """
-    Fall inside the model call, when the first of its submodules has been computed.
+    Fall inside the model call, when the first of its submodules has been computed: in a step, or in a function that
+    is called after one.
     """
-    inside = False
+    inside, session = False, blow.session
+    evaluates = blow.spec.phase == "evaluation"
 
     def enter(*_: object) -> None:
         nonlocal inside
@@ -84,8 +86,9 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
 
     def computed(name: str) -> Callable[..., None]:
         def fall(*_: object) -> None:
-            if inside and blow.due(blow.session.step):
-                blow.fall(blow.session.step, {"computed": name})
+            step = session.step - evaluates  # it is called after the step before
+            if inside and session.evaluating == evaluates and blow.due(step):
+                blow.fall(step, {"computed": name})
 
         return fall
 

@@ -14,7 +14,9 @@ from typing import Literal, NoReturn, TypeVar, assert_never, get_args
 from tft.errors import UsageError
 from tft.protocol.messages import OrderName
 
-Phase = Literal["forward", "backward", "collective", "update", "between", "tail", "repair"]
+Phase = Literal[
+    "forward", "backward", "collective", "update", "between", "tail", "evaluation", "repair"
+]
 FaultName = Literal["memory", "network", "numeric", "bug"]
 Part = Literal["param", "exp_avg", "exp_avg_sq"]
 

@@ -74,7 +74,7 @@ class Striker:
 
     def _watch(self, blow: Blow, model: Theirs) -> None:
         match blow.spec.phase:
-            case "forward":
+            case "forward" | "evaluation":
                 if isinstance(blow.spec.action, Slow):
                     watch_speed(blow, blow.spec.action, model)
                 else:

@@ -1,9 +1,10 @@
 """
 A job of DDP that does something behind its update window, and all there is of its state at the end, on each rank.
 
-    tails_job.py HABIT [--slow before|after|head] [--slowly STEP,STEP...] [--own] [--die RANK,STEP[,INCARNATION]]
+    tails_job.py HABIT [--slow before|after|head] [--slowly STEP,STEP...] [--own] [--evaluates] [--die RANK,STEP[,INCARNATION]]
 
-In the steps of `--slowly` each rank waits 0.2 s for every rank below it: before its window, behind it, or at the
+With `--evaluates` all ranks evaluate after each step, and write down what they find together, once. In the steps of
+`--slowly` each rank waits 0.2 s for every rank below it: before its window, behind it, or at the
 head of the step. Each rank writes down where it comes to, in `trail-rankR.INCARNATION`.
 """
 
@@ -91,6 +92,7 @@ parser.add_argument("habit")
 parser.add_argument("--slow", choices=["before", "after", "head"], default="after")
 parser.add_argument("--slowly", default="")
 parser.add_argument("--own", action="store_true")
+parser.add_argument("--evaluates", action="store_true")
 parser.add_argument("--die", default="")
 parser.add_argument("--steps", type=int, default=12)
 args = parser.parse_args()
@@ -316,6 +318,18 @@ session.adopt(
 )  # fmt: skip
 
 
+def evaluate(step: int) -> None:
+    """
+    What all ranks find with the model as it is, in another mode and with random numbers.
+    """
+    model.eval()
+    with torch.no_grad():
+        loss = model(torch.randn(2, WIDTH)).square().mean()
+    wait_within(step)
+    dist.all_reduce(loss)
+    session.record({"evaluated": loss.item()})
+
+
 def steps(session: tft.Session) -> Iterator[int]:
     """
     Those that are left; with `--own` in a loop that says itself where a step ends.
@@ -364,6 +378,8 @@ def told(state: Callable[[], object] | None) -> str:
     return "" if state is None else repr(state())
 
 
+if args.evaluates:
+    session.evaluate(evaluate, every=1)
 session.run(train)
 record.finish(
     {

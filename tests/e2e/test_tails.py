@@ -58,11 +58,20 @@ def never_silent(outcome: Outcome, calm: Outcome) -> None:
         assert len({final.get(name) for final in finals.values()}) == 1, (name, finals)
     if not inexact:
         identical(outcome, calm)
+        assert evaluations(outcome) == evaluations(calm)
     for sentence in inexact:
         assert "cut off in the tail of step" in sentence
         assert "tails_job.py:" in sentence
         line = int(sentence.partition("tails_job.py:")[2].split(",")[0])
         assert line in lines_of_tails()
+
+
+def evaluations(outcome: Outcome) -> dict[str, list[str]]:
+    """
+    What each rank has written down of its evaluations.
+    """
+    found = outcome.run_dir.glob("records-rank*.jsonl")
+    return {path.name: path.read_text().splitlines() for path in found}
 
 
 def lines_of_tails() -> set[int]:
@@ -128,20 +137,21 @@ def test_what_stands_behind_the_window_is_done_once_by_everyone(
     tmp_path: Path, calm: Calm, habit: str, slow: str
 ) -> None:
     """
-    When each rank is killed in its update and in its tail, in steps in which the ranks are apart, then what the loop
-    does behind its window has been done once for each step, on every rank; or the report names the line.
+    When each rank is killed in its update, in its tail and in an evaluation after it, in steps in which the ranks are
+    apart, then what the loop does behind its window has been done once for each step, on every rank; or the report
+    names the line.
     """
-    kills = [(rank, phase) for phase in ("update", "tail") for rank in range(3)]
+    kills = [(rank, phase) for phase in ("update", "tail", "evaluation") for rank in range(3)]
     table(tmp_path, calm, habit, slow, kills)
 
 
 @pytest.mark.parametrize(("habit", "slow"), sorted(COVERING))
 def test_a_tail_is_done_once_by_everyone(tmp_path: Path, calm: Calm, habit: str, slow: str) -> None:
     """
-    When one rank is killed in its update and another in its tail, in steps in which the ranks are apart, then what the
+    When ranks are killed in their update, tail and evaluation, in steps in which the ranks are apart, then what the
     loop does behind its window has been done once for each step, on every rank; or the report names the line.
     """
-    table(tmp_path, calm, habit, slow, [(0, "update"), (2, "tail")])
+    table(tmp_path, calm, habit, slow, [(0, "update"), (2, "tail"), (1, "evaluation")])
 
 
 def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[int, str]]) -> None:
@@ -149,14 +159,16 @@ def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[i
     A job with these kills, one in every third step.
     """
     steps = [3 * turn + 4 for turn in range(len(kills))]
-    last = ("--steps", str(steps[-1] + 3))
+    last = ("--evaluates", "--steps", str(steps[-1] + 3))
     chaos = [f"kill:rank={r},step={s},phase={p}" for s, (r, p) in zip(steps, kills, strict=True)]
     outcome = disturbed(
         tmp_path / "run", habit, *last, "--slow", slow, "--slowly", ",".join(map(str, steps)),
         chaos=tuple(chaos),
     )  # fmt: skip
     assert [(c["rank"], c["phase"]) for c in outcome.chaos()] == kills
-    assert [where["tail"] for _, where in gone(outcome)] == [p == "tail" for _, p in kills]
+    assert [(where["tail"], where["after"]) for _, where in gone(outcome)] == [
+        (phase == "tail", phase == "evaluation") for _, phase in kills
+    ]
     assert len(outcome.incidents) == len(kills), outcome.incidents
     never_silent(outcome, calm(habit, *last))
     if habit != "plateaus":  # nobody waits for another there: everyone can come to its end

@@ -44,6 +44,8 @@ class Scene:
     """Orders, each with its incident, carried out before the first step."""
     groups: int = 2
     """How many parameter groups the optimizer has."""
+    evaluates: bool = False
+    """The model is called after each step, too."""
 
     def file(self, name: str) -> Path:
         """
@@ -95,6 +97,7 @@ class View:
     world: int
     run_dir: Path
     step: int
+    evaluating: bool = False
 
 
 class Small(nn.Module):
@@ -183,6 +186,8 @@ def play(scene: Scene) -> None:
             chaos.tft_on_tail_ending(step=view.step)
             place("step ended")
             view.step += 1
+            if scene.evaluates:
+                evaluate(model, view, place)
         except Exception as error:  # noqa: BLE001 (what chaos raises, and what peers do then)
             place(f"raised {type(error).__name__} {getattr(error, 'tft_fault_kind', None)}")
             if scene.world > 1:
@@ -190,6 +195,17 @@ def play(scene: Scene) -> None:
             optimizer.zero_grad()
     scene.file("times").write_text(json.dumps(times))
     place(f"end {loss.item().hex()}")
+
+
+def evaluate(model: nn.Module, view: View, place: Tracer) -> None:
+    """
+    What is called after a step.
+    """
+    view.evaluating = True
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    view.evaluating = False
+    place("evaluated")
 
 
 def trace_gradient(place: Tracer, name: str, _: Tensor) -> None:

@@ -164,6 +164,38 @@ def test_tail_is_after_all_that_the_loop_does_and_before_the_step_ends(
     assert firing["evidence"] == {"window_closed": 2}
 
 
+def test_evaluation_is_inside_the_model_behind_the_end_of_the_step(
+    start: Start, tmp_path: Path
+) -> None:
+    """
+    When a rank dies in `evaluation`, then its step has ended, and what is called after that has called the model and is
+    inside it; no batch of the next step was taken.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2,phase=evaluation",), evaluates=True)
+
+    firing = killed(start, scene)
+
+    assert scene.places(2)[-1] == "step ended"
+    assert scene.places(3) == ["model entered"]
+    assert (firing["step"], firing["evidence"]) == (2, {"computed": "layers.0"})
+
+
+def test_forward_is_in_the_step_and_not_in_an_evaluation_before_it(
+    start: Start, tmp_path: Path
+) -> None:
+    """
+    When a rank dies in `forward`, then it is inside the model for this step: what was called after the step before, and
+    called the model too, is over.
+    """
+    scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=3,phase=forward",), evaluates=True)
+
+    firing = killed(start, scene)
+
+    assert scene.places(3)[:4] == ["model entered", "model left", "evaluated", "batch taken"]
+    assert scene.places(3)[-1] == "model entered"
+    assert firing["step"] == 3
+
+
 def test_repair_is_at_an_order_of_an_incident(start: Start, tmp_path: Path) -> None:
     """
     When a rank dies in `repair`, then it was about to carry out that order of an incident: the

@@ -121,6 +121,7 @@ class Session:
         self._records = Records(settings.run_dir, settings.rank)
         self._again = False
         """What is called after the last step is to be called before the next."""
+        self._evaluating = False
         self._audit = self._make_audit()
         self._audited = self._audit
         """What looks at the present step; None: nobody does, and nobody is asked."""
@@ -201,6 +202,13 @@ class Session:
         The optimizer step being computed, 1-based.
         """
         return self._gate.completed + 1
+
+    @property
+    def evaluating(self) -> bool:
+        """
+        Whether a function that is called after a step runs: it is called after step `session.step - 1`.
+        """
+        return self._evaluating
 
     def adopt(self, *, wrap: Callable[[], Any] | None = None, **parts: Any) -> None:
         """
@@ -478,9 +486,13 @@ class Session:
         if not self._gate.admits() and not self._goes_in(window=False):
             raise Interrupted
         self._records.begin_after(step)
-        for each in after:
-            self.expect(each.limit)
-            self._after.call(each, step, self._hands.digests)
+        self._evaluating = True
+        try:
+            for each in after:
+                self.expect(each.limit)
+                self._after.call(each, step, self._hands.digests)
+        finally:
+            self._evaluating = False
         self._records.end_after()
         self._gate.ended(after=False)
         self._page.move(step, False, self._clock.now())
