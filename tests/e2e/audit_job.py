@@ -7,7 +7,7 @@ A job of DDP with habits of a loop that an incident cannot repair, or with none 
 import argparse
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from sys import path
 
@@ -42,7 +42,7 @@ model = nn.Sequential(
 )
 average = AveragedModel(model[0])
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.0)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
 loader = DataLoader(TensorDataset(torch.ones(4, WIDTH)))
 evaluating = DataLoader(
@@ -92,11 +92,20 @@ def decide(loss: Tensor) -> None:
 
 def swallow(loss: Tensor) -> None:
     """
-    A collective that does not succeed is of no matter.
+    What all ranks have found decides on the learning rate, or what this one has, if the others do not answer.
     """
     die()
+    found = loss.detach().clone()
     with suppress(RuntimeError):
-        dist.all_reduce(loss.detach().clone())
+        dist.all_reduce(found)
+    scheduler.step(found)
+
+
+def decline(loss: Tensor) -> None:
+    """
+    The learning rate is the same on all ranks, and another after each step.
+    """
+    scheduler.step(1.0)
 
 
 def evaluate(loss: Tensor) -> None:
@@ -115,6 +124,7 @@ TAILS: Mapping[str, Callable[[Tensor], None]] = {
     "iterates": iterate,
     "decides": decide,
     "swallows": swallow,
+    "unended": decline,
     "clean": evaluate,
 }
 
@@ -131,8 +141,18 @@ def decay_in_backward() -> None:
         parameter.register_post_accumulate_grad_hook(decay)  # type: ignore[no-untyped-call]  # torch has no types here
 
 
+def steps(session: tft.Session) -> Iterator[int]:
+    """
+    Those that are left; where they end is not said by a loop of its own.
+    """
+    if "unended" not in args.habits:
+        yield from session.steps(args.steps)
+    while (step := session.step) <= args.steps:
+        yield step
+
+
 def train(session: tft.Session) -> None:
-    for step in session.steps(args.steps):
+    for step in steps(session):
         if "averages" in args.habits:
             average.update_parameters(model[0])
         for group in optimizer.param_groups:

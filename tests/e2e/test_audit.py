@@ -4,6 +4,7 @@ Loops without them are not named, whatever else they do.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,55 @@ FINDINGS = {
     "swallows": "swallows",
     "averages": "head",
     "backward": "outside",
+    "unended": "unended",
 }
 """By habit of the script: what it is called in the log."""
+HARM = {
+    "draws": "kill:rank=1,step=4,phase=update",
+    "iterates": "kill:rank=1,step=4,phase=update",
+    "averages": "kill:rank=1,step=4,phase=forward",
+    "backward": "kill:rank=1,step=4,phase=backward",
+    "unended": "kill:rank=1,step=4,phase=update",
+    "swallows": "",
+}
+"""By habit that the end of a step does not make harmless: the fault that does harm; none: the script kills itself."""
+UNCOMPARED = {"PYTHONPATH": str(Path(__file__).parent / "uncompared")}
 
 
-def audit(where: Path, *arguments: str, options: tuple[str, ...] = ()) -> Outcome:
+def audit(
+    where: Path,
+    *arguments: str,
+    options: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
     """
     The script with these arguments on two ranks.
     """
-    return run(where, *options, script=SCRIPT, arguments=arguments, nproc=2)
+    return run(
+        where, *options, script=SCRIPT, arguments=arguments, nproc=2, environment=environment
+    )
+
+
+def harmed(where: Path, habit: str, audit_mode: str) -> Outcome:
+    """
+    The script with the fault that does harm to it, in a build that compares no copies.
+    """
+    spec = HARM[habit]
+    fault = ("--chaos", spec) if spec else ()
+    dies = () if spec else ("--die", "1,4")
+    outcome = audit(
+        where, habit, *dies, options=("--audit", audit_mode, *fault), environment=UNCOMPARED
+    )
+    assert outcome.code == 0, outcome.output
+    assert len(outcome.incidents) == 1
+    return outcome
+
+
+def is_identical(outcome: Outcome, calm: Outcome) -> bool:
+    """
+    All losses and final digests of all ranks are the same.
+    """
+    return (outcome.rows(), outcome.finals()) == (calm.rows(), calm.finals())
 
 
 def findings(outcome: Outcome) -> list[str]:
@@ -60,7 +101,7 @@ def test_each_habit_is_named_once_with_its_line(tmp_path: Path) -> None:
         re.findall(r"finding=collective .*?changes (.*?) after its collective", outcome.output)
     ) == ["the scheduler", "the settings of the parameter groups"]
     assert set(lines(outcome)) == {
-        "for step in session.steps(args.steps):", "with session.update():", "TAILS[habit](loss)"
+        "for step in steps(session):", "with session.update():", "TAILS[habit](loss)"
     }  # fmt: skip
     (incident,) = outcome.incidents
     said = " ".join(incident["inexact"])
@@ -103,6 +144,25 @@ def test_off_names_nothing(tmp_path: Path, habit: str) -> None:
     outcome = audit(tmp_path / "run", habit, "--die", "1,4", options=("--audit", "off"))
     assert outcome.code == 0, outcome.output
     assert findings(outcome) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("habit", HARM)
+def test_what_an_incident_changes_is_named_though_nothing_is_compared(
+    tmp_path: Path, habit: str
+) -> None:
+    """
+    When no copies are compared, and a fault does the harm that a habit makes possible, then the audit has named the habit.
+    Without the audit, too, the result is not that of the undisturbed job, and nothing says so.
+    """
+    calm = audit(tmp_path / "calm", habit, environment=UNCOMPARED)
+    named = harmed(tmp_path / "named", habit, "first")
+    assert FINDINGS[habit] in findings(named)
+    silent = harmed(tmp_path / "silent", habit, "off")
+    assert not is_identical(silent, calm)
+    assert findings(silent) == []
+    assert [incident["inexact"] for incident in silent.incidents] == [[]]
 
 
 @pytest.mark.soak
