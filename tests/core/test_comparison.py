@@ -19,6 +19,7 @@ from tft.protocol.messages import (
     Kill,
     Load,
     Restore,
+    Resume,
     Rollback,
     Save,
     Stop,
@@ -266,6 +267,20 @@ def test_what_was_fetched_has_no_say_in_a_later_round() -> None:
 
 
 # ---------------------------------------------------------------- tails
+
+
+def test_a_new_process_is_told_that_steps_end_behind_their_windows() -> None:
+    """
+    When the loops that are left say where their steps end, then whoever goes on after the incident is told so: a new
+    process cannot know it in its first step.
+    """
+    job = trained()
+    for one in job.ranks.values():
+        one.tails = True
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert [order.tails for order in job.orders(Resume)] == [True]
 
 
 def test_who_was_cut_off_in_its_tail_takes_what_others_have_that_ended_the_step() -> None:

@@ -57,6 +57,7 @@ class Answers:
         if message.order == "stop":
             seat.line = message.line
         seat.inexact = message.inexact or seat.inexact
+        job.tails = job.tails or message.tails
         # it cannot write this itself: somebody else does, of whichever step is saved in the end
         seat.private = {**seat.private, **message.private}
         if message.failure is not None:

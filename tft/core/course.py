@@ -622,7 +622,9 @@ class Course:
         for seat in job.seated():
             seat.finished = seat.brought = False
         job.finished = set()
-        resume = job.to_all(Resume, step=job.agreed() + 1, again=self._called_again())
+        resume = job.to_all(
+            Resume, step=job.agreed() + 1, again=self._called_again(), tails=job.tails
+        )
         job.step_to(S.RESUMING, resume, job.policy.regroup)
 
     def _called_again(self) -> bool:

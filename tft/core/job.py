@@ -119,6 +119,8 @@ class Job:
         """The last step at whose end all copies of each shard were equal: what is later may have come to differ."""
         self.virgin = True
         """No rank has built its wrapper yet: every fresh state is as good as another."""
+        self.tails = False
+        """The loops of ranks say where their steps end."""
         self.began = False
         """What the ranks begin with has been compared."""
         self.trained: set[int] = set()

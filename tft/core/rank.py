@@ -290,6 +290,7 @@ class RankMachine:
                     line=event.line,
                     odd=event.odd,
                     inexact=event.inexact,
+                    tails=event.tails,
                     began=began,
                     at=event.at,
                 )

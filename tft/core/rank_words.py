@@ -110,6 +110,7 @@ class Done:
     line: str = ""
     odd: dict[int, str] = field(default_factory=dict)
     inexact: tuple[str, ...] = ()
+    tails: bool = False
     began: float
     at: float
 

@@ -174,6 +174,8 @@ class Answered:
     """For `fetch`: the sources that were left out, and why."""
     inexact: tuple[str, ...] = ()
     """What the loop of this rank does in its tails that an incident cannot undo or do again as it was: sentences."""
+    tails: bool = False
+    """The loop of this rank says where its steps end: behind their windows."""
     files: tuple[SavedFile, ...] = ()
     """For `save`."""
     verdict: Verdict = "pass"
@@ -669,6 +671,8 @@ class Resume:
     step: int
     again: bool = False
     """First call the functions that are called after step `step` - 1: some rank has not been through them."""
+    tails: bool = False
+    """Loops say where their steps end, as some rank has said: with the first step, too, no step ends with its window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,8 @@ class ScriptedRank:
     after: bool = False
     """It has ended `step`, and is not through with what is called after it."""
     inexact: tuple[str, ...] = ()
+    tails: bool = False
+    """Its loop says where its steps end."""
     """What its loop does in tails that an incident cannot do again."""
     content: str = "right"
     """What its copies are of; those of ranks that hold the same have to be equal."""
@@ -271,6 +273,7 @@ class ScriptedRank:
             line=self.line if self.tail else "",
             odd=self.odd if name == "fetch" else {},
             inexact=self.inexact,
+            tails=self.tails,
             began=at,
             at=at,
         )

@@ -378,8 +378,10 @@ class Session:
         """
         execute = self._gate.order()
         match execute.order:
-            case Resume(again=again):
+            case Resume(again=again, tails=tails):
                 self._again = again
+                if tails:
+                    self._has_tails()
                 self._control.tell(self._done(execute, self._clock.now()))
                 self._periodic.resumed((execute.order.incident, execute.order.round))
                 self._page.train(True, self._clock.now())
@@ -699,6 +701,7 @@ class Session:
             line=work.line,
             odd=work.odd,
             inexact=() if self._audit is None else tuple(self._audit.inexact),
+            tails=self._tails,
             began=began,
             at=self._clock.now(),
         )
