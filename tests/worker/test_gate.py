@@ -126,6 +126,36 @@ def test_a_step_that_is_to_be_finished_is_entered_before_the_loop_is_left() -> N
     assert gate.leaves(11)
 
 
+def test_a_pause_lets_what_is_called_after_its_step_be_called() -> None:
+    """
+    When all are to stand still after a step, and functions are called after it, then these are called: a freeze before
+    that keeps the training thread out of them, and it does not count as standing still until it is before the next window.
+    """
+    gate = training(12)
+    gate.lock()
+    gate.ended(after=True)
+    assert not gate.admits()
+    assert not gate.standing().still
+    gate.hold_after(12)
+    assert gate.wait(window=False) == "in"
+    gate.ended(after=False)
+    assert not gate.arrive()
+    assert gate.standing().still
+
+
+def test_who_is_to_leave_calls_nothing_after_its_step() -> None:
+    """
+    When the loop is to be left after a step after which functions are called, then none is called.
+    """
+    gate = training(12)
+    gate.lock()
+    gate.ended(after=True)
+    assert not gate.admits()
+    gate.leave_after(12)
+    assert gate.wait(window=False) == "out"
+    assert gate.position() == Position(step=12, window=False, after=True)
+
+
 def test_no_half_of_a_move_is_told() -> None:
     """
     When positions are asked for while windows open and close as fast as they can, then none is

@@ -3,6 +3,7 @@ Rows that are written once for each step.
 """
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,20 @@ def test_rows_that_cannot_be_kept_are_refused(tmp_path: Path, row: dict[str, obj
     with pytest.raises(UsageError):
         Records(tmp_path, 2).write(1, row)
     assert not (tmp_path / "records-rank2.jsonl").exists()
+
+
+def test_a_full_disk_leaves_whole_rows(tmp_path: Path) -> None:
+    """
+    When there is no room for a row, then that is raised, and no half of it is left: the next row can be read.
+    """
+    records = Records(tmp_path, 2)
+    records.write(1, {"loss": 0.5})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, hard))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            records.write(2, {"loss": 0.25})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    records.write(2, {"loss": 0.25})
+    assert rows(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]

@@ -1,0 +1,136 @@
+"""
+Where the steps of a loop end: real processes and the fake adaptor, with the test as controller.
+"""
+
+import asyncio
+import os
+from typing import TextIO
+
+import pytest
+
+from tests.agent.stage import Stage
+from tests.worker.orders import BOTH, done, key
+from tft.protocol.messages import (
+    Freeze,
+    Position,
+    Ready,
+    Rebuild,
+    Regroup,
+    Resume,
+    Rollback,
+    StoreOpened,
+    Trained,
+)
+
+SCRIPT = """
+import array, sys
+import tft
+from tft.testing.adaptor import group
+
+session = tft.init()
+
+
+class Numbers:
+    def __init__(self):
+        self.values = array.array("d", [0.0])
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def train_step():
+    total = group().add(1.0)
+    with session.update():
+        numbers.values[0] += total
+
+
+def wait(place):
+    (session.run_dir / f"{place}-{session.rank}").read_text()  # until somebody has written
+
+
+def says_itself(session):
+    while session.step < 100_000:
+        train_step()
+        wait("tail")
+        session.end_step()
+
+
+def breaks_off(session):
+    for epoch in range(100_000):
+        for step in session.steps(100_000):
+            if step == 4:
+                wait("head")
+            train_step()
+            if step % 3 == 0:
+                break
+
+
+numbers = Numbers()
+session.adopt(model=numbers, data=numbers)
+session.run(globals()[sys.argv[1]])
+"""
+
+
+async def reach(stage: Stage, place: str) -> list[TextIO]:
+    """
+    Both ranks have come to this place, and stand there until what this returns is closed.
+    """
+    doors = [stage.run_dir / f"{place}-{rank}" for rank in BOTH]
+    # a pipe can be opened for writing when its reader is there
+    return [await asyncio.to_thread(door.open, "w") for door in doors]
+
+
+async def enter(stage: Stage, function: str, place: str, *, tails: bool = False) -> None:
+    """
+    Both ranks train in this function, up to this place.
+    """
+    for rank in BOTH:
+        os.mkfifo(stage.run_dir / f"{place}-{rank}")
+    await stage.agent(SCRIPT, function, nproc=2, adaptor="fake")
+    for rank in BOTH:
+        await stage.start(rank=rank)
+        await stage.report(Ready, rank=rank)
+    store = await stage.report(StoreOpened)
+    forming = Regroup(**key(0), step=1, name="g0", host=store.host, port=store.port)
+    await done(stage, forming)
+    await done(stage, Rebuild(**key(0)))
+    await done(stage, Rollback(**key(0), step=0))
+    await done(stage, Resume(**key(0), step=1, tails=tails))
+    for rank in BOTH:
+        await stage.report(Trained, rank=rank, step=1)
+
+
+async def frozen(stage: Stage) -> list[Position]:
+    """
+    Where both stand.
+    """
+    return [each.position for each in await done(stage, Freeze(**key(1), cause="a test"))]
+
+
+@pytest.mark.parametrize("tails", [False, True])
+async def test_a_first_step_ends_where_others_have_said(stage: Stage, tails: bool) -> None:
+    """
+    When processes enter their loop, and are told that steps end behind their windows there, then each stands in the tail
+    of its first step when that window has closed; otherwise that step is taken to end with its window.
+    """
+    await enter(stage, "says_itself", "tail", tails=tails)
+    pipes = await reach(stage, "tail")
+    assert await frozen(stage) == [Position(step=1, window=False, tail=tails)] * 2
+    for pipe in pipes:
+        pipe.close()
+
+
+async def test_a_loop_that_is_broken_off_has_ended_its_step_when_it_begins_anew(
+    stage: Stage,
+) -> None:
+    """
+    When a loop over epochs leaves `session.steps` by `break` and takes it anew, then the step that was left has ended.
+    """
+    await enter(stage, "breaks_off", "head")
+    pipes = await reach(stage, "head")
+    assert await frozen(stage) == [Position(step=3, window=False, tail=False)] * 2
+    for pipe in pipes:
+        pipe.close()
