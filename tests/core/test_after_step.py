@@ -3,6 +3,7 @@ What is called after a step, such as an evaluation: who is given time for it, an
 """
 
 from tests.core.lives import strategies, trained
+from tft.core.policy import STRATEGIES, Policy
 from tft.protocol.messages import Kill, Resume
 from tft.testing.scripted import ScriptedJob
 
@@ -129,3 +130,22 @@ def test_a_job_that_calls_nothing_is_not_told_to() -> None:
     job.kill(3)
     job.settle()
     assert again(job) == [False]
+
+
+def test_a_resumed_job_calls_what_is_called_after_the_step_of_its_checkpoint() -> None:
+    """
+    When a job goes on from a checkpoint, then nobody knows whether the earlier run has called what is called after that
+    step: everyone calls it, also where a rank is lost before it has done a step.
+    """
+    job = ScriptedJob(
+        4, Policy(), strategies=STRATEGIES, resume=("/checkpoints/step-7", 7), after=60.0
+    )
+    job.start()
+    job.kill(3)
+    job.settle()
+    job.train()
+    job.train()
+    job.kill(2)
+    job.settle()
+    job.train()
+    assert again(job) == [True, True, False]

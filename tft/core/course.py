@@ -630,11 +630,13 @@ class Course:
     def _called_again(self) -> bool:
         """
         Whether some rank, alive or lost, has not been through what is called after the agreed step. Of one that is lost
-        with its node nobody knows.
+        with its node nobody knows, nor of those of an earlier run.
         """
         job, incident, step = self._job, self._job.incident, self._job.agreed()
         if step == 0 or not any(seat.after for seat in job.seated()):
             return False
+        if job.resumed and step == job.first:
+            return True
         lost = incident.respawns.keys() - incident.marks.keys()
         return bool(lost & job.members) or any(
             incident.marks.get(rank, step) < step for rank in job.members

@@ -115,6 +115,8 @@ class Job:
         self.troubles: dict[int, list[float]] = {}
         """By rank: when it was the cause of an incident."""
         self.last_step = 0 if resume is None else resume[1]
+        self.first = self.last_step
+        """The step whose end the job begins with."""
         self.compared = self.last_step
         """The last step at whose end all copies of each shard were equal: what is later may have come to differ."""
         self.virgin = True

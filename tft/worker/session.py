@@ -119,8 +119,6 @@ class Session:
         """Steps end behind their windows."""
         self._after = AfterSteps(self._adaptor.hook)
         self._records = Records(settings.run_dir, settings.rank)
-        self._again = False
-        """What is called after the last step is to be called before the next."""
         self._evaluating = False
         self._audit = self._make_audit()
         self._audited = self._audit
@@ -250,8 +248,8 @@ class Session:
         """
         self.begin()
         while (order := self.obey()) != "complete":
-            if order == "resume":
-                self._train(train)
+            if order == "resume" and self._inside(partial(self._train, train)):
+                self._left(self._finished())
 
     def steps(self, last: int) -> Iterator[int]:
         """
@@ -376,24 +374,26 @@ class Session:
 
         Raises `JobEnded` when the job ends before that.
         """
-        execute = self._gate.order()
-        match execute.order:
-            case Resume(again=again, tails=tails):
-                self._again = again
-                if tails:
-                    self._has_tails()
-                self._control.tell(self._done(execute, self._clock.now()))
-                self._periodic.resumed((execute.order.incident, execute.order.round))
-                self._page.train(True, self._clock.now())
-                self._gate.enter()
-            case Complete():
-                self._control.tell(self._done(execute, self._clock.now()))
-            case End(code=code):
-                self._control.tell(self._done(execute, self._clock.now()))
-                raise JobEnded(code)
-            case _:
-                self._carry_out(execute)
-        return execute.name
+        while True:
+            execute = self._gate.order()
+            match execute.order:
+                case Resume(again=again, tails=tails):
+                    if tails:
+                        self._has_tails()
+                    self._control.tell(self._done(execute, self._clock.now()))
+                    self._periodic.resumed((execute.order.incident, execute.order.round))
+                    self._page.train(True, self._clock.now())
+                    self._gate.enter()
+                    if again and not self._inside(self._call_again):
+                        continue
+                case Complete():
+                    self._control.tell(self._done(execute, self._clock.now()))
+                case End(code=code):
+                    self._control.tell(self._done(execute, self._clock.now()))
+                    raise JobEnded(code)
+                case _:
+                    self._carry_out(execute)
+            return execute.name
 
     def leave(self, error: BaseException | None = None) -> None:
         """
@@ -503,7 +503,6 @@ class Session:
 
     def _call_again(self) -> None:
         step = self._gate.completed
-        self._again = False
         self._records.drop_after(step)
         after = self._after.due(step)
         if after:
@@ -570,23 +569,27 @@ class Session:
     # ---------------------------------------------------------------- on the training thread
 
     def _train(self, train: Callable[["Session"], None]) -> None:
+        train(self)
+        self._end_last_step()
+        self._periodic.finish()
+
+    def _inside(self, work: Callable[[], None]) -> bool:
+        """
+        Do something that belongs to the loop. False: the loop was left in it, by an incident or a fault.
+        """
         message: Faulted | None = None
         line = ""
         try:
-            if self._again:
-                self._call_again()
-            train(self)
-            self._end_last_step()
-            self._periodic.finish()
+            work()
         except Interrupted as error:
             line = self._audit_left(error) or _line_below(error)
         except BaseException as error:  # noqa: BLE001 (whatever leaves the user's loop is a fault)
             message, line = self._fault(error), self._audit_left(error) or _line_below(error)
         else:
-            self._left(self._finished())
-            return
+            return True
         # Here no traceback holds the frames of the loop any more, nor the groups they used.
         self._cut_off(message, line)
+        return False
 
     def _audit_left(self, error: BaseException | None) -> str:
         return "" if self._audit is None else self._audit.left(error)
@@ -743,13 +746,12 @@ class Session:
 
 def _line_below(error: BaseException) -> str:
     """
-    The line of the function that was called here last (FILE:LINE), where the exception has left it.
+    The line of the user's function that was called here (FILE:LINE), where the exception has left it.
     """
     trace = error.__traceback__
-    if trace is None or trace.tb_next is None:
-        return ""
-    below = trace.tb_next
-    return f"{below.tb_frame.f_code.co_filename}:{below.tb_lineno}"
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 _session: Session | None = None
