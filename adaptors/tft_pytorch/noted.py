@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 _MEMBERS = "params"
+_CONTAINERS = (list, dict)
 
 
 class Settings:
@@ -36,14 +37,14 @@ class Settings:
         """
         self._optimizers, self._scheduler = optimizers, scheduler
         self._tells = _is_plain(scheduler)
-        self._containers = [k for k, v in self._told().items() if isinstance(v, list | dict)]
+        self._containers = [k for k, v in self._told().items() if isinstance(v, _CONTAINERS)]
         self.forget()
 
     def note(self) -> None:
         """
         The step has ended: what there is now is to be put back.
         """
-        groups = [dict(group) for each in self._optimizers for group in each.param_groups]
+        groups = [group.copy() for each in self._optimizers for group in each.param_groups]
         for group in groups:
             if isinstance(group.get("lr"), Tensor):  # which may be changed in place
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
@@ -85,8 +86,9 @@ class Settings:
         )
         told = dict(state)  # one that returns what it goes on changing would have nothing put back
         for key in self._containers:
-            if isinstance(told.get(key), list | dict):
-                told[key] = told[key].copy()
+            value = told.get(key)
+            if isinstance(value, _CONTAINERS):
+                told[key] = value.copy()
         return told
 
 
