@@ -3,6 +3,7 @@ Digests of the parts of a shard, which ranks compare.
 """
 
 import random
+import threading
 
 import pytest
 import xxhash
@@ -54,3 +55,20 @@ def test_a_flipped_bit_is_in_the_digest_of_its_part_alone(size: int, flip: int) 
     changed = {part for part in before if before[part] != after[part]}
     assert changed == {("model", "optim")[flip % 2]}
     assert before.keys() == {"description", "model", "optim"}
+
+
+def test_where_no_thread_can_be_started_one_reads_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    When the process may have no further thread, then the digests are the same.
+    """
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    given = parcel(LARGE, 2 * LARGE, 5 * LARGE)
+    before = buffer_digests(given.buffers)
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert buffer_digests(given.buffers) == before

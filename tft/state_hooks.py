@@ -46,7 +46,10 @@ def buffer_digests(buffers: Sequence[Buffer]) -> list[bytes]:
     if len(shares) == 1:
         return _digests(buffers)
     with ThreadPoolExecutor(len(shares) - 1) as helpers:
-        others = [helpers.submit(_digests, [buffers[i] for i in share]) for share in shares[1:]]
+        try:
+            others = [helpers.submit(_digests, [buffers[i] for i in share]) for share in shares[1:]]
+        except RuntimeError:  # there are as many threads as there may be
+            return _digests(buffers)
         found = [_digests([buffers[i] for i in shares[0]]), *(other.result() for other in others)]
     by_index = {
         i: d

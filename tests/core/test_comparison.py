@@ -18,6 +18,7 @@ from tft.protocol.messages import (
     Fetch,
     Kill,
     Load,
+    Rebuild,
     Restore,
     Resume,
     Rollback,
@@ -227,6 +228,83 @@ def test_what_ranks_begin_with_is_compared_once() -> None:
     assert job.doing == "healthy"
 
 
+@pytest.mark.parametrize("moment", [Compare, Rollback, Resume])
+@pytest.mark.parametrize("odd", [(1,), (2, 3)])
+def test_what_ranks_begin_with_is_no_fault(moment: type, odd: tuple[int, ...]) -> None:
+    """
+    When ranks begin with different copies, and a fault comes before the first step is done, then each goes on with its
+    own, whichever most hold: rank 0 may be about to give its own to all.
+    """
+    job = ScriptedJob(4, Policy(), strategies=STRATEGIES)
+    job.slow = {3}
+    job.start()
+    for rank in odd:
+        job.ranks[rank].content = "of its own"
+    job.arrive(3)
+    job.ranks[3].content = "of its own" if 3 in odd else "right"
+    while not job.orders(moment):
+        job.obey_next()
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.orders(Fetch) == []
+    assert {told["shard"] for told in job.facts("begins_unlike")} == {"dense"}
+    assert [fault.kind for each in job.machine.incidents for fault in each.faults] == ["network"]
+
+
+def test_a_fault_while_beginnings_are_compared_does_not_have_them_compared_twice() -> None:
+    """
+    When a fault comes while ranks say what they begin with, then they are asked once more, with the other questions of
+    that incident, and not a second time in the same round: they would repeat their first answer.
+    """
+    job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
+    job.slow = {2}
+    job.start()
+    job.arrive(2)
+    while not job.orders(Compare):
+        job.obey_next()
+    job.fault(1, "memory")
+    job.settle()
+    job.train()
+    rounds = [(order.incident, order.round) for order in job.orders(Compare)]
+    assert len(rounds) == len(set(rounds)) == 2
+    assert job.facts("begins_unlike") == []
+    assert job.doing == "healthy"
+
+
+def test_what_a_resumed_job_begins_with_is_compared_too() -> None:
+    """
+    When a job goes on from a checkpoint, and a rank has other settings than the others, then that is told.
+    """
+    job = ScriptedJob(3, Policy(), strategies=STRATEGIES, resume=("/checkpoints/step-7", 7))
+    job.slow = {2}
+    job.start()
+    job.ranks[1].settings = "another learning rate"
+    job.arrive(2)
+    job.settle()
+    job.train()
+    (told,) = job.facts("begins_unlike")
+    assert "at the end of step 7" in str(told["why"])
+
+
+def test_a_checkpoint_of_before_a_repair_is_no_fault_of_what_was_repaired() -> None:
+    """
+    When all have gone on from a step since, and it is told late that copies of that very step had differed, then that is
+    no news: they were compared and repaired.
+    """
+    job = trained()
+    job.ranks[2].content = "wrong"
+    job.kill(3)
+    job.settle()
+    job.train()
+    incidents = len(job.machine.incidents)
+    not_checkpointed(job, 3, 2)
+    job.settle()
+    assert len(job.machine.incidents) == incidents
+    assert job.doing == "healthy"
+
+
 # ---------------------------------------------------------------- after a repair
 
 
@@ -320,6 +398,30 @@ def test_those_left_behind_in_a_tail_do_not_outvote_who_has_ended_the_step() -> 
     assert incident["strategy"] == "scale_in"
     assert [fault["kind"] for fault in incident["faults"]] == ["process"]
     assert incident["inexact"] == []
+
+
+def test_what_was_fetched_from_who_had_ended_the_step_outlives_that_rank() -> None:
+    """
+    When members have fetched from the one rank that had ended the step, and that one is lost in the same incident, then
+    what they hold counts, and not the copy of the tail that a rank holds which has left.
+    """
+    columns = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in range(6)}
+    job = trained(world=6, columns=columns, enable=frozenset({"scale_in", "dump"}))
+    for rank in (0, 1, 2, 3, 5):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].settings = "of the tail"
+    job.kill(3)
+    while not job.orders(Rebuild):
+        job.obey_next()
+    job.kill(4)
+    job.settle()
+    job.train()
+    assert job.facts("copies_differ") == []
+    assert job.doing == "healthy"
+    assert job.machine.members == {0, 1}
+    assert {job.ranks[rank].settings for rank in (0, 1)} == {"right"}
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["step"], incident["inexact"]) == ("scale_in", 4, [])
 
 
 def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:

@@ -155,15 +155,29 @@ class Comparison:
         """
         for seat in self._job.seats.values():
             seat.outrun = frozenset()  # who had come further may be lost
-        self._judge(self._differences())
+        self._judge(self._found())
 
     def tell_begins(self) -> None:
         """
-        Before the first step, say which ranks begin with different copies. Training begins all the same, since a script
-        may make them equal in its loop; if it does not, the next comparison finds it.
+        Say which ranks begin with different copies. Training begins all the same, since a script may make them equal in
+        its loop; if it does not, the next comparison finds it.
         """
         for difference in self._differences():
-            self._job.tell("begins_unlike", shard=difference.shard, why=difference.sentence())
+            self._tell_begin(difference)
+
+    def _found(self, **which: bool) -> list[Difference]:
+        """
+        Return the differences of copies that are to be equal. What ranks begin with is not, before a step is done: one of
+        them may be about to give its own to all.
+        """
+        found = self._differences(**which)
+        begins = [each for each in found if each.step == 0]
+        for each in begins:
+            self._tell_begin(each)
+        return [each for each in found if each.step > 0]
+
+    def _tell_begin(self, difference: Difference) -> None:
+        self._job.tell("begins_unlike", shard=difference.shard, why=difference.sentence())
 
     def confirms(self) -> bool:
         """
@@ -171,7 +185,7 @@ class Comparison:
         """
         brought = {seat.rank for seat in self._job.seated() if seat.brought}
         # what was left in a tail by those who are still there is what counts
-        found = [each for each in self._differences(tails=False, outside=True) if each.wrong]
+        found = [each for each in self._found(tails=False, outside=True) if each.wrong]
         failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
         for each in failed:
             self._tell(each)
@@ -250,7 +264,7 @@ class Comparison:
         ended = {
             (seat.held, shard)
             for seat in seats
-            if not (seat.brought or seat.position.tail)
+            if not seat.position.tail
             for shard in seat.digests.keys() - seat.outrun
         }
         copies = {
@@ -275,7 +289,7 @@ class Comparison:
     def _counts(self, seat: Seat, shard: str, ended: Collection[tuple[int | None, str]]) -> bool:
         """
         Whether the copy of this rank counts. If the rank has left, and was cut off in its tail, it does not count where
-        another rank holds the end of the step: members have fetched from that one.
+        another rank holds the end of the step, or has fetched it from one that did and may be lost.
         """
         behind = seat.rank not in self._job.members and seat.position.tail
         return shard not in seat.outrun and not (behind and (seat.held, shard) in ended)

@@ -192,6 +192,8 @@ class Course:
             job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
             return False
         self.comparison.judge()
+        if holders:  # in this round they would answer the same once more
+            job.began = True
         self.choice.consider()
         return True
 
@@ -550,13 +552,13 @@ class Course:
         """
         job = self._job
         job.virgin = False
-        if not job.began:
-            holders = self.comparison.holders() if job.agreed() == 0 else ()
-            if holders and "compare" not in job.incident.tasks:
-                job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
-                return
+        holders = () if job.began else self.comparison.holders()
+        if holders and "compare" not in job.incident.tasks:
+            job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
+            return
+        if holders:
             self.comparison.tell_begins()
-            job.began = True
+        job.began = True
         self._roll_back()
 
     def _roll_back(self) -> None:

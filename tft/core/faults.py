@@ -110,7 +110,7 @@ class Faults:
         their loops. What all have been brought to since has been compared already.
         """
         job = self._job
-        if message.step < job.compared:
+        if message.step <= job.compared:
             return
         for rank in message.wrong or (None,):
             self._rounds.fault("corruption", rank, message.step + 1, message.at, message.why)

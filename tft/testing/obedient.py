@@ -92,9 +92,9 @@ class ScriptedRank:
     after: bool = False
     """It has ended `step`, and is not through with what is called after it."""
     inexact: tuple[str, ...] = ()
+    """What its loop does in tails that an incident cannot do again."""
     tails: bool = False
     """Its loop says where its steps end."""
-    """What its loop does in tails that an incident cannot do again."""
     content: str = "right"
     """What its copies are of; those of ranks that hold the same have to be equal."""
     odd: dict[int, str] = field(default_factory=dict)

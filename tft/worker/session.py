@@ -749,7 +749,8 @@ def _line_below(error: BaseException) -> str:
     The line of the user's function that was called here (FILE:LINE), where the exception has left it.
     """
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    own = _line_below.__code__.co_filename
+    while trace is not None and trace.tb_frame.f_code.co_filename == own:
         trace = trace.tb_next
     return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 

@@ -115,6 +115,7 @@ class Auditor:
         """
         if isinstance(event, Received):
             self._heard(machine, event)
+            self._copies.judged(machine, event.message)
         if machine.incident.number != self._number:
             self._opened(machine, event)
         if self._state is S.CLEARING and machine.state not in (S.CLEARING, S.FREEZING):

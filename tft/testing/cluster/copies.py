@@ -63,6 +63,17 @@ class Copies:
         """
         return rank in self._suspected
 
+    def judged(self, machine: Machine, report: object) -> None:
+        """
+        A report was judged: what was said by the process that holds its rank counts.
+        """
+        match report:
+            case Checkpointed(compared=True) if self._process(machine, report.rank) is not None:
+                if report.incarnation == machine.incarnation(report.rank):
+                    self._compared = max(self._compared, report.step)
+            case _:
+                pass
+
     def hears(self, report: object) -> None:
         """
         A report is about to be judged.
@@ -76,8 +87,6 @@ class Copies:
                 self._suspected.add(rank)
             case Answered(rank=rank, order="fetch"):
                 self._brought.add((rank, report.incarnation))
-            case Checkpointed(compared=True):
-                self._compared = max(self._compared, report.step)
             case _:
                 pass
 
@@ -93,8 +102,8 @@ class Copies:
             step = answer.held
             if step is None or (ceiling is not None and step > ceiling):
                 continue
-            if self._stage.schedule.resume and not step:
-                continue  # what a script begins with is not what the checkpoint holds
+            if not step:
+                continue  # each may begin with its own, and is told where that is not that of others
             for shard in answer.digests:
                 votes.setdefault((shard, step), []).append(answer)
         for (shard, step), answers in votes.items():
@@ -153,9 +162,18 @@ class Copies:
 
     def begin_unlike(self, facts: Mapping[str, object]) -> None:
         """
-        It is told that ranks begin with different copies of a shard.
+        It is told that ranks begin with different copies of a shard: some of them have said so.
         """
-        self._unlike.add(str(facts["shard"]))
+        shard = str(facts["shard"])
+        said = {
+            _digests(answer, shard)
+            for order in ("compare", "fetch", "restore", "reload")
+            for answer in self._ledger.answers.get(order, {}).values()
+            if shard in answer.digests
+        }
+        if len(said) < 2:
+            raise Broken("what differs is told", f"all that was said of shard {shard!r} is equal")
+        self._unlike.add(shard)
 
     def _not_of_the_tail(
         self, machine: Machine, wrong: int, right: list[int], shard: str, step: int
@@ -201,6 +219,7 @@ class Copies:
         All go on after `step`.
         """
         self._compared, self._bar = step, None
+        self._unlike.clear()
         self._suspected.clear()
         self.disputed.clear()
         self._brought.clear()
@@ -235,9 +254,8 @@ class Copies:
                 content = process.content[shard]
                 if not (process.unsaid or content.wrong or content.spoilt):
                     held[content] = rank
-            if len(held) > 1 and step == 0 and shard in self._unlike:
-                continue
-            if len(held) > 1:
+            unlike = step == 0 and shard in self._unlike
+            if len(held) > 1 and not unlike:
                 raise Broken(
                     "copies are equal on going on",
                     f"ranks {sorted(held.values())} hold different copies of shard {shard!r} of "

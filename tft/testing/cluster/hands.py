@@ -28,7 +28,7 @@ from tft.protocol.messages import (
     Transfer,
     Verdict,
 )
-from tft.testing.cluster.loop import faulted
+from tft.testing.cluster.loop import faulted, void
 
 if TYPE_CHECKING:
     from tft.testing.cluster.process import Process
@@ -338,6 +338,7 @@ def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
     process.tail = False
     process.page.move(process.position(), process.node.now)
     process.page.forget_after(order.step)
+    void(process, order.step)
     for later in [step for step in process.stage.disk.own if step > order.step]:
         del process.stage.disk.own[later]
     process.data = data + order.skip

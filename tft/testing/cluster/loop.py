@@ -3,9 +3,9 @@ A simulated training thread in the loop: forward, sums, the update window, the t
 is told to leave, or something leaves it.
 """
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from tft.core.comparison import Copy, differences
 from tft.core.rank_words import Execute
 from tft.protocol.messages import (
     Checkpointed,
@@ -18,8 +18,13 @@ from tft.protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tft.testing.cluster.process import Process
-    from tft.testing.cluster.stage import Written
+    from tft.testing.cluster.stage import Digests, Written
+
+SLOW_DISK = 0.8
+"""Virtual seconds that a disk takes now and then: several steps."""
 
 
 def enter(process: "Process", execute: Execute) -> None:
@@ -195,10 +200,10 @@ def _checkpoint(process: "Process", step: int) -> None:
     Each rank writes its part of a periodic checkpoint; the last one says that it is complete. Of every
     third one there is a rank with no room for it.
     """
-    stage, disk, group = process.stage, process.stage.disk, process.group
-    if group is None or process.cut:
-        return  # the round is over, and what was begun in it is void
-    members = group.members
+    stage, disk = process.stage, process.stage.disk
+    if process.group is None or process.cut:
+        return  # it is staged when training resumes, if it still is of use then
+    members = process.group.members
     number = step // stage.schedule.checkpoints
     if number % 3 == 2 and process.rank == number % max(1, len(members)):
         process.mail.post(
@@ -209,38 +214,73 @@ def _checkpoint(process: "Process", step: int) -> None:
         )  # fmt: skip
         return
     directory = f"/run/checkpoints/periodic-{step}"
-    if disk.writers.get(directory) is not group:
-        disk.writers[directory] = group
-        disk.parts[directory], disk.copies[directory] = {}, {}
-    parts = disk.parts[directory]
+    parts = disk.parts.setdefault(directory, {})
     parts.update(process.content)
     parts[f"private-{process.rank}"] = process.data
-    shards = {name: content.digests() for name, content in process.content.items()}
-    disk.copies[directory][process.rank] = Copy(rank=process.rank, step=step, shards=shards)
+    digests = {name: content.digests() for name, content in process.content.items()}
+    disk.copies.setdefault(directory, {})[process.rank] = digests
     if all(f"private-{rank}" in parts for rank in members):
-        process.mail.post(_commit(process, directory, step))
+        # a disk takes its time, and what comes of it may be told in another step, or in an incident
+        stage.clock.after(SLOW_DISK * (number % 3 == 0), _commit, process, directory, step)
 
 
-def _commit(process: "Process", directory: str, step: int) -> Checkpointed | CheckpointFailed:
+def void(process: "Process", step: int) -> None:
     """
-    All parts are written: there is a checkpoint, where the copies of each shard are equal.
+    The job goes on from the end of `step`: what was begun of later checkpoints will not be finished.
+    """
+    disk = process.stage.disk
+    for directory in list(disk.copies):
+        if int(directory.rpartition("-")[2]) > step:
+            disk.parts.pop(directory, None)
+            del disk.copies[directory]
+
+
+def _commit(process: "Process", directory: str, step: int) -> None:
+    """
+    All parts are written: there is a checkpoint, where the copies of each shard are equal. It is told by a rank
+    that is in its loop.
     """
     disk, now = process.stage.disk, process.node.now
-    parts, copies = disk.parts.pop(directory), disk.copies.pop(directory)
-    found = differences(process.stage.schedule.groups(), copies)
-    if found:
-        undecided = not all(each.right for each in found)
-        wrong = sorted({rank for each in found for rank in each.wrong})
-        return CheckpointFailed(
-            rank=process.rank, incarnation=process.incarnation, step=step, differ=True,
-            why="; ".join(each.sentence() for each in found),
-            wrong=() if undecided else tuple(wrong), at=now,
+    if directory not in disk.copies or not process.alive:
+        return
+    wrong = _wrong(disk.copies[directory])
+    if wrong is None and not process.page.training:
+        process.stage.clock.after(SLOW_DISK, _commit, process, directory, step)
+        return
+    parts = disk.parts.pop(directory)
+    del disk.copies[directory]
+    if wrong is None:
+        disk.whole[directory] = parts
+        process.mail.post(
+            Checkpointed(
+                rank=process.rank, incarnation=process.incarnation, directory=directory, step=step,
+                compared=True, at=now,
+            )
         )  # fmt: skip
-    disk.whole[directory] = parts
-    return Checkpointed(
-        rank=process.rank, incarnation=process.incarnation, directory=directory, step=step,
-        compared=True, at=now,
+        return
+    process.mail.post(
+        CheckpointFailed(
+            rank=process.rank, incarnation=process.incarnation, step=step, differ=True,
+            why=f"ranks {wrong} hold other copies", wrong=wrong, at=now,
+        )
     )  # fmt: skip
+
+
+def _wrong(copies: "Mapping[int, Digests]") -> tuple[int, ...] | None:
+    """
+    The ranks whose copies of a shard are not those of most, none where that is undecided somewhere; None: all are equal.
+    """
+    wrong: set[int] = set()
+    decided = True
+    for shard in {name for held in copies.values() for name in held}:
+        held = {rank: tuple(c[shard].items()) for rank, c in copies.items() if shard in c}
+        (best, most), *others = Counter(held.values()).most_common()
+        if others:
+            decided = decided and most > max(1, others[0][1])
+            wrong |= {rank for rank, content in held.items() if content != best}
+    if not wrong:
+        return None
+    return tuple(sorted(wrong)) if decided else ()
 
 
 def fault(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> None:

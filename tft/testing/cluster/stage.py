@@ -9,20 +9,22 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from tft.core.commands import JobOver
-from tft.core.comparison import Copy
 from tft.testing.cluster.clock import Clock
 from tft.testing.cluster.mail import Network
 from tft.testing.cluster.schedule import Schedule
 
 if TYPE_CHECKING:
     from tft.testing.cluster.auditor import Auditor
-    from tft.testing.cluster.group import Group, Groups
+    from tft.testing.cluster.group import Groups
     from tft.testing.cluster.invariants import Invariants
     from tft.testing.cluster.leader import Leader, Seen
     from tft.testing.cluster.mishaps import Mishaps
     from tft.testing.cluster.node import Node, Outside
     from tft.testing.cluster.process import Process
     from tft.testing.cluster.story import SharedStory
+
+Digests = dict[str, dict[str, str]]
+"""Of what a rank holds, by shard and part."""
 
 START = 100.0
 """The cluster's clock when a run begins."""
@@ -234,10 +236,8 @@ class Disk:
 
     parts: dict[str, dict[str, Written]] = field(default_factory=dict)
     """Directory to file to content, while savers write."""
-    copies: dict[str, dict[int, Copy]] = field(default_factory=dict)
+    copies: dict[str, dict[int, Digests]] = field(default_factory=dict)
     """Directory to rank to what it says of its copies, while the ranks write a periodic checkpoint."""
-    writers: dict[str, "Group"] = field(default_factory=dict)
-    """Directory to those who write a periodic checkpoint there: what others have begun is void."""
     whole: dict[str, dict[str, Written]] = field(default_factory=dict)
     """The same of checkpoints that are there whole."""
     unreadable: set[str] = field(default_factory=set)
