@@ -791,6 +791,30 @@ def test_what_is_fetched_from_the_only_one_that_is_left_is_compared_with_it() ->
     assert {one.content for one in job.ranks.values()} == {"right"}
 
 
+@pytest.mark.parametrize("tail", [True, False])
+def test_copies_that_are_used_after_all_are_compared_first(tail: bool) -> None:
+    """
+    When the copies of a rank are in doubt, and it alone holds a shard, so that they are used after all, then they are
+    compared with those of the others like any.
+    """
+    groups = {"dense": (0, 1, 2), "own": (0,)}
+    job = trained(world=3, groups=groups, enable=frozenset({"retry", "dump"}))
+    job.ranks[0].content = "unlike"
+    for one in job.ranks.values():
+        one.tail = one.cut = tail
+    job.fault(0, "numeric")
+    job.settle()
+    job.train()
+    assert job.facts("doubt_dropped")
+    assert {tell["shard"] for tell in job.facts("copies_differ")} >= {"dense"}
+    if tail:  # a difference of tails is no fault, and what most hold counts
+        assert fetched(job.orders(Fetch)) == [(0, 3, {1, 2})]
+        assert {one.content for one in job.ranks.values()} == {"right"}
+    else:  # its memory is bad, and nobody else has its own shard
+        assert job.over is not None
+        assert job.over.result == "failed"
+
+
 def test_a_rank_that_cannot_say_what_it_holds_is_compared_with_nobody() -> None:
     """
     When a rank cannot read its state, then the others are compared without it.

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tft.core import planner
 from tft.core.commands import Consult
+from tft.core.comparison import Comparison
 from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.planner import Offer
@@ -26,10 +27,11 @@ class Choice:
     Chooses for one job.
     """
 
-    def __init__(self, job: Job, rounds: Rounds, ending: Ending) -> None:
+    def __init__(self, job: Job, rounds: Rounds, ending: Ending, comparison: Comparison) -> None:
         self._job = job
         self._rounds = rounds
         self._ending = ending
+        self._comparison = comparison
 
     # ---------------------------------------------------------------- considering
 
@@ -85,6 +87,7 @@ class Choice:
             for seat in doubted:
                 seat.trusted = True
             job.tell("doubt_dropped", ranks=[seat.rank for seat in doubted])
+            self._comparison.judge()
             made = self._make_offers()
         return made
 

@@ -141,12 +141,12 @@ class Comparison:
 
     def holders(self) -> tuple[int, ...]:
         """
-        Return the ranks that hold a sound copy of a shard that belongs to several ranks. A last holder is among them:
-        what others fetch from it is compared with its copy.
+        Return the ranks that hold a copy, sound or in doubt, of a shard that belongs to several ranks. A last holder is
+        among them: what others fetch from it is compared with its copy. A doubt may be dropped: see `Choice.offers`.
         """
         groups = self._job.topology().groups.values()
         several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
-        return tuple(sorted({seat.rank for seat in self._sound()} & several))
+        return tuple(sorted({seat.rank for seat in self._sound(doubted=True)} & several))
 
     def judge(self) -> None:
         """
@@ -294,16 +294,17 @@ class Comparison:
         behind = seat.rank not in self._job.members and seat.position.tail
         return shard not in seat.outrun and not (behind and (seat.held, shard) in ended)
 
-    def _sound(self, *, outside: bool = False) -> list[Seat]:
+    def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[Seat]:
         """
-        Return the ranks whose copies are not known to be wrong. Initial states are left out until the first wrapper is
+        Return the ranks whose copies are not known to be wrong; with `doubted` also those whose copies may be. Initial states are left out until the first wrapper is
         built: each rank may begin with its own.
         """
         job, ceiling = self._job, self._job.incident.ceiling
         return [
             seat
             for seat in (job.seats.values() if outside else job.seated())
-            if seat.ready and seat.trusted and not (seat.doomed or seat.searching or seat.disputed)
+            if seat.ready and not (seat.doomed or seat.searching or seat.disputed)
+            if seat.trusted or (doubted and not seat.damaged)
             if seat.held is not None and not (job.virgin and not seat.held)
             if ceiling is None or seat.held <= ceiling
         ]

@@ -44,7 +44,7 @@ class Course:
         self.rounds = Rounds(job)
         self.comparison = Comparison(job, self.rounds)
         self.ending = Ending(job)
-        self.choice = Choice(job, self.rounds, self.ending)
+        self.choice = Choice(job, self.rounds, self.ending, self.comparison)
         self.pausing = Pausing(job, self.rounds)
 
     # ---------------------------------------------------------------- one move

@@ -86,7 +86,8 @@ class Copies:
             case Answered(rank=rank) if report.failure is not None:
                 self._suspected.add(rank)
             case Answered(rank=rank, order="fetch"):
-                self._brought.add((rank, report.incarnation))
+                if (report.incident, report.round) == self._ledger.key:  # else it comes late
+                    self._brought.add((rank, report.incarnation))
             case _:
                 pass
 
@@ -133,6 +134,7 @@ class Copies:
             for rank, answer in ledger.answers.get("compare", {}).items()
             if (answer.incident, answer.round) == ledger.key
             and (rank, answer.incarnation) not in ledger.ended
+            and ledger.sites.get((rank, answer.incarnation)) not in ledger.lost
         ]
 
     def differ(self, machine: Machine, facts: Mapping[str, object], *, stopped: bool) -> None:
