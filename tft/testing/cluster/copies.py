@@ -134,7 +134,7 @@ class Copies:
             for rank, answer in ledger.answers.get("compare", {}).items()
             if (answer.incident, answer.round) == ledger.key
             and (rank, answer.incarnation) not in ledger.ended
-            and ledger.sites.get((rank, answer.incarnation)) not in ledger.lost
+            and (rank, answer.incarnation) not in ledger.vanished
         ]
 
     def differ(self, machine: Machine, facts: Mapping[str, object], *, stopped: bool) -> None:

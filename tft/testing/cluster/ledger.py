@@ -82,6 +82,8 @@ class Ledger:
     """Rank and incarnation of those that take orders, or did."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Of those that are gone, or are to be."""
+    vanished: set[tuple[int, int]] = field(default_factory=set)
+    """Of those whose node was not heard of any more: they may live, and take no part."""
     named: set[int] = field(default_factory=set)
     """The ranks that something was reported of in this incident."""
     hurt: set[int] = field(default_factory=set)
@@ -129,6 +131,7 @@ class Ledger:
                     self.moved = True
             case NodeLost():
                 self.lost.add(report.node)
+                self.vanished |= {each for each, node in self.sites.items() if node == report.node}
                 self.moved = True
             case NodeJoined():
                 self._joined(report)
