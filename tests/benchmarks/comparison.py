@@ -15,18 +15,27 @@ from tft_pytorch.adopted import Adopted
 from tft_pytorch.memory import readable
 
 ROUNDS = 15
-WIDER = 12
-"""Further layers of numbers beside the example's model, so that the state has a size that counts."""
+WIDTHS = (1024, 2560)
+"""Of the further layers of numbers beside the example's model, so that the state has a size that counts."""
+LAYERS = 12
 
 
 def main() -> None:
     """
-    One line: the ratio of the two, and the size of the state.
+    One line for each width: the ratio of the two, and the size of the state.
     """
     torch.set_num_threads(1)
+    for width in WIDTHS:
+        measure(width)
+
+
+def measure(width: int) -> None:
+    """
+    Print the ratio for a state with layers of this width.
+    """
     model = GPT(SIZES["tiny"])
-    for number in range(WIDER):
-        model.register_parameter(f"more{number}", torch.nn.Parameter(torch.randn(1024, 1024)))
+    for number in range(LAYERS):
+        model.register_parameter(f"more{number}", torch.nn.Parameter(torch.randn(width, width)))
     optimizer = make_optimizer(model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
