@@ -447,6 +447,27 @@ def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:
     assert [order.step for order in job.orders(Rollback)] == [3]
 
 
+def test_a_last_checkpoint_of_a_tail_says_so_when_who_had_ended_the_step_cannot_write() -> None:
+    """
+    When the one rank that has ended the step cannot write, then what the others hold of its tail is saved, and the report
+    names the line.
+    """
+    job = trained(enable=frozenset({"dump"}))
+    for rank in (1, 2, 3):
+        job.ranks[rank].tail = job.ranks[rank].cut = True
+        job.ranks[rank].line = "train.py:57"
+    job.failures[0, "save"] = ["the disk is full"]
+    job.fault(3, "network")
+    job.settle()
+    assert job.over is not None
+    assert job.over.result == "dumped"
+    (incident,) = job.reports()
+    assert incident["inexact"] == [
+        "ranks [1, 2, 3] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
+        "stands behind that line was not done for this step"
+    ]
+
+
 def test_a_second_round_does_not_forget_what_the_first_has_cut_off() -> None:
     """
     When all that are left were cut off in the tail, and another rank is lost before the incident is over, then the

@@ -325,13 +325,13 @@ def note_habits(job: Job, step: int) -> None:
         job.incident.reservations.append((step, f"ranks {ranks}: {sentence}"))
 
 
-def note_tails(job: Job, step: int) -> None:
+def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
     """
-    Note the lines at which the tail of `step` was cut off, for each shard of which no holder has ended the step. Call this
-    before ranks fetch: a rank that has fetched one shard is in no tail any more, but its other shards may be of one.
+    Note the lines at which the tail of `step` was cut off, for each shard of which none of these holders has ended the
+    step. Call this before ranks fetch: a rank that has fetched one shard is in no tail any more, but its other shards may
+    be of one.
     """
     job.incident.tails = {said: at for said, at in job.incident.tails.items() if at <= step}
-    standings = {seat.rank: seat.standing("") for seat in job.seats.values()}
     left: dict[str, set[int]] = {}
     ended = False
     for shard, ranks in job.topology().groups.items():

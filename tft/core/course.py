@@ -470,7 +470,7 @@ class Course:
             job.search()
             job.issue(job.to_all(Load, directory=plan.load, step=step), limit=limit)
         else:
-            note_tails(job, step)
+            note_tails(job, step, {seat.rank: seat.standing("") for seat in job.seats.values()})
         if plan.restore:
             job.issue(Restore(**key, to=plan.restore, step=step), limit=limit)
         fetches = [

@@ -51,7 +51,7 @@ class Ending:
         incident.writers = {s.rank for s in job.seats.values() if s.able}
         incident.step = step + 1
         incident.returns_to(step)
-        note_tails(job, step)
+        note_tails(job, step, standings)
         note_habits(job, step)
         back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]
         if back:  # first of all: what is saved is what is in use then

@@ -272,8 +272,13 @@ class Copies:
             process = self._process(machine, rank)
             for shard in order.shards if process is not None else ():
                 assert process is not None
+                content = process.content[shard]
                 if not process.unsaid:
-                    self._sound(machine, rank, shard, order.step, process.content[shard])
+                    self._sound(machine, rank, shard, order.step, content)
+                elif machine.incident.inexact and content in self._stage.truth.stages(
+                    order.step, shard
+                ):
+                    self._stage.truth.bend(order.step, shard, content)
 
     def _sound(
         self, machine: Machine, rank: int, shard: str, step: int, content: "Content"
