@@ -108,7 +108,7 @@ def _update(process: "Process", step: int) -> None:
         before, after = truth.value(step - 1, name), truth.stages(step, name)[0]
         if process.spoilt:
             content[name] = truth.spoilt(step)
-        elif held.spoilt:
+        elif held.spoilt and not held.flipped:
             content[name] = truth.wrong()
         else:
             content[name] = truth.goes_on(held, before, after, step)
