@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tft.agent.guard import VARIABLE
+from tft.agent.reaper import VARIABLE
 from tft.config import aside_variables, change_environment, descriptor_paths, stands_aside
 from tft.errors import UsageError
 from tft.starter import Answer, Ask, Node, Service, hear_answer, say, written
@@ -194,9 +194,9 @@ def test_a_rank_finds_what_the_agent_has_chosen_and_what_its_program_has(tmp_pat
     assert found.read_text() == repr(["later", "chosen", str(os.getpid()), None])
 
 
-def test_a_process_beside_the_ranks_is_found_by_the_guard() -> None:
+def test_a_process_beside_the_ranks_is_found_by_the_reaper() -> None:
     """
-    When a process holds no rank, then its mark is the one that the guard looks for.
+    When a process holds no rank, then its mark is the one that the reaper looks for.
     """
     assert aside_variables("m")[VARIABLE] == "m"
     assert stands_aside(aside_variables("m"))

@@ -277,10 +277,10 @@ def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str]
 
 def aside_variables(mark: str) -> dict[str, str]:
     """
-    TFT_ASIDE and TFT_GUARD: for a process of the job that holds no rank, which is ended with what the
-    guard that knows this mark ends.
+    TFT_ASIDE and TFT_REAPER: for a process of the job that holds no rank, which is ended with what the
+    reaper that knows this mark ends.
     """
-    return {"TFT_ASIDE": "1", "TFT_GUARD": mark}
+    return {"TFT_ASIDE": "1", "TFT_REAPER": mark}
 
 
 def stands_aside(environ: Mapping[str, str] = os.environ) -> bool:

@@ -35,7 +35,7 @@ from tft.config import (
     run_options,
 )
 from tft.errors import UsageError
-from tft.lifeline import lifeline
+from tft.parent_death import parent_death_tie
 
 UNKNOWN_STATUS = 1
 """Of a process whose status somebody else has taken."""
@@ -195,7 +195,7 @@ class Node:
         Variables for a process that is part of the job but no rank: it is ended with the job, and if it
         calls `tft.init` it waits there.
         """
-        return aside_variables(self._mark) | lifeline()
+        return aside_variables(self._mark) | parent_death_tie()
 
     def run(self, starter: Starter) -> int:
         """
@@ -215,7 +215,7 @@ class Node:
                         *(sys.executable, "-P", "-m", "tft", "run", *self._words),
                         *("--starter", descriptor, self._mark, "--", *self._command),
                     ],
-                    env=environment | lifeline(),
+                    env=environment | parent_death_tie(),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # what is typed at the terminal comes from here, once
@@ -328,7 +328,7 @@ class Service:
         given = self._environment
         changed = {name: value for name, value in environment.items() if given.get(name) != value}
         gone = [name for name in (*given, *aside_variables("")) if name not in environment]
-        return {**dict.fromkeys(gone), **changed, **lifeline()}
+        return {**dict.fromkeys(gone), **changed, **parent_death_tie()}
 
     def _ended(self, number: int) -> None:
         started = self._started[number]

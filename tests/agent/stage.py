@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tft.agent.guard import marked
+from tft.agent.reaper import marked
 from tft.bus.base import Bus, Heard, Present
 from tft.bus.zeromq import open_bus
 from tft.core.delivery import Inbox

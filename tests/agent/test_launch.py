@@ -16,14 +16,14 @@ from tests.agent.stage import ADAPTOR, ROOT, package
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
-CHILD = "from tft.lifeline import die_with_parent; die_with_parent(); "
+CHILD = "from tft.parent_death import die_with_parent; die_with_parent(); "
 
 PARENT = f"""
 import os, subprocess, sys
-from tft.lifeline import lifeline
+from tft.parent_death import parent_death_tie
 child = subprocess.Popen(
     [sys.executable, "-c", {CHILD + "print(flush=True); import signal; signal.pause()"!r}],
-    env=os.environ | lifeline(),
+    env=os.environ | parent_death_tie(),
     stdout=subprocess.PIPE,
 )
 child.stdout.readline()
@@ -140,7 +140,7 @@ def test_a_wrong_start_is_refused(
 
 def test_a_child_dies_with_its_parent() -> None:
     """
-    When the parent is killed, the child that took its lifeline ends too.
+    When the parent is killed, the child that is tied to it ends too.
     """
     with subprocess.Popen(
         [sys.executable, "-c", PARENT],
@@ -161,14 +161,14 @@ def test_a_child_dies_with_its_parent() -> None:
 
 def test_a_child_whose_parent_was_gone_before_ends_at_once() -> None:
     """
-    When the parent named in the lifeline is no longer the parent, the child ends itself.
+    When the parent named in the tie is no longer the parent, the child ends itself.
     """
     late = {"TFT_PARENT": str(os.getppid())}
     done = _run(CHILD + "print('lives')", late)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
-def test_a_process_without_a_lifeline_lives_on_its_own() -> None:
+def test_a_process_without_a_parent_death_tie_lives_on_its_own() -> None:
     """
     When a process was started by hand it is tied to nobody; and a tie is not handed down.
     """

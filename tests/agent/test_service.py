@@ -28,7 +28,7 @@ async def test_an_agent_joins_and_starts_nothing_that_was_not_ordered(stage: Sta
     assert (joined.node, joined.ranks, joined.pid) == (0, (0, 1), agent.pid)
     assert (opened.host, opened.port > 0) == ("127.0.0.1", True)
     assert _pid(stage, "agent-0") == agent.pid
-    assert len(stage.alive()) == 4, "the agent, its guard, the store and the nursery"
+    assert len(stage.alive()) == 4, "the agent, its reaper, the store and the fork server"
     await stage.start(rank=1)
     spawned = await stage.report(Spawned)
     assert (spawned.rank, spawned.incarnation) == (1, 0)

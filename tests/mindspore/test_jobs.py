@@ -98,9 +98,9 @@ def moments(outcome: Outcome) -> str:
         for line in log.splitlines()
         if "=" in line
         for facts in [dict(word.split("=", 1) for word in line.split() if "=" in word)]
-        if facts["event"] in ("store_opened", "nursery_ready")
+        if facts["event"] in ("store_opened", "fork_server_ready")
     }
-    imports = (times["nursery_ready"] - times["store_opened"]).total_seconds()
+    imports = (times["fork_server_ready"] - times["store_opened"]).total_seconds()
     seconds = [round(incident["seconds"]["total"], 2) for incident in outcome.incidents]
     return f"from kill to the next step: {seconds} s; importing MindSpore: {imports:.2f} s"
 

@@ -201,7 +201,7 @@ def test_without_keys_msrun_is_as_ever(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(
         "import os\n"
-        "names = ['TFT_ASIDE', 'TFT_GUARD', 'TFT_PARENT', 'TFT_JOB']\n"
+        "names = ['TFT_ASIDE', 'TFT_REAPER', 'TFT_PARENT', 'TFT_JOB']\n"
         "print(os.environ['MS_ROLE'], [name for name in names if name in os.environ])\n"
     )
     with msrun(tmp_path / "run", str(script), keys={}, words=["--join", "True"]) as job:

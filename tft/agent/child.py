@@ -2,7 +2,7 @@
 A process that the agent has started: watched through its pidfd, so the kernel tells of its end at
 once. It is reaped here and nowhere else, so a signal never reaches another process of the same pid.
 
-The agent is also given the children of those that end before them (`tft.lifeline.adopt_orphans`).
+The agent is also given the children of those that end before them (`tft.parent_death.adopt_orphans`).
 Some it waits for, as they were forked for it; the others are strangers, and are only reaped.
 """
 

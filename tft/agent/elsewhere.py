@@ -124,7 +124,7 @@ class Elsewhere:
         Ask for something else to be done with a process.
         """
         told = Ask(kind=kind, number=process.number, local_rank=process.local_rank)
-        # where nobody listens the guard ends the process, when this agent has ended
+        # where nobody listens the reaper ends the process, when this agent has ended
         with contextlib.suppress(OSError):
             say(self._channel, told)
 

@@ -18,13 +18,13 @@ import structlog
 
 from tft.agent.child import Child, write_pid
 from tft.agent.elsewhere import NOT_STARTED, Distant, Elsewhere
-from tft.agent.nursery import Newborn, Nursery
+from tft.agent.fork_server import ForkedProcess, ForkServer
 from tft.agent.output import Console, Output
 from tft.agent.settings import AgentSettings, rank_environment
 from tft.clock import Clock
 from tft.config import descriptor_variables
-from tft.lifeline import LAST_WORDS, Task
 from tft.page import Page
+from tft.parent_death import LAST_WORDS, Task
 from tft.protocol.messages import Exited, Kill, Pulse, Spawn, Spawned
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ class _Seat:
     """The newest that was started here, or was ended before it could be."""
     due: Spawn | None = None
     """
-    To be started once the store is open, the process before is gone, and there is a newborn for it
+    To be started once the store is open, the process before is gone, and there is a forked process for it
     or none is to be had.
     """
     process: _Process | None = None
@@ -99,7 +99,9 @@ class Ranks:
         self._leaving = False
         self._gone = asyncio.Event()
         self._gone.set()
-        self._nursery = Nursery(settings, marker=marker, console=console, changed=self._start_due)
+        self._fork_server = ForkServer(
+            settings, marker=marker, console=console, changed=self._start_due
+        )
         elsewhere = settings.starter
         self._elsewhere = elsewhere and Elsewhere(elsewhere.descriptor, lost=lost)
 
@@ -110,7 +112,7 @@ class Ranks:
         if self._elsewhere:
             self._elsewhere.open()
         else:
-            self._nursery.start()
+            self._fork_server.start()
 
     # ------------------------------------------------------------ orders
 
@@ -189,7 +191,7 @@ class Ranks:
         self._leaving = True
         for seat in self._seats.values():
             seat.due = None
-        self._nursery.stop()
+        self._fork_server.stop()
 
     def end(self) -> None:
         """
@@ -211,7 +213,7 @@ class Ranks:
         """
         for output in self._outputs:
             output.finish()
-        self._nursery.close()
+        self._fork_server.close()
         if self._elsewhere:
             self._elsewhere.close()
         for seat in self._seats.values():
@@ -237,26 +239,26 @@ class Ranks:
         for seat in self._seats.values():
             if seat.due is None or seat.process is not None:
                 continue
-            if (newborn := self._nursery.take()) or not self._nursery.hopeful:
-                self._start(seat, seat.due, self._store, newborn)
+            if (forked := self._fork_server.take()) or not self._fork_server.hopeful:
+                self._start(seat, seat.due, self._store, forked)
             else:
                 waiting += 1
-        self._nursery.want(waiting)
+        self._fork_server.want(waiting)
 
     def _start(
-        self, seat: _Seat, order: Spawn, store: tuple[str, int], newborn: Newborn | None
+        self, seat: _Seat, order: Spawn, store: tuple[str, int], forked: ForkedProcess | None
     ) -> None:
         seat.due = None
         self._begin(seat, order.incarnation)
         try:
-            seat.process = self._process(seat, order, store, newborn)
+            seat.process = self._process(seat, order, store, forked)
         except OSError as error:
             log.warning("rank_not_started", rank=seat.rank, why=str(error))
             self._exited(seat, order.incarnation, code=NOT_STARTED)
             return
         self._gone.clear()
         if seat.process.child.pid:
-            self._began(seat, order.incarnation, seat.process.child.pid, forked=newborn is not None)
+            self._began(seat, order.incarnation, seat.process.child.pid, forked=forked is not None)
 
     def _began(self, seat: _Seat, incarnation: int, pid: int, *, forked: bool) -> None:
         """
@@ -282,7 +284,7 @@ class Ranks:
         )
 
     def _process(
-        self, seat: _Seat, order: Spawn, store: tuple[str, int], newborn: Newborn | None
+        self, seat: _Seat, order: Spawn, store: tuple[str, int], forked: ForkedProcess | None
     ) -> _Process:
         incarnation = order.incarnation
         # the page still says what the process before was doing
@@ -303,7 +305,7 @@ class Ranks:
             child = (
                 self._started_elsewhere(self._elsewhere, seat, incarnation, environment, words)
                 if self._elsewhere
-                else self._started_here(seat, incarnation, environment, words, newborn)
+                else self._started_here(seat, incarnation, environment, words, forked)
             )
         except OSError:
             os.close(words)
@@ -316,7 +318,7 @@ class Ranks:
         incarnation: int,
         environment: dict[str, str],
         words: int,
-        newborn: Newborn | None,
+        forked: ForkedProcess | None,
     ) -> Child:
         rank = seat.rank
         record = self._settings.job.run_dir / "logs" / f"rank-{rank}.{incarnation}.log"
@@ -336,7 +338,7 @@ class Ranks:
             self._ended(seat)
 
         try:
-            return (newborn and newborn.begin(task, ended)) or _execute(task, ended)
+            return (forked and forked.begin(task, ended)) or _execute(task, ended)
         finally:
             os.close(writing)
 

@@ -14,16 +14,16 @@ import pluggy
 import structlog
 
 from tft.agent.child import reap_strangers, write_pid
-from tft.agent.keepers import GuardKeeper, StoreKeeper
 from tft.agent.output import Console
 from tft.agent.ranks import Ranks
 from tft.agent.settings import AgentSettings
+from tft.agent.sidecars import ReaperSidecar, StoreSidecar
 from tft.bus.base import Bus, Gone, Heard, Malformed, NotLetIn, Present
 from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.core.delivery import Outbox
 from tft.errors import InternalError
-from tft.lifeline import adopt_orphans
+from tft.parent_death import adopt_orphans
 from tft.plugins import call_guarded, load_plugins
 from tft.protocol.messages import (
     Beat,
@@ -48,7 +48,7 @@ two looks at the steps of the ranks for plugins that want to know of them."""
 SETTLING = 1.0
 """Seconds the last reports get to be acknowledged: some turns of the controller."""
 CLEANING = 2.0
-"""Seconds for what was killed to be gone; the guard works on after that."""
+"""Seconds for what was killed to be gone; the reaper works on after that."""
 
 
 def main(settings: AgentSettings) -> int:
@@ -90,8 +90,8 @@ class Agent:
         """The exit status, and the seconds the ranks get to leave by themselves."""
         self._console = Console()
         marker = settings.starter.mark if settings.starter else secrets.token_hex(16)
-        self._guard = GuardKeeper(settings, marker=marker)
-        self._store = StoreKeeper(
+        self._reaper = ReaperSidecar(settings, marker=marker)
+        self._store = StoreSidecar(
             settings,
             marker=marker,
             opened=self._store_opened,
@@ -117,8 +117,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
         loop.add_signal_handler(signal.SIGCHLD, reap_strangers)
-        adopt_orphans()  # the processes that the nursery forks are among them
-        self._guard.start()
+        adopt_orphans()  # the processes that the fork server forks are among them
+        self._reaper.start()
         self._store.start()
         self._ranks.prepare()
         self._join()
@@ -257,7 +257,7 @@ class Agent:
         await _within(CLEANING, self._store.stop())
         if code == 0:
             await _within(SETTLING, self._settled.wait())
-        await _within(CLEANING, self._guard.dismiss())
+        await _within(CLEANING, self._reaper.dismiss())
         self._ranks.close()
         self._console.close()
 

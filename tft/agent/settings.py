@@ -5,9 +5,9 @@ What an agent was told, and the environment it gives to its ranks.
 from dataclasses import dataclass
 from typing import Self
 
-from tft.agent.guard import VARIABLE
+from tft.agent.reaper import VARIABLE
 from tft.config import JobSettings, RankSettings, descriptor_variables
-from tft.lifeline import lifeline
+from tft.parent_death import parent_death_tie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class StartedElsewhere:
     descriptor: int
     """The inherited file descriptor of a socket, with that program at the other end."""
     mark: str
-    """Of the processes of that program that the guard is to end with the ranks."""
+    """Of the processes of that program that the reaper is to end with the ranks."""
 
     @classmethod
     def read(cls, words: tuple[int, str]) -> Self:
@@ -120,9 +120,9 @@ class AgentSettings:
 
 def child_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     """
-    For the processes that live and die with the agent: found by the guard, tied to the agent.
+    For the processes that live and die with the agent: found by the reaper, tied to the agent.
     """
-    return settings.environment | {VARIABLE: marker} | lifeline()
+    return settings.environment | {VARIABLE: marker} | parent_death_tie()
 
 
 def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import os
 import sys
 
 from tft.errors import UsageError
-from tft.lifeline import die_with_parent
+from tft.parent_death import die_with_parent
 from tft.plugins import load_adaptor
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from tft.config import inherited_environment
-from tft.lifeline import adopt_orphans, lifeline
+from tft.parent_death import adopt_orphans, parent_death_tie
 
 
 class Child:
@@ -95,7 +95,7 @@ class Children:
         appended to `log`; its standard output is ours. `inherited` are further descriptors it gets
         under their numbers here.
         """
-        environment = inherited_environment() | dict(added) | lifeline()
+        environment = inherited_environment() | dict(added) | parent_death_tie()
         with log.open("ab") as stderr:
             process = subprocess.Popen(
                 # -P: a module in the working directory must not stand in for one of ours

@@ -11,8 +11,8 @@ import click
 
 from tft.cli.settings import LOOPBACK, job_options, job_settings
 from tft.config import inherited_environment
-from tft.lifeline import die_with_parent
 from tft.logs import configure_logs
+from tft.parent_death import die_with_parent
 
 
 def run_command() -> click.Command:

@@ -46,7 +46,7 @@ _SHUT_OUT_LIMIT = (
     10.0  # another job's broker may be on its way out, and the right one on its way in
 )
 _UNHEARD = 10.0  # node 0 may be started later by hand; then it is time to say what is awaited
-_ORPHANS_LIMIT = 5.0  # a guard needs a moment to end what a killed agent leaves
+_ORPHANS_LIMIT = 5.0  # a reaper needs a moment to end what a killed agent leaves
 
 
 def launch(plan: Plan, environment: Mapping[str, str]) -> int:

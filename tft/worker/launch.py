@@ -1,6 +1,6 @@
 """
 How the process of a rank begins: `python -m tft.worker.launch SCRIPT ARGS...`, or with `-m MODULE` in
-the place of SCRIPT, run by an agent; or in a process that `tft.worker.nursery` has forked, which comes
+the place of SCRIPT, run by an agent; or in a process that `tft.worker.fork_server` has forked, which comes
 here with the imports done.
 
 Before the script starts, the process ties its life to the agent's, gets ready to say its last
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from tft.config import launch_settings
 from tft.errors import UsageError
-from tft.lifeline import LAST_WORDS, die_with_parent, name_process
+from tft.parent_death import LAST_WORDS, die_with_parent, name_process
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from tft.config import (
     take_parent,
 )
 from tft.errors import UsageError
-from tft.lifeline import die_with
+from tft.parent_death import die_with
 from tft.worker.launch import prepare
 
 
@@ -52,7 +52,7 @@ def stand_aside() -> None:
 def _tie() -> None:
     """
     Die with the program. Where it has started this process through another one, such as a shell, that is
-    left to the guard, which ends all that bears its mark.
+    left to the reaper, which ends all that bears its mark.
     """
     parent = take_parent()
     if parent is not None and parent == os.getppid():

@@ -1,6 +1,6 @@
 """
 Ranks that are forked from a process with the imports done: the same to their script and to the
-controller as those that were started from nothing, and none is missing when there is no nursery.
+controller as those that were started from nothing, and none is missing when there is no fork server.
 """
 
 import asyncio
@@ -94,8 +94,8 @@ async def test_both_ways_give_a_script_the_same(stage: Stage) -> None:
     agent = await stage.agent(script, nproc=2, adaptor="staged")
     await stage.start(rank=0)
     await stage.report(Exited)
-    nursery = _nursery(stage)
-    os.kill(nursery, signal.SIGSTOP)  # it does not answer: the next one is not forked
+    server = _fork_server(stage)
+    os.kill(server, signal.SIGSTOP)  # it does not answer: the next one is not forked
     await stage.start(rank=0, incarnation=1)
     await stage.report(Exited, incarnation=1)
     forked, executed = (json.loads(_log(stage, incarnation)) for incarnation in range(2))
@@ -105,8 +105,8 @@ async def test_both_ways_give_a_script_the_same(stage: Stage) -> None:
     assert forked == executed
     assert forked[1][0] is True
     assert forked[1][-3:-1] == [agent.pid, "tft-rank-0\n"]
-    assert forked[2] == [0, 1, 2], "no descriptor of the nursery's"
-    assert "nursery_silent" in (stage.tmp / "err").read_text()
+    assert forked[2] == [0, 1, 2], "no descriptor of the fork server's"
+    assert "fork_server_silent" in (stage.tmp / "err").read_text()
 
 
 async def test_forked_ranks_share_no_randomness(stage: Stage) -> None:
@@ -128,19 +128,19 @@ async def test_forked_ranks_share_no_randomness(stage: Stage) -> None:
     assert not drawn[0] & drawn[1]
 
 
-async def test_a_killed_nursery_costs_nothing(stage: Stage) -> None:
+async def test_a_killed_fork_server_costs_nothing(stage: Stage) -> None:
     """
-    When the nursery is killed, the ranks live on, another takes its place, and forks.
+    When the fork server is killed, the ranks live on, another takes its place, and forks.
     """
     await _agent(stage, "forked", PAGE + "say(1); signal.pause()", nproc=2)
     await stage.start(rank=0)
     await stage.said(1, rank=0)
-    first = _nursery(stage)
+    first = _fork_server(stage)
     os.kill(first, signal.SIGKILL)
     await gone(first)
-    while (stage.tmp / "err").read_text().count("nursery_ready") < 2:
+    while (stage.tmp / "err").read_text().count("fork_server_ready") < 2:
         await stage.beat()
-    assert _nursery(stage) != first
+    assert _fork_server(stage) != first
     await stage.start(rank=1)
     await stage.said(1, rank=1)
 
@@ -164,7 +164,7 @@ async def test_a_module_with_threads_is_not_forked(stage: Stage) -> None:
 
 async def test_forked_ranks_die_with_their_agent(stage: Stage) -> None:
     """
-    When the agent is killed, forked ranks and the nursery end, and nothing is left.
+    When the agent is killed, forked ranks and the fork server end, and nothing is left.
     """
     agent = await stage.agent(PAGE + "say(1); signal.pause()", nproc=2)
     for rank in range(2):
@@ -208,15 +208,15 @@ def _forked(stage: Stage) -> bool:
     return "forked=false" not in (stage.tmp / "err").read_text()
 
 
-def _nursery(stage: Stage) -> int:
+def _fork_server(stage: Stage) -> int:
     """
     Of those with that command line, the one that is not a rank.
     """
     ranks = {report.pid for report in stage.reports if isinstance(report, Spawned)}
-    [nursery] = [
-        pid for pid in set(stage.alive()) - ranks if b"tft.worker.nursery" in _command(pid)
+    [server] = [
+        pid for pid in set(stage.alive()) - ranks if b"tft.worker.fork_server" in _command(pid)
     ]
-    return nursery
+    return server
 
 
 def _command(pid: int) -> bytes:

@@ -48,7 +48,7 @@ async def test_a_killed_agent_leaves_no_process(stage: Stage) -> None:
         await stage.start(rank=rank)
         await stage.said(1, rank=rank)
     alive = stage.alive()
-    assert len(alive) == 1 + 3 + 2 * 2, "the agent, its keepers, two ranks and what they started"
+    assert len(alive) == 1 + 3 + 2 * 2, "the agent, its sidecars, two ranks and what they started"
     killed = time.monotonic()
     agent.kill()
     agent.wait()
@@ -58,17 +58,17 @@ async def test_a_killed_agent_leaves_no_process(stage: Stage) -> None:
     assert stage.alive() == []
 
 
-async def test_a_lost_guard_is_replaced(stage: Stage) -> None:
+async def test_a_lost_reaper_is_replaced(stage: Stage) -> None:
     """
-    When the guard is killed, another one takes its place and does its work.
+    When the reaper is killed, another one takes its place and does its work.
     """
     agent = await stage.agent(FAMILY)
     await stage.start()
     await stage.said(1)
-    [first] = _guards(stage)
+    [first] = _reapers(stage)
     os.kill(first, signal.SIGKILL)
     await gone(first)
-    while not _guards(stage):
+    while not _reapers(stage):
         await stage.beat()
     alive = stage.alive()
     agent.kill()
@@ -78,28 +78,28 @@ async def test_a_lost_guard_is_replaced(stage: Stage) -> None:
     assert stage.alive() == []
 
 
-async def test_the_guard_does_not_end_before_its_agent(stage: Stage) -> None:
+async def test_the_reaper_does_not_end_before_its_agent(stage: Stage) -> None:
     """
-    When somebody ends everything politely, the guard stays until the agent has ended.
+    When somebody ends everything politely, the reaper stays until the agent has ended.
     """
     agent = await stage.agent(FAMILY)
     await stage.report(StoreOpened)
-    [guard] = _guards(stage)
+    [reaper] = _reapers(stage)
     agent.send_signal(signal.SIGSTOP)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(guard, number)
+        os.kill(reaper, number)
     agent.kill()
     agent.wait()
-    await gone(guard)
+    await gone(reaper)
 
     status = (stage.tmp / "err").read_text()
-    assert "guard_ended" not in status
+    assert "reaper_ended" not in status
     assert stage.alive() == []
 
 
-def _guards(stage: Stage) -> list[int]:
+def _reapers(stage: Stage) -> list[int]:
     return [
         pid
         for pid in stage.alive()
-        if b"tft.agent.guard" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"tft.agent.reaper" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]

@@ -1,5 +1,5 @@
 """
-The agent's side of `tft.worker.nursery`: has processes forked for the ranks, and knows when there
+The agent's side of `tft.worker.fork_server`: has processes forked for the ranks, and knows when there
 is no use in waiting for one. Ranks can always be started without it, only slower.
 """
 
@@ -16,7 +16,7 @@ import structlog
 from tft.agent.child import Child
 from tft.agent.output import Console, Output
 from tft.agent.settings import AgentSettings, python_environment
-from tft.lifeline import ANOTHER, READY, Task, give_task
+from tft.parent_death import ANOTHER, READY, Task, give_task
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ _FORKING_LIMIT = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Newborn:
+class ForkedProcess:
     """
     A process that was forked, is a child of this one, and waits for its task.
     """
@@ -48,7 +48,7 @@ class Newborn:
             try:
                 give_task(self.channel, task)
             except OSError as error:
-                log.warning("newborn_lost", pid=self.pid, why=error.strerror)
+                log.warning("forked_process_lost", pid=self.pid, why=error.strerror)
                 os.close(self.pidfd)
                 return None
         return Child.adopt(self.pid, self.pidfd, ended=ended)
@@ -61,9 +61,9 @@ class Newborn:
         os.close(self.pidfd)
 
 
-class Nursery:
+class ForkServer:
     """
-    Keeps the nursery of a node. `changed` is called when a newborn has come, and when none will:
+    Keeps the fork server of a node. `changed` is called when a forked process has come, and when none will:
     what it does not `take` then is dismissed.
     """
 
@@ -80,7 +80,7 @@ class Nursery:
         self._console = console
         self._changed = changed
         self.hopeful = False
-        """Whether it is worth while to wait for a newborn."""
+        """Whether it is worth while to wait for a forked process."""
         self._child: Child | None = None
         self._door: socket.socket | None = None
         self._output: Output | None = None
@@ -88,13 +88,13 @@ class Nursery:
         self._ready = False
         self._refusal = ""
         self._awaited = 0
-        self._newborn: list[Newborn] = []
+        self._forked: list[ForkedProcess] = []
         self._failures = 0
         self._stopped = False
 
     def start(self) -> None:
         """
-        Start the nursery, and again when it ends, unless that would not help.
+        Start the fork server, and again when it ends, unless that would not help.
         """
         if self._stopped:
             return
@@ -108,7 +108,7 @@ class Nursery:
 
     def want(self, count: int) -> None:
         """
-        So many newborns are needed, with those that were asked for before and have not come.
+        So many forked processes are needed, with those that were asked for before and have not come.
         """
         if not self._ready or self._door is None:
             return
@@ -118,15 +118,15 @@ class Nursery:
             self._awaited += 1
             self._limit_to(_FORKING_LIMIT)
 
-    def take(self) -> Newborn | None:
+    def take(self) -> ForkedProcess | None:
         """
         One that has come and was not taken yet.
         """
-        return self._newborn.pop(0) if self._newborn else None
+        return self._forked.pop(0) if self._forked else None
 
     def stop(self) -> None:
         """
-        End the nursery for good.
+        End the fork server for good.
         """
         self._stopped = True
         if self._child is not None:
@@ -148,14 +148,14 @@ class Nursery:
         with theirs:
             # a pipe, as the ranks have it: what Python has found out about its stdout stays true
             self._output, writing = Output.open(
-                record=settings.job.run_dir / "logs" / f"nursery-{settings.node}.log",
-                prefix="[nursery] ",
+                record=settings.job.run_dir / "logs" / f"fork-server-{settings.node}.log",
+                prefix="[fork server] ",
                 console=self._console,
             )
             try:
                 self._child = Child.start(
                     [
-                        *(sys.executable, "-P", "-m", "tft.worker.nursery"),
+                        *(sys.executable, "-P", "-m", "tft.worker.fork_server"),
                         *(settings.job.adaptor, str(theirs.fileno())),
                     ],
                     environment=python_environment(settings, self._marker),
@@ -178,21 +178,21 @@ class Nursery:
         elif descriptors:
             pidfd, channel = descriptors
             self._welcome(
-                Newborn(pid=int(said), pidfd=pidfd, channel=socket.socket(fileno=channel))
+                ForkedProcess(pid=int(said), pidfd=pidfd, channel=socket.socket(fileno=channel))
             )
         elif said == READY:
             self._ready = True
             self._failures = 0
             self._limit_to(None)
-            log.info("nursery_ready")
+            log.info("fork_server_ready")
             self._changed()
         else:
             self._refusal = said.decode(errors="replace")
 
-    def _welcome(self, newborn: Newborn) -> None:
+    def _welcome(self, forked: ForkedProcess) -> None:
         self._awaited -= 1
         self._limit_to(_FORKING_LIMIT if self._awaited else None)
-        self._newborn.append(newborn)
+        self._forked.append(forked)
         self._changed()
         while left := self.take():
             left.dismiss()
@@ -205,7 +205,7 @@ class Nursery:
             self._limit = asyncio.get_running_loop().call_later(seconds, self._too_late, seconds)
 
     def _too_late(self, seconds: float) -> None:
-        log.warning("nursery_silent", ready=self._ready, seconds=seconds)
+        log.warning("fork_server_silent", ready=self._ready, seconds=seconds)
         if self._child is not None:
             self._child.end()
 
@@ -227,7 +227,7 @@ class Nursery:
         elif self._failures >= _ATTEMPTS:
             self._give_up(f"it was killed {self._failures} times while it was loading")
         else:
-            log.warning("nursery_ended", pid=child.pid, code=child.code)
+            log.warning("fork_server_ended", pid=child.pid, code=child.code)
             asyncio.get_running_loop().call_later(_PAUSE, self.start)
 
     def _give_up(self, why: str) -> None:

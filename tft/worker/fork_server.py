@@ -1,12 +1,12 @@
 """
-The nursery: `python -m tft.worker.nursery ADAPTOR FD`, one per node, run by an agent. It imports
+The fork server: `python -m tft.worker.fork_server ADAPTOR FD`, one per node, run by an agent. It imports
 once what every rank needs, and then forks a process whenever the agent wants one for a rank.
 
 A fork copies one thread only, so there must be only one: where the imports have started others
-(a BLAS with a pool, as numpy's when OMP_NUM_THREADS is more than 1), the nursery says so and ends,
+(a BLAS with a pool, as numpy's when OMP_NUM_THREADS is more than 1), the fork server says so and ends,
 and ranks are started without it.
 
-A forked process becomes the agent's child: the process between it and the nursery ends at once,
+A forked process becomes the agent's child: the process between it and the fork server ends at once,
 and the agent takes in orphans. It waits for its task, for which the agent may never have a use.
 """
 
@@ -19,7 +19,7 @@ import sys
 
 from tft.config import descriptor_variables, replace_environment
 from tft.errors import UsageError
-from tft.lifeline import ANOTHER, READY, Task, die_with, die_with_parent, introduce, take_task
+from tft.parent_death import ANOTHER, READY, Task, die_with, die_with_parent, introduce, take_task
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
 
 def _fork_for(door: socket.socket, agent: int) -> socket.socket | None:
     """
-    Fork whenever it is asked for: None in the nursery, when the agent has gone; in a forked
+    Fork whenever it is asked for: None in the fork server, when the agent has gone; in a forked
     process, where it will be told its task.
     """
     while door.recv(len(ANOTHER)):
@@ -77,7 +77,9 @@ def _fork() -> bool:
     if between:
         _, status = os.waitpid(between, 0)
         if status:
-            sys.exit("tft: the nursery could not fork")  # the agent starts the rank itself, or not
+            sys.exit(
+                "tft: the fork server could not fork"
+            )  # the agent starts the rank itself, or not
         return False
     try:
         ending = os.pidfd_open(os.getpid())
@@ -96,7 +98,7 @@ def _fork() -> bool:
 def _take_on(task: Task) -> None:
     """
     Have what a process that the agent itself had started would have, and nothing in common with
-    the others forked here. Signals are as Python had them: the nursery has changed none.
+    the others forked here. Signals are as Python had them: the fork server has changed none.
     """
     for stream in (1, 2):
         os.dup2(task.output, stream)

@@ -28,16 +28,16 @@ end: debuggers, profilers and virtual machines take theirs from SIGRTMIN up.
 """
 
 READY = b"ready"
-"""Said to the agent by a nursery that can fork; in its place, a sentence on why it cannot."""
+"""Said to the agent by a fork server that works; in its place, a sentence on why it cannot."""
 ANOTHER = b"another"
-"""Said to a nursery: fork a process. That one answers itself, see `introduce`."""
+"""Said to a fork server: fork a process. That one answers itself, see `introduce`."""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def lifeline() -> dict[str, str]:
+def parent_death_tie() -> dict[str, str]:
     """
     To be added to the environment of a process that calls `die_with_parent`.
 
@@ -51,7 +51,7 @@ def die_with_parent() -> None:
     """
     From now on SIGKILL comes to this process when the one that started it ends.
 
-    A process that nobody gave a `lifeline` was started by hand, and lives on without its shell.
+    A process that nobody gave a `parent_death_tie` was started by hand, and lives on without its shell.
     """
     parent = take_parent()
     if parent is None:

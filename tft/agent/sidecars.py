@@ -1,5 +1,5 @@
 """
-The two processes an agent keeps for itself: the guard and the rendezvous store. Either is started
+The two processes an agent keeps for itself: the reaper and the rendezvous store. Either is started
 again when it ends.
 """
 
@@ -23,9 +23,9 @@ _ATTEMPTS = 3
 """So many stores in a row that end before they have opened: the next one would not open either."""
 
 
-class GuardKeeper:
+class ReaperSidecar:
     """
-    The agent's side of `tft.agent.guard`: holds the pipe that says the agent lives.
+    The agent's side of `tft.agent.reaper`: holds the pipe that says the agent lives.
     """
 
     def __init__(self, settings: AgentSettings, *, marker: str) -> None:
@@ -37,14 +37,14 @@ class GuardKeeper:
 
     def start(self) -> None:
         """
-        Start the guard, and again whenever it ends.
+        Start the reaper, and again whenever it ends.
         """
         if self._dismissed:
             return
         reading, self._pipe = os.pipe()
         try:
             self._child = Child.start(
-                [sys.executable, "-P", "-m", "tft.agent.guard", self._marker],
+                [sys.executable, "-P", "-m", "tft.agent.reaper", self._marker],
                 environment=self._settings.environment,
                 stdin=reading,
                 ended=self._ended,
@@ -54,7 +54,7 @@ class GuardKeeper:
 
     async def dismiss(self) -> None:
         """
-        Let go of the pipe, as the end of the agent would, and wait until the guard has found
+        Let go of the pipe, as the end of the agent would, and wait until the reaper has found
         nothing left and has ended.
         """
         self._dismissed = True
@@ -64,12 +64,12 @@ class GuardKeeper:
 
     def _ended(self, child: Child) -> None:
         if not self._dismissed:
-            log.warning("guard_ended", pid=child.pid, code=child.code)
+            log.warning("reaper_ended", pid=child.pid, code=child.code)
             os.close(self._pipe)
             asyncio.get_running_loop().call_later(_PAUSE, self.start)
 
 
-class StoreKeeper:
+class StoreSidecar:
     """
     The agent's side of `tft.agent.store`. `opened` is told the port whenever one has opened,
     `lost` when it has ended, `failed` why none can be opened at all.

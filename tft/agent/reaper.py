@@ -1,11 +1,11 @@
 """
-The guard: what cleans a node when its agent can no longer do it.
+The reaper: what cleans a node when its agent can no longer do it.
 
-`python -m tft.agent.guard MARKER`, with a pipe on stdin whose other end only the agent holds. When
-the agent ends, in whatever way, the kernel closes that end; the guard then kills every process
-that was started with TFT_GUARD=MARKER in its environment, until none is left, and ends.
+`python -m tft.agent.reaper MARKER`, with a pipe on stdin whose other end only the agent holds. When
+the agent ends, in whatever way, the kernel closes that end; the reaper then kills every process
+that was started with TFT_REAPER=MARKER in its environment, until none is left, and ends.
 
-The ranks die with their agent by themselves (`tft.lifeline`). This is for what they started: the
+The ranks die with their agent by themselves (`tft.parent_death`). This is for what they started: the
 environment is handed down through `setsid` and any number of forks, unlike parents and sessions.
 A process that was started with a cleared environment is not found.
 
@@ -19,7 +19,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-VARIABLE = "TFT_GUARD"
+VARIABLE = "TFT_REAPER"
 """In the environment of the store, the ranks, and of all they start."""
 
 _QUIET_ROUNDS = 2
@@ -35,7 +35,7 @@ def main() -> None:
     """
     Wait for the agent's end, then leave nothing of it.
     """
-    # what ends the agent politely must not end the guard first
+    # what ends the agent politely must not end the reaper first
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 1):
