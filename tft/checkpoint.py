@@ -88,7 +88,7 @@ class Manifest:
     """Further copies of shards: each in the directory of the rank that wrote it, see `copy_of`."""
 
     @property
-    def bereft(self) -> list[int]:
+    def without_local_state(self) -> list[int]:
         """
         The ranks whose private state was lost with their node.
         """
@@ -501,7 +501,7 @@ def older(shelf: Shelf, than: Manifest) -> list[tuple[str, int]]:
     found: dict[int, Path] = {}
     for directory in committed(shelf):
         known = _committed(directory)
-        if known is None or known.step >= than.step or known.bereft:
+        if known is None or known.step >= than.step or known.without_local_state:
             continue
         if known.step != shelf.step_of(directory):
             continue

@@ -125,8 +125,8 @@ class RankSettings:
     """TFT_SAVE_COPIES: see `JobSettings.save_copies`."""
     curve: Path | None = None
     """TFT_CURVE: see `JobSettings.curve`; empty: it is not given."""
-    heir: bool = False
-    """TFT_HEIR: it is to take over from a process that still trains (1), or not (0)."""
+    successor: bool = False
+    """TFT_SUCCESSOR: it is to take over from a process that still trains (1), or not (0)."""
     audit: str = "first"
     """TFT_AUDIT: see `JobSettings.audit`."""
 
@@ -157,7 +157,7 @@ class RankSettings:
             "TFT_KEEP_CHECKPOINTS": str(self.keep_checkpoints),
             "TFT_SAVE_COPIES": self.save_copies,
             "TFT_CURVE": str(self.curve or ""),
-            "TFT_HEIR": str(int(self.heir)),
+            "TFT_SUCCESSOR": str(int(self.successor)),
             "TFT_AUDIT": self.audit,
         }
 
@@ -184,7 +184,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             keep_checkpoints=int(environ["TFT_KEEP_CHECKPOINTS"]),
             save_copies=environ["TFT_SAVE_COPIES"],
             curve=_path(environ["TFT_CURVE"]),
-            heir=environ["TFT_HEIR"] == "1",
+            successor=environ["TFT_SUCCESSOR"] == "1",
             audit=environ["TFT_AUDIT"],
         )
     except KeyError as missing:

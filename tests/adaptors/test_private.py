@@ -538,13 +538,13 @@ def test_small_buffers_outlive_the_process() -> None:
     When another process is given the private state, then it has the buffers of the dead one, and
     not those of the rank whose shard it took.
     """
-    dead, heir = Trainee(10), Trainee(10)
+    dead, successor = Trainee(10), Trainee(10)
     private = dead.train(2)
-    heir.train(1)
+    successor.train(1)
 
-    heir.state.rollback(private)
+    successor.state.rollback(private)
 
-    assert same(dead.buffers(), heir.buffers())
+    assert same(dead.buffers(), successor.buffers())
 
 
 def test_large_buffers_of_a_dead_process_stay_as_they_came() -> None:
@@ -552,14 +552,14 @@ def test_large_buffers_of_a_dead_process_stay_as_they_came() -> None:
     When the private state of a dead process refers to copies that died with it, then the buffers
     stay as they came with the shard, and further rollbacks come back to that.
     """
-    dead, heir = Trainee(INLINE), Trainee(INLINE)
+    dead, successor = Trainee(INLINE), Trainee(INLINE)
     private = dead.train(2)
-    came = heir.buffers()
+    came = successor.buffers()
 
     for _ in range(3):
-        heir.state.rollback(private)
-        assert same(heir.buffers(), came)
-        heir.forward()
+        successor.state.rollback(private)
+        assert same(successor.buffers(), came)
+        successor.forward()
 
 
 def test_a_model_whose_forward_changes_nothing_is_not_copied() -> None:

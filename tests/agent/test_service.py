@@ -83,7 +83,7 @@ def test_a_rank_that_another_launcher_has_placed_keeps_its_place(tmp_path: Path)
         placed=Placed(local_rank=1, local_world=4, machine=2),
     )  # fmt: skip
     found = rank_environment(
-        settings, marker="m", rank=5, incarnation=0, heir=False, slot=0, page=3, words=4,
+        settings, marker="m", rank=5, incarnation=0, successor=False, slot=0, page=3, words=4,
         store=("h", 1),
     )  # fmt: skip
 

@@ -593,7 +593,7 @@ def test_a_rank_that_is_ended_while_advice_is_awaited_is_awaited_first() -> None
 
 def test_advice_is_asked_for_a_chance_as_well() -> None:
     """
-    When a straggler's heir is ready, then the plugins may keep the job from changing over.
+    When a straggler's successor is ready, then the plugins may keep the job from changing over.
     """
     job = trained(advised=True, placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler", "its clock is throttled")

@@ -554,7 +554,7 @@ def until(job: ScriptedJob, state: str) -> None:
         job.obey_next()
 
 
-def test_an_heir_warms_while_the_straggler_trains_and_then_takes_over() -> None:
+def test_a_successor_warms_while_the_straggler_trains_and_then_takes_over() -> None:
     """
     When a rank holds the others up, then a second process is started for it on a node with room
     while it trains on; when that is ready, everyone comes to one boundary, it takes the seat and
@@ -601,7 +601,7 @@ def test_an_heir_warms_while_the_straggler_trains_and_then_takes_over() -> None:
     assert job.doing == "healthy"
 
 
-def test_an_heir_obeys_nothing_before_it_holds_the_seat() -> None:
+def test_a_successor_obeys_nothing_before_it_holds_the_seat() -> None:
     """
     When an order goes to a rank that has two processes, then only the one that is meant carries
     it out; what the other says to it counts for nothing.
@@ -614,15 +614,15 @@ def test_an_heir_obeys_nothing_before_it_holds_the_seat() -> None:
     job.arrive(3)
     while not job.orders(Stop):
         job._obey(job._queue.popleft())
-    heir = job.heirs[3]
-    assert heir.heard == set()
-    assert (heir.key, heir.step) == ((-1, 0), 0)
+    successor = job.successors[3]
+    assert successor.heard == set()
+    assert (successor.key, successor.step) == ((-1, 0), 0)
     job.settle()
     job.train()
     assert job.doing == "healthy"
 
 
-def test_what_an_heir_answers_before_its_time_is_absorbed() -> None:
+def test_what_a_successor_answers_before_its_time_is_absorbed() -> None:
     """
     When an answer comes from the process that does not hold the seat, then the answer of the one
     that does is still awaited.
@@ -632,28 +632,28 @@ def test_what_an_heir_answers_before_its_time_is_absorbed() -> None:
     job.notice(3, "straggler")
     job.settle()
     job.slow = set()
-    heir = job.heirs[3]
-    job.join(heir)
+    successor = job.successors[3]
+    job.join(successor)
     job.muted = {(3, "freeze")}
     job.kill(1)
     job.settle()
     (freeze,) = job.orders(Freeze)
-    job.report(heir.answer(freeze, "freeze", None, found=("pass", ""), at=job.now))
+    job.report(successor.answer(freeze, "freeze", None, found=("pass", ""), at=job.now))
     (still,) = (o for o in job.machine.outstanding() if isinstance(o, Freeze))
     assert still.to == (3,)
     assert job.doing == "freezing"
 
 
-def test_an_heir_that_dies_while_it_warms_leaves_everything_as_it_was() -> None:
+def test_a_successor_that_dies_while_it_warms_leaves_everything_as_it_was() -> None:
     """
     When the second process ends before it is ready, then the first trains on; when the rank is
-    noticed again, there is room for another heir.
+    noticed again, there is room for another successor.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.slow = {3}
     job.notice(3, "straggler")
     job.settle()
-    job.kill_heir(3)
+    job.kill_successor(3)
     job.train()
     assert job.doing == "healthy"
     assert job.orders(Freeze) == []
@@ -661,7 +661,7 @@ def test_an_heir_that_dies_while_it_warms_leaves_everything_as_it_was() -> None:
     assert [(s.incarnation, s.node) for s in job.orders(Spawn)] == [(1, 2), (2, 2)]
 
 
-def test_an_heir_that_dies_when_it_was_to_take_over_leaves_a_retry() -> None:
+def test_a_successor_that_dies_when_it_was_to_take_over_leaves_a_retry() -> None:
     """
     When the second process dies while everyone is being stopped for it, then all go on with the
     processes they have.
@@ -669,7 +669,7 @@ def test_an_heir_that_dies_when_it_was_to_take_over_leaves_a_retry() -> None:
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "freezing")
-    job.kill_heir(3)
+    job.kill_successor(3)
     job.settle()
     job.train()
     assert strategies(job) == ["retry"]
@@ -678,7 +678,7 @@ def test_an_heir_that_dies_when_it_was_to_take_over_leaves_a_retry() -> None:
     assert job.doing == "healthy"
 
 
-def test_an_heir_that_dies_on_the_way_to_the_boundary_holds_nobody_up() -> None:
+def test_a_successor_that_dies_on_the_way_to_the_boundary_holds_nobody_up() -> None:
     """
     When the second process dies while everyone comes to the boundary for it, then all go on from where
     they are: nobody is stopped, and it is no incident.
@@ -686,7 +686,7 @@ def test_an_heir_that_dies_on_the_way_to_the_boundary_holds_nobody_up() -> None:
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
-    job.kill_heir(3)
+    job.kill_successor(3)
     job.settle()
     job.train()
     assert job.orders(Stop) == []
@@ -734,7 +734,7 @@ def test_a_pause_that_is_asked_for_while_somebody_is_about_to_take_over_comes_af
     assert strategies(again) == ["migrate"]
 
 
-def test_a_fault_on_the_way_to_the_boundary_is_handled_and_then_the_heir_takes_over() -> None:
+def test_a_fault_on_the_way_to_the_boundary_is_handled_and_then_the_successor_takes_over() -> None:
     """
     When a process dies while everyone comes to the boundary, then it is replaced first; the second process
     of the other rank is still wanted, and takes over when that is done.
@@ -766,7 +766,7 @@ def test_ranks_that_are_to_be_switched_go_together_when_all_are_ready() -> None:
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.slow = {2, 3}
     job.switch(2, 3)
-    spawns = [(s.rank, s.node, s.heir, s.cause) for s in job.orders(Spawn)]
+    spawns = [(s.rank, s.node, s.successor, s.cause) for s in job.orders(Spawn)]
     assert spawns == [
         (r, 2, True, f"rank {r} is to be switched: its pod is switched") for r in (2, 3)
     ]
@@ -835,7 +835,7 @@ def test_a_switch_that_is_called_off_leaves_everyone_where_they_are(state: str) 
         (3, 1, "its pod is switched")
     ]
     assert job.ranks[3].incarnation == 0
-    assert job.heirs == {}
+    assert job.successors == {}
     assert job.doing == "healthy"
 
 
@@ -880,10 +880,10 @@ def test_a_switch_of_which_a_part_dies_is_over() -> None:
     job.slow = {2}
     job.switch(2, 3)
     job.settle()
-    job.kill_heir(2)
+    job.kill_successor(2)
     job.settle()
     job.train()
-    assert job.heirs == {}
+    assert job.successors == {}
     assert len(job.orders(Spawn)) == 2
     assert job.facts("switch_called_off") == [
         {"ranks": [2, 3], "why": "the process that was to take over from rank 2 has ended"}
@@ -966,7 +966,7 @@ def test_a_node_with_ranks_of_the_job_ends_it() -> None:
     assert [facts["strategy"] for facts in job.facts("strategy_chosen")] == ["dump"]
 
 
-def test_a_fault_while_an_heir_warms_is_handled_as_ever_and_the_switch_after_it() -> None:
+def test_a_fault_while_a_successor_warms_is_handled_as_ever_and_the_switch_after_it() -> None:
     """
     When the memory of another rank fails while the second process warms, then that is repaired; when the
     process is ready, it takes over.
@@ -1010,7 +1010,7 @@ def test_a_switch_that_cannot_be_is_refused(
     assert job.orders(Spawn) == []
 
 
-def test_an_heir_that_dies_after_it_took_over_is_replaced() -> None:
+def test_a_successor_that_dies_after_it_took_over_is_replaced() -> None:
     """
     When the process that has taken over dies in the repair, then it is a lost process of a
     member: another is started where it was.
@@ -1028,7 +1028,7 @@ def test_an_heir_that_dies_after_it_took_over_is_replaced() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_straggler_that_dies_while_its_heir_warms_is_followed_by_it() -> None:
+def test_a_straggler_that_dies_while_its_successor_warms_is_followed_by_it() -> None:
     """
     When the first process ends before the second is ready, then nothing else is started: the
     second takes the seat as it is, and everyone waits for it.
@@ -1104,14 +1104,14 @@ def test_a_process_that_follows_a_lost_one_is_counted_like_one_that_is_started(
     job.notice(3, "straggler")
     job.settle()
     job.kill(3)
-    job.kill_heir(3)
+    job.kill_successor(3)
     job.settle()
     assert [s.incarnation for s in job.orders(Spawn)] == [1, 2][:respawns]
     if respawns == 1:
         assert tried(job)["recover"] == "rank 3 has died 2 times in this incident"
 
 
-def test_a_straggler_whose_node_is_lost_is_followed_by_its_heir() -> None:
+def test_a_straggler_whose_node_is_lost_is_followed_by_its_successor() -> None:
     """
     When the node of the first process is lost, then its second process takes the seat, and the
     others of that node are started where there is room.
@@ -1132,7 +1132,7 @@ def test_a_straggler_whose_node_is_lost_is_followed_by_its_heir() -> None:
     assert job.doing == "healthy"
 
 
-def test_an_heir_whose_node_is_lost_is_forgotten() -> None:
+def test_a_successor_whose_node_is_lost_is_forgotten() -> None:
     """
     When the node on which the second process warms is lost, then the first trains on.
     """
@@ -1148,7 +1148,7 @@ def test_an_heir_whose_node_is_lost_is_forgotten() -> None:
     assert job.machine.next_deadline() is None
 
 
-def test_an_heir_that_never_gets_ready_is_ended() -> None:
+def test_a_successor_that_never_gets_ready_is_ended() -> None:
     """
     When the second process does not come as far as its session, then after the limit it is ended
     and the first trains on.
@@ -1165,10 +1165,10 @@ def test_an_heir_that_never_gets_ready_is_ended() -> None:
     assert job.reports() == []
 
 
-def test_somebody_lost_while_an_heir_is_ready_comes_first() -> None:
+def test_somebody_lost_while_a_successor_is_ready_comes_first() -> None:
     """
-    When a process dies in the very stop that was to let an heir take over, then it is replaced;
-    the heir is not needed any more, and ended when the job is healthy.
+    When a process dies in the very stop that was to let a successor take over, then it is replaced;
+    the successor is not needed any more, and ended when the job is healthy.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
@@ -1188,13 +1188,13 @@ def test_somebody_lost_while_an_heir_is_ready_comes_first() -> None:
         (3, 1, "it could not take over")
     ]
     job.settle()
-    assert job.heirs == {}
+    assert job.successors == {}
     assert job.ranks[3].incarnation == 0
 
 
-def test_a_node_that_comes_does_not_end_an_heir_that_is_taking_over() -> None:
+def test_a_node_that_comes_does_not_end_a_successor_that_is_taking_over() -> None:
     """
-    When another agent comes up while everyone is being stopped for an heir, then the heir still
+    When another agent comes up while everyone is being stopped for a successor, then the successor still
     takes over.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1, 5: 1})
@@ -1227,7 +1227,7 @@ def test_a_straggler_that_nobody_can_take_over_from_is_told(
     why_not: str,
 ) -> None:
     """
-    When there is no place for an heir, or taking over is not possible, then the operator is told
+    When there is no place for a successor, or taking over is not possible, then the operator is told
     who straggles and why nothing is done, and the job goes on.
     """
     job = trained(**facts)
@@ -1239,7 +1239,7 @@ def test_a_straggler_that_nobody_can_take_over_from_is_told(
     assert job.doing == "healthy"
 
 
-def test_a_straggler_gets_one_heir() -> None:
+def test_a_straggler_gets_one_successor() -> None:
     """
     When a rank is noticed to straggle twice, then one second process is enough.
     """
@@ -1252,24 +1252,24 @@ def test_a_straggler_gets_one_heir() -> None:
     assert job.facts("rank_straggles")[-1]["why_not"] == "another process is on its way"
 
 
-def test_a_node_that_is_given_up_takes_no_heir_with_it_into_the_job() -> None:
+def test_a_node_that_is_given_up_takes_no_successor_with_it_into_the_job() -> None:
     """
-    When the node on which an heir warms is isolated, then the heir is ended.
+    When the node on which a successor warms is isolated, then the successor is ended.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: (4,)}, world=5, spare={2: 1, 0: 2})
     job.slow = {3}
     job.notice(3, "straggler")
     job.settle()
-    heir = job.heirs[3]
-    assert heir.node == 0
+    successor = job.successors[3]
+    assert successor.node == 0
     job.notice(0, "node", "its fan has failed")
     job.settle()
-    assert not heir.alive
+    assert not successor.alive
 
 
 def test_everyone_but_the_straggler_keeps_its_process() -> None:
     """
-    When an heir has taken over, then no other process was ended or started.
+    When a successor has taken over, then no other process was ended or started.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(0, "straggler")
@@ -1345,7 +1345,7 @@ def test_an_agent_that_starts_anew_at_the_very_end_leaves_nobody_waiting() -> No
 
 def test_a_rank_that_fails_at_the_very_end_leaves_nobody_waiting() -> None:
     """
-    When all is done and a rank is ended since it does not leave, then nobody waits for the heir of
+    When all is done and a rank is ended since it does not leave, then nobody waits for the successor of
     another one, which is ended with its node.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})

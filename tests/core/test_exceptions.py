@@ -105,7 +105,7 @@ def test_an_exception_of_one_that_is_to_take_over_is_no_fault_of_the_job(kind: F
     job.notice(3, "straggler")
     job.settle()
     job.said.clear()
-    job.join(job.heirs[3])
+    job.join(job.successors[3])
     raised(job, 3, kind=kind, incarnation=1)
     assert told(job) == []
     assert job.said == []

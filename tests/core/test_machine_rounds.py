@@ -260,9 +260,9 @@ def test_nobody_is_asked_who_is_about_to_be_ended() -> None:
     assert [o.rank for o in job.machine.outstanding() if isinstance(o, Kill)] == [3]
 
 
-def test_an_heir_that_is_late_is_ended_without_last_words() -> None:
+def test_a_successor_that_is_late_is_ended_without_last_words() -> None:
     """
-    When an heir does not get ready, then its stacks are of no interest to anyone.
+    When a successor does not get ready, then its stacks are of no interest to anyone.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1}, join=40.0)
     job.slow = {3}
@@ -601,9 +601,9 @@ def test_only_a_strategy_of_its_own_replaces_more() -> None:
     assert [k.rank for k in job.orders(Kill)] == [2]
 
 
-def test_only_the_heir_that_is_ready_takes_over() -> None:
+def test_only_the_successor_that_is_ready_takes_over() -> None:
     """
-    When two ranks straggle and one heir is ready, then it takes over, and the other one warms on.
+    When two ranks straggle and one successor is ready, then it takes over, and the other one warms on.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.slow = {2}
@@ -615,7 +615,7 @@ def test_only_the_heir_that_is_ready_takes_over() -> None:
     assert strategies(job) == ["migrate"]
     assert [(k.rank, k.incarnation) for k in job.orders(Kill)] == [(3, 0)]
     assert job.ranks[2].incarnation == 0
-    assert job.heirs[2].alive
+    assert job.successors[2].alive
     job.arrive(2)
     job.settle()
     job.train()

@@ -150,10 +150,10 @@ def test_a_rank_without_a_home_cannot_be_started_again() -> None:
     When there is no place for another process, then recover says why, and scale_in is left.
     """
     standings = without(everybody(4), [1, 2])
-    standings[2] = Standing(rank=2, alive=False, homeless="node 1 is gone", strategies=ALL)
+    standings[2] = Standing(rank=2, alive=False, unplaceable="node 1 is gone", strategies=ALL)
     assert offered(standings)["recover"].why_not == "node 1 is gone"
     assert offered(standings)["scale_in"].leaving == (1, 2)
-    standings[0] = Standing(rank=0, held=4, homeless="it lives, and needs none", strategies=ALL)
+    standings[0] = Standing(rank=0, held=4, unplaceable="it lives, and needs none", strategies=ALL)
     assert offered(without(standings, [2]))["recover"].why_not is None
 
 
@@ -292,14 +292,14 @@ def test_ranks_are_named_in_order() -> None:
     When several ranks are concerned, then every sentence and every list has them in order.
     """
     standings = without(everybody(9), [8, 1])
-    chance = terms(heirs=frozenset({3}), returning=frozenset({9}))
+    chance = terms(successors=frozenset({3}), returning=frozenset({9}))
     offer = offered(standings, chance, topology=WIDE, members=9)
     for strategy in ("migrate", "scale_out", "retry"):
         assert offer[strategy].why_not == "ranks [1, 8] have lost their process"
     assert offer["recover"].why.startswith("ranks [1, 8] get another process;")
     assert offer["scale_in"].why.startswith("ranks [1, 8] leave, 7 go on;")
     assert offer["scale_in"].leaving == (1, 8)
-    blamed = terms(faulty=frozenset({8, 1}), heirs=frozenset({8, 1}))
+    blamed = terms(faulty=frozenset({8, 1}), successors=frozenset({8, 1}))
     offer = offered(everybody(9), blamed, topology=WIDE, members=9)
     assert offer["recover"].replace == offer["migrate"].replace == (1, 8)
     back = terms(returning=frozenset({8, 1}))
@@ -312,7 +312,8 @@ def test_of_several_reasons_the_one_of_the_first_rank_is_given() -> None:
     lowest of them is told about.
     """
     standings = everybody(9) | {
-        rank: Standing(rank=rank, alive=False, homeless=f"no place for {rank}") for rank in (8, 1)
+        rank: Standing(rank=rank, alive=False, unplaceable=f"no place for {rank}")
+        for rank in (8, 1)
     }
     offer = offered(standings, topology=WIDE, members=9)
     assert offer["recover"].why_not == "no place for 1"
@@ -320,7 +321,7 @@ def test_of_several_reasons_the_one_of_the_first_rank_is_given() -> None:
     assert offered(everybody(9), flapping, topology=WIDE, members=9)["retry"].why_not == (
         "rank 1 flaps"
     )
-    away = terms(returning=frozenset({8, 1}), exiles=frozenset({8, 1}))
+    away = terms(returning=frozenset({8, 1}), excluded=frozenset({8, 1}))
     assert offered(everybody(9), away, topology=WIDE)["scale_out"] == Offer(
         strategy="scale_out",
         why_not="the adaptor of rank 1 cannot make its RNG and data position anew",
@@ -336,13 +337,13 @@ def test_who_leaves_does_not_have_to_know_where_its_data_stood() -> None:
     When the RNG and data position of a rank went with its node, then no way leads on with it; one
     does without it.
     """
-    bereft = terms(bereft={2: frozenset()}, replaced=frozenset({2}))
-    offer = offered(without(everybody(4), [2]), bereft)
+    without_local_state = terms(without_local_state={2: frozenset()}, replaced=frozenset({2}))
+    offer = offered(without(everybody(4), [2]), without_local_state)
     assert offer["recover"].why_not == (
         "the RNG and data position of rank 2 at the end of step 4 have gone with its node"
     )
     assert (offer["scale_in"].why_not, offer["scale_in"].step) == (None, 4)
-    both = terms(bereft={2: frozenset(), 3: frozenset()}, replaced=frozenset({2}))
+    both = terms(without_local_state={2: frozenset(), 3: frozenset()}, replaced=frozenset({2}))
     assert offered(without(everybody(4), [2]), both)["scale_in"].why_not == (
         "the RNG and data position of rank 3 at the end of step 4 have gone with its node"
     )
@@ -377,7 +378,7 @@ def test_a_process_that_is_ready_takes_over() -> None:
     When another process is ready for a slow rank, then it can take its seat, and the state comes
     from the others.
     """
-    offer = offered(everybody(5), terms(heirs=frozenset({2, 1, 4})))["migrate"]
+    offer = offered(everybody(5), terms(successors=frozenset({2, 1, 4})))["migrate"]
     assert offer == Offer(
         strategy="migrate",
         why_not=None,
@@ -387,7 +388,7 @@ def test_a_process_that_is_ready_takes_over() -> None:
         replace=(1, 2),
     )
     alone = offered(
-        everybody(4), terms(heirs=frozenset({2})), topology=Topology(groups={"a": (2,)})
+        everybody(4), terms(successors=frozenset({2})), topology=Topology(groups={"a": (2,)})
     )
     assert alone["migrate"].why_not == (
         "with ranks [2] replaced, no sound copy of shard 'a' is left on ranks [2]"
@@ -413,7 +414,7 @@ def test_nobody_comes_or_goes_while_somebody_is_lost(strategy: str) -> None:
     """
     When a rank is lost, or flaps, then opportunities wait.
     """
-    chance = {"heirs": frozenset({1}), "returning": frozenset({4})}
+    chance = {"successors": frozenset({1}), "returning": frozenset({4})}
     lost = offered(without(everybody(5), [0]), terms(**chance))
     assert lost[strategy].why_not == "ranks [0] have lost their process"
     flapping = offered(everybody(5), terms(**chance, flapping={3: "rank 3 fails"}))

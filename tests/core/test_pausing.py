@@ -373,7 +373,7 @@ def test_a_check_that_isolates_without_a_place_to_go_ends_in_a_last_checkpoint()
 
 def test_a_node_that_alone_has_a_shard_saves_it_before_it_is_given_up() -> None:
     """
-    When the check condemns the node that alone has a piece of the state, then it is not ended at
+    When the check isolates the node that alone has a piece of the state, then it is not ended at
     once: it writes its part of a last checkpoint first.
     """
     groups = {"a": (0, 1), "b": (2, 3)}

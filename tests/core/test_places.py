@@ -88,7 +88,7 @@ def test_the_last_sound_copy_is_saved_before_its_node_is_given_up() -> None:
 
 def test_a_node_that_two_ranks_complain_of_is_given_up_once() -> None:
     """
-    When a check condemns the same node on both ranks there, then both are ended for what was found
+    When a check isolates the same node on both ranks there, then both are ended for what was found
     first, and the report names each of them once.
     """
     job = trained(placement=TWO_NODES, groups={"a": (0, 2), "b": (1, 3)})

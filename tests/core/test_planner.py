@@ -152,9 +152,12 @@ def test_a_step_needs_the_rng_and_data_position_of_everyone() -> None:
     topology = Topology(groups={"a": (0, 1)})
     standings = {rank: Standing(rank=rank, held=4, backups=(2, 3)) for rank in (0, 1)}
     known = {8: frozenset({2, 3, 5}), 1: frozenset({2, 3})}
-    assert agreed_step(topology, standings, terms(bereft=known)) == 3
-    assert agreed_step(topology, standings, terms(bereft=known | {0: frozenset({2})})) == 2
-    lost = terms(bereft={8: frozenset(), 1: frozenset({5})})
+    assert agreed_step(topology, standings, terms(without_local_state=known)) == 3
+    assert (
+        agreed_step(topology, standings, terms(without_local_state=known | {0: frozenset({2})}))
+        == 2
+    )
+    lost = terms(without_local_state={8: frozenset(), 1: frozenset({5})})
     assert agreed_step(topology, standings, lost) == (
         "the RNG and data position of rank 1 at the end of step 4 have gone with its node"
     )

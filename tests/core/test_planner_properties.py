@@ -211,7 +211,7 @@ def test_what_is_offered_can_be_done(
     topology, standings, ceiling = situation
     ranks = st.frozensets(st.sampled_from(sorted(topology.nodes)))
     members = data.draw(ranks) | {data.draw(st.sampled_from(sorted(topology.nodes)))}
-    what = terms(ceiling=ceiling, faulty=data.draw(ranks), heirs=data.draw(ranks))
+    what = terms(ceiling=ceiling, faulty=data.draw(ranks), successors=data.draw(ranks))
     made = {offer.strategy: offer for offer in offers(topology, standings, members, what)}
     lost = {rank for rank in members if not standings[rank].alive}
     for offer in made.values():

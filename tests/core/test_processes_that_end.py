@@ -261,7 +261,7 @@ def test_the_place_of_a_process_that_was_to_take_over_is_free_again_once() -> No
     job.slow = {2, 3}
     job.notice(3, "straggler")
     job.settle()
-    job.kill_heir(3)
+    job.kill_successor(3)
     job.notice(3, "straggler")
     job.settle()
     job.notice(2, "straggler")

@@ -46,8 +46,8 @@ def leaves_nobody(job: Job) -> None:
 
 
 def is_replaced_by_nobody(job: Job) -> None:
-    job.heirs[0] = Seat(rank=0, process=Process.READY)
-    job.heirs[1] = Seat(rank=1)
+    job.successors[0] = Seat(rank=0, process=Process.READY)
+    job.successors[1] = Seat(rank=1)
 
 
 def has_asked(job: Job) -> None:

@@ -26,7 +26,7 @@ def test_a_step_that_is_heard_of_before_the_answer_is_no_success_yet() -> None:
     assert job.doing == "healthy"
 
 
-def test_an_heir_that_was_given_up_is_not_let_in_when_it_is_ready_at_last() -> None:
+def test_a_successor_that_was_given_up_is_not_let_in_when_it_is_ready_at_last() -> None:
     """
     When the node on which a process gets ready to take over is given up, and its agent ends
     nobody, then nobody stops for that process when it says that it is ready, and in the next

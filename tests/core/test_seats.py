@@ -30,7 +30,9 @@ def test_the_next_process_begins_as_the_first_did() -> None:
     When a process is asked for where another one has been, then nothing is left of that but what
     belongs to the rank, and what it may have captured before it ended.
     """
-    seat = Seat(rank=1, node=2, private={7: "ab"}, page=2, shunned=frozenset({3}), column=(1, 5))
+    seat = Seat(
+        rank=1, node=2, private={7: "ab"}, page=2, excluded_nodes=frozenset({3}), column=(1, 5)
+    )
     seat.order(0, 10.0)
     joined = Joined(
         rank=1, incarnation=0, world=8, pid=77, started=5, host="h", address="h:1", adaptor="fake",
@@ -41,7 +43,7 @@ def test_the_next_process_begins_as_the_first_did() -> None:
     seat.held, seat.backups = 7, (5, 6)
     seat.trusted, seat.damaged, seat.doubted = False, True, 4
     seat.training = seat.finished = seat.repaired = seat.invited = True
-    seat.doomed = seat.blame = "hang"
+    seat.terminating = seat.blame = "hang"
     seat.unable = seat.no_commit = "the disk is full"
     seat.position = Position(step=7, window=True)
     seat.order(1, 20.0)
@@ -54,7 +56,7 @@ def test_the_next_process_begins_as_the_first_did() -> None:
         began=20.0,
         private={7: "ab"},
         page=2,
-        shunned=frozenset({3}),
+        excluded_nodes=frozenset({3}),
         column=(1, 5),
         address="h:1",
         strategies=frozenset({"retry"}),
@@ -73,9 +75,9 @@ def test_who_is_told_to_end_is_neither_there_nor_coming() -> None:
         ready = process is Process.READY
         starting = process in (Process.ORDERED, Process.SPAWNED, Process.JOINED)
         assert (standing.alive, standing.coming) == (ready, starting)
-        assert standing.homeless == "no room"
+        assert standing.unplaceable == "no room"
         assert seat.able is ready
-        seat.doomed = "it hangs"
+        seat.terminating = "it hangs"
         standing = seat.standing("")
         assert (standing.alive, standing.coming, seat.able) == (False, False, False)
 

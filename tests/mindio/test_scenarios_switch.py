@@ -70,7 +70,7 @@ def pairs(outcome: Outcome) -> set[tuple[int, int]]:
 
 
 OFFER = ("strategies", ["exit", "dump", "migration"])
-FIRST, HEIR = (False, "arf"), (True, "hot switch")
+FIRST, SUCCESSOR = (False, "arf"), (True, "hot switch")
 
 
 def test_a_rank_is_switched_to_another_node_while_the_job_trains(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_rank_is_switched_to_another_node_while_the_job_trains(tmp_path: Path)
     for what in ("rebuild", "rollback"):
         assert outcome.ranks_called(what) == [0, 1, 2, 3]
     assert pairs(outcome) == {(1, 3)}
-    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert processes(outcome, 3) == [FIRST, SUCCESSOR]
     [incident] = outcome.report["incidents"]
     assert incident["steps_lost"] == 0
 
@@ -113,7 +113,7 @@ def test_a_process_that_another_launcher_starts_for_a_rank_that_lives_takes_over
         outcome, steps = finish(running)
     assert_expected(outcome, steps)
     assert outcome.strategies == ["migrate"]
-    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert processes(outcome, 3) == [FIRST, SUCCESSOR]
     assert pairs(outcome) == {(1, 3)}
 
 
@@ -141,7 +141,7 @@ def test_an_old_pod_that_is_deleted_before_it_is_chosen_is_switched_all_the_same
     outcome.codes[3] *= number is signal.SIGTERM  # a launcher that is killed says so
     assert_expected(outcome, steps)
     assert heard(outcome) == [OFFER, ("result", (0, "migration"))]
-    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert processes(outcome, 3) == [FIRST, SUCCESSOR]
 
 
 @pytest.mark.soak
@@ -166,7 +166,7 @@ def test_a_program_with_a_loop_of_its_own_is_switched(tmp_path: Path) -> None:
         until("it is switched", lambda: bool(results(running)))
         outcome, steps = finish(running)
     assert_expected(outcome, steps)
-    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert processes(outcome, 3) == [FIRST, SUCCESSOR]
     assert outcome.called("clean") == []
 
 
@@ -176,10 +176,10 @@ def test_a_switch_that_is_called_off_while_the_new_process_warms_ends_that(tmp_p
     When the cluster stops the switch while the new process gets ready, then nobody else notices any of it.
     """
     with switching(tmp_path, 3, warms="warm") as running:
-        until("the heir is there", lambda: len(calls(running, 3, "started")) == 2)
+        until("the successor is there", lambda: len(calls(running, 3, "started")) == 2)
         prepare(running, "stop switch")
-        heir = calls(running, 3, "started")[1]["pid"]
-        until("the heir is gone", lambda: not Path(f"/proc/{heir}").exists())
+        successor = calls(running, 3, "started")[1]["pid"]
+        until("the successor is gone", lambda: not Path(f"/proc/{successor}").exists())
         trains_on(running)
         outcome, steps = finish(running)
     assert_expected(outcome, steps)
@@ -228,7 +228,7 @@ def test_a_fault_while_the_new_process_warms_is_handled_and_the_switch_after_it(
         tmp_path, 3, warms="warm", faults=[[3, 0, "loop", "UCE ERROR"]],
         choices={"exit,dump,retry,recover": "retry"},
     ) as running:  # fmt: skip
-        until("the heir is there", lambda: len(calls(running, 3, "started")) == 2)
+        until("the successor is there", lambda: len(calls(running, 3, "started")) == 2)
         (running.directory / "strike").touch()
         until("it is repaired", lambda: results(running) == [(0, "retry")])
         (running.directory / "warm").touch()
@@ -236,7 +236,7 @@ def test_a_fault_while_the_new_process_warms_is_handled_and_the_switch_after_it(
         outcome, steps = finish(running)
     assert_expected(outcome, steps)
     assert outcome.strategies == ["retry", "migrate"]
-    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert processes(outcome, 3) == [FIRST, SUCCESSOR]
 
 
 @pytest.mark.soak
@@ -245,14 +245,14 @@ def test_a_rank_that_is_lost_while_the_new_process_warms_is_followed_by_it(tmp_p
     When rank 3 dies while its successor gets ready, then that one follows it, and no other is started.
     """
     with switching(tmp_path, 3, warms="warm", faults=[[3, 0, "loop", "kill"]]) as running:
-        until("the heir is there", lambda: len(calls(running, 3, "started")) == 2)
+        until("the successor is there", lambda: len(calls(running, 3, "started")) == 2)
         (running.directory / "strike").touch()
         until("it is lost", (running.directory / "struck-0").exists)
         (running.directory / "warm").touch()
         until("it is replaced", lambda: results(running) == [(0, "recover")])
         outcome, steps = finish(running)
     assert_expected(outcome, steps)
-    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert processes(outcome, 3) == [FIRST, SUCCESSOR]
 
 
 @pytest.mark.soak
@@ -274,7 +274,7 @@ def test_a_program_like_mindspores_is_switched(tmp_path: Path) -> None:
     with job(tmp_path / "calm", program=PROGRAM, environment=MINDSPORE, steps=steps) as undisturbed:
         assert finals(outcome) == finals(undisturbed.end())
     assert outcome.strategies == ["migrate"]
-    assert processes(outcome, 3) == [FIRST, HEIR]
+    assert processes(outcome, 3) == [FIRST, SUCCESSOR]
     assert pairs(outcome) == {(1, 3)}
     for what in ("stop", "clean"):
         assert outcome.called(what) == []

@@ -490,7 +490,7 @@ def test_a_new_process_that_dies_before_the_switch_ends_it() -> None:
     talk = switching()
     talk.job.slow = {3}
     talk.settle()
-    talk.job.kill_heir(3)
+    talk.job.kill_successor(3)
     talk.settle()
     talk.train()
     why = "the process that was to take over from rank 3 has ended"

@@ -129,7 +129,7 @@ def a_healthy_rank_ended_in_every_incident(patch: Patch) -> None:
         if going_on and job.incident.number and job.incident.round == 1:
             well = [s for s in job.seated() if s.ready and s.rank not in job.incident.faulty()]
             if well and not job.only_on([well[-1].rank]):
-                self.rounds.doom(well[-1], "bad luck", "process")
+                self.rounds.terminate(well[-1], "bad luck", "process")
         return going_on
 
     patch.setattr(Course, "_after_freeze", ends_one)

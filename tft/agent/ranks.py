@@ -295,7 +295,7 @@ class Ranks:
             marker=self._marker,
             rank=seat.rank,
             incarnation=incarnation,
-            heir=order.heir,
+            successor=order.successor,
             slot=seat.slot,
             page=seat.page.fd,
             words=words,

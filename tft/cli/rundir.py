@@ -219,10 +219,10 @@ def _unfit(shelf: Shelf, directory: Path, look: Callable[[Path], Manifest]) -> s
 
 
 def _lacking(directory: Path, manifest: Manifest) -> str:
-    if not manifest.bereft:
+    if not manifest.without_local_state:
         return ""
     return (
-        f"{directory} holds no RNG and data position of ranks {manifest.bereft}, which were lost with "
+        f"{directory} holds no RNG and data position of ranks {manifest.without_local_state}, which were lost with "
         "their node: it can be loaded by hand, but not resumed"
     )
 

@@ -131,7 +131,7 @@ class Answers:
         It would fail at everything else, too.
         """
         self._rounds.fault("process", seat.rank, seat.position.step + 1, self._job.now, why)
-        self._rounds.doom(seat, why, "process")
+        self._rounds.terminate(seat, why, "process")
 
     def _failed(self, seat: Seat, message: Answered, why: str) -> None:
         job, rounds, order = self._job, self._rounds, message.order
@@ -140,7 +140,7 @@ class Answers:
             return self._replace(seat, f"could not {order}: {why}")
         match order:
             case "freeze" | "stop":
-                rounds.doom(seat, f"could not {order}: {why}", "process")
+                rounds.terminate(seat, f"could not {order}: {why}", "process")
             case "save":
                 self._course.ending.save_failed(seat, why)
             case "commit":

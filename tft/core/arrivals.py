@@ -56,7 +56,7 @@ class Arrivals:
         job.nodes[message.node] = message.ranks
         job.lost_nodes.discard(message.node)
         settled = sum(
-            seat.node == message.node for seat in (*job.seats.values(), *job.heirs.values())
+            seat.node == message.node for seat in (*job.seats.values(), *job.successors.values())
         )
         job.room[message.node] = len(message.ranks) + message.spare - settled
         why = f"another agent has come up on node {message.node}"
@@ -147,5 +147,5 @@ class Arrivals:
         seat.column, seat.reloads = message.column, message.reloads
         seat.strategies = frozenset(message.strategies) or seat.strategies
         seat.after = message.after
-        seat.held = 0 if job.virgin and not job.resumed else None
+        seat.held = 0 if job.untrained and not job.resumed else None
         job.placed()

@@ -44,7 +44,7 @@ class Choice:
         incident.strategy, incident.advice = "", None  # whatever it was, it is decided anew
         if job.state is not S.CLEARING:
             incident.round += 1  # advice to what was offered before is void
-        if job.dying():
+        if job.terminating():
             return
         if job.state is S.CLEARING:
             job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))
@@ -93,24 +93,27 @@ class Choice:
 
     def _make_offers(self) -> tuple[Offer, ...]:
         job = self._job
-        standings = job.standings(self.homeless)
+        standings = job.standings(self.unplaceable)
         for rank in self._without_room():
-            why = standings[rank].homeless or f"no node has room for rank {rank} besides the others"
-            standings[rank] = replace(standings[rank], homeless=why)
+            why = (
+                standings[rank].unplaceable
+                or f"no node has room for rank {rank} besides the others"
+            )
+            standings[rank] = replace(standings[rank], unplaceable=why)
         terms = job.terms()
         if job.incident.advice is not None:
             terms = _advised_terms(terms, job.incident.advice)
         returning = job.returning()
-        exiles = frozenset(rank for rank in returning if not job.seats[rank].derives)
-        heirs = frozenset(heir.rank for heir in job.warm())
+        excluded = frozenset(rank for rank in returning if not job.seats[rank].derives)
+        successors = frozenset(successor.rank for successor in job.warm())
         return planner.offers(
             job.topology(),
             standings,
             job.members,
-            replace(terms, heirs=heirs, returning=returning, exiles=exiles),
+            replace(terms, successors=successors, returning=returning, excluded=excluded),
         )
 
-    def homeless(self, seat: Seat) -> str:
+    def unplaceable(self, seat: Seat) -> str:
         """
         Why no other process can be started for a rank; empty: one can.
         """
@@ -132,7 +135,7 @@ class Choice:
         job, without = self._job, []
         left = dict(job.room)
         for seat in job.seated():
-            if seat.node in job.lost_nodes | seat.shunned:
+            if seat.node in job.lost_nodes | seat.excluded_nodes:
                 node = job.elsewhere(seat, left)
                 if node is None:
                     without.append(seat.rank)
@@ -210,10 +213,14 @@ class Choice:
         if not advice.base or not advice.replace or offer.reload:
             return None
         job, going = self._job, {*advice.replace, *offer.replace}
-        staying = {r: s for r, s in job.standings(self.homeless).items() if r not in going}
+        staying = {r: s for r, s in job.standings(self.unplaceable).items() if r not in going}
         terms = _advised_terms(job.terms(), advice)
-        bereft = {r: steps for r, steps in terms.bereft.items() if r not in offer.leaving}
-        step = planner.agreed_step(job.topology(), staying, replace(terms, bereft=bereft))
+        without_local_state = {
+            r: steps for r, steps in terms.without_local_state.items() if r not in offer.leaving
+        }
+        step = planner.agreed_step(
+            job.topology(), staying, replace(terms, without_local_state=without_local_state)
+        )
         return f"with ranks {sorted(going)} replaced, {step}" if isinstance(step, str) else None
 
     def _follow(self, made: tuple[Offer, ...], offer: Offer, name: str) -> None:
@@ -268,7 +275,7 @@ class Choice:
         going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
         for rank in sorted(going & job.members):
             if job.seats[rank].ready:
-                self._rounds.doom(job.seats[rank], self._why_replaced(), "process")
+                self._rounds.terminate(job.seats[rank], self._why_replaced(), "process")
 
     def _why_replaced(self) -> str:
         """
@@ -281,21 +288,21 @@ class Choice:
 
     def take_over(self, rank: int) -> None:
         """
-        The heir of a rank gets its seat; the process that held it is ended.
+        The successor of a rank gets its seat; the process that held it is ended.
         """
         job = self._job
-        old, heir = job.seats[rank], job.heirs.pop(rank)
+        old, successor = job.seats[rank], job.successors.pop(rank)
         job.switch -= {rank}
-        job.seats[rank] = heir
+        job.seats[rank] = successor
         job.placed()
-        heir.private, heir.page, heir.since = old.private, old.page, old.since
-        # what a rank is to hold is known, whether the heir has come as far as saying so or not
-        heir.shards, heir.column, heir.derives = old.shards, old.column, old.derives
-        heir.reloads = old.reloads
+        successor.private, successor.page, successor.since = old.private, old.page, old.since
+        # what a rank is to hold is known, whether the successor has come as far as saying so or not
+        successor.shards, successor.column, successor.derives = old.shards, old.column, old.derives
+        successor.reloads = old.reloads
         if old.process is not Process.GONE:
             job.retiring.append(old)  # what it had captured comes with its end
             why = "another process has taken over from it"
-            old.doomed, old.doomed_at = why, job.now
+            old.terminating, old.terminating_since = why, job.now
             job.kill(old, why, last_words=False)
 
 

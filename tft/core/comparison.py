@@ -303,9 +303,9 @@ class Comparison:
         return [
             seat
             for seat in (job.seats.values() if outside else job.seated())
-            if seat.ready and not (seat.doomed or seat.searching or seat.disputed)
+            if seat.ready and not (seat.terminating or seat.searching or seat.disputed)
             if seat.trusted or (doubted and not seat.damaged)
-            if seat.held is not None and not (job.virgin and not seat.held)
+            if seat.held is not None and not (job.untrained and not seat.held)
             if ceiling is None or seat.held <= ceiling
         ]
 

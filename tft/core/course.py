@@ -59,9 +59,9 @@ class Course:
                 return self._start_repair()
             case S.FREEZING if job.answered_all("freeze"):
                 return self._after_freeze()
-            case S.CLEARING if job.answered_all("stop", "compare") and not job.dying():
+            case S.CLEARING if job.answered_all("stop", "compare") and not job.terminating():
                 return self._compare()
-            case S.CHOOSING if job.expired() and not job.dying():
+            case S.CHOOSING if job.expired() and not job.terminating():
                 self.choice.time_is_up()
                 return True
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
@@ -115,7 +115,7 @@ class Course:
         elif job.pause is not None:
             self.pausing.begin(job.pause)
         else:
-            self._seek_heirs()
+            self._seek_successors()
             self._take_opportunity()
 
     def _take_opportunity(self) -> None:
@@ -127,12 +127,12 @@ class Course:
         broken off.
         """
         job = self._job
-        warm = [heir for heir in job.warm() if not heir.invited]
+        warm = [successor for successor in job.warm() if not successor.invited]
         back = [job.seats[r] for r in sorted(job.returning()) if not job.seats[r].invited]
         if not (warm or back) or job.next_number > job.policy.max_incidents:
             return
         if warm:
-            ranks = [heir.rank for heir in warm]
+            ranks = [successor.rank for successor in warm]
             self.pausing.gather(f"other processes are ready to take over from ranks {ranks}")
             return
         for seat in back:
@@ -145,20 +145,20 @@ class Course:
         Everyone stands where these are to take over.
         """
         job = self._job
-        for heir in warm:
-            heir.invited = True
+        for successor in warm:
+            successor.invited = True
         self.rounds.open()
-        for heir in warm:
-            seat = job.seats[heir.rank]
+        for successor in warm:
+            seat = job.seats[successor.rank]
             step = self.rounds.step_of(seat)
-            self.rounds.fault("straggler", heir.rank, step, job.now, seat.straggles)
+            self.rounds.fault("straggler", successor.rank, step, job.now, seat.straggles)
 
     # ---------------------------------------------------------------- freeze and stop
 
     def _after_freeze(self) -> bool:
         job, incident = self._job, self._job.incident
-        self._doom_suspects()
-        if job.dying():
+        self._terminate_suspects()
+        if job.terminating():
             return False
         for seat in job.seated():
             job.see(seat)
@@ -197,17 +197,17 @@ class Course:
         self.choice.consider()
         return True
 
-    def _doom_suspects(self) -> None:
+    def _terminate_suspects(self) -> None:
         """
         Whoever does not wait for others while nobody moves is the one that hangs; if that is
         everybody, it is nobody.
         """
         job = self._job
-        suspects = [s for s in job.seated() if s.blame == "hang" and not s.doomed]
-        ready = [s for s in job.seated() if s.ready and not s.doomed]
+        suspects = [s for s in job.seated() if s.blame == "hang" and not s.terminating]
+        ready = [s for s in job.seated() if s.ready and not s.terminating]
         for seat in suspects:
             if len(suspects) < len(ready):
-                self.rounds.doom(seat, "it hangs while the others wait for it", "hang")
+                self.rounds.terminate(seat, "it hangs while the others wait for it", "hang")
             else:
                 seat.blame = ""
 
@@ -215,17 +215,17 @@ class Course:
 
     def lost(self, *seats: Seat) -> None:
         """
-        Ranks without a process, that answer nothing more. The heir of each takes over, or another
+        Ranks without a process, that answer nothing more. The successor of each takes over, or another
         process is started at once, since that takes longest.
         """
         job = self._job
-        before = [(seat, bool(seat.doomed), seat.node) for seat in seats]
+        before = [(seat, bool(seat.terminating), seat.node) for seat in seats]
         for seat in seats:
             job.see(seat)
             job.excuse(seat.rank)
         for seat in seats:
-            heir = job.heirs.get(seat.rank)
-            if heir is not None and not heir.doomed:
+            successor = job.successors.get(seat.rank)
+            if successor is not None and not successor.terminating:
                 job.incident.given_another(seat.rank)
                 self.choice.take_over(seat.rank)
             elif self._may_respawn(seat):
@@ -240,7 +240,7 @@ class Course:
 
     def _may_respawn(self, seat: Seat) -> bool:
         enabled = "recover" in self._job.policy.enable
-        return enabled and self._is_awaited() and not self.choice.homeless(seat)
+        return enabled and self._is_awaited() and not self.choice.unplaceable(seat)
 
     def _is_awaited(self) -> bool:
         """
@@ -263,7 +263,9 @@ class Course:
         else:
             for other in others:
                 self._job.incident.counted.add(other.rank)  # it is not to blame
-                self.rounds.doom(other, f"its node is replaced with rank {seat.rank}", "process")
+                self.rounds.terminate(
+                    other, f"its node is replaced with rank {seat.rank}", "process"
+                )
 
     def replan(self) -> None:
         """
@@ -283,7 +285,7 @@ class Course:
         """
         job = self._job
         seat = job.seats[message.rank]
-        why_not = self._why_no_heir(seat)
+        why_not = self._why_no_successor(seat)
         node = None if why_not else job.elsewhere(seat, job.room)
         if node is None:
             why_not = why_not or "no other node has room"
@@ -296,19 +298,19 @@ class Course:
         """
         Another process for a rank is started on this node, while the one that it has trains on.
         """
-        heir = Seat(rank=seat.rank)
+        successor = Seat(rank=seat.rank)
         seat.straggles = why
-        self._job.heirs[seat.rank] = heir
-        self._job.spawn(heir, node, cause)
+        self._job.successors[seat.rank] = successor
+        self._job.spawn(successor, node, cause)
 
-    def _why_no_heir(self, seat: Seat) -> str:
+    def _why_no_successor(self, seat: Seat) -> str:
         """
         Why nobody is made ready to take over from a rank, whether there is room or not.
         """
         job = self._job
         if FAULTS[job.state] is not Reaction.FREEZE:
             return "everyone stands still already"
-        known = "another process is on its way" if seat.rank in job.heirs else ""
+        known = "another process is on its way" if seat.rank in job.successors else ""
         return self._why_no_migration() or known
 
     def _why_no_migration(self) -> str:
@@ -367,8 +369,8 @@ class Course:
         job.tell("node_left", node=node, ranks=[seat.rank for seat in there], why=why)
         for seat in there:
             self.rounds.fault("node", seat.rank, self.rounds.step_of(seat), job.now, why)
-        heirs = [heir for heir in job.heirs.values() if heir.node == node]
-        self.rounds.doom_all([*there, *heirs], why, "node")
+        successors = [successor for successor in job.successors.values() if successor.node == node]
+        self.rounds.terminate_all([*there, *successors], why, "node")
 
     def call_off(self, why: str, ranks: frozenset[int]) -> None:
         """
@@ -379,18 +381,18 @@ class Course:
             return
         job.switch -= ranks
         job.tell("switch_called_off", ranks=sorted(ranks), why=why)
-        heirs = [heir for rank, heir in job.heirs.items() if rank in ranks]
-        self.rounds.doom_all(heirs, why, "process")
-        if job.state is S.CHOOSING and any(heir.invited for heir in heirs):
+        successors = [successor for rank, successor in job.successors.items() if rank in ranks]
+        self.rounds.terminate_all(successors, why, "process")
+        if job.state is S.CHOOSING and any(successor.invited for successor in successors):
             self.replan()  # what was offered is not possible any more
 
-    def _seek_heirs(self) -> None:
+    def _seek_successors(self) -> None:
         """
         Wherever there is room for it, somebody is made ready for a rank that is to be switched.
         """
         job = self._job
         going = {job.seats[rank].node for rank in job.switch}
-        for rank in sorted(job.switch - job.heirs.keys()):
+        for rank in sorted(job.switch - job.successors.keys()):
             seat = job.seats[rank]
             room = {node: left for node, left in job.room.items() if node not in going}
             node = job.elsewhere(seat, room)
@@ -417,9 +419,9 @@ class Course:
         """
         Whoever was to take over and could not is not needed any more.
         """
-        for heir in self._job.heirs.values():
-            if heir.invited:
-                self.rounds.doom(heir, "it could not take over", "process")
+        for successor in self._job.successors.values():
+            if successor.invited:
+                self.rounds.terminate(successor, "it could not take over", "process")
 
     # ---------------------------------------------------------------- repair
 
@@ -428,12 +430,12 @@ class Course:
         When every member is there: form the groups, and copy what has to be copied.
         """
         job, incident, store = self._job, self._job.incident, self._job.store
-        if incident.strategy == "" and not job.dying():
+        if incident.strategy == "" and not job.terminating():
             self.choice.consider()
             return True
         if store is not None and self._all_there():
             plan = planner.repair(
-                job.topology(), job.standings(self.choice.homeless), job.members, job.terms()
+                job.topology(), job.standings(self.choice.unplaceable), job.members, job.terms()
             )
             if isinstance(plan, str):
                 incident.failed[incident.base] = plan
@@ -450,7 +452,7 @@ class Course:
         if job.waits_for_starters():  # which is known sooner than whether everyone is ready
             return False
         waits = job.deadline is not None and job.deadline > job.now
-        return job.every(lambda seat: seat.ready) and not waits and not job.dying()
+        return job.every(lambda seat: seat.ready) and not waits and not job.terminating()
 
     def _repair(self, plan: Repair, host: str, port: int) -> None:
         job, incident, step = self._job, self._job.incident, plan.step
@@ -551,7 +553,7 @@ class Course:
         Everyone has its wrapper, which may have made equal what the ranks began with: that is compared, once.
         """
         job = self._job
-        job.virgin = False
+        job.untrained = False
         holders = () if job.began else self.comparison.holders()
         if holders and "compare" not in job.incident.tasks:
             job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
@@ -608,8 +610,12 @@ class Course:
         Who has to make its private state anew: it is told, since bit for bit is over with that.
         """
         job, joining = self._job, self._job.incident.joining
-        bereft = [s for s in job.seated() if job.bereft(s) or step < s.since]
-        ranks = tuple(s.rank for s in bereft if s.rank in joining or step not in s.private)
+        without_local_state = [
+            s for s in job.seated() if job.without_local_state(s) or step < s.since
+        ]
+        ranks = tuple(
+            s.rank for s in without_local_state if s.rank in joining or step not in s.private
+        )
         if ranks and step > 0:
             job.tell("private_derived", ranks=list(ranks), step=step)
             why = f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"

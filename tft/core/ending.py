@@ -136,7 +136,7 @@ class Ending:
         Saved by all: committed by one. Committed: the job is over.
         """
         job = self._job
-        if job.dying():
+        if job.terminating():
             return  # what they were to write is planned anew when their end has come in
         if self._misses_somebody():  # of those outside nobody says so
             self.dump()

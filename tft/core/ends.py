@@ -50,7 +50,7 @@ class Ends:
         """
         job = self._job
         left = []
-        for seat in [*job.seats.values(), *job.heirs.values(), *job.retiring]:
+        for seat in [*job.seats.values(), *job.successors.values(), *job.retiring]:
             if seat.node != node or seat.process is Process.GONE:
                 continue
             job.forget(seat.rank, seat.incarnation, Spawn, Kill)
@@ -114,7 +114,7 @@ class Ends:
         matters = job.is_seated(seat.rank, seat.incarnation)
         self._gone(seat)
         if seat.node is not None:
-            job.seats[seat.rank].shunned |= {seat.node}
+            job.seats[seat.rank].excluded_nodes |= {seat.node}
         why = f"its process could not be ended within {job.policy.kill:.0f} s"
         job.tell("rank_not_ended", rank=seat.rank, incarnation=seat.incarnation, why=why)
         if matters:
@@ -126,28 +126,30 @@ class Ends:
         job, process = self._job, (seat.rank, seat.incarnation)
         job.starting.pop(process, None)
         job.running.discard(process)
-        if seat in job.condemned:
-            job.condemned.remove(seat)
+        if seat in job.displaced:
+            job.displaced.remove(seat)
         seat.process = Process.GONE
         seat.training = False
         seat.held, seat.backups = None, ()
         if seat in job.retiring:
             job.retiring.remove(seat)
         elif not job.holds_seat(seat):
-            del job.heirs[seat.rank]
+            del job.successors[seat.rank]
         else:
             return
         if seat.node is not None:  # its place is free again
             job.room[seat.node] += 1
         if seat.rank in job.switch and job.state not in SETTLED:
             why = f"the process that was to take over from rank {seat.rank} has ended"
-            self._course.call_off(f"{why}: {seat.doomed}" if seat.doomed else why, job.switch)
+            self._course.call_off(
+                f"{why}: {seat.terminating}" if seat.terminating else why, job.switch
+            )
 
     def _blame(self, seat: Seat, message: Exited, was: Process) -> None:
         """
         The fault that the end of a process stands for.
         """
-        evidence = message.stack or seat.doomed or _how(message.code)
+        evidence = message.stack or seat.terminating or _how(message.code)
         if seat.blame == "hang" and message.stopped:
             evidence = f"the process was stopped (SIGSTOP)\n{evidence}"
         step = self._step_of(seat, message)
@@ -162,7 +164,7 @@ class Ends:
             kind = "software"
             forced = f"rank {seat.rank} left with code 0 before all ranks had finished"
         self._rounds.fault(kind, seat.rank, step, message.at, evidence)
-        if not seat.doomed:
+        if not seat.terminating:
             self._job.count(seat.rank)
         if forced:
             self._rounds.force(forced)

@@ -40,7 +40,7 @@ class Faults:
         if not self._known(message):
             self._learn(seat, message)
         if message.context_lost:
-            self._rounds.doom(seat, message.summary, message.kind)
+            self._rounds.terminate(seat, message.summary, message.kind)
         self._course.replan()
 
     def _learn(self, seat: Seat, message: Faulted) -> None:
@@ -91,7 +91,7 @@ class Faults:
             case "process" | "hang":
                 if message.kind == "process":  # whoever is ended for a hang is named for it there
                     self._rounds.fault("process", seat.rank, step, message.at, message.evidence)
-                self._rounds.doom(seat, message.evidence, message.kind)
+                self._rounds.terminate(seat, message.evidence, message.kind)
                 job.count(seat.rank)
             case "node":
                 self._rounds.isolate(seat, message.evidence)
@@ -124,8 +124,8 @@ class Faults:
             return "the rank does not take part"
         if seat.process in (Process.ABSENT, Process.GONE):
             return "the rank has no process"
-        if seat.doomed:
-            return f"its process is being ended: {seat.doomed}"
+        if seat.terminating:
+            return f"its process is being ended: {seat.terminating}"
         if not seat.ready and kind != "node":
             return "its process is starting, and has nothing yet that could be wrong"
         return ""

@@ -69,7 +69,7 @@ class Job:
         self.seats = {rank: Seat(rank=rank) for rank in range(world)}
         self.members = frozenset(range(world))
         """The ranks that take part: fewer than the world once the job has shrunk."""
-        self.heirs: dict[int, Seat] = {}
+        self.successors: dict[int, Seat] = {}
         """By rank: a process that gets ready to take over from one that still trains."""
         self.switch: frozenset[int] = frozenset()
         """The ranks that are to go to other processes, together, because somebody has asked for it."""
@@ -80,7 +80,7 @@ class Job:
         self.joined = False
         self.gathered: float | None = None
         """When the last node joined."""
-        self.condemned: list[Seat] = []
+        self.displaced: list[Seat] = []
         """Those who hold a seat, were told to be ended, and have not ended yet."""
         self.starting: dict[tuple[int, int], Seat] = {}
         """By rank and incarnation: the processes that take no orders yet, the oldest first."""
@@ -119,7 +119,7 @@ class Job:
         """The step whose end the job begins with."""
         self.compared = self.last_step
         """The last step at whose end all copies of each shard were equal: what is later may have come to differ."""
-        self.virgin = True
+        self.untrained = True
         """No rank has built its wrapper yet: every fresh state is as good as another."""
         self.tails = False
         """The loops of ranks say where their steps end."""
@@ -153,14 +153,14 @@ class Job:
         """
         The seat of exactly this process, or of the one that will sit there, or that did.
         """
-        for seat in (self.seats.get(rank), self.heirs.get(rank), *self.retiring):
+        for seat in (self.seats.get(rank), self.successors.get(rank), *self.retiring):
             if seat is not None and (seat.rank, seat.incarnation) == (rank, incarnation):
                 return seat
         return None
 
     def holds_seat(self, seat: Seat) -> bool:
         """
-        It is no heir.
+        It is no successor.
         """
         return self.seats.get(seat.rank) is seat
 
@@ -176,11 +176,11 @@ class Job:
         """
         return [seat.rank for seat in self.seated() if seat.process is Process.ABSENT]
 
-    def dying(self) -> list[Seat]:
+    def terminating(self) -> list[Seat]:
         """
         Those who were told to be ended and whose end has not come in: what they leave is not known.
         """
-        return [*self.condemned, *self.retiring]
+        return [*self.displaced, *self.retiring]
 
     def every(self, holds: Callable[[Seat], bool]) -> bool:
         """
@@ -192,9 +192,13 @@ class Job:
         """
         Those who are ready to take over: of the ranks that are switched together, all or none.
         """
-        ready = {rank: heir for rank, heir in self.heirs.items() if heir.ready and not heir.doomed}
+        ready = {
+            rank: successor
+            for rank, successor in self.successors.items()
+            if successor.ready and not successor.terminating
+        }
         partly = frozenset() if self.switch <= ready.keys() else self.switch
-        return [heir for rank, heir in ready.items() if rank not in partly]
+        return [successor for rank, successor in ready.items() if rank not in partly]
 
     def returning(self) -> frozenset[int]:
         """
@@ -205,7 +209,10 @@ class Job:
         ready = {
             r
             for r, seat in self.seats.items()
-            if r not in self.members and seat.ready and not seat.doomed and not self.flapping(r)
+            if r not in self.members
+            and seat.ready
+            and not seat.terminating
+            and not self.flapping(r)
         }
         columns = self.topology().columns
         return frozenset(r for r in ready if ready.issuperset(columns[r]))
@@ -244,7 +251,7 @@ class Job:
         """
         The node on which a process for this rank can be started: its own, else one with room.
         """
-        if seat.node not in self.lost_nodes | seat.shunned:
+        if seat.node not in self.lost_nodes | seat.excluded_nodes:
             return seat.node
         return self.elsewhere(seat, self.room)
 
@@ -253,7 +260,7 @@ class Job:
         Another node, of those that have `room`.
         """
         for node in sorted(room):
-            if room[node] > 0 and node not in {*self.lost_nodes, *seat.shunned, seat.node}:
+            if room[node] > 0 and node not in {*self.lost_nodes, *seat.excluded_nodes, seat.node}:
                 return node
         return None
 
@@ -297,16 +304,16 @@ class Job:
         staying = {
             rank
             for rank, seat in self.seats.items()
-            if seat.ready and seat.trusted and not seat.doomed and rank not in going
+            if seat.ready and seat.trusted and not seat.terminating and rank not in going
         }
         return [s for s, held in self.topology().groups.items() if staying.isdisjoint(held)]
 
-    def standings(self, homeless: Callable[[Seat], str]) -> dict[int, planner.Standing]:
+    def standings(self, unplaceable: Callable[[Seat], str]) -> dict[int, planner.Standing]:
         """
-        Where every rank stands. `homeless` says why a rank cannot get another process.
+        Where every rank stands. `unplaceable` says why a rank cannot get another process.
         """
         return {
-            seat.rank: seat.standing(homeless(seat) if seat.process is Process.GONE else "")
+            seat.rank: seat.standing(unplaceable(seat) if seat.process is Process.GONE else "")
             for seat in self.seats.values()
         }
 
@@ -317,28 +324,28 @@ class Job:
         incident = self.incident
         kept = {step for s in self.seats.values() for step in (s.held, *s.kept) if step is not None}
         on_page = {s.rank: self._on_page(s, kept) for s in self.seated()}
-        fresh = {0: ""} if self.virgin and not self.resumed else {}
+        fresh = {0: ""} if self.untrained and not self.resumed else {}
         return planner.Terms(
             enabled=self.policy.enable,
             ceiling=incident.ceiling,
             checkpoints=self.checkpoints or fresh,
-            trained=not self.virgin,
+            trained=not self.untrained,
             faulty=frozenset(incident.faulty()),
             replaced=frozenset(incident.respawns),
             flapping={rank: why for rank in self.members if (why := self.flapping(rank))},
             failed=incident.failed,
             forced=incident.forced,
-            bereft={
+            without_local_state={
                 seat.rank: on_page[seat.rank].union(seat.private)
                 for seat in self.seated()
-                if len(on_page[seat.rank]) < len(kept) or self.bereft(seat)
+                if len(on_page[seat.rank]) < len(kept) or self.without_local_state(seat)
                 if not (seat.derives and self._may_derive(seat))
             },
             strangers=frozenset(s.rank for s in self.seated() if not s.shards),
             reloads=len(self.members) == len(self.seats) and self.every(lambda s: s.reloads),
         )
 
-    def bereft(self, seat: Seat) -> bool:
+    def without_local_state(self, seat: Seat) -> bool:
         """
         What a rank had captured of its own is out of reach of its process, or is of a time that
         is over.
@@ -353,7 +360,9 @@ class Job:
         """
         The steps of which the page of its process can hold what the rank had captured.
         """
-        return frozenset(() if self.bereft(seat) else (s for s in steps if s >= seat.since))
+        return frozenset(
+            () if self.without_local_state(seat) else (s for s in steps if s >= seat.since)
+        )
 
     def captures(self, seat: Seat) -> None:
         """
@@ -361,7 +370,7 @@ class Job:
         earlier on another page is not there, but may have been told.
         """
         step = self.agreed()
-        seat.since = step if self.bereft(seat) else min(seat.since, step)
+        seat.since = step if self.without_local_state(seat) else min(seat.since, step)
         told = {} if seat.rank in self.incident.joining else seat.private
         seat.private = {earlier: told[earlier] for earlier in told if earlier < seat.since}
         seat.page = seat.node
@@ -506,7 +515,7 @@ class Job:
         """
         Has another process started for a rank, on this node.
         """
-        heir = not self.holds_seat(seat)
+        successor = not self.holds_seat(seat)
         self.settle(seat, node)
         self.handed[seat.rank] = self.handed.get(seat.rank, -1) + 1
         seat.order(self.handed[seat.rank], self.now)
@@ -520,7 +529,7 @@ class Job:
                 rank=seat.rank,
                 incarnation=seat.incarnation,
                 cause=cause,
-                heir=heir,
+                successor=successor,
             )
         )
 

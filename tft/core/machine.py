@@ -244,10 +244,10 @@ class Machine:
             oldest = next(iter(job.starting.values()), None)
             moments += [] if oldest is None else [self._started_by(oldest)]
         if job.state not in SETTLED:
-            moments += [self._unkillable_at(seat) for seat in job.dying()]
+            moments += [self._unkillable_at(seat) for seat in job.terminating()]
         gathered = self._gathered_by()
         moments += [] if gathered is None else [gathered]
-        if job.deadline is not None and (job.state is not S.CHOOSING or not job.dying()):
+        if job.deadline is not None and (job.state is not S.CHOOSING or not job.terminating()):
             moments.append(job.deadline)
         return min(moments, default=None)
 
@@ -260,7 +260,7 @@ class Machine:
         if job.state not in SETTLED and job.anyone_joined():
             self._end_late_starters()
         if job.state not in SETTLED:
-            for seat in job.dying():
+            for seat in job.terminating():
                 if self._unkillable_at(seat) <= job.now:
                     self._reports.ends.could_not_end(seat)
         self._end_ungathered()
@@ -299,14 +299,14 @@ class Machine:
             self._course.ending.exit("failed", 4, why)
 
     def _unkillable_at(self, seat: Seat) -> float:
-        return max(seat.doomed_at, self._job.led) + self._job.policy.kill
+        return max(seat.terminating_since, self._job.led) + self._job.policy.kill
 
     def _end_late_starters(self) -> None:
         job = self._job
         for seat in [s for s in job.starting.values() if self._started_by(s) <= job.now]:
             job.starts(seat)
             why = f"not ready {job.policy.join:.0f} s after its start"
-            self._course.rounds.doom(seat, why, "process")
+            self._course.rounds.terminate(seat, why, "process")
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         job, rounds = self._job, self._course.rounds
@@ -336,9 +336,9 @@ class Machine:
                 | "save" | "commit"
             ):  # fmt: skip
                 why = f"{why}. {ALONE}" if order == "stop" else why
-                rounds.doom_all((job.seats[rank] for rank in ranks), why, "hang")
+                rounds.terminate_all((job.seats[rank] for rank in ranks), why, "hang")
             case "complete":
-                rounds.doom_all((job.seats[rank] for rank in ranks), why, "process")
+                rounds.terminate_all((job.seats[rank] for rank in ranks), why, "process")
             case "end":
                 job.incident.tasks.pop(order)
             case _:
@@ -397,7 +397,7 @@ class Machine:
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         hang = any(job.seats[rank].blame for rank in ranks)
-        lost = not job.virgin and not job.checkpoints and job.only_on(ranks)
+        lost = not job.untrained and not job.checkpoints and job.only_on(ranks)
         if task.spared or hang or not lost:
             return False
         task.spared, task.deadline = True, job.now + job.policy.repair

@@ -45,7 +45,7 @@ class Pausing:
         """
         job = self._job
         there = "hold" in job.incident.tasks and job.answered_all("hold")
-        return job.gathering and there and not job.dying()
+        return job.gathering and there and not job.terminating()
 
     def _come(self, why: str) -> None:
         self._job.incident.round += 1
@@ -60,7 +60,7 @@ class Pausing:
         tasks = job.incident.tasks
         if job.gathering and not job.warm():
             return self.release()  # nobody is left to take over
-        if job.dying() or any(task.waiting for task in tasks.values()):
+        if job.terminating() or any(task.waiting for task in tasks.values()):
             return None
         if "check" in tasks:
             self._checked()
@@ -99,8 +99,8 @@ class Pausing:
         The boundary cannot be reached: everyone goes on, and whoever asked is told.
         """
         self._job.tell("pause_given_up", why=why)
-        for heir in self._job.warm() if self._job.gathering else ():
-            heir.invited = True  # it would not work the next time
+        for successor in self._job.warm() if self._job.gathering else ():
+            successor.invited = True  # it would not work the next time
         self.release()
 
     def release(self) -> None:

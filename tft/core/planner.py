@@ -42,7 +42,7 @@ class Standing:
     """It has left the loop in the tail of step `held`: of what stands there some may not be done."""
     backups: tuple[int, ...] = ()
     """Earlier steps of which it keeps a sound copy."""
-    homeless: str = ""
+    unplaceable: str = ""
     """Why no other process can be started for it; empty: one can."""
     strategies: frozenset[str] = frozenset()
     """What its adaptor can take part in."""
@@ -102,14 +102,14 @@ class Terms:
     """Strategies that were followed and did not help, or were ruled out, and why."""
     forced: str = ""
     """Why nothing but `dump` or `exit` comes into question."""
-    bereft: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    without_local_state: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Ranks whose private state (RNG, data position) went with their node: the steps of which it
     is known all the same."""
-    exiles: frozenset[int] = frozenset()
+    excluded: frozenset[int] = frozenset()
     """Of those that are ready to come back, the ones that could not go on where the others are."""
     strangers: frozenset[int] = frozenset()
     """Ranks that have never said what they hold."""
-    heirs: frozenset[int] = frozenset()
+    successors: frozenset[int] = frozenset()
     """The ranks for which another process is ready to take over."""
     returning: frozenset[int] = frozenset()
     """The ranks outside that are ready to come back."""
@@ -220,8 +220,8 @@ def _held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
     """
     if isinstance(steps, str):
         return steps
-    for rank in sorted(terms.bereft):
-        left = steps & terms.bereft[rank]
+    for rank in sorted(terms.without_local_state):
+        left = steps & terms.without_local_state[rank]
         if not left:
             return (
                 f"the RNG and data position of rank {rank} at the end of step {max(steps)} have "
@@ -475,17 +475,17 @@ class _Case:
         return judge() if why_not is None else Offer(strategy=strategy, why_not=why_not)
 
     def migrate(self) -> Offer:
-        heirs = sorted(self.terms.heirs & self.members)
-        if not heirs:
+        successors = sorted(self.terms.successors & self.members)
+        if not successors:
             return Offer(strategy="migrate", why_not="nobody is ready to take over")
-        why = f"ranks {_list(heirs)} are taken over by processes that are ready"
-        return self._whole("migrate") or self._in_place("migrate", why, going=tuple(heirs))
+        why = f"ranks {_list(successors)} are taken over by processes that are ready"
+        return self._whole("migrate") or self._in_place("migrate", why, going=tuple(successors))
 
     def scale_out(self) -> Offer:
         joining = sorted(self.terms.returning)
         if not joining:
             return Offer(strategy="scale_out", why_not="nobody is ready to come back")
-        for rank in sorted(self.terms.exiles):
+        for rank in sorted(self.terms.excluded):
             why_not = f"the adaptor of rank {rank} cannot make its RNG and data position anew"
             return Offer(strategy="scale_out", why_not=why_not)
         why = f"ranks {_list(joining)} come back"
@@ -508,8 +508,8 @@ class _Case:
 
     def recover(self) -> Offer:
         for rank in sorted(self.lost):
-            if self._standing(rank).homeless:
-                return Offer(strategy="recover", why_not=self._standing(rank).homeless)
+            if self._standing(rank).unplaceable:
+                return Offer(strategy="recover", why_not=self._standing(rank).unplaceable)
         flapping = self._after_flapping("recover")
         if flapping is not None:
             return flapping
@@ -575,8 +575,10 @@ class _Case:
         if going:
             staying = {r: s for r, s in self.standings.items() if r not in going}
             covered = _covered(self.topology.groups, staying, self.terms.ceiling)
-        bereft = {r: s for r, s in self.terms.bereft.items() if r not in leaving}
-        step = _agreed(covered, replace(self.terms, bereft=bereft))
+        without_local_state = {
+            r: s for r, s in self.terms.without_local_state.items() if r not in leaving
+        }
+        step = _agreed(covered, replace(self.terms, without_local_state=without_local_state))
         if isinstance(step, str) and self._is_searched(strategy):
             why = f"{why}; training goes on from a checkpoint that the ranks find themselves"
             return Offer(strategy=strategy, why_not=None, why=why, replace=going, reload=True)

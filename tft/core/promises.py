@@ -26,7 +26,7 @@ def broken(job: Job) -> Iterator[str]:
         yield f"ranks {outside} train and are no members"
     if not job.members:
         yield "nobody is a member"
-    strangers = [rank for rank, s in job.heirs.items() if s.process is Process.ABSENT]
+    strangers = [rank for rank, s in job.successors.items() if s.process is Process.ABSENT]
     if strangers:
         yield f"those who take over from ranks {strangers} were never asked for"
     if job.state is S.HEALTHY and job.incident.tasks:

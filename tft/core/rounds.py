@@ -146,22 +146,24 @@ class Rounds:
             incident.failed[incident.base] = why
             incident.attempts = 0
 
-    def doom(self, seat: Seat, why: str, blame: FaultKind) -> None:
+    def terminate(self, seat: Seat, why: str, blame: FaultKind) -> None:
         """
         The process of a rank is to be ended; its end will come in as `Exited`.
         """
-        self.doom_all([seat], why, blame)
+        self.terminate_all([seat], why, blame)
 
-    def doom_all(self, seats: Iterable[Seat], why: str, blame: FaultKind) -> None:
+    def terminate_all(self, seats: Iterable[Seat], why: str, blame: FaultKind) -> None:
         """
         The same of several at once: none of them is asked anything more.
         """
         job = self._job
-        going = [seat for seat in seats if not seat.doomed and seat.process is not Process.GONE]
+        going = [
+            seat for seat in seats if not seat.terminating and seat.process is not Process.GONE
+        ]
         for seat in going:
-            seat.doomed, seat.blame, seat.doomed_at = why, blame, job.now
+            seat.terminating, seat.blame, seat.terminating_since = why, blame, job.now
             if job.holds_seat(seat):
-                job.condemned.append(seat)
+                job.displaced.append(seat)
                 job.excuse(seat.rank)
         for seat in going:
             if blame == "hang" and seat.rank in job.members:
@@ -190,7 +192,7 @@ class Rounds:
         Asks every member where it stands, and holds it back from its next update.
         """
         job = self._job
-        to = tuple(s.rank for s in job.seated() if s.ready and not s.doomed)
+        to = tuple(s.rank for s in job.seated() if s.ready and not s.terminating)
         if to:
             job.issue(Freeze(**job.key(), to=to, cause=cause), limit=job.policy.freeze)
 
@@ -264,9 +266,9 @@ class Rounds:
             if rank in job.members and one.ready:
                 self.fault("node", rank, self.step_of(one), job.now, why)
             if not alone:
-                self.doom(one, why, "node")
-        for heir in job.heirs.values():
-            if heir.node == seat.node:
-                self.doom(heir, why, "node")
+                self.terminate(one, why, "node")
+        for successor in job.successors.values():
+            if successor.node == seat.node:
+                self.terminate(successor, why, "node")
         if alone:
             self.force(f"{why}; nobody outside node {seat.node} has shard {alone[0]!r}")

@@ -93,10 +93,10 @@ class Seat:
     """Why it could not commit one; its own part it can write all the same."""
     repaired: bool = False
     """This process has been in the loop: its position is the job's."""
-    doomed: str = ""
+    terminating: str = ""
     """Why the agent was told to end it; empty while it was not."""
-    doomed_at: float = 0.0
-    shunned: frozenset[int] = frozenset()
+    terminating_since: float = 0.0
+    excluded_nodes: frozenset[int] = frozenset()
     """Nodes on which a process of this rank could not be ended."""
     blame: str = ""
     """The kind of fault its end will be reported as; empty: `process`."""
@@ -130,7 +130,7 @@ class Seat:
         """
         The rank can take part in a last checkpoint.
         """
-        return self.ready and not self.doomed and not self.unable
+        return self.ready and not self.terminating and not self.unable
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -141,21 +141,21 @@ class Seat:
             return ()
         return tuple(s for s in self.backups if s > self.doubted)
 
-    def standing(self, homeless: str) -> Standing:
+    def standing(self, unplaceable: str) -> Standing:
         """
-        The rank as the planner sees it; `homeless` says why no other process can be started.
+        The rank as the planner sees it; `unplaceable` says why no other process can be started.
         """
         return Standing(
             rank=self.rank,
             address=self.address,
-            alive=self.ready and not self.doomed,
-            coming=self.process in STARTING and not self.doomed,
+            alive=self.ready and not self.terminating,
+            coming=self.process in STARTING and not self.terminating,
             held=self.held,
             sound=self.trusted and not (self.searching or self.disputed),
             outrun=self.outrun,
             tail=self.position.tail,
             backups=self.kept,
-            homeless=homeless,
+            unplaceable=unplaceable,
             strategies=self.strategies,
         )
 
@@ -181,7 +181,7 @@ class Seat:
         self.inexact = ()
         self.trusted, self.damaged, self.doubted = True, False, -1
         self.training = self.finished = self.repaired = self.searching = False
-        self.doomed = self.blame = self.unable = self.no_restore = self.no_commit = ""
+        self.terminating = self.blame = self.unable = self.no_restore = self.no_commit = ""
         self.invited = False
         self.position = START
         self.spawned = self.began = at

@@ -12,7 +12,7 @@ CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 6
+VERSION = 7
 """Raised when a message changes shape; a peer that speaks another one is refused with a sentence."""
 
 FaultKind = Literal[
@@ -795,7 +795,7 @@ class Spawn:
     rank: int
     incarnation: int
     cause: str
-    heir: bool = False
+    successor: bool = False
     """It is to take over from one that still trains."""
 
 

@@ -93,7 +93,7 @@ class ScriptedJob:
     machine: Machine = field(init=False)
     ranks: dict[int, ScriptedRank] = field(init=False)
     """Who holds the seat of each rank, as far as the ranks were told."""
-    heirs: dict[int, ScriptedRank] = field(init=False, default_factory=dict)
+    successors: dict[int, ScriptedRank] = field(init=False, default_factory=dict)
     """Further processes, which are to take over."""
     former: list[ScriptedRank] = field(init=False, default_factory=list)
     """Processes that somebody has taken over from."""
@@ -207,11 +207,11 @@ class ScriptedJob:
         """
         self._ends(self.ranks[rank], code, stack=stack)
 
-    def kill_heir(self, rank: int) -> None:
+    def kill_successor(self, rank: int) -> None:
         """
         The process that is to take over from a rank ends.
         """
-        self._ends(self.heirs.pop(rank), -9)
+        self._ends(self.successors.pop(rank), -9)
 
     def _ends(self, one: ScriptedRank, code: int, *, stack: str = "") -> None:
         one.alive = one.training = one.hung = False
@@ -380,10 +380,12 @@ class ScriptedJob:
         An agent and all its ranks are gone.
         """
         self.gone.add(node)
-        for one in (*self.ranks.values(), *self.heirs.values(), *self.former):
+        for one in (*self.ranks.values(), *self.successors.values(), *self.former):
             if one.node == node:
                 one.alive = one.training = False
-        self.heirs = {rank: heir for rank, heir in self.heirs.items() if heir.alive}
+        self.successors = {
+            rank: successor for rank, successor in self.successors.items() if successor.alive
+        }
         self.report(NodeLost(node=node, why="its agent has ended", at=self.now))
 
     def come(self, node: int) -> None:
@@ -475,7 +477,11 @@ class ScriptedJob:
             case Kill():
                 one = self._process(order.rank, order.incarnation)
                 if one is not None and one.alive and order.node not in self.deaf:
-                    self.heirs = {r: heir for r, heir in self.heirs.items() if heir is not one}
+                    self.successors = {
+                        r: successor
+                        for r, successor in self.successors.items()
+                        if successor is not one
+                    }
                     self._ends(one, -9, stack="File stuck.py" if order.last_words else "")
             case EndNode() | Refused():
                 pass
@@ -489,8 +495,8 @@ class ScriptedJob:
         """
         Everyone who hears the orders for a rank.
         """
-        heir = [self.heirs[rank]] if rank in self.heirs else []
-        return [self.ranks[rank], *heir, *(one for one in self.former if one.rank == rank)]
+        successor = [self.successors[rank]] if rank in self.successors else []
+        return [self.ranks[rank], *successor, *(one for one in self.former if one.rank == rank)]
 
     def _process(self, rank: int, incarnation: int) -> ScriptedRank | None:
         matching = (one for one in self._processes(rank) if one.incarnation == incarnation)
@@ -498,12 +504,12 @@ class ScriptedJob:
 
     def _hand_over(self, rank: int, order: RankOrder) -> None:
         """
-        Orders name who holds the seat: from the first one that names the heir, it does.
+        Orders name who holds the seat: from the first one that names the successor, it does.
         """
-        heir = self.heirs.get(rank)
-        if heir is not None and order.seats.get(rank, 0) == heir.incarnation:
+        successor = self.successors.get(rank)
+        if successor is not None and order.seats.get(rank, 0) == successor.incarnation:
             self.former.append(self.ranks[rank])
-            self.ranks[rank] = self.heirs.pop(rank)
+            self.ranks[rank] = self.successors.pop(rank)
 
     def _spawn(self, order: Spawn) -> None:
         if order.node in self.gone:
@@ -512,7 +518,7 @@ class ScriptedJob:
             order.rank, order.incarnation, node=order.node, alive=True, keeps=self.keeps
         )
         if self.ranks[order.rank].alive:
-            self.heirs[order.rank] = one
+            self.successors[order.rank] = one
         else:
             self.ranks[order.rank] = one
         self.report(
@@ -533,7 +539,7 @@ class ScriptedJob:
         The newest process of a slow rank comes as far as `Session.run`.
         """
         self.slow.discard(rank)
-        one = self.heirs.get(rank, self.ranks[rank])
+        one = self.successors.get(rank, self.ranks[rank])
         self.join(one)
         self.ready(one)
 

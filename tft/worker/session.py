@@ -139,11 +139,11 @@ class Session:
         return self._settings.rank
 
     @property
-    def heir(self) -> bool:
+    def successor(self) -> bool:
         """
         Whether this process was started to take over from one that still trained then.
         """
-        return self._settings.heir
+        return self._settings.successor
 
     @property
     def world(self) -> int:

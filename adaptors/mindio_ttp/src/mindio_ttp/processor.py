@@ -194,7 +194,7 @@ class Processor:
                 "--curve: add it to the command line of `tft run`, with a directory of `tft keys`"
             )
         program.completed = lambda: session.step - 1
-        program.incarnation, program.heir = session.incarnation, session.heir
+        program.incarnation, program.successor = session.incarnation, session.successor
         program.args = self.args
         program.clean_first = environment.variables().clean_before_dump
         program.calls_once = bool(self.exported)
@@ -292,7 +292,7 @@ class Processor:
         """
         Whether this process takes the place of one that still trained when it was started.
         """
-        return HOT_SWITCH if self._session is not None and self._session.heir else ARF
+        return HOT_SWITCH if self._session is not None and self._session.successor else ARF
 
     def set_args(self, args: Any) -> None:  # Any: the program's own
         """

@@ -58,7 +58,7 @@ class Program:
     """Where a program on torch.distributed meets the others, unless its launcher serves a store."""
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
-    heir: bool = False
+    successor: bool = False
     """This process was started to take over from one that still trained."""
     contributing: Callable[[], None] = lambda: None
     """To be called when the others may finish the step without this rank: nobody sees when a program has
@@ -292,7 +292,7 @@ class Program:
             "known": sorted(self._known.items()),
             "base": self.base,
             "completed": self.completed(),
-            "heir": self.heir,
+            "successor": self.successor,
             "stepped_out": self.stepped_out,
             "formed": self._formed,
             "column": list(self.column()) if "scale_in" in self.strategies else [],
@@ -634,7 +634,7 @@ def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
     kept = [told for rank, told in joined.items() if rank not in replaced]
     return (
         bool(replaced)
-        and all(joined[rank]["heir"] for rank in replaced)
+        and all(joined[rank]["successor"] for rank in replaced)
         and all(told["stepped_out"] for told in kept)
     )
 
