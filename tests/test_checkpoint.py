@@ -10,18 +10,18 @@ import pytest
 import xxhash
 
 from tft import checkpoint
-from tft.checkpoint import Manifest, Shelf
+from tft.checkpoint import CheckpointStore, Manifest
 from tft.errors import CheckpointCorrupt, UsageError
 from tft.protocol.messages import SavedFile
 
 NAMES = ("step-{step:08d}", "{step}", "gpt7-{step}.ckpt", "a+{step:03d}")
 
 
-def shelf(run_dir: Path, name: str = NAMES[0]) -> Shelf:
+def store(run_dir: Path, name: str = NAMES[0]) -> CheckpointStore:
     """
     Where the checkpoints of these tests are.
     """
-    return Shelf(directory=run_dir / "checkpoints", name=name)
+    return CheckpointStore(directory=run_dir / "checkpoints", name=name)
 
 
 def write(
@@ -30,7 +30,7 @@ def write(
     """
     Everything of a checkpoint but its commit; returns its final place.
     """
-    final = shelf(run_dir, name).place(step)
+    final = store(run_dir, name).place(step)
     directory = checkpoint.partial(final)
     (directory / "dense").mkdir(parents=True)
     (directory / "dense" / "weights").write_bytes(content)
@@ -126,13 +126,13 @@ def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
     When there are several, then steps are compared as numbers; what was never committed and what
     is no checkpoint is passed over.
     """
-    assert checkpoint.newest(shelf(tmp_path)) is None
+    assert checkpoint.newest(store(tmp_path)) is None
     committed(tmp_path, 5)
     highest = committed(tmp_path, 100_000_000)
     write(tmp_path, 200_000_000)
     (tmp_path / "checkpoints" / "step-00000300").mkdir()
 
-    assert checkpoint.newest(shelf(tmp_path)) == highest
+    assert checkpoint.newest(store(tmp_path)) == highest
 
 
 def test_nobody_resumes_from_a_way_that_was_given_up(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_nobody_resumes_from_a_way_that_was_given_up(tmp_path: Path) -> None:
         for step in (5, 10, 15):
             committed(tmp_path, step, content)
         for _ in range(2):
-            checkpoint.give_up(shelf(tmp_path), 7)
-        newest = checkpoint.newest(shelf(tmp_path))
+            checkpoint.give_up(store(tmp_path), 7)
+        newest = checkpoint.newest(store(tmp_path))
         assert newest is not None
         assert newest.name == "step-00000005"
     aside = tmp_path / "checkpoints" / "step-00000015.given-up"
@@ -160,7 +160,7 @@ def test_what_another_rank_has_set_aside_is_not_removed(
     When an older one that was given up is in the way, and another rank takes it away and sets the
     checkpoint aside between two calls of this one, then that stays.
     """
-    own = shelf(tmp_path)
+    own = store(tmp_path)
     place = committed(tmp_path, 8, b"one way")
     aside = place.with_name(f"{place.name}.given-up")
     place.rename(aside)
@@ -186,7 +186,7 @@ def test_what_is_no_checkpoint_of_its_step_is_not_given_up(tmp_path: Path) -> No
     When a directory has the name of a checkpoint and a manifest that is none, or of another step, then
     it is somebody else's and stays.
     """
-    own = shelf(tmp_path)
+    own = store(tmp_path)
     committed(tmp_path, 9).rename(own.place(10))
     foreign = own.place(55)
     foreign.mkdir()
@@ -217,8 +217,8 @@ def test_a_checkpoint_on_its_way_out_counts_while_nothing_has_replaced_it(tmp_pa
     final = committed(tmp_path, 5)
     replaced = final.rename(final.with_name(f"{final.name}.replaced"))
 
-    assert checkpoint.newest(shelf(tmp_path)) == replaced
-    assert committed(tmp_path, 5) == checkpoint.newest(shelf(tmp_path))
+    assert checkpoint.newest(store(tmp_path)) == replaced
+    assert committed(tmp_path, 5) == checkpoint.newest(store(tmp_path))
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
@@ -315,10 +315,10 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
     When a checkpoint was renamed or copied to the name of another step, then it is not read as one of that step.
     """
     final = committed(tmp_path, 5)
-    renamed = final.rename(shelf(tmp_path).place(7))
+    renamed = final.rename(store(tmp_path).place(7))
     known = checkpoint.verify(renamed)
     with pytest.raises(CheckpointCorrupt, match="has the name of a checkpoint of step 7"):
-        checkpoint.check_name(shelf(tmp_path), renamed, known)
+        checkpoint.check_name(store(tmp_path), renamed, known)
     with pytest.raises(CheckpointCorrupt, match="holds the end of step 5, not of step 7"):
         checkpoint.verify_shards(renamed, ["dense"], 0, 7)
 
@@ -354,7 +354,7 @@ def test_older_ones_are_those_that_the_same_job_could_go_on_from(tmp_path: Path)
     When a job goes on from a checkpoint, then those of earlier steps are known that are of as many ranks
     and lack none, and not what was given up or is damaged to look at.
     """
-    own = shelf(tmp_path)
+    own = store(tmp_path)
     places = {step: committed(tmp_path, step) for step in (1, 2, 3, 4, 5, 6)}
     (places[2] / checkpoint.MANIFEST).write_text("{")
     places[3].rename(places[3].with_name(f"{places[3].name}.given-up"))
@@ -468,7 +468,7 @@ def test_only_what_is_older_than_the_newest_whole_ones_goes(tmp_path: Path, name
     When checkpoints are kept to a number, then older ones go, with what was given up of steps before; a
     copy that somebody has made of one stays, and so does what lies there besides.
     """
-    own = shelf(tmp_path, name)
+    own = store(tmp_path, name)
     for step in (1, 2, 3, 4, 5):
         committed(tmp_path, step, name=name)
     kept = own.place(1).with_name(f"{own.place(1).name}.mine")
@@ -493,7 +493,7 @@ def test_what_is_not_whole_takes_no_place(tmp_path: Path) -> None:
     When files of a newer checkpoint are missing or cut off, then it does not count among those that are
     kept; nor does one that is newer than what all know of.
     """
-    own = shelf(tmp_path)
+    own = store(tmp_path)
     for step in (1, 2, 3, 4, 5):
         committed(tmp_path, step)
     (own.place(4) / "dense" / "weights").write_bytes(b"w")
@@ -509,7 +509,7 @@ def test_what_is_going_is_out_of_sight_before_it_is_gone(tmp_path: Path) -> None
     When removing is cut off, then nothing that is half there can be taken for a checkpoint, and it is
     removed later.
     """
-    own = shelf(tmp_path)
+    own = store(tmp_path)
     for step in (1, 2):
         committed(tmp_path, step)
     checkpoint.retire(own, 1, 2)
@@ -528,7 +528,7 @@ def test_all_that_is_old_goes_out_of_sight_by_renames_alone(tmp_path: Path) -> N
     When there are several old ones of a step, and an earlier removal of it was cut off, then each has a
     hidden name of its own, nothing has been removed yet, and `sweep` removes it all.
     """
-    own = shelf(tmp_path)
+    own = store(tmp_path)
     for mark in (".given-up", ".replaced", ""):
         committed(tmp_path, 1, mark.encode()).rename(tmp_path / f"one{mark}")
     for mark in (".given-up", ".replaced", ""):
@@ -549,7 +549,7 @@ def test_what_has_the_name_of_a_checkpoint_and_is_none_does_not_go(tmp_path: Pat
     """
     When a directory has the name of an old checkpoint and is not one of that step, then it stays.
     """
-    own = shelf(tmp_path)
+    own = store(tmp_path)
     for step in (2, 3):
         committed(tmp_path, step)
     own.place(2).rename(own.place(1))
@@ -567,7 +567,7 @@ def test_checkpoints_are_found_by_the_name_they_were_given(tmp_path: Path, name:
     When a user has named them, then the newest is found, those of a way given up are set aside, and
     what was never finished is removed, under that name.
     """
-    own = shelf(tmp_path, name)
+    own = store(tmp_path, name)
     for step in (9, 10, 100_000_000):
         committed(tmp_path, step, name=name)
     assert checkpoint.newest(own) == own.place(100_000_000)
@@ -588,10 +588,10 @@ def test_what_has_another_name_is_not_touched(tmp_path: Path) -> None:
     When the directory holds other things, other jobs' checkpoints and what only looks like ours, then
     all of it stays as it is, and none of it is offered.
     """
-    own = shelf(tmp_path)
+    own = store(tmp_path)
     committed(tmp_path, 9, name="other-{step:08d}")
     committed(tmp_path, 9, name="{step}")
-    rounds = checkpoint.open_round(shelf(tmp_path, "{step}").place(8), 0, 0)
+    rounds = checkpoint.open_round(store(tmp_path, "{step}").place(8), 0, 0)
     for name in ("step-9", "step-00000009.old", "step-00000009", "step-0000000٩", "notes"):
         (own.directory / name).mkdir()
         (own.directory / name / "data").touch()
@@ -648,7 +648,7 @@ def test_a_name_that_does_not_tell_steps_apart_is_refused(
     When a name has no step in it, or not all of it, is a path or looks unfinished, then it is refused.
     """
     with pytest.raises(UsageError, match=sentence):
-        shelf(tmp_path, name).check()
+        store(tmp_path, name).check()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -656,4 +656,4 @@ def test_a_name_that_tells_steps_apart_is_taken(tmp_path: Path, name: str) -> No
     """
     When a name has the step in it, then it will do.
     """
-    shelf(tmp_path, name).check()
+    store(tmp_path, name).check()

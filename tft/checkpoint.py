@@ -12,7 +12,7 @@ of each rank. Knows no framework: what an adaptor writes is a list of files to i
 A directory is a checkpoint when it has its final name, and it gets that name, by one rename, when
 every file in it is synced. Whoever reads it checks the files against the manifest first.
 
-Where they lie and what they are called is the job's to say (`Shelf`). That directory may hold anything
+Where they lie and what they are called is the job's to say (`CheckpointStore`). That directory may hold anything
 else, too: what does not have such a name is never touched.
 """
 
@@ -108,7 +108,7 @@ class _Versioned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class CheckpointStore:
     """
     Where the checkpoints of a job lie, and what they are called.
     """
@@ -171,11 +171,11 @@ class Shelf:
                 yield int(known[2]), known[3], directory
 
 
-def shelf_of(settings: JobSettings | RankSettings) -> Shelf:
+def checkpoint_store_of(settings: JobSettings | RankSettings) -> CheckpointStore:
     """
     That of a job, as its parts were told.
     """
-    return Shelf(directory=settings.checkpoints, name=settings.checkpoint_name)
+    return CheckpointStore(directory=settings.checkpoints, name=settings.checkpoint_name)
 
 
 def partial(final: Path) -> Path:
@@ -274,16 +274,16 @@ def claim_parts(directory: Path, world: int) -> list[Part] | None:
     return [msgspec.json.decode(part, type=Part) for part in encoded]
 
 
-def give_up(shelf: Shelf, step: int) -> bool:
+def give_up(store: CheckpointStore, step: int) -> bool:
     """
     The job goes on after `step` and may come another way: checkpoints of later steps are set aside, so
     that nobody resumes from them. Every rank may do it, at once. Whether there were any.
     """
     found = False
-    for later, mark, directory in shelf.held():
+    for later, mark, directory in store.held():
         if later <= step or mark not in ("", _REPLACED) or not _is_of(directory, later):
             continue
-        found, place = True, shelf.place(later)
+        found, place = True, store.place(later)
         with suppress(FileNotFoundError):  # another rank was faster
             _set_aside(directory, place.with_name(f"{place.name}{_GIVEN_UP}"))
     return found
@@ -319,30 +319,30 @@ def _going(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.{secrets.token_hex(4)}{_REMOVED}")
 
 
-def sweep(shelf: Shelf, step: int | None = None) -> None:
+def sweep(store: CheckpointStore, step: int | None = None) -> None:
     """
     Remove what was begun of periodic checkpoints up to `step`, or of all, and never finished; and what
     is left of those that were retired.
     """
-    for begun, mark, directory in shelf.held():
+    for begun, mark, directory in store.held():
         ends = _ROUND.fullmatch(mark) or _GOING.fullmatch(mark)
         if ends and (step is None or begun <= step):
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def retire(shelf: Shelf, keep: int, step: int) -> None:
+def retire(store: CheckpointStore, keep: int, step: int) -> None:
     """
     Take what is older than the newest `keep` whole checkpoints up to `step` out of sight, one rename
     each: what is half removed is never taken for a checkpoint. `sweep` removes it.
     """
     whole = sorted(
         there
-        for there, mark, directory in shelf.held()
+        for there, mark, directory in store.held()
         if not mark and there <= step and _seems_whole(directory)
     )
     if not keep or len(whole) <= keep:
         return
-    for older, mark, directory in shelf.held():
+    for older, mark, directory in store.held():
         old = mark in ("", _REPLACED, _GIVEN_UP) and older < whole[-keep]
         if old and _is_of(directory, older):
             with suppress(FileNotFoundError):  # another rank was faster
@@ -463,47 +463,47 @@ def write_synced(path: Path, content: bytes) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def newest(shelf: Shelf) -> Path | None:
+def newest(store: CheckpointStore) -> Path | None:
     """
     The committed checkpoint of the highest step, unread; None if there is none.
     """
-    return next(iter(committed(shelf)), None)
+    return next(iter(committed(store)), None)
 
 
-def committed(shelf: Shelf) -> list[Path]:
+def committed(store: CheckpointStore) -> list[Path]:
     """
     The committed checkpoints, that of the highest step first, unread.
     """
     found = [
         (step, not mark, directory)
-        for step, mark, directory in shelf.held()
+        for step, mark, directory in store.held()
         if mark in ("", _REPLACED) and (directory / MANIFEST).is_file()
     ]
     return [directory for _, _, directory in sorted(found, reverse=True)]
 
 
-def check_name(shelf: Shelf, directory: Path, known: Manifest) -> None:
+def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None:
     """
     Raise `CheckpointCorrupt` where a checkpoint has the name of another step: it was renamed or copied.
     """
-    named = shelf.step_of(directory)
+    named = store.step_of(directory)
     if named is not None and named != known.step:
         raise CheckpointCorrupt(
             f"{directory} has the name of a checkpoint of step {named}, and holds the end of step {known.step}"
         )
 
 
-def older(shelf: Shelf, than: Manifest) -> list[tuple[str, int]]:
+def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
     """
     The committed checkpoints of earlier steps that the same job could go on from, unread, each with its
     step: whoever reads one finds out whether it is whole.
     """
     found: dict[int, Path] = {}
-    for directory in committed(shelf):
+    for directory in committed(store):
         known = _committed(directory)
         if known is None or known.step >= than.step or known.without_local_state:
             continue
-        if known.step != shelf.step_of(directory):
+        if known.step != store.step_of(directory):
             continue
         if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
             found.setdefault(known.step, directory)  # before one of that step on its way out

@@ -55,7 +55,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class ShardPayload:
     """
     A shard, ready to be moved: `meta` first, then its buffers.
     """
@@ -367,7 +367,7 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_meet(self) -> None:
+    def tft_pre_update_barrier(self) -> None:
         """
         The sums of the step are complete on this rank, and its window is about to open (every step, where
         no rank holds everything): return when all ranks have come so far. Raises where that cannot be
@@ -425,7 +425,7 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_give(self, shard: str, step: int) -> Parcel:
+    def tft_give(self, shard: str, step: int) -> ShardPayload:
         """
         The buffers of a shard as it was at the end of `step`: the present state's, or those of one
         of `tft_backups`. Read while the training thread is out of the loop. Called on a transfer
@@ -698,7 +698,7 @@ class PluginSpecs:
     # ------------------------------------------------------------ in the controller
 
     @hookspec
-    def tft_led(self, report: Callable[[OutsideReport], None]) -> None:
+    def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
         This controller leads from now on (the controller's loop; must not block). `report` may be
         called from any thread, at any time: with a `Noticed` for a fault that was seen from
@@ -707,7 +707,7 @@ class PluginSpecs:
         """
 
     @hookspec
-    def tft_told(self, event: str, facts: Mapping[str, object]) -> None:
+    def tft_on_event(self, event: str, facts: Mapping[str, object]) -> None:
         """
         Something an operator wants to know has happened (the controller's loop; must not block):
         `fault`, `stopped`, `strategy_chosen`, `incident_closed`, `job_ends` and what

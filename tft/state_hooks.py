@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import xxhash
 
 from tft.errors import UsageError
-from tft.hooks import Buffer, Parcel, hookimpl
+from tft.hooks import Buffer, ShardPayload, hookimpl
 from tft.protocol.messages import ShardCopies
 
 _NONE: Mapping[str, bool] = MappingProxyType({})
@@ -22,14 +22,14 @@ _READERS = 4
 """Threads at most: beside this process others of the node read theirs."""
 
 
-def part_digests(parcel: Parcel, own: Mapping[str, bool] = _NONE) -> dict[str, str]:
+def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict[str, str]:
     """
     Digest a shard by parts, to be compared with those of other ranks: XXH3-128 (hexadecimal) of its description and of
     what has the same name up to the first point. Buffers in `own` stand alone; where that is True the digest is
     empty: this rank's content is its own.
     """
-    sums = {"description": xxhash.xxh3_128(parcel.meta)}
-    for buffer, digest in zip(parcel.buffers, buffer_digests(parcel.buffers), strict=True):
+    sums = {"description": xxhash.xxh3_128(payload.meta)}
+    for buffer, digest in zip(payload.buffers, buffer_digests(payload.buffers), strict=True):
         part = buffer.name if buffer.name in own else buffer.name.partition(".")[0]
         sum_ = sums.setdefault(part, xxhash.xxh3_128())
         sum_.update(buffer.name.encode())
@@ -91,7 +91,7 @@ class TrainingState(Protocol):
 
     def skip(self, batches: int) -> None: ...
 
-    def give(self, shard: str) -> Parcel: ...
+    def give(self, shard: str) -> ShardPayload: ...
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]: ...
 
@@ -149,7 +149,7 @@ class StateHooks(Generic[State]):
         self.state().skip(batches)
 
     @hookimpl
-    def tft_give(self, shard: str) -> Parcel:
+    def tft_give(self, shard: str) -> ShardPayload:
         return self.state().give(shard)
 
     @hookimpl

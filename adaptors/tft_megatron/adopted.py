@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tft_megatron.checkpoints import Written
 
 from tft.errors import OrderRefused, UsageError
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft.state_hooks import part_digests
@@ -202,7 +202,7 @@ class Adopted:
             ShardCopies(shard=shard.name, ranks=shard.holders) for shard in self._shards.values()
         ]
 
-    def give(self, shard: str) -> Parcel:
+    def give(self, shard: str) -> ShardPayload:
         """
         The shard, to be moved.
         """
@@ -282,8 +282,8 @@ class Adopted:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        parcel = self.give(shard)
-        return part_digests(parcel, self._private.running.own(parcel))
+        payload = self.give(shard)
+        return part_digests(payload, self._private.running.own(payload))
 
     def digests(self) -> dict[str, str]:
         """

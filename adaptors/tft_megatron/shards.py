@@ -18,7 +18,7 @@ from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 from torch import Tensor, nn
 
 from tft.errors import OrderRefused
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.protocol.codec import pack
 from tft_megatron.training import Training
 
@@ -149,12 +149,12 @@ class Shard:
         plain: dict[str, Plain] = {key: kept.take_apart(content[key], key) for key in content}
         return plain, kept.tensors
 
-    def give(self) -> Parcel:
+    def give(self) -> ShardPayload:
         """
         Everything, in place where that is possible.
         """
         plain, tensors = self.taken_apart()
-        return Parcel(
+        return ShardPayload(
             meta=pack({"form": _FORM, "tensors": listed(tensors), "content": plain}),
             buffers=tuple(readable(name, tensor) for name, tensor in tensors.items()),
         )

@@ -110,7 +110,7 @@ tft_rebuild = _hooks.tft_rebuild
 
 
 @hookimpl
-def tft_meet() -> None:
+def tft_pre_update_barrier() -> None:
     groups().present.barrier()
 
 

@@ -13,7 +13,7 @@ from mindspore.communication import GlobalComm
 from mindspore.nn import Cell
 
 from tft.errors import OrderRefused, UsageError
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft.state_hooks import part_digests
@@ -159,7 +159,7 @@ class Adopted:
             for shard in self._shards.values()
         ]
 
-    def give(self, shard: str) -> Parcel:
+    def give(self, shard: str) -> ShardPayload:
         """
         The shard, to be moved.
         """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tft.errors import MalformedMessage, OrderRefused, UsageError
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.protocol.codec import pack, unpack
 from tft_mindspore.memory import (
     Array,
@@ -126,11 +126,11 @@ class Shard:
         others = {name: other.state_dict() for name, other in self._others.items()}
         return {"groups": groups, "others": others}
 
-    def give(self) -> Parcel:
+    def give(self) -> ShardPayload:
         """
         Everything, in place.
         """
-        return Parcel(
+        return ShardPayload(
             meta=self.meta(),
             buffers=tuple(
                 Buffer(name=name, view=flat_bytes(content(parameter)))

@@ -52,7 +52,7 @@ def tft_preload() -> None:
 
 tft_watch = _torch.tft_watch
 tft_shards = _hooks.tft_shards
-tft_meet = _torch.tft_meet
+tft_pre_update_barrier = _torch.tft_pre_update_barrier
 tft_updated = _torch.tft_updated
 tft_watch_collectives = _torch.tft_watch_collectives
 tft_capture = _hooks.tft_capture

@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from tft.errors import OrderRefused, UsageError
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft_pytorch.buckets import Wrappers
@@ -217,14 +217,14 @@ class Adopted:
             for shard in self._shards.values()
         ]
 
-    def give(self, shard: str) -> Parcel:
+    def give(self, shard: str) -> ShardPayload:
         """
         The shard, to be moved.
         """
-        parcel = self._shard(shard).give()
+        payload = self._shard(shard).give()
         if shard != DENSE:
-            return parcel
-        return replace(parcel, buffers=(*parcel.buffers, *self._private.modes.give()))
+            return payload
+        return replace(payload, buffers=(*payload.buffers, *self._private.modes.give()))
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
@@ -319,8 +319,10 @@ class Adopted:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        parcel = self._shard(shard).give()  # modes may be each rank's own: one may evaluate for all
-        return shard_parts(parcel, self._private.running.own(parcel))
+        payload = self._shard(
+            shard
+        ).give()  # modes may be each rank's own: one may evaluate for all
+        return shard_parts(payload, self._private.running.own(payload))
 
     def digests(self) -> dict[str, str]:
         """

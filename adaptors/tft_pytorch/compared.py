@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import xxhash
 
-from tft.hooks import Parcel
+from tft.hooks import ShardPayload
 from tft.protocol.codec import pack, unpack
 from tft.state_hooks import buffer_digests
 from tft_pytorch.trees import expect
@@ -15,13 +15,13 @@ _SETTINGS = "optim.param_groups."
 """Before the names of tensors in the settings of parameter groups, such as a learning rate."""
 
 
-def shard_parts(parcel: Parcel, own: Mapping[str, bool]) -> dict[str, str]:
+def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str]:
     """
     Digests (XXH3-128, hexadecimal) of a shard that `tft_give` would give: `model`, `master`, `optim`, the `settings` of
     the parameter groups, the scheduler and the others by their names, and `description`, which is the rest. Buffers
     in `own` stand alone; where that is True the digest is empty: this rank's content is its own.
     """
-    told = expect(unpack(parcel.meta), dict, "the description of a shard")
+    told = expect(unpack(payload.meta), dict, "the description of a shard")
     optimizer, others = dict(told.pop("optimizer")["dict"]), told.pop("others")
     settings = optimizer.pop("param_groups")
     # a rebuild brings the wrappers of all ranks to those of one; one that failed has done so on some
@@ -32,7 +32,7 @@ def shard_parts(parcel: Parcel, own: Mapping[str, bool]) -> dict[str, str]:
         "settings": xxhash.xxh3_128(pack(settings)),
         **{name: xxhash.xxh3_128(pack(tree)) for name, tree in others.items()},
     }
-    for buffer, digest in zip(parcel.buffers, buffer_digests(parcel.buffers), strict=True):
+    for buffer, digest in zip(payload.buffers, buffer_digests(payload.buffers), strict=True):
         part = buffer.name if buffer.name in own else buffer.name.partition(".")[0]
         part = "settings" if buffer.name.startswith(_SETTINGS) else part
         sum_ = sums.setdefault(part, xxhash.xxh3_128())

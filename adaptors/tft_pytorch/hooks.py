@@ -83,7 +83,7 @@ class TorchHooks(Generic[State]):
         self.contributing = contributing
 
     @hookimpl
-    def tft_meet(self) -> None:
+    def tft_pre_update_barrier(self) -> None:
         self._groups.meet(cuda=self._hooks.state().on_cuda)
 
     @hookimpl

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from tft.errors import OrderRefused, UsageError
-from tft.hooks import Buffer, Made, Parcel
+from tft.hooks import Buffer, Made, ShardPayload
 from tft.protocol.codec import pack
 from tft.protocol.messages import ShardCopies
 from tft_pytorch import meshes
@@ -219,12 +219,12 @@ class Maker:
             self._shards = self._learn(rank, world)
         return [ShardCopies(shard=shard, ranks=ranks) for shard, ranks in self._shards.items()]
 
-    def give(self, shard: str) -> Parcel:
+    def give(self, shard: str) -> ShardPayload:
         """
         The shard, to be moved.
         """
         held = self._state(shard)
-        return Parcel(
+        return ShardPayload(
             meta=held.meta(),
             buffers=tuple(readable(name, tensor) for name, tensor in held.tensors.items()),
         )
@@ -278,10 +278,10 @@ class Maker:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        parcel = self.give(shard)
+        payload = self.give(shard)
         # a process that has made nothing yet does not know which of its buffers move: others do
-        own = {**dict.fromkeys(self._buffers, False), **self._private.running.own(parcel)}
-        return shard_parts(parcel, own)
+        own = {**dict.fromkeys(self._buffers, False), **self._private.running.own(payload)}
+        return shard_parts(payload, own)
 
     def digests(self) -> dict[str, str]:
         """

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
 
 from tft.errors import MalformedMessage
-from tft.hooks import Parcel
+from tft.hooks import ShardPayload
 from tft_pytorch.memory import flat_bytes, in_place
 from tft_pytorch.names import own_names
 
@@ -134,16 +134,16 @@ class RunningBuffers:
             return copy
         return self.copy(closing=True, room=room)
 
-    def own(self, parcel: Parcel) -> dict[str, bool]:
+    def own(self, payload: ShardPayload) -> dict[str, bool]:
         """
-        The model's buffers in a parcel, by name: whether they were seen to change in the forward pass on this rank, so
+        The model's buffers in a payload, by name: whether they were seen to change in the forward pass on this rank, so
         that their content is its own. What others, such as a moving average, keep by the same name is taken from there.
         Those that were not are named, too: a process that has come anew has not seen any change.
         """
         found: dict[str, bool] = {}
         names = set(self._names)
         moving = {name for i, name in enumerate(self._names) if i in self._moving}
-        for name in (buffer.name for buffer in parcel.buffers):
+        for name in (buffer.name for buffer in payload.buffers):
             whose, _, called = name.partition(".")
             words = called.split(".")
             endings = {".".join(words[at:]) for at in range(len(words))}

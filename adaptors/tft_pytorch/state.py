@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor, nn
 
 from tft.errors import OrderRefused
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.protocol.codec import pack
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.described import described, dtype_name, listed, read
@@ -142,12 +142,12 @@ class Shard:
 
     # ------------------------------------------------------------ moving it
 
-    def give(self) -> Parcel:
+    def give(self) -> ShardPayload:
         """
         Everything, in place where that is possible.
         """
         found = self.inventory()
-        return Parcel(
+        return ShardPayload(
             meta=self.describe(found),
             buffers=tuple(readable(name, tensor) for name, tensor in found.tensors.items()),
         )

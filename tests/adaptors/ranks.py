@@ -380,8 +380,8 @@ class Actor:
         """
         A shard.
         """
-        parcel = adaptor.tft_give(shard)
-        return shard, parcel.meta, [bytes(buffer.view) for buffer in parcel.buffers]
+        payload = adaptor.tft_give(shard)
+        return shard, payload.meta, [bytes(buffer.view) for buffer in payload.buffers]
 
     def take(self, shard: str, meta: bytes, contents: list[bytes]) -> None:
         """
@@ -460,9 +460,9 @@ class Actor:
         """
         digests = {}
         for shard in self.shards(world):
-            parcel = adaptor.tft_give(shard)
-            digest = xxhash.xxh3_128(parcel.meta)
-            for buffer in parcel.buffers:
+            payload = adaptor.tft_give(shard)
+            digest = xxhash.xxh3_128(payload.meta)
+            for buffer in payload.buffers:
                 digest.update(buffer.view)
             digests[shard] = digest.hexdigest()
         return digests

@@ -18,7 +18,7 @@ from tft_pytorch import adaptor
 from torch import nn
 
 from tft import checkpoint
-from tft.checkpoint import Shelf
+from tft.checkpoint import CheckpointStore
 from tft.config import RankSettings
 from tft.hooks import AdaptorSpecs
 from tft.protocol.messages import Checkpointed, CheckpointFailed
@@ -143,6 +143,6 @@ def test_a_disk_that_was_full_costs_the_checkpoints_of_that_time(
     there is room.
     """
     assert asked(context, periodic, tmp_path) == [(2, FULL), (4, FULL), (6, "")]
-    newest = checkpoint.newest(Shelf(directory=tmp_path / "checkpoints"))
+    newest = checkpoint.newest(CheckpointStore(directory=tmp_path / "checkpoints"))
     assert newest is not None
     assert checkpoint.verify(newest).step == 6

@@ -17,7 +17,7 @@ from tft_pytorch import ReplicaOptimizer, adaptor
 from torch import nn
 
 from tft import checkpoint
-from tft.checkpoint import Shelf
+from tft.checkpoint import CheckpointStore
 
 KILLS = 100
 """Of the long run, half of them each way."""
@@ -148,14 +148,14 @@ def test_a_save_killed_anywhere_leaves_a_whole_checkpoint(
         shutil.copytree(clean, run_dir)
         code, [place] = saving(run_dir, step, at)
         assert code == -signal.SIGKILL, place
-        newest = checkpoint.newest(Shelf(directory=run_dir / "checkpoints"))
+        newest = checkpoint.newest(CheckpointStore(directory=run_dir / "checkpoints"))
         assert newest is not None, place
         assert checkpoint.verify(newest).step in (EARLIER, step), place
         if not again:
             earlier = run_dir / "checkpoints" / f"step-{EARLIER:08}"
             assert checkpoint.verify(earlier).step == EARLIER, place
     assert saving(run_dir, step, None)[0] == 0
-    after = checkpoint.newest(Shelf(directory=run_dir / "checkpoints"))
+    after = checkpoint.newest(CheckpointStore(directory=run_dir / "checkpoints"))
     assert after is not None
     assert checkpoint.verify(after).step == step
     assert not list(run_dir.glob("checkpoints/*.partial"))

@@ -246,10 +246,10 @@ def test_what_was_made_is_compared_in_the_loop_and_before_it() -> None:
         made.optimizer.step()
         maker.capture(closing=True)
         held = maker.compare("dense")
-        parcel = maker.give("dense")
-    for place, buffer in zip(fresh.take("dense", parcel.meta), parcel.buffers, strict=True):
+        payload = maker.give("dense")
+    for place, buffer in zip(fresh.take("dense", payload.meta), payload.buffers, strict=True):
         place.view[:] = buffer.view
-    fresh.taken("dense", parcel.meta)
+    fresh.taken("dense", payload.meta)
     fetched = fresh.compare("dense")
     assert fetched.keys() == held.keys()
     assert held["model.seen"] == ""

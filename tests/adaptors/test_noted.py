@@ -111,11 +111,11 @@ def test_who_did_not_end_the_step_gets_the_modes_of_who_did() -> None:
     model.norm.eval()
     giver.capture(closing=True)
     giver.end_step()
-    parcel = giver.give("dense")
-    for room, source in zip(taker.take("dense", parcel.meta), parcel.buffers, strict=True):
+    payload = giver.give("dense")
+    for room, source in zip(taker.take("dense", payload.meta), payload.buffers, strict=True):
         assert room.name == source.name
         room.view[:] = source.view
-    taker.taken("dense", parcel.meta)
+    taker.taken("dense", payload.meta)
     for _ in range(2):
         taker.rollback(before)
         assert [module.training for module in other.modules()] == [True, True, False]

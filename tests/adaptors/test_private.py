@@ -523,10 +523,10 @@ def test_what_was_taken_from_another_rank_is_not_wound_back() -> None:
     rank, other = Trainee(10), Trainee(10)
     rank.train(1)
     other.train(2)
-    parcel = other.state.give("dense")
-    for buffer, room in zip(parcel.buffers, rank.state.take("dense", parcel.meta), strict=True):
+    payload = other.state.give("dense")
+    for buffer, room in zip(payload.buffers, rank.state.take("dense", payload.meta), strict=True):
         room.view[:] = buffer.view
-    rank.state.taken("dense", parcel.meta)
+    rank.state.taken("dense", payload.meta)
 
     rank.state.clear()
 

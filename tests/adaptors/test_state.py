@@ -68,11 +68,11 @@ def move(giver: Adopted, taker: Adopted) -> None:
     """
     The shard, byte by byte.
     """
-    parcel = giver.give("dense")
-    for buffer, room in zip(parcel.buffers, taker.take("dense", parcel.meta), strict=True):
+    payload = giver.give("dense")
+    for buffer, room in zip(payload.buffers, taker.take("dense", payload.meta), strict=True):
         assert buffer.name == room.name
         room.view[:] = buffer.view
-    taker.taken("dense", parcel.meta)
+    taker.taken("dense", payload.meta)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "tensor_lr"])
@@ -187,10 +187,10 @@ def test_what_the_transfer_leaves_half_done_is_not_used() -> None:
     """
     net, optimizer, _ = trained("adamw", 1, 1)
     adopted = adopt({"model": net, "optimizer": optimizer}, None)
-    parcel = adopted.give("dense")
+    payload = adopted.give("dense")
 
     with pytest.raises(OrderRefused, match="no room was made"):
-        adopted.taken("dense", parcel.meta)
+        adopted.taken("dense", payload.meta)
 
 
 @pytest.mark.parametrize("difference", ["shape", "type", "groups", "scheduler"])

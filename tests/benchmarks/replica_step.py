@@ -92,7 +92,7 @@ def prepared(
         "tft": step,
         "torch": pieces.step,
         "torch_buckets": buckets.step,
-        "meeting": adaptor.tft_meet,
+        "meeting": adaptor.tft_pre_update_barrier,
     }
     return ways, equal
 

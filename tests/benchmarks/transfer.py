@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.keys import make_keys
 from tft.protocol.messages import Source, Transfer
 from tft.transfer import ShardServer, Tls, fetch, read_tls
@@ -151,9 +151,9 @@ class _Server:
 
 
 def _serve_shards(held: memoryview, curve: Path | None = None) -> None:
-    def give(shard: str, step: int) -> Parcel:
+    def give(shard: str, step: int) -> ShardPayload:
         part = held[:SMALL] if shard == "small" else held
-        return Parcel(meta=b"", buffers=_cut(part, shard))
+        return ShardPayload(meta=b"", buffers=_cut(part, shard))
 
     server = ShardServer("127.0.0.1", JOB, give, read_tls(curve))
     server.start()

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from tft import checkpoint
-from tft.checkpoint import shelf_of
+from tft.checkpoint import checkpoint_store_of
 from tft.cli.rundir import (
     FreshReport,
     check_run_dir,
+    checkpoint_store_there,
     living_run,
     passed_over,
     resumable,
     run_dir_of,
-    shelf_there,
     write_job,
 )
 from tft.config import JobSettings
@@ -203,10 +203,10 @@ def test_the_checkpoints_of_a_run_are_found_where_it_was_told_to_put_them(
     own = replace(
         settings, checkpoint_dir=settings.run_dir.parent / "kept", checkpoint_name="{step}"
     )
-    assert shelf_there(settings.run_dir) == shelf_of(settings)
+    assert checkpoint_store_there(settings.run_dir) == checkpoint_store_of(settings)
     settings.run_dir.mkdir()
     write_job(own, ["train.py"])
-    assert shelf_there(settings.run_dir) == shelf_of(own)
+    assert checkpoint_store_there(settings.run_dir) == checkpoint_store_of(own)
 
 
 def test_a_file_is_no_directory_for_checkpoints(settings: JobSettings) -> None:
@@ -244,10 +244,10 @@ def test_a_checkpoint_that_lacks_a_rank_is_not_what_a_job_goes_on_from_by_itself
         UsageError, match=r"step-00000009 holds no RNG and data position of ranks \[1\]"
     ):
         check_run_dir(settings, node=0, may_begin=True)
-    assert resumable(shelf_of(settings)) == newest
+    assert resumable(checkpoint_store_of(settings)) == newest
     whole = saved(settings)
 
-    assert resumable(shelf_of(settings)) == whole
+    assert resumable(checkpoint_store_of(settings)) == whole
     check_run_dir(settings, node=0, may_begin=True)
     with pytest.raises(UsageError, match="step-00000009 holds no RNG"):
         check_run_dir(settings, node=0)
@@ -259,10 +259,10 @@ def test_what_a_job_goes_on_from_by_itself_is_whole(settings: JobSettings) -> No
     """
     settings = replace(settings, nproc_per_node=2, resume=True)
     older, newest = saved(settings), saved(settings, step=9)
-    assert resumable(shelf_of(settings)) == newest
+    assert resumable(checkpoint_store_of(settings)) == newest
     (newest / "private-rank0.bin").write_bytes(b"positiom")
 
-    assert resumable(shelf_of(settings)) == older
+    assert resumable(checkpoint_store_of(settings)) == older
     check_run_dir(settings, node=0, may_begin=True)
     with pytest.raises(CheckpointCorrupt, match=r"private-rank0\.bin is not what was written"):
         check_run_dir(settings, node=0)
@@ -272,7 +272,7 @@ def saved(settings: JobSettings, *, step: int = 7, ranks: int = 2) -> Path:
     """
     A checkpoint of two ranks of the adaptor `pytorch`, or with the private state of one alone.
     """
-    final = shelf_of(settings).place(step)
+    final = checkpoint_store_of(settings).place(step)
     partial = checkpoint.partial(final)
     partial.mkdir(parents=True)
     files = [checkpoint.write_private(partial, rank, b"position") for rank in range(ranks)]
@@ -323,14 +323,14 @@ def test_what_is_newer_and_passed_over_is_named(settings: JobSettings) -> None:
     When directories of later steps lie beside the checkpoint that a job goes on from, then each is named with the
     reason why it is not read.
     """
-    shelf = shelf_of(settings)
-    chosen = shelf.place(4)
+    store = checkpoint_store_of(settings)
+    chosen = store.place(4)
     chosen.mkdir(parents=True)
     (chosen / "manifest.json").touch()
-    for name in (shelf.place(6).name, f"{shelf.place(8).name}.partial", shelf.place(2).name):
-        (shelf.directory / name).mkdir()
-    found = passed_over(shelf, chosen)
+    for name in (store.place(6).name, f"{store.place(8).name}.partial", store.place(2).name):
+        (store.directory / name).mkdir()
+    found = passed_over(store, chosen)
     assert [sentence.partition(": ")[2] for sentence in found] == [
         "it has no manifest.json", "it was never finished",
     ]  # fmt: skip
-    assert str(shelf.place(6)) in found[0]
+    assert str(store.place(6)) in found[0]

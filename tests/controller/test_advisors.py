@@ -74,12 +74,12 @@ def test_what_is_no_report_is_refused_where_it_is_made(strange: Any) -> None:  #
     given: list[Callable[[Any], None]] = []  # Any: as above
 
     @hookimpl
-    def tft_led(report: Callable[[Any], None]) -> None:  # Any: as above
+    def tft_on_leader(report: Callable[[Any], None]) -> None:  # Any: as above
         given.append(report)
 
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
-    add(manager, SimpleNamespace(tft_led=tft_led), "scheduler")
+    add(manager, SimpleNamespace(tft_on_leader=tft_on_leader), "scheduler")
     Advisors(manager).led(heard.append)
     with pytest.raises(UsageError):
         given[0](strange)

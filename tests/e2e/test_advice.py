@@ -19,11 +19,11 @@ from tft.protocol.messages import Noticed
 reports = []
 
 @hookimpl
-def tft_led(report):
+def tft_on_leader(report):
     reports.append(report)
 
 @hookimpl
-def tft_told(event, facts):
+def tft_on_event(event, facts):
     if event == "incident_closed" and facts["incident"] == 1:
         reports[-1](Noticed(rank=2, kind="memory", evidence="its card is hot", at=SystemClock().now()))
 

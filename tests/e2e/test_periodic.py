@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.conftest import FAKE, GPT_STEPS
 from tests.e2e.jobs import ROOT, TRAIN, Outcome, identical, job, run
 from tft import checkpoint
-from tft.checkpoint import Shelf
+from tft.checkpoint import CheckpointStore
 
 GPT = ROOT / "examples" / "gpt"
 STEPS = ("--steps", str(GPT_STEPS))
@@ -122,7 +122,7 @@ def test_a_job_that_is_killed_whole_is_resumed_from_its_newest_checkpoint(
             assert first.process.poll() is None, first.output()
         first.process.send_signal(signal.SIGKILL)
         first.end()
-    half = checkpoint.open_round(Shelf(directory=run_dir / "checkpoints").place(35), 0, 0)
+    half = checkpoint.open_round(CheckpointStore(directory=run_dir / "checkpoints").place(35), 0, 0)
     (half / "part-rank0.json").write_text("[]")
     resumed = run(run_dir, *EVERY, "--resume", arguments=STEPS)
     assert resumed.code == 0, resumed.output

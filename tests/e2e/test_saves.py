@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.conftest import FAKE, FAKE_STEPS
 from tests.e2e.jobs import Outcome, run
 from tft import checkpoint
-from tft.checkpoint import Shelf
+from tft.checkpoint import CheckpointStore
 from tft.cli.checkpoints import verify
 
 SOME = 60
@@ -128,7 +128,7 @@ def test_a_last_checkpoint_of_the_scripts_own_is_read_by_the_script_alone(
     """
     first = train(tmp_path / "run", FAKE_STEPS, more=(*OWN, "--bug", "1,33"))
     assert first.code == 3, first.output
-    place = Shelf(directory=tmp_path / "kept", name=NAME).place(32)
+    place = CheckpointStore(directory=tmp_path / "kept", name=NAME).place(32)
     assert checkpoint.verify(place).own
 
     without = train(tmp_path / "without", FAKE_STEPS, "--resume")

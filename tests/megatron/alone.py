@@ -110,9 +110,9 @@ for number in range(2):
         adaptor.tft_capture(closing=True)
     before = dict(adaptor.tft_digests())
     for shard in adaptor.tft_shards(0, 1):
-        parcel = adaptor.tft_give(shard.shard)
-        adaptor.tft_take(shard.shard, parcel.meta)
-        adaptor.tft_taken(shard.shard, parcel.meta)
+        payload = adaptor.tft_give(shard.shard)
+        adaptor.tft_take(shard.shard, payload.meta)
+        adaptor.tft_taken(shard.shard, payload.meta)
     adaptor.tft_quiesce()
     adaptor.tft_clear()
     gc.collect()

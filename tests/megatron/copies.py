@@ -36,9 +36,9 @@ class Copies:
 
     def _shards(self) -> Iterator[tuple[str, str]]:
         for shard in adaptor.tft_shards(*self._place):
-            parcel = adaptor.tft_give(shard.shard)
-            found = xxhash.xxh3_128(parcel.meta)
-            for buffer in parcel.buffers:
+            payload = adaptor.tft_give(shard.shard)
+            found = xxhash.xxh3_128(payload.meta)
+            for buffer in payload.buffers:
                 found.update(buffer.view)
             yield shard.shard, found.hexdigest()
 

@@ -121,7 +121,7 @@ def train(session: tft.Session) -> None:
             forward_only=False,
         )
         if step == 7 and wrong:
-            newest = session.shelf.place(6) / "manifest.json"
+            newest = session.checkpoints.place(6) / "manifest.json"
             until(newest.exists, "that the checkpoint of step 6 is complete")
             raise wrong.pop()
         record.write(step, sum((float(each["loss"]) for each in losses), start=0.0))

@@ -93,12 +93,12 @@ def move(giver: Adopted, taker: Adopted, shard: str = "dense") -> None:
     """
     A shard from one to the other, by the bytes that would travel.
     """
-    parcel = giver.give(shard)
-    rooms = taker.take(shard, parcel.meta)
-    for buffer, room in zip(parcel.buffers, rooms, strict=True):
+    payload = giver.give(shard)
+    rooms = taker.take(shard, payload.meta)
+    for buffer, room in zip(payload.buffers, rooms, strict=True):
         assert (buffer.name, buffer.view.nbytes) == (room.name, room.view.nbytes)
         room.view[:] = buffer.view
-    taker.taken(shard, parcel.meta)
+    taker.taken(shard, payload.meta)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

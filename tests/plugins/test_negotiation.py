@@ -357,7 +357,7 @@ def test_a_scheduler_that_is_not_there_costs_no_job() -> None:
         talk.settle()
         talk.train()
     assert {entry["hook"] for entry in logs if entry["event"] == "plugin_failed"} == {
-        "tft_advise", "tft_told",
+        "tft_advise", "tft_on_event",
     }  # fmt: skip
     assert strategies(talk) == ["retry"]
     assert talk.job.doing == "healthy"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tft.errors import OrderRefused
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.protocol.messages import Source, Transfer
 from tft.transfer import ShardServer, Tls, fetch
 
@@ -61,15 +61,15 @@ def serve(shard: Shard, meta: bytes = META, tls: Tls | None = None) -> ShardServ
     """
     A started server that holds this shard at STEP.
     """
-    parcel = Parcel(
+    payload = ShardPayload(
         meta=meta,
         buffers=tuple(Buffer(name=name, view=memoryview(held)) for name, held in shard.items()),
     )
 
-    def give(name: str, step: int) -> Parcel:
+    def give(name: str, step: int) -> ShardPayload:
         if step != STEP:
             raise OrderRefused(f"rank 5 holds shard {name!r} at step {STEP}, not at step {step}")
-        return parcel
+        return payload
 
     server = ShardServer("127.0.0.1", JOB, give, tls)
     server.start()

@@ -6,7 +6,7 @@ input ends. Usage: serve.py JOB SIZE SEED. Prints its address.
 import sys
 
 from tests.transfer.peers import META, content
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.transfer import ShardServer
 
 
@@ -17,8 +17,8 @@ def main() -> None:
     job, size, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     held = memoryview(content(size, seed))
 
-    def give(shard: str, step: int) -> Parcel:
-        return Parcel(meta=META, buffers=(Buffer(name="weights", view=held),))
+    def give(shard: str, step: int) -> ShardPayload:
+        return ShardPayload(meta=META, buffers=(Buffer(name="weights", view=held),))
 
     server = ShardServer("127.0.0.1", job, give)
     server.start()

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.transfer.peers import JOB, META, STEP, Opened, Room, content, fetch_into, serve
 from tft.errors import InternalError, TransferFailed, UsageError
-from tft.hooks import Buffer, Parcel
+from tft.hooks import Buffer, ShardPayload
 from tft.protocol.messages import VERSION
 from tft.transfer import ShardServer
 from tft.transfer.wire import CHUNK, FROM_SERVER, Hello, Offer, Refusal, Request, frame, read_frame
@@ -132,7 +132,7 @@ def test_an_adaptor_that_fails_to_give_is_reported(opened: Opened) -> None:
     When `give` raises what is no refusal, then the log has the traceback and the client the error.
     """
 
-    def give(shard: str, step: int) -> Parcel:
+    def give(shard: str, step: int) -> ShardPayload:
         raise RuntimeError("the device is gone")
 
     server = opened(ShardServer("127.0.0.1", JOB, give))
@@ -180,7 +180,7 @@ def test_a_server_is_started_before_it_has_an_address() -> None:
     When the address of a server that was never started is asked for, then that is our bug; that
     it is closed is not.
     """
-    server = ShardServer("127.0.0.1", JOB, lambda shard, step: Parcel(meta=b"", buffers=()))
+    server = ShardServer("127.0.0.1", JOB, lambda shard, step: ShardPayload(meta=b"", buffers=()))
 
     server.close()
     with pytest.raises(InternalError):
@@ -191,7 +191,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
     """
     When the host is not this machine's, then the sentence says what to do.
     """
-    server = ShardServer("192.0.2.1", JOB, lambda shard, step: Parcel(meta=b"", buffers=()))
+    server = ShardServer("192.0.2.1", JOB, lambda shard, step: ShardPayload(meta=b"", buffers=()))
 
     with pytest.raises(UsageError, match=r"cannot serve shards at 192\.0\.2\.1"):
         server.start()
@@ -213,8 +213,8 @@ def test_ipv6_is_served_as_well(opened: Opened) -> None:
     assert room.taken == [META]
 
 
-def _give(shard: str, step: int) -> Parcel:
-    return Parcel(
+def _give(shard: str, step: int) -> ShardPayload:
+    return ShardPayload(
         meta=META,
         buffers=tuple(Buffer(name=name, view=memoryview(held)) for name, held in SHARD.items()),
     )

@@ -16,7 +16,7 @@ import pluggy
 import pytest
 
 from tft import checkpoint
-from tft.checkpoint import Shelf
+from tft.checkpoint import CheckpointStore
 from tft.config import RankSettings
 from tft.errors import UsageError
 from tft.hooks import AdaptorSpecs, hookimpl
@@ -252,7 +252,7 @@ def test_the_last_to_have_written_its_part_makes_the_checkpoint(
         written(ranks[1:])
         assert steps(tmp_path) == []
     written(ranks)
-    place = Shelf(directory=tmp_path / "checkpoints").place(2)
+    place = CheckpointStore(directory=tmp_path / "checkpoints").place(2)
     assert steps(tmp_path) == [2]
     assert (place / "dense").read_bytes() == b"fresh"
     assert [checkpoint.read_private(place, r) for r in range(WORLD)] == [
@@ -314,7 +314,9 @@ def test_parts_of_two_ways_through_one_incident_are_not_put_together(
         stage(members, 2)
         written(members)
         assert steps(tmp_path) == ([] if number == 1 else [2])
-    assert (Shelf(directory=tmp_path / "checkpoints").place(2) / "dense").read_bytes() == b"way 2"
+    assert (
+        CheckpointStore(directory=tmp_path / "checkpoints").place(2) / "dense"
+    ).read_bytes() == b"way 2"
 
 
 def test_nothing_is_committed_while_the_job_decides_where_to_go_on(
@@ -533,7 +535,7 @@ def test_nothing_old_goes_while_the_job_decides_where_to_go_on(
         rank.periodic.left()
         rank.post.comes_back()
     assert steps(tmp_path) == [2, 4, 6]
-    checkpoint.give_up(Shelf(directory=tmp_path / "checkpoints"), 5)
+    checkpoint.give_up(CheckpointStore(directory=tmp_path / "checkpoints"), 5)
     for rank in sparing:
         rank.periodic.rolled_back(5)
         rank.periodic.resumed((1, 0))
@@ -559,7 +561,7 @@ def test_a_function_of_the_users_own_writes_while_its_rank_stands_still(tmp_path
             stage(ranks, step)
             content = [b"later", *content[:-1]] if step == 4 else content
             written(ranks)
-        place = Shelf(directory=tmp_path / "checkpoints").place(4)
+        place = CheckpointStore(directory=tmp_path / "checkpoints").place(4)
         assert steps(tmp_path) == [4]
         assert (place / "dense" / "deep" / "weights").read_bytes() == b"four"
         assert checkpoint.verify(place).own
@@ -581,8 +583,8 @@ def test_every_holder_writes_its_copy_where_that_is_asked_for(tmp_path: Path) ->
         ranks[2].adaptor.full, ranks[0].adaptor.full = False, True
         stage(ranks, 6)
         written(ranks)
-        shelf = Shelf(directory=tmp_path / "checkpoints")
-        found = {step: checkpoint.verify(shelf.place(step)).copies for step in steps(tmp_path)}
+        store = CheckpointStore(directory=tmp_path / "checkpoints")
+        found = {step: checkpoint.verify(store.place(step)).copies for step in steps(tmp_path)}
         assert {step: [file.name for file in files] for step, files in found.items()} == {
             2: ["copy-rank2/dense"],
             4: ["copy-rank1/dense"],

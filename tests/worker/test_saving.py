@@ -10,7 +10,7 @@ import pluggy
 import pytest
 
 from tft import checkpoint
-from tft.checkpoint import Shelf
+from tft.checkpoint import CheckpointStore
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
 from tft.hooks import AdaptorSpecs, hookimpl
 from tft.protocol.messages import ShardCopies
@@ -144,20 +144,20 @@ def test_an_adaptor_is_told_which_checkpoint_is_the_newest(tmp_path: Path) -> No
     """
     pointing = Pointing()
     by = saving(pointing)
-    shelf = Shelf(directory=tmp_path / "checkpoints")
+    store = CheckpointStore(directory=tmp_path / "checkpoints")
     for step in (4, 7):
-        partial = checkpoint.partial(shelf.place(step))
+        partial = checkpoint.partial(store.place(step))
         partial.mkdir(parents=True)
         files = [checkpoint.write_private(partial, 0, b"rng")]
         manifest = by.join(partial, files, step=step, world=1, adaptor="plain")
-        by.commit(partial, shelf.place(step), manifest)
+        by.commit(partial, store.place(step), manifest)
     for step in (7, 6, 0):
-        by.give_up(shelf, step)
-    where = shelf.directory
+        by.give_up(store, step)
+    where = store.directory
     assert pointing.told == [
-        (where, shelf.place(4), 4),
-        (where, shelf.place(7), 7),
-        (where, shelf.place(4), 4),
+        (where, store.place(4), 4),
+        (where, store.place(7), 7),
+        (where, store.place(4), 4),
         (where, None, 0),
     ]
 

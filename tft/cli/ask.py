@@ -15,7 +15,7 @@ from tft import checkpoint
 from tft.bus.base import Bus, Heard, Malformed, NotLetIn
 from tft.bus.zeromq import open_bus
 from tft.cli.run import say
-from tft.cli.rundir import FreshReport, JobThere, job_there, shelf_there
+from tft.cli.rundir import FreshReport, JobThere, checkpoint_store_there, job_there
 from tft.cli.verdicts import COMPLETED, FAILED
 from tft.clock import SystemClock
 from tft.core.delivery import Outbox
@@ -113,7 +113,7 @@ def dump(run_dir: Path, why: str) -> int:
         except PeerError:
             if report.text() is None:  # else it has left without our hearing its last word
                 raise
-        newest = checkpoint.newest(shelf_there(run_dir))
+        newest = checkpoint.newest(checkpoint_store_there(run_dir))
         if report.result() != "dumped" or newest is None:
             say(f"the job has ended without a last checkpoint: {report.why()}")
             return FAILED

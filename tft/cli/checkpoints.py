@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from tft import checkpoint
-from tft.checkpoint import Shelf
+from tft.checkpoint import CheckpointStore
 from tft.cli.recover import recover_command
-from tft.cli.rundir import known_unfit, shelf_there
+from tft.cli.rundir import checkpoint_store_there, known_unfit
 from tft.config import CHECKPOINT_NAME
 from tft.errors import UsageError
 
@@ -22,9 +22,9 @@ def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
     """
     directory = path
     if not (path / checkpoint.MANIFEST).is_file():
-        there = Shelf(directory=path, name=checkpoint_name)
+        there = CheckpointStore(directory=path, name=checkpoint_name)
         there.check()
-        newest = checkpoint.newest(shelf_there(path)) or checkpoint.newest(there)
+        newest = checkpoint.newest(checkpoint_store_there(path)) or checkpoint.newest(there)
         if newest is None:
             raise UsageError(
                 f"{path} is no checkpoint, nor a directory of a run or of checkpoints with one: a "
@@ -32,7 +32,7 @@ def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
             )
         directory = newest
     known = checkpoint.verify(directory)
-    named = Shelf(directory=directory.parent, name=checkpoint_name)
+    named = CheckpointStore(directory=directory.parent, name=checkpoint_name)
     checkpoint.check_name(named, directory, known)
     size = sum(file.size for file in known.files)
     for why in checkpoint.damaged(directory) if known.copies else ():

@@ -16,7 +16,7 @@ from tft.agent.settings import Placed, StartedElsewhere
 from tft.bus.broker import is_loopback
 from tft.bus.ports import check_free, free_address
 from tft.bus.zeromq import host_and_port
-from tft.checkpoint import newest, shelf_of
+from tft.checkpoint import checkpoint_store_of, newest
 from tft.cli.rundir import (
     check_run_dir,
     holds_story,
@@ -191,7 +191,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
         node, spare = _another(settings, node), settings.nproc_per_node
     # who leads decides; another may look when the story has begun already
     if options["resume_if_any"] and (node == LEADER or (node == 0 and not led_elsewhere)):
-        there = holds_story(run_dir) or newest(shelf_of(settings)) is not None
+        there = holds_story(run_dir) or newest(checkpoint_store_of(settings)) is not None
         settings = replace(settings, resume=settings.resume or there)
     return Plan(
         settings=settings,
@@ -263,7 +263,7 @@ def check_settings(settings: JobSettings) -> None:
         raise UsageError(f"--save-copies is one or all, not {settings.save_copies}")
     if settings.audit not in ("first", "strict", "off"):
         raise UsageError(f"--audit is first, strict or off, not {settings.audit}")
-    shelf_of(settings).check()
+    checkpoint_store_of(settings).check()
     unknown = [name for name in settings.enable if name not in STRATEGIES]
     if unknown:
         raise UsageError(f"--enable knows {', '.join(STRATEGIES)}, and not {', '.join(unknown)}")

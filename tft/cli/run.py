@@ -14,7 +14,7 @@ import click
 
 from tft.bus.base import Bus, Heard, NotLetIn
 from tft.bus.zeromq import open_bus
-from tft.checkpoint import Shelf, give_up, manifest_of, newest, shelf_of
+from tft.checkpoint import CheckpointStore, checkpoint_store_of, give_up, manifest_of, newest
 from tft.cli.children import Child, Children
 from tft.cli.plan import Plan, named
 from tft.cli.rundir import (
@@ -61,12 +61,12 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             write_job(settings, plan.command)
         report = FreshReport(settings.run_dir)
         if plan.leads and plan.may_begin and not plan.goes_on:
-            _turn_back(shelf_of(settings))
+            _turn_back(checkpoint_store_of(settings))
         if plan.leads or plan.placed is None:  # another launcher's nodes are as many as the ranks
             say(f"the records of this run are in {settings.run_dir}{_beginning(plan)}")
         if plan.leads and settings.resume and not plan.goes_on:
-            shelf = shelf_of(settings)
-            for sentence in passed_over(shelf, newest(shelf)):
+            store = checkpoint_store_of(settings)
+            for sentence in passed_over(store, newest(store)):
                 say(sentence)
         code = asyncio.run(_run(plan, environment, report))
         if plan.leads and plan.report is not None:
@@ -81,10 +81,10 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
         if code not in (COMPLETED, DUMPED):
             why = report.why() or f"nobody wrote a report; {settings.run_dir / 'logs'} says why"
             say(f"the job did not complete: {why}")
-            checkpoint = newest(shelf_of(settings))
+            checkpoint = newest(checkpoint_store_of(settings))
             if checkpoint is not None:
                 promise = f"{checkpoint} is the newest checkpoint: {plan.again} from it"
-                say(known_unfit(shelf_of(settings), checkpoint) or promise)
+                say(known_unfit(checkpoint_store_of(settings), checkpoint) or promise)
         if code == COMPLETED and report.steps() == 0:
             say(report.why())
     if code == DUMPED and (plan.leads or plan.placed is None):
@@ -96,23 +96,23 @@ def _last_checkpoint(plan: Plan) -> str:
     """
     What to do with the last checkpoint: `--resume` is offered where it will be accepted.
     """
-    shelf = shelf_of(plan.settings)
-    last = newest(shelf)
-    why = "" if last is None else known_unfit(shelf, last)
+    store = checkpoint_store_of(plan.settings)
+    last = newest(store)
+    why = "" if last is None else known_unfit(store, last)
     if why:
         return f"the job ended with a last checkpoint that --resume does not accept: {why}"
     return f"the job ended with a last checkpoint: {plan.again} it"
 
 
-def _turn_back(shelf: Shelf) -> None:
+def _turn_back(store: CheckpointStore) -> None:
     """
     Have a job that starts by itself go on from a checkpoint that it can go on from.
     """
-    last, directory = newest(shelf), resumable(shelf)
+    last, directory = newest(store), resumable(store)
     if last is None or directory is None or last == directory:
         return
-    say(f"{unfit(shelf, last)}; it is set aside")
-    give_up(shelf, manifest_of(directory).step)
+    say(f"{unfit(store, last)}; it is set aside")
+    give_up(store, manifest_of(directory).step)
 
 
 def _beginning(plan: Plan) -> str:
@@ -124,7 +124,7 @@ def _beginning(plan: Plan) -> str:
         return "; its nodes train, and are led from here again"
     if not settings.resume:
         return ""
-    checkpoint = newest(shelf_of(settings))
+    checkpoint = newest(checkpoint_store_of(settings))
     if checkpoint is None:
         return "; an earlier one left no checkpoint there, so the job begins once more"
     return f"; it goes on from {checkpoint.name}"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tft import checkpoint
-from tft.checkpoint import Manifest, Shelf
+from tft.checkpoint import CheckpointStore, Manifest
 from tft.config import JobSettings
 from tft.errors import CheckpointCorrupt, UsageError
 from tft.files import write_whole
@@ -123,18 +123,18 @@ def check_run_dir(
     if settings.resume:
         if may_begin:
             _check_unfinished(run_dir)
-        shelf = checkpoint.shelf_of(settings)
-        directory = resumable(shelf) if may_begin else checkpoint.newest(shelf)
+        store = checkpoint.checkpoint_store_of(settings)
+        directory = resumable(store) if may_begin else checkpoint.newest(store)
         if directory is not None:
             _check_resumable(settings, directory)
         elif not may_begin:
-            raise UsageError(f"there is no usable checkpoint in {shelf.directory} to resume from")
+            raise UsageError(f"there is no usable checkpoint in {store.directory} to resume from")
     elif holds_story(run_dir):
         raise UsageError(
             f"{run_dir} holds the story of an earlier run: add --resume to continue it, or "
             "choose another --run-dir"
         )
-    elif (earlier := checkpoint.newest(checkpoint.shelf_of(settings))) is not None:
+    elif (earlier := checkpoint.newest(checkpoint.checkpoint_store_of(settings))) is not None:
         raise UsageError(
             f"{earlier} is a checkpoint of an earlier run: add --resume to continue from it, or choose "
             "another --checkpoint-dir or --checkpoint-name"
@@ -160,48 +160,48 @@ def run_dir_of(
         pid = f"{os.getpid()}\n".encode()
         os.pwrite(lock, pid, 0)  # not by renaming: it is this very file that is locked
         os.truncate(lock, len(pid))
-        shelf = checkpoint.shelf_of(settings)
+        store = checkpoint.checkpoint_store_of(settings)
         if leads and not goes_on:
-            checkpoint.sweep(shelf)
+            checkpoint.sweep(store)
         yield
         if leads:
-            checkpoint.sweep(shelf)
+            checkpoint.sweep(store)
 
 
-def resumable(shelf: Shelf) -> Path | None:
+def resumable(store: CheckpointStore) -> Path | None:
     """
     The newest checkpoint that is whole and holds the private state of all ranks; if none does, the newest
     of all.
     """
-    found = checkpoint.committed(shelf)
+    found = checkpoint.committed(store)
     for directory in found:
-        if not unfit(shelf, directory):
+        if not unfit(store, directory):
             return directory
     return found[0] if found else None
 
 
-def unfit(shelf: Shelf, directory: Path) -> str:
+def unfit(store: CheckpointStore, directory: Path) -> str:
     """
     Return why a job cannot go on from a checkpoint; empty where it can. Every file is read.
     """
-    return _unfit(shelf, directory, checkpoint.verify)
+    return _unfit(store, directory, checkpoint.verify)
 
 
-def known_unfit(shelf: Shelf, directory: Path) -> str:
+def known_unfit(store: CheckpointStore, directory: Path) -> str:
     """
     Return the same by its manifest alone: empty means that nothing is known against it.
     """
-    return _unfit(shelf, directory, checkpoint.manifest_of)
+    return _unfit(store, directory, checkpoint.manifest_of)
 
 
-def passed_over(shelf: Shelf, chosen: Path | None) -> list[str]:
+def passed_over(store: CheckpointStore, chosen: Path | None) -> list[str]:
     """
     Return what `--resume` passes over that is newer than what it goes on from, a sentence for each.
     """
-    at = -1 if chosen is None else shelf.step_of(chosen)
+    at = -1 if chosen is None else store.step_of(chosen)
     return [
         f"{directory} is newer and is passed over: {_UNREAD[mark]}"
-        for step, mark, directory in shelf.held()
+        for step, mark, directory in store.held()
         if at is not None
         and step > at
         and mark in _UNREAD
@@ -209,10 +209,10 @@ def passed_over(shelf: Shelf, chosen: Path | None) -> list[str]:
     ]
 
 
-def _unfit(shelf: Shelf, directory: Path, look: Callable[[Path], Manifest]) -> str:
+def _unfit(store: CheckpointStore, directory: Path, look: Callable[[Path], Manifest]) -> str:
     try:
         manifest = look(directory)
-        checkpoint.check_name(shelf, directory, manifest)
+        checkpoint.check_name(store, directory, manifest)
     except CheckpointCorrupt as damaged:
         return str(damaged)
     return _lacking(directory, manifest)
@@ -298,14 +298,16 @@ def job_there(run_dir: Path) -> JobThere:
     return there
 
 
-def shelf_there(run_dir: Path) -> Shelf:
+def checkpoint_store_there(run_dir: Path) -> CheckpointStore:
     """
     Where the checkpoints of a run directory are: where its last run was told to put them.
     """
-    default = Shelf(directory=run_dir / "checkpoints")
+    default = CheckpointStore(directory=run_dir / "checkpoints")
     with suppress(OSError, ValueError, KeyError, TypeError):  # no run, or one of another tft
         told = json.loads((run_dir / JOB).read_text())["settings"]
-        return Shelf(directory=Path(told["checkpoint_dir"]), name=str(told["checkpoint_name"]))
+        return CheckpointStore(
+            directory=Path(told["checkpoint_dir"]), name=str(told["checkpoint_name"])
+        )
     return default
 
 
@@ -441,7 +443,7 @@ def _check_unfinished(run_dir: Path) -> None:
 
 def _check_resumable(settings: JobSettings, directory: Path) -> None:
     manifest = checkpoint.verify(directory)
-    checkpoint.check_name(checkpoint.shelf_of(settings), directory, manifest)
+    checkpoint.check_name(checkpoint.checkpoint_store_of(settings), directory, manifest)
     if lacking := _lacking(directory, manifest):
         raise UsageError(lacking)
     if manifest.world != settings.world:

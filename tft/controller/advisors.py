@@ -39,13 +39,15 @@ class Advisors:
         """
         This controller leads: whoever wants to may report to it from now on.
         """
-        call_guarded(self._plugins, "tft_led", report=lambda message: report(checked(message)))
+        call_guarded(
+            self._plugins, "tft_on_leader", report=lambda message: report(checked(message))
+        )
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
         Something an operator wants to know has happened.
         """
-        call_guarded(self._plugins, "tft_told", event=event, facts=facts)
+        call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 
     async def advise(self, consult: Consult) -> Advised:
         """

@@ -104,11 +104,11 @@ class Controller:
         settings = self._settings
         resume: tuple[str, int] | None = None
         older: list[tuple[str, int]] = []
-        shelf = checkpoint.shelf_of(settings)
-        newest = checkpoint.newest(shelf) if settings.resume else None
+        store = checkpoint.checkpoint_store_of(settings)
+        newest = checkpoint.newest(store) if settings.resume else None
         if newest is not None:
             manifest = checkpoint.verify(newest)
-            resume, older = (str(newest), manifest.step), checkpoint.older(shelf, manifest)
+            resume, older = (str(newest), manifest.step), checkpoint.older(store, manifest)
         earlier = [int(str(incident["id"])) for incident in self._earlier("incidents")]
         return Opened(
             job=settings.job,

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import xxhash
 
 from tft.errors import OrderRefused, UsageError
-from tft.hooks import Buffer, Parcel, hookimpl
+from tft.hooks import Buffer, ShardPayload, hookimpl
 from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import FaultKind, ShardCopies
 
@@ -198,7 +198,7 @@ def tft_shards(rank: int, world: int) -> Sequence[ShardCopies]:
 
 
 @hookimpl
-def tft_meet() -> None:
+def tft_pre_update_barrier() -> None:
     group().meet()
 
 
@@ -242,9 +242,11 @@ def tft_restore(step: int) -> None:
 
 
 @hookimpl
-def tft_give(shard: str, step: int) -> Parcel:
+def tft_give(shard: str, step: int) -> ShardPayload:
     view = memoryview(_adopted.backups.get(step, _model().values)).cast("B")
-    return Parcel(meta=pack({"size": view.nbytes}), buffers=(Buffer(name="values", view=view),))
+    return ShardPayload(
+        meta=pack({"size": view.nbytes}), buffers=(Buffer(name="values", view=view),)
+    )
 
 
 @hookimpl

@@ -15,7 +15,7 @@ from contextlib import suppress
 import structlog
 
 from tft.errors import InternalError, MalformedMessage, OrderRefused, UsageError
-from tft.hooks import Parcel
+from tft.hooks import ShardPayload
 from tft.protocol.messages import VERSION
 from tft.transfer.tls import Tls, reader, sender
 from tft.transfer.wire import (
@@ -33,7 +33,7 @@ from tft.transfer.wire import (
 
 log = structlog.get_logger()
 
-Give = Callable[[str, int], Parcel]
+Give = Callable[[str, int], ShardPayload]
 
 _MANNERS = 5.0
 """Seconds in which a client must have said whom it wants."""
@@ -51,7 +51,7 @@ class ShardServer:
     have its keys, too.
 
     `give(shard, step)` is called on the thread of a connection, on several at once if several
-    clients come; the memory of its parcel is read until that client leaves, and must hold the end
+    clients come; the memory of its payload is read until that client leaves, and must hold the end
     of `step` for so long. The sentence of an `OrderRefused` it raises is sent to the client.
     """
 
@@ -174,7 +174,7 @@ class ShardServer:
                         f"{run.size} bytes of shard {hello.shard!r}"
                     )
 
-    def _answer(self, hello: Hello, peer: str) -> Parcel | Refusal:
+    def _answer(self, hello: Hello, peer: str) -> ShardPayload | Refusal:
         if not hmac.compare_digest(hello.job.encode(), self._job.encode()):
             log.warning("shard_client_refused", peer=peer, of=hello.rank, why="another job's")
             return Refusal(why="this port serves another job")
@@ -205,7 +205,7 @@ def _shake_hands(connection: socket.socket) -> None:
 
 def _prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A client whose machine vanished sends no end, and its parcel would be held for ever: the
+    # A client whose machine vanished sends no end, and its payload would be held for ever: the
     # kernel probes an idle one, and gives up one that takes nothing.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _VANISHED // 3)

@@ -14,10 +14,10 @@ import pluggy
 import structlog
 
 from tft import checkpoint
-from tft.checkpoint import Shelf
+from tft.checkpoint import CheckpointStore
 from tft.clock import SystemClock
 from tft.errors import OrderRefused
-from tft.hooks import Buffer, CheckResult, Parcel
+from tft.hooks import Buffer, CheckResult, ShardPayload
 from tft.page import Page
 from tft.protocol.messages import (
     ORDER_NAMES,
@@ -93,7 +93,7 @@ class State(Protocol):
         """What transfers are encrypted with."""
 
     @property
-    def shelf(self) -> Shelf:
+    def checkpoints(self) -> CheckpointStore:
         """Where checkpoints are."""
 
     @property
@@ -216,7 +216,7 @@ class Hands:
             return parts
         return part_digests(self._hook.tft_give(shard=shard, step=step))
 
-    def give(self, shard: str, step: int) -> Parcel:
+    def give(self, shard: str, step: int) -> ShardPayload:
         """
         A shard for another rank, if this one holds it at `step` or keeps a copy of that. On a
         transfer thread.
@@ -229,8 +229,8 @@ class Hands:
             )
         if shard in self._fetching:
             raise OrderRefused(f"rank {self._state.rank} fetches shard {shard!r} itself")
-        parcel: Parcel = self._hook.tft_give(shard=shard, step=step)
-        return parcel
+        payload: ShardPayload = self._hook.tft_give(shard=shard, step=step)
+        return payload
 
     def _restore(self, order: Restore) -> None:
         if order.step not in self._gate.backups():
@@ -265,7 +265,7 @@ class Hands:
         private = self._private(order)
         self._hold(order.step)  # the tail of that step is over, whether it was ended or not
         self._page.forget_after(order.step)
-        self._saving.give_up(self._state.shelf, order.step)
+        self._saving.give_up(self._state.checkpoints, order.step)
         self._hook.tft_rollback(private=private)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
@@ -332,7 +332,7 @@ class Hands:
         shards = [each.shard for each in copies]
         self._saving.load(directory, shards, self._state.rank, order.step)
         if (
-            directory.parent == self._state.shelf.directory
+            directory.parent == self._state.checkpoints.directory
         ):  # later ones are out of the way, or will be
             self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
         private = checkpoint.read_private(directory, self._state.rank)

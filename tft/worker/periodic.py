@@ -88,7 +88,7 @@ class Periodic:
     ) -> None:
         self._settings = settings
         self._digests = digests
-        self._shelf = checkpoint.shelf_of(settings)
+        self._store = checkpoint.checkpoint_store_of(settings)
         self._every = settings.checkpoint_every
         self._hook = hook
         self._saving = saving
@@ -154,7 +154,7 @@ class Periodic:
     def _copies(self, step: int) -> list[Write]:
         rank, world = self._settings.rank, self._settings.world
         shards = self._hook.tft_shards(rank=rank, world=world)
-        directory = checkpoint.round_of(self._shelf.place(step), *self._round)
+        directory = checkpoint.round_of(self._store.place(step), *self._round)
         mine = [copies.shard for copies in shards if rank == min(copies.ranks)]
         writes = [self._saving.stage(directory, shard, step) for shard in mine]
         if self._settings.save_copies == "all":
@@ -299,8 +299,8 @@ class Periodic:
     def _write(self, part: _Part) -> None:
         # Who is here has written the one before, and all have who are to write this: of those before
         # that nothing can come any more. On a full disk it may be what is in the way.
-        checkpoint.sweep(self._shelf, part.step - 2 * self._every)
-        final = self._shelf.place(part.step)
+        checkpoint.sweep(self._store, part.step - 2 * self._every)
+        final = self._store.place(part.step)
         directory = checkpoint.open_round(final, *part.round)
         files = [
             checkpoint.digest_file(directory, name)
@@ -352,7 +352,7 @@ class Periodic:
             self._report(word, partial(self._known.put, part.step))
             self._owed = part.step if told.keep_checkpoints else None
         log.info("checkpointed", step=part.step, directory=str(final))
-        checkpoint.sweep(self._shelf, part.step)
+        checkpoint.sweep(self._store, part.step)
 
     # ---------------------------------------------------------------- on the thread for what is old
 
@@ -374,8 +374,8 @@ class Periodic:
         """
         with self._turn:
             self._turn.wait_for(lambda: self._in_loop)
-            checkpoint.retire(self._shelf, self._settings.keep_checkpoints, step)
-        checkpoint.sweep(self._shelf, step)
+            checkpoint.retire(self._store, self._settings.keep_checkpoints, step)
+        checkpoint.sweep(self._store, step)
 
 
 def _differences(step: int, parts: Sequence[checkpoint.Part]) -> list[Difference]:

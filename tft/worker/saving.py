@@ -15,7 +15,7 @@ import pluggy
 import structlog
 
 from tft import checkpoint
-from tft.checkpoint import Manifest, Shelf
+from tft.checkpoint import CheckpointStore, Manifest
 from tft.errors import CheckpointCorrupt, Interrupted, OrderRefused, UsageError
 from tft.files import sync
 from tft.protocol.messages import SavedFile, ShardCopies
@@ -188,15 +188,15 @@ class Saving:
         checkpoint.commit(partial, final, manifest)
         self._hook.tft_newest(directory=final.parent, newest=final, step=manifest.step)
 
-    def give_up(self, shelf: Shelf, step: int) -> None:
+    def give_up(self, store: CheckpointStore, step: int) -> None:
         """
         Set checkpoints of later steps aside; see `checkpoint.give_up`.
         """
-        if not checkpoint.give_up(shelf, step) or not self._hook.tft_newest.get_hookimpls():
+        if not checkpoint.give_up(store, step) or not self._hook.tft_newest.get_hookimpls():
             return
-        newest = next(iter(checkpoint.committed(shelf)), None)
+        newest = next(iter(checkpoint.committed(store)), None)
         step = checkpoint.manifest_of(newest).step if newest is not None else 0
-        self._hook.tft_newest(directory=shelf.directory, newest=newest, step=step)
+        self._hook.tft_newest(directory=store.directory, newest=newest, step=step)
 
     # ---------------------------------------------------------------- reading
 

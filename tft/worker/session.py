@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import structlog
 
-from tft.checkpoint import Shelf, shelf_of
+from tft.checkpoint import CheckpointStore, checkpoint_store_of
 from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings, started_by_agent
 from tft.core.rank_words import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
-from tft.hooks import Diagnosis, Made, Parcel
+from tft.hooks import Diagnosis, Made, ShardPayload
 from tft.page import Page
 from tft.plugins import direct, load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -110,7 +110,7 @@ class Session:
             self._gate.abandoned, self._hands.digests,
         )  # fmt: skip
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
-        self._meets = False
+        self._has_barrier = False
         """No rank holds everything: they make sure of each other before a step is completed."""
         self._note: Callable[..., bytes | None] | None = None
         if self._adaptor.hook.tft_end_step.get_hookimpls():
@@ -167,11 +167,11 @@ class Session:
         return self._settings.run_dir
 
     @property
-    def shelf(self) -> Shelf:
+    def checkpoints(self) -> CheckpointStore:
         """
         Where its checkpoints are.
         """
-        return shelf_of(self._settings)
+        return checkpoint_store_of(self._settings)
 
     @property
     def job(self) -> str:
@@ -347,8 +347,8 @@ class Session:
             raise UsageError("session.run needs something to keep: call session.adopt first")
         hook = self._adaptor.hook
         shards = hook.tft_shards(rank=self.rank, world=self.world)
-        self._meets = any(len(each.ranks) < self.world for each in shards) and bool(
-            hook.tft_meet.get_hookimpls()
+        self._has_barrier = any(len(each.ranks) < self.world for each in shards) and bool(
+            hook.tft_pre_update_barrier.get_hookimpls()
         )
         self._saving.check(shards)
         if self._audit is not None:
@@ -425,7 +425,7 @@ class Session:
             self._page.capture(completed + 1, private, False)
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self._tails)
-        met = not self._meets or self._meet()
+        met = not self._has_barrier or self._passes_barrier()
         self._page.move(completed, met, self._clock.now())
         if not met or not self._gate.arrive():
             self._wait_at_window()
@@ -531,13 +531,13 @@ class Session:
     def _wake_audit(self) -> None:
         self._audited = self._audit
 
-    def _meet(self) -> bool:
+    def _passes_barrier(self) -> bool:
         """
         Whether all ranks have their sums. If that cannot be known any more, then those who hold something
         else may complete the step, or may be unable to: this one can do either, and waits to be told.
         """
         try:
-            self._adaptor.hook.tft_meet()
+            self._adaptor.hook.tft_pre_update_barrier()
         except Exception as error:  # noqa: BLE001 (whatever it is, the sums are there)
             self._control.report(self._fault(error))
             self._gate.stand()
@@ -622,7 +622,7 @@ class Session:
         found: FaultKind | Diagnosis | None = self._adaptor.hook.tft_classify(error=error)
         return found
 
-    def _give(self, shard: str, step: int) -> Parcel:
+    def _give(self, shard: str, step: int) -> ShardPayload:
         """
         On a transfer thread. Whoever asked tries the next rank that has it; that this one cannot give
         anything any more, nobody else would find out.

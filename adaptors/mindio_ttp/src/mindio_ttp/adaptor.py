@@ -10,7 +10,7 @@ from typing import Any
 from mindio_ttp.exchange import serve
 from mindio_ttp.program import Program
 from tft.errors import UsageError
-from tft.hooks import Buffer, Parcel, hookimpl
+from tft.hooks import Buffer, ShardPayload, hookimpl
 from tft.protocol.messages import FaultKind, ShardCopies
 
 _programs: list[Program] = []
@@ -87,8 +87,8 @@ def tft_derive() -> bytes:
 
 
 @hookimpl
-def tft_give(shard: str, step: int) -> Parcel:
-    return Parcel(meta=_program().offer(shard, step), buffers=())
+def tft_give(shard: str, step: int) -> ShardPayload:
+    return ShardPayload(meta=_program().offer(shard, step), buffers=())
 
 
 @hookimpl

@@ -229,14 +229,14 @@ class Negotiator:
     # ---------------------------------------------------------------- what we call
 
     @hookimpl
-    def tft_led(self, report: Callable[[OutsideReport], None]) -> None:
+    def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
         This is how it says what it has not been asked.
         """
         self.report = report
 
     @hookimpl
-    def tft_told(self, event: str, facts: Mapping[str, object]) -> None:
+    def tft_on_event(self, event: str, facts: Mapping[str, object]) -> None:
         """
         Passes on how far it has come.
         """

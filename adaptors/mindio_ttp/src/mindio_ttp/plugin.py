@@ -60,15 +60,17 @@ class Orchestrated(Negotiator, Option):
         super().__init__(self._desk, limit=float(variables().wait_orchestrator))
 
     @hookimpl
-    def tft_led(self, report: Any) -> None:  # Any: see the specification
+    def tft_on_leader(self, report: Any) -> None:  # Any: see the specification
         """
         The orchestrator may come.
         """
-        super().tft_led(report)
+        super().tft_on_leader(report)
         self._desk.open(self._call, self.changed)
 
     @hookimpl
-    def tft_told(self, event: str, facts: Mapping[str, Any]) -> None:  # Any: see the specification
+    def tft_on_event(
+        self, event: str, facts: Mapping[str, Any]
+    ) -> None:  # Any: see the specification
         """
         Whether there is a job to lead.
         """
@@ -82,7 +84,7 @@ class Orchestrated(Negotiator, Option):
                 self._over = True
             case _:
                 pass
-        super().tft_told(event, facts)
+        super().tft_on_event(event, facts)
 
     def _call(self, name: str, arguments: list[Any], *, speaks: bool) -> int:
         if name == "hello":
