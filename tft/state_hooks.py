@@ -3,9 +3,7 @@ For adaptors that keep what they have taken charge of as one object, the trainin
 hooks that do nothing but ask it.
 """
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,10 +14,6 @@ from tft.hooks import Buffer, ShardPayload, hookimpl
 from tft.protocol.messages import ShardCopies
 
 _NONE: Mapping[str, bool] = MappingProxyType({})
-_LARGE = 1 << 20
-"""Bytes from which on it is worth while to start threads."""
-_READERS = 4
-"""Threads at most: beside this process others of the node read theirs."""
 
 
 def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict[str, str]:
@@ -39,42 +33,8 @@ def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict
 
 def buffer_digests(buffers: Sequence[Buffer]) -> list[bytes]:
     """
-    XXH3-128 of the content of each, 16 bytes. What is large is shared out among threads: one alone does not read as fast
-    as memory gives.
+    XXH3-128 of the content of each, 16 bytes.
     """
-    shares = _shared_out(buffers)
-    if len(shares) == 1:
-        return _digests(buffers)
-    with ThreadPoolExecutor(len(shares) - 1) as helpers:
-        try:
-            others = [helpers.submit(_digests, [buffers[i] for i in share]) for share in shares[1:]]
-        except RuntimeError:  # there are as many threads as there may be
-            return _digests(buffers)
-        found = [_digests([buffers[i] for i in shares[0]]), *(other.result() for other in others)]
-    by_index = {
-        i: d
-        for share, ds in zip(shares, found, strict=True)
-        for i, d in zip(share, ds, strict=True)
-    }
-    return [by_index[i] for i in range(len(buffers))]
-
-
-def _shared_out(buffers: Sequence[Buffer]) -> list[list[int]]:
-    """
-    The buffers by their places, in shares of about the same size, one for each thread.
-    """
-    sizes = [buffer.view.nbytes for buffer in buffers]
-    count = min(_READERS, os.cpu_count() or 1) if sum(sizes) >= _LARGE else 1
-    shares: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for index in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
-        least = loads.index(min(loads))
-        shares[least].append(index)
-        loads[least] += sizes[index]
-    return shares
-
-
-def _digests(buffers: Sequence[Buffer]) -> list[bytes]:
     return [xxhash.xxh3_128_digest(buffer.view) for buffer in buffers]
 
 

@@ -348,5 +348,5 @@ def test_two_copies_that_differ_go_back_to_a_checkpoint_that_cannot_be_wrong(
     assert outcome.code == 0, outcome.output
     last = outcome.incidents[-1]
     assert ("corruption", None) in [(fault["kind"], fault["rank"]) for fault in last["faults"]]
-    assert last["step"] <= 4
+    assert last["step"] <= 5  # the bit is flipped at the end of that step
     identical(outcome, calm("schedules", nproc=2))

@@ -38,7 +38,7 @@ class Choice:
     def consider(self) -> None:
         """
         Offers what can be done: to the recovery plugins, where there are any, else to ourselves;
-        when it is known what the dying leave behind.
+        when it is known what terminating processes leave behind.
         """
         job, incident = self._job, self._job.incident
         incident.strategy, incident.advice = "", None  # whatever it was, it is decided anew
