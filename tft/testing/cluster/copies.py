@@ -116,7 +116,8 @@ class Copies:
             ]
             held = Counter(_digests(answer, shard) for answer in ended)
             doubt = {answer.rank for answer in ended} & (self._suspected | self._ledger.searching)
-            if not held or (doubt and len(held) > 1):
+            gone = {(answer.rank, answer.incarnation) for answer in ended} & self._ledger.vanished
+            if not held or ((doubt or gone) and len(held) > 1):
                 continue
             (best, most), *others = held.most_common()
             if not others or most > max(1, others[0][1]):
@@ -134,7 +135,6 @@ class Copies:
             for rank, answer in ledger.answers.get("compare", {}).items()
             if (answer.incident, answer.round) == ledger.key
             and (rank, answer.incarnation) not in ledger.ended
-            and (rank, answer.incarnation) not in ledger.vanished
         ]
 
     def differ(self, machine: Machine, facts: Mapping[str, object], *, stopped: bool) -> None:
