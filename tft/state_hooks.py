@@ -23,19 +23,12 @@ def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict
     empty: this rank's content is its own.
     """
     sums = {"description": xxhash.xxh3_128(payload.meta)}
-    for buffer, digest in zip(payload.buffers, buffer_digests(payload.buffers), strict=True):
+    for buffer in payload.buffers:
         part = buffer.name if buffer.name in own else buffer.name.partition(".")[0]
         sum_ = sums.setdefault(part, xxhash.xxh3_128())
         sum_.update(buffer.name.encode())
-        sum_.update(digest)
+        sum_.update(buffer.view)
     return {part: "" if own.get(part) else sum_.hexdigest() for part, sum_ in sums.items()}
-
-
-def buffer_digests(buffers: Sequence[Buffer]) -> list[bytes]:
-    """
-    XXH3-128 of the content of each, 16 bytes.
-    """
-    return [xxhash.xxh3_128_digest(buffer.view) for buffer in buffers]
 
 
 class TrainingState(Protocol):

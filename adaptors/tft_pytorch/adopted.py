@@ -319,9 +319,8 @@ class Adopted:
         """
         Digests by part, to be compared with those of the others who hold the shard.
         """
-        payload = self._shard(
-            shard
-        ).give()  # modes may be each rank's own: one may evaluate for all
+        # modes may be each rank's own: one may evaluate for all
+        payload = self._shard(shard).give()
         return shard_parts(payload, self._private.running.own(payload))
 
     def digests(self) -> dict[str, str]:

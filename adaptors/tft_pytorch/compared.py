@@ -8,7 +8,6 @@ import xxhash
 
 from tft.hooks import ShardPayload
 from tft.protocol.codec import pack, unpack
-from tft.state_hooks import buffer_digests
 from tft_pytorch.trees import expect
 
 _SETTINGS = "optim.param_groups."
@@ -32,10 +31,10 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
         "settings": xxhash.xxh3_128(pack(settings)),
         **{name: xxhash.xxh3_128(pack(tree)) for name, tree in others.items()},
     }
-    for buffer, digest in zip(payload.buffers, buffer_digests(payload.buffers), strict=True):
+    for buffer in payload.buffers:
         part = buffer.name if buffer.name in own else buffer.name.partition(".")[0]
         part = "settings" if buffer.name.startswith(_SETTINGS) else part
         sum_ = sums.setdefault(part, xxhash.xxh3_128())
         sum_.update(buffer.name.encode())
-        sum_.update(digest)
+        sum_.update(buffer.view)
     return {part: "" if own.get(part) else sum_.hexdigest() for part, sum_ in sums.items()}

@@ -296,8 +296,8 @@ class Comparison:
 
     def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[Seat]:
         """
-        Return the ranks whose copies are not known to be wrong; with `doubted` also those whose copies may be. Initial states are left out until the first wrapper is
-        built: each rank may begin with its own.
+        Return the ranks whose copies are not known to be wrong; with `doubted` also those whose copies may be. Initial
+        states are left out until the first wrapper is built: each rank may begin with its own.
         """
         job, ceiling = self._job, self._job.incident.ceiling
         return [

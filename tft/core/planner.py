@@ -335,8 +335,8 @@ def sound(
     shard: str, ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
 ) -> list[Standing]:
     """
-    Those of the ranks that hold a shard that can give it at `step`, in the order they are named in. Where some have ended the step,
-    those that were left in its tail do not count.
+    Return those holders of a shard that can give it at `step`, in the order of `ranks`. If some of them have ended the
+    step, those that were left in its tail do not count.
     """
     holders = [standings[rank] for rank in ranks if rank in standings]
     found = [holder for holder in holders if holder.has(shard, step, ceiling)]
