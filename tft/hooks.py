@@ -375,7 +375,7 @@ class AdaptorSpecs:
         others, which hold something else, cannot complete.
         """
 
-    @hookspec
+    @hookspec(firstresult=True)
     def tft_updated(self) -> None:
         """
         The update window has closed on this rank (every step): give the others what it alone has

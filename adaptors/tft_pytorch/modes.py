@@ -28,6 +28,8 @@ class Modes:
         self._modules: list[nn.Module] = []
         self._fields: list[dict[str, Any]] = []  # Any: what modules have, of which one is read
         self._noted: bytes | None = None
+        self._found: list[bool] = []
+        """The same, one by one."""
         self._given: bytearray | None = None
         self._counts = False
         """What was given goes before what this rank has noted."""
@@ -49,7 +51,11 @@ class Modes:
         None where there are no modules.
         """
         if closing or self._noted is None:
-            self._noted = self.present() or None
+            found = list(map(_TRAINING, self._fields))
+            if (
+                found != self._found or self._noted is None
+            ):  # a list is made and compared sooner than bytes
+                self._found, self._noted = found, bytes(found) or None
             self._counts = False
         return self._noted
 
@@ -107,4 +113,4 @@ class Modes:
         if len(noted) != len(self._modules):
             return  # a script that was changed before it was resumed says itself what they are
         self.set(noted)
-        self._noted = noted
+        self._noted, self._found = noted, []

@@ -46,7 +46,8 @@ class Settings:
         """
         groups = [group.copy() for each in self._optimizers for group in each.param_groups]
         for group in groups:
-            if isinstance(group.get("lr"), Tensor):  # which may be changed in place
+            lr = group.get("lr")
+            if type(lr) is not float and isinstance(lr, Tensor):  # which may be changed in place
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
         if self._scheduler is not None:
@@ -87,7 +88,7 @@ class Settings:
         told = dict(state)  # one that returns what it goes on changing would have nothing put back
         for key in self._containers:
             value = told.get(key)
-            if isinstance(value, _CONTAINERS):
+            if type(value) is list or isinstance(value, _CONTAINERS):
                 told[key] = value.copy()
         return told
 

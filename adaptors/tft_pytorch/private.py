@@ -6,7 +6,7 @@ nothing: 3 us for torch's generator and a small position.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import string_at
+from ctypes import c_char
 from typing import Any
 
 import numpy
@@ -26,6 +26,9 @@ from tft_pytorch.trees import Disassembly, expect, put_together
 
 _TREE = "tft.tree"
 """The key under which a position that was taken apart is kept."""
+
+_FLAT = frozenset({int, str, type(None)})
+"""Types of the values of a position that are equal only where they are packed alike."""
 
 RNGS = ("torch", "python", "numpy")
 """The generators that can be kept. torch's always is; the others are read in full at every edge,
@@ -51,12 +54,18 @@ class Private:
         self._simple = True
         """The data's position can be packed as it is, which is quick."""
         self._rngs = rngs
+        self._only_torch = set(rngs) <= {"torch"}
         self._closed = b""
         """As it was captured when the last window closed."""
         self._left: tuple[object, ...] = (None, None, None, None)
         """What stood in it that the tail of the step may change: modes, extra states, running buffers, and which
         gradients are kept."""
         self._generator = torch.default_generator
+        self._bytes_at = (c_char * self._generator.get_state().numel()).from_address
+        self._before: dict[str, object] = {}
+        """The last capture whose values cannot be changed in place,"""
+        self._before_packed = b""
+        """and the same packed."""
         self.running = RunningBuffers(model)
         self.extra = ExtraStates()
         self.modes = Modes()
@@ -81,15 +90,37 @@ class Private:
         gradients = self.gradients.noted
         if gradients is not None:
             state["gradients"] = gradients
-        packed = self._packed(state)
+        if self._data is not None:
+            state["data"] = self._data.state_dict()
+        if extra is None and buffers is None and self._only_torch:
+            packed = self._packed_once(state)
+        else:
+            packed = self._packed(state)
         if closing:
             self._closed, self._left = packed, (modes, extra, buffers, gradients)
         return packed
 
+    def _packed_once(self, state: dict[str, object]) -> bytes:
+        """
+        Packed, or what the capture before was packed to where this one is the same, as it is at the edges of most
+        windows. Only where no value can be changed in place.
+        """
+        position = state.get("data")
+        if position is None:
+            kept = state
+        elif type(position) is dict and _FLAT.issuperset(map(type, position.values())):
+            if state == self._before:
+                return self._before_packed
+            kept = {**state, "data": position.copy()}  # the script may go on changing its own
+        else:
+            return self._packed(state)
+        self._before, self._before_packed = kept, self._packed(state)
+        return self._before_packed
+
     def _packed(self, state: dict[str, object]) -> bytes:
         if self._data is None:
             return pack(state)
-        position = state["data"] = self._data.state_dict()
+        position = state["data"]
         if self._simple:
             try:
                 return pack(state)
@@ -209,8 +240,8 @@ class Private:
 
     def _random(self) -> dict[str, object]:
         now = self._generator.get_state()
-        # through numpy it would take half as long again
-        state: dict[str, object] = {"torch": string_at(now.data_ptr(), now.numel())}
+        # through numpy it would take three times as long
+        state: dict[str, object] = {"torch": self._bytes_at(now.data_ptr()).raw}
         # asking a generator would initialise CUDA
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types here
             state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()

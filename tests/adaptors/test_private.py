@@ -2,6 +2,7 @@
 The private state: cheap to capture, and the same draws after it was put back.
 """
 
+import copy
 import random
 import timeit
 from pathlib import Path
@@ -109,6 +110,73 @@ class Remaining:
         To that position.
         """
         self.left = state["left"]
+
+
+class LivePosition:
+    """
+    Data that tells its position by an object that it goes on using.
+    """
+
+    def __init__(self, position: dict[str, object]) -> None:
+        self.position = position
+
+    def state_dict(self) -> dict[str, object]:
+        """
+        Its own object, no copy.
+        """
+        return self.position
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """
+        Never asked here.
+        """
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"n": 1}, {"n": 2}), ({"n": 1}, {"n": True}), ({"n": [1]}, {"n": [2]}), ({"n": 0.0}, {"n": -0.0})],
+    ids=["number", "bool", "nested", "sign"],
+)  # fmt: skip
+@pytest.mark.parametrize("own", [False, True], ids=["another object", "the same object"])
+def test_a_capture_has_the_position_as_it_is_now(
+    before: dict[str, object], after: dict[str, object], own: bool
+) -> None:
+    """
+    When only the position has changed since the last capture, in place or not, then the next capture has the new one.
+    """
+    data = LivePosition(copy.deepcopy(before))
+    state = adopted(data=data)
+    state.capture()
+    state.capture()
+    if not own:
+        data.position = copy.deepcopy(after)
+    elif isinstance(data.position["n"], list):
+        data.position["n"][0] = 2
+    else:
+        data.position["n"] = after["n"]
+
+    found = unpack(state.capture())["data"]
+
+    assert repr(found) == repr(after)
+
+
+def test_a_capture_has_the_generator_and_the_modes_as_they_are_now() -> None:
+    """
+    When nothing but torch's generator moves, or a module's mode as a window closes, then the next capture is another.
+    """
+    model = nn.Linear(4, 4)
+    state = adopted(model, data=Batches(0))
+    captures = [state.capture(closing=True), state.capture(closing=True)]
+    torch.rand(1)
+    captures.append(state.capture(closing=True))
+    model.eval()
+    captures.append(state.capture(closing=True))
+    model.train()
+    captures.append(state.capture(closing=True))
+
+    assert captures[0] == captures[1]
+    assert len({captures[1], captures[2], captures[3]}) == 3
+    assert captures[4] == captures[2]
 
 
 def test_a_position_with_an_empty_tensor_comes_back() -> None:

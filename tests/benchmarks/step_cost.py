@@ -50,6 +50,7 @@ def main() -> None:
     for _ in range(ROUNDS):
         began = time.perf_counter()
         for _ in range(STEPS):
+            data.skip(1)  # a batch is drawn in each step
             session.contributing()
             with session.update():
                 pass

@@ -104,7 +104,9 @@ class Session:
         self._tls = read_tls(settings.curve)
         self._server = ShardServer(settings.host, settings.job, self._give, self._tls)
         self._capture: Callable[..., bytes] = direct(self._adaptor.hook.tft_capture)
-        self._shares_out = bool(self._adaptor.hook.tft_updated.get_hookimpls())
+        self._share_out: Callable[[], None] | None = None
+        if self._adaptor.hook.tft_updated.get_hookimpls():
+            self._share_out = direct(self._adaptor.hook.tft_updated)
         self._periodic = Periodic(
             settings, self._adaptor.hook, self._saving, self._control.report, self.expect,
             self._gate.abandoned, self._hands.digests,
@@ -441,8 +443,8 @@ class Session:
         self._gate.passed(step, tail=tail)
         now = self._clock.now()
         self._page.move(step, False, now, tail=tail)
-        if self._shares_out:
-            self._adaptor.hook.tft_updated()
+        if self._share_out is not None:
+            self._share_out()
         if self._gate.announce:
             self._gate.announce = False
             self._control.report(
