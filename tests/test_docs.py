@@ -16,7 +16,7 @@ from tft.cli import verdicts
 from tft.cli.main import tft
 from tft.cli.settings import settings_of
 from tft.core.commands import JobOver
-from tft.core.report import SECONDS, job_report
+from tft.core.incident_report import SECONDS, job_report
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

@@ -374,7 +374,7 @@ def test_a_message_nobody_put_into_words_is_still_told() -> None:
     When there is no sentence for a message, then its name and fields are shown, short.
     """
     noticed = Noticed(rank=2, kind="straggler", evidence="slow " * 100, at=1.0)
-    check = Check(epoch=1, incident=1, round=1, to=(0, 1, 3), seats={}, name="digests")
+    check = Check(epoch=1, incident=1, round=1, to=(0, 1, 3), incarnations={}, name="digests")
 
     assert plainly(noticed).startswith("rank 2: Noticed (kind straggler, evidence slow slow")
     assert len(plainly(noticed)) < 160

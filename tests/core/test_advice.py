@@ -607,4 +607,4 @@ def test_advice_is_asked_for_a_chance_as_well() -> None:
     assert strategies(job) == ["retry"]
     assert tried(job) == {"migrate": "a recovery plugin has ruled it out: the scheduler says so"}
     assert job.ranks[3].incarnation == 0
-    assert [r.seats for r in job.orders(Regroup)] == [{}]
+    assert [r.incarnations for r in job.orders(Regroup)] == [{}]

@@ -120,7 +120,7 @@ def test_a_start_that_is_told_twice_begins_once() -> None:
 
 def test_a_process_counts_as_running_though_its_start_was_never_told() -> None:
     """
-    When a rank has claimed its seat and its agent has never said that it runs, then the job is not
+    When a process has claimed its rank and its agent has never said that it runs, then the job is not
     over before it has left.
     """
     job = ScriptedJob(1)

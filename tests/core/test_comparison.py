@@ -7,9 +7,9 @@ import pytest
 from tests.core.lives import strategies, trained
 from tft.core.comparison import Copy, differences
 from tft.core.incident import Incident, Phase
+from tft.core.incident_report import incident_report
 from tft.core.planner import Standing, savers
 from tft.core.policy import STRATEGIES, Policy
-from tft.core.report import incident_report
 from tft.core.topology import Topology
 from tft.protocol.messages import (
     Checkpointed,

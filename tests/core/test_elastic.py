@@ -557,7 +557,7 @@ def until(job: ScriptedJob, state: str) -> None:
 def test_a_successor_warms_while_the_straggler_trains_and_then_takes_over() -> None:
     """
     When a rank holds the others up, then a second process is started for it on a node with room
-    while it trains on; when that is ready, everyone comes to one boundary, it takes the seat and
+    while it trains on; when that is ready, everyone comes to one boundary, it takes the rank and
     copies the state of the others, and the first process is ended.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
@@ -578,10 +578,10 @@ def test_a_successor_warms_while_the_straggler_trains_and_then_takes_over() -> N
     assert job.doing == "pausing"
     job.settle()
     assert [(h.to, h.step) for h in job.orders(Hold)] == [((0, 1, 2, 3), 5)]
-    assert [(f.to, f.seats) for f in job.orders(Freeze)] == [((0, 1, 2, 3), {})] * 2
-    assert [(s.to, s.seats) for s in job.orders(Stop)] == [((0, 1, 2, 3), {})]
-    assert [o.seats for o in job.orders(Regroup)] == [{3: 1}]
-    assert [o.seats for o in job.orders(Resume)] == [{3: 1}]
+    assert [(f.to, f.incarnations) for f in job.orders(Freeze)] == [((0, 1, 2, 3), {})] * 2
+    assert [(s.to, s.incarnations) for s in job.orders(Stop)] == [((0, 1, 2, 3), {})]
+    assert [o.incarnations for o in job.orders(Regroup)] == [{3: 1}]
+    assert [o.incarnations for o in job.orders(Resume)] == [{3: 1}]
     assert [(k.rank, k.incarnation, k.node, k.cause, k.last_words) for k in job.orders(Kill)] == [
         (3, 0, 1, "another process has taken over from it", False)
     ]
@@ -601,7 +601,7 @@ def test_a_successor_warms_while_the_straggler_trains_and_then_takes_over() -> N
     assert job.doing == "healthy"
 
 
-def test_a_successor_obeys_nothing_before_it_holds_the_seat() -> None:
+def test_a_successor_obeys_nothing_before_it_holds_the_rank() -> None:
     """
     When an order goes to a rank that has two processes, then only the one that is meant carries
     it out; what the other says to it counts for nothing.
@@ -624,7 +624,7 @@ def test_a_successor_obeys_nothing_before_it_holds_the_seat() -> None:
 
 def test_what_a_successor_answers_before_its_time_is_absorbed() -> None:
     """
-    When an answer comes from the process that does not hold the seat, then the answer of the one
+    When an answer comes from the process that does not hold the rank, then the answer of the one
     that does is still awaited.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
@@ -1031,7 +1031,7 @@ def test_a_successor_that_dies_after_it_took_over_is_replaced() -> None:
 def test_a_straggler_that_dies_while_its_successor_warms_is_followed_by_it() -> None:
     """
     When the first process ends before the second is ready, then nothing else is started: the
-    second takes the seat as it is, and everyone waits for it.
+    second takes the rank as it is, and everyone waits for it.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.slow = {3}
@@ -1056,7 +1056,7 @@ def test_a_straggler_that_dies_while_its_successor_warms_is_followed_by_it() -> 
 def test_what_a_rank_holds_is_known_before_the_process_that_follows_it_says_so() -> None:
     """
     When the process of a rank that alone has a shard is lost while a last checkpoint is written, and
-    another one that has yet to start takes its seat, then the shard is not forgotten: nothing is
+    another one that has yet to start takes its rank, then the shard is not forgotten: nothing is
     committed without it.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1}, groups={"a": (0, 1, 2), "b": (3,)})
@@ -1113,7 +1113,7 @@ def test_a_process_that_follows_a_lost_one_is_counted_like_one_that_is_started(
 
 def test_a_straggler_whose_node_is_lost_is_followed_by_its_successor() -> None:
     """
-    When the node of the first process is lost, then its second process takes the seat, and the
+    When the node of the first process is lost, then its second process takes the rank, and the
     others of that node are started where there is room.
     """
     job = trained(placement=WITH_ROOM, spare={2: 2})

@@ -6,8 +6,8 @@ import pytest
 
 from tests.core.lives import strategies, trained, tried
 from tft.core.commands import JobOver
+from tft.core.incident_report import job_report, missed_report
 from tft.core.policy import Policy
-from tft.core.report import job_report, missed_report
 from tft.protocol.messages import (
     CheckpointFailed,
     Fetch,

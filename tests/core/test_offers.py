@@ -375,7 +375,7 @@ def test_who_is_only_late_is_waited_for() -> None:
 
 def test_a_process_that_is_ready_takes_over() -> None:
     """
-    When another process is ready for a slow rank, then it can take its seat, and the state comes
+    When another process is ready for a slow rank, then it can take its rank, and the state comes
     from the others.
     """
     offer = offered(everybody(5), terms(successors=frozenset({2, 1, 4})))["migrate"]

@@ -124,7 +124,7 @@ def test_a_script_that_leaves_with_code_0_in_the_middle_is_not_started_again() -
 
 def flappy(policy: Policy) -> ScriptedJob:
     """
-    A job that starts, whose rank 1 has claimed its seat and gets no further.
+    A job that starts, in which the process of rank 1 has joined and gets no further.
     """
     job = ScriptedJob(2, policy)
     job.slow = {1}

@@ -5,7 +5,7 @@ The rank machine: what one worker makes of its orders.
 from typing import TypedDict
 
 from tft.core.rank import AGAIN, RankMachine
-from tft.core.rank_words import (
+from tft.core.rank_protocol import (
     Abort,
     Answer,
     Done,

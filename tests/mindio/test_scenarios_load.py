@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.mindio.jobs import job
 from tests.mindio.test_jobs import HALVES, assert_same
 from tft.bus.ports import free_address
+from tft.core.hang_detection import HangDetection
 from tft.core.policy import Policy
-from tft.core.watch import Watch
 from tft.protocol.codec import decode, encode
 from tft.protocol.messages import Beat, Envelope, Position, Pulse
 from tft.testing.scripted import ScriptedJob
@@ -73,7 +73,7 @@ def test_one_node_of_ten_thousand_ranks_is_missed() -> None:
     When 1,250 nodes of eight ranks beat, and one of them falls silent, that one is named after its limit, and
     until then nobody is.
     """
-    watch = Watch(Policy(node_silence=1.0))
+    watch = HangDetection(Policy(node_silence=1.0))
     named = {}
     for turn in range(14):
         now = turn / 10

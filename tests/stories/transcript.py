@@ -20,8 +20,8 @@ from tft.controller.story import OWN, Opened
 from tft.core.commands import Command, Tell
 from tft.core.events import Event, Received
 from tft.core.incident import Fault
+from tft.core.incident_report import incident_report
 from tft.core.machine import Machine
-from tft.core.report import incident_report
 from tft.protocol.codec import from_plain, to_plain
 
 DIGITS = 5

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pluggy
 
-from tft.core.rank_words import Execute, Withdrawn
+from tft.core.rank_protocol import Execute, Withdrawn
 from tft.hooks import AdaptorSpecs, hookimpl
 from tft.plugins import add
 from tft.protocol.messages import Check, Position, Resume

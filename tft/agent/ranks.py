@@ -49,7 +49,7 @@ class _Process:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _RankState:
     """
     A rank, through all its incarnations.
     """
@@ -92,9 +92,9 @@ class Ranks:
         self._clock = clock
         self._report = report
         self._store: tuple[str, int] | None = None
-        self._seats: dict[int, _Seat] = {}
+        self._rank_states: dict[int, _RankState] = {}
         for rank in settings.ranks:
-            self._seat(rank)
+            self._rank_state(rank)
         self._outputs: list[Output] = []
         self._leaving = False
         self._gone = asyncio.Event()
@@ -121,16 +121,16 @@ class Ranks:
         Start an incarnation of a rank, once. It waits for the store, and for the end of the
         process before it, which is ended for it.
         """
-        seat = self._seat(order.rank)
-        if order.incarnation < seat.incarnation or self._leaving:
+        rank_state = self._rank_state(order.rank)
+        if order.incarnation < rank_state.incarnation or self._leaving:
             return
-        if order.incarnation == seat.incarnation:
-            self._answer_again(seat)
+        if order.incarnation == rank_state.incarnation:
+            self._answer_again(rank_state)
             return
-        if seat.due is None or seat.due.incarnation < order.incarnation:
-            seat.due = order
-        if seat.process is not None:
-            self._end(seat.process, last_words=False)
+        if rank_state.due is None or rank_state.due.incarnation < order.incarnation:
+            rank_state.due = order
+        if rank_state.process is not None:
+            self._end(rank_state.process, last_words=False)
         self._start_due()
 
     def kill(self, order: Kill) -> None:
@@ -138,18 +138,18 @@ class Ranks:
         End this incarnation of a rank and any older one. One that was never started is reported
         as killed all the same, and will not be started any more.
         """
-        seat = self._seat(order.rank)
-        if order.incarnation < seat.incarnation:
+        rank_state = self._rank_state(order.rank)
+        if order.incarnation < rank_state.incarnation:
             return
-        if seat.process is not None:
-            self._end(seat.process, last_words=order.last_words)
-        if order.incarnation > seat.incarnation:
-            if seat.due is not None and seat.due.incarnation <= order.incarnation:
-                seat.due = None
-            self._begin(seat, order.incarnation)
-            self._exited(seat, order.incarnation, code=-signal.SIGKILL)
-        elif seat.process is None:
-            self._answer_again(seat)
+        if rank_state.process is not None:
+            self._end(rank_state.process, last_words=order.last_words)
+        if order.incarnation > rank_state.incarnation:
+            if rank_state.due is not None and rank_state.due.incarnation <= order.incarnation:
+                rank_state.due = None
+            self._begin(rank_state, order.incarnation)
+            self._exited(rank_state, order.incarnation, code=-signal.SIGKILL)
+        elif rank_state.process is None:
+            self._answer_again(rank_state)
 
     def store_at(self, address: tuple[str, int] | None) -> None:
         """
@@ -166,21 +166,24 @@ class Ranks:
         """
         return tuple(
             Pulse(
-                rank=seat.rank,
-                incarnation=seat.process.incarnation,
-                position=seat.page.position(),
-                training=seat.page.training(),
-                moved=seat.page.moved(),
+                rank=rank_state.rank,
+                incarnation=rank_state.process.incarnation,
+                position=rank_state.page.position(),
+                training=rank_state.page.training(),
+                moved=rank_state.page.moved(),
             )
-            for seat in self._seats.values()
-            if seat.process is not None
+            for rank_state in self._rank_states.values()
+            if rank_state.process is not None
         )
 
     def completed(self) -> int:
         """
         The highest step that any rank has completed.
         """
-        return max((seat.page.position().step for seat in self._seats.values()), default=0)
+        return max(
+            (rank_state.page.position().step for rank_state in self._rank_states.values()),
+            default=0,
+        )
 
     # ------------------------------------------------------------ the end
 
@@ -189,17 +192,17 @@ class Ranks:
         From now on no process is started.
         """
         self._leaving = True
-        for seat in self._seats.values():
-            seat.due = None
+        for rank_state in self._rank_states.values():
+            rank_state.due = None
         self._fork_server.stop()
 
     def end(self) -> None:
         """
         Kill every process.
         """
-        for seat in self._seats.values():
-            if seat.process is not None:
-                seat.process.child.end()
+        for rank_state in self._rank_states.values():
+            if rank_state.process is not None:
+                rank_state.process.child.end()
 
     async def gone(self) -> None:
         """
@@ -216,67 +219,80 @@ class Ranks:
         self._fork_server.close()
         if self._elsewhere:
             self._elsewhere.close()
-        for seat in self._seats.values():
-            seat.page.close()
+        for rank_state in self._rank_states.values():
+            rank_state.page.close()
 
     # ------------------------------------------------------------ one process
 
-    def _seat(self, rank: int) -> _Seat:
+    def _rank_state(self, rank: int) -> _RankState:
         """
         That of a rank; it gets one where it has been on another node until now.
         """
-        if rank not in self._seats:
-            taken = {seat.slot for seat in self._seats.values() if seat.process or seat.due}
+        if rank not in self._rank_states:
+            taken = {
+                rank_state.slot
+                for rank_state in self._rank_states.values()
+                if rank_state.process or rank_state.due
+            }
             own = rank in self._settings.ranks
-            slot = len(self._seats) if own else next(n for n in count() if n not in taken)
-            self._seats[rank] = _Seat(rank=rank, slot=slot, page=Page.create())
-        return self._seats[rank]
+            slot = len(self._rank_states) if own else next(n for n in count() if n not in taken)
+            self._rank_states[rank] = _RankState(rank=rank, slot=slot, page=Page.create())
+        return self._rank_states[rank]
 
     def _start_due(self) -> None:
         if self._store is None:
             return
         waiting = 0
-        for seat in self._seats.values():
-            if seat.due is None or seat.process is not None:
+        for rank_state in self._rank_states.values():
+            if rank_state.due is None or rank_state.process is not None:
                 continue
             if (forked := self._fork_server.take()) or not self._fork_server.hopeful:
-                self._start(seat, seat.due, self._store, forked)
+                self._start(rank_state, rank_state.due, self._store, forked)
             else:
                 waiting += 1
         self._fork_server.want(waiting)
 
     def _start(
-        self, seat: _Seat, order: Spawn, store: tuple[str, int], forked: ForkedProcess | None
+        self,
+        rank_state: _RankState,
+        order: Spawn,
+        store: tuple[str, int],
+        forked: ForkedProcess | None,
     ) -> None:
-        seat.due = None
-        self._begin(seat, order.incarnation)
+        rank_state.due = None
+        self._begin(rank_state, order.incarnation)
         try:
-            seat.process = self._process(seat, order, store, forked)
+            rank_state.process = self._process(rank_state, order, store, forked)
         except OSError as error:
-            log.warning("rank_not_started", rank=seat.rank, why=str(error))
-            self._exited(seat, order.incarnation, code=NOT_STARTED)
+            log.warning("rank_not_started", rank=rank_state.rank, why=str(error))
+            self._exited(rank_state, order.incarnation, code=NOT_STARTED)
             return
         self._gone.clear()
-        if seat.process.child.pid:
-            self._began(seat, order.incarnation, seat.process.child.pid, forked=forked is not None)
+        if rank_state.process.child.pid:
+            self._began(
+                rank_state,
+                order.incarnation,
+                rank_state.process.child.pid,
+                forked=forked is not None,
+            )
 
-    def _began(self, seat: _Seat, incarnation: int, pid: int, *, forked: bool) -> None:
+    def _began(self, rank_state: _RankState, incarnation: int, pid: int, *, forked: bool) -> None:
         """
         The process of a rank is there.
         """
-        write_pid(self._settings.job.run_dir / "pids" / f"rank-{seat.rank}.pid", pid)
+        write_pid(self._settings.job.run_dir / "pids" / f"rank-{rank_state.rank}.pid", pid)
         log.info(
             "rank_started",
-            rank=seat.rank,
+            rank=rank_state.rank,
             incarnation=incarnation,
             pid=pid,
             forked=forked,
         )
         self._tell(
-            seat,
+            rank_state,
             Spawned(
                 node=self._settings.node,
-                rank=seat.rank,
+                rank=rank_state.rank,
                 incarnation=incarnation,
                 pid=pid,
                 at=self._clock.now(),
@@ -284,28 +300,34 @@ class Ranks:
         )
 
     def _process(
-        self, seat: _Seat, order: Spawn, store: tuple[str, int], forked: ForkedProcess | None
+        self,
+        rank_state: _RankState,
+        order: Spawn,
+        store: tuple[str, int],
+        forked: ForkedProcess | None,
     ) -> _Process:
         incarnation = order.incarnation
         # the page still says what the process before was doing
-        seat.page.train(False, self._clock.now())
-        words = os.memfd_create(f"tft-words-{seat.rank}")
+        rank_state.page.train(False, self._clock.now())
+        words = os.memfd_create(f"tft-words-{rank_state.rank}")
         environment = rank_environment(
             self._settings,
             marker=self._marker,
-            rank=seat.rank,
+            rank=rank_state.rank,
             incarnation=incarnation,
             successor=order.successor,
-            slot=seat.slot,
-            page=seat.page.fd,
+            slot=rank_state.slot,
+            page=rank_state.page.fd,
             words=words,
             store=store,
         )
         try:
             child = (
-                self._started_elsewhere(self._elsewhere, seat, incarnation, environment, words)
+                self._started_elsewhere(
+                    self._elsewhere, rank_state, incarnation, environment, words
+                )
                 if self._elsewhere
-                else self._started_here(seat, incarnation, environment, words, forked)
+                else self._started_here(rank_state, incarnation, environment, words, forked)
             )
         except OSError:
             os.close(words)
@@ -314,13 +336,13 @@ class Ranks:
 
     def _started_here(
         self,
-        seat: _Seat,
+        rank_state: _RankState,
         incarnation: int,
         environment: dict[str, str],
         words: int,
         forked: ForkedProcess | None,
     ) -> Child:
-        rank = seat.rank
+        rank = rank_state.rank
         record = self._settings.job.run_dir / "logs" / f"rank-{rank}.{incarnation}.log"
         output, writing = Output.open(
             record=record, prefix=f"[rank {rank}] ", console=self._console
@@ -330,12 +352,12 @@ class Ranks:
             arguments=self._settings.command,
             environment=environment,
             output=writing,
-            page=seat.page.fd,
+            page=rank_state.page.fd,
             words=words,
         )
 
         def ended(_: Child) -> None:
-            self._ended(seat)
+            self._ended(rank_state)
 
         try:
             return (forked and forked.begin(task, ended)) or _execute(task, ended)
@@ -345,7 +367,7 @@ class Ranks:
     def _started_elsewhere(
         self,
         elsewhere: Elsewhere,
-        seat: _Seat,
+        rank_state: _RankState,
         incarnation: int,
         environment: dict[str, str],
         words: int,
@@ -354,16 +376,16 @@ class Ranks:
         It inherits nothing from this process, and opens by their paths here what it would inherit.
         """
         here = f"/proc/{os.getpid()}/fd"
-        paths = descriptor_variables(page=f"{here}/{seat.page.fd}", words=f"{here}/{words}")
+        paths = descriptor_variables(page=f"{here}/{rank_state.page.fd}", words=f"{here}/{words}")
 
         def began(child: Distant) -> None:
-            self._began(seat, incarnation, child.pid, forked=False)
+            self._began(rank_state, incarnation, child.pid, forked=False)
 
         def ended(_: Distant) -> None:
-            self._ended(seat)
+            self._ended(rank_state)
 
         return elsewhere.start(
-            seat.slot,
+            rank_state.slot,
             environment | paths,
             began=began,
             ended=ended,
@@ -381,54 +403,60 @@ class Ranks:
         process.child.signal(signal.SIGCONT)  # a stopped process takes its signals when it goes on
         asyncio.get_running_loop().call_later(LAST_WORDS_LIMIT, process.child.end)
 
-    def _ended(self, seat: _Seat) -> None:
-        process, seat.process = seat.process, None
+    def _ended(self, rank_state: _RankState) -> None:
+        process, rank_state.process = rank_state.process, None
         assert process is not None
         assert process.child.code is not None
         self._exited(
-            seat,
+            rank_state,
             process.incarnation,
             code=process.child.code,
             stack=_read(process.words),
             stopped=process.stopped,
         )
         os.close(process.words)
-        if not any(other.process for other in self._seats.values()):
+        if not any(other.process for other in self._rank_states.values()):
             self._gone.set()
         self._start_due()
 
     # ------------------------------------------------------------ reports
 
-    def _begin(self, seat: _Seat, incarnation: int) -> None:
-        seat.incarnation = incarnation
-        seat.answers = []
+    def _begin(self, rank_state: _RankState, incarnation: int) -> None:
+        rank_state.incarnation = incarnation
+        rank_state.answers = []
 
     def _exited(
-        self, seat: _Seat, incarnation: int, *, code: int, stack: str = "", stopped: bool = False
+        self,
+        rank_state: _RankState,
+        incarnation: int,
+        *,
+        code: int,
+        stack: str = "",
+        stopped: bool = False,
     ) -> None:
-        log.info("rank_exited", rank=seat.rank, incarnation=incarnation, code=code)
+        log.info("rank_exited", rank=rank_state.rank, incarnation=incarnation, code=code)
         self._tell(
-            seat,
+            rank_state,
             Exited(
                 node=self._settings.node,
-                rank=seat.rank,
+                rank=rank_state.rank,
                 incarnation=incarnation,
                 code=code,
-                position=seat.page.position(),
+                position=rank_state.page.position(),
                 stack=stack,
                 stopped=stopped,
-                private={step: state.hex() for step, state in seat.page.private().items()},
+                private={step: state.hex() for step, state in rank_state.page.private().items()},
                 at=self._clock.now(),
             ),
         )
 
-    def _tell(self, seat: _Seat, report: Spawned | Exited) -> None:
-        if report.incarnation == seat.incarnation:
-            seat.answers.append(report)
+    def _tell(self, rank_state: _RankState, report: Spawned | Exited) -> None:
+        if report.incarnation == rank_state.incarnation:
+            rank_state.answers.append(report)
         self._report(report)
 
-    def _answer_again(self, seat: _Seat) -> None:
-        for answer in seat.answers:
+    def _answer_again(self, rank_state: _RankState) -> None:
+        for answer in rank_state.answers:
             self._report(answer)
 
 

@@ -22,12 +22,12 @@ from tft.controller.story import Opened, Story, last_run
 from tft.core.commands import Command, Consult, JobOver, Tell
 from tft.core.delivery import Inbox
 from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.hang_detection import HangDetection
 from tft.core.incident import Fault
+from tft.core.incident_report import incident_report, job_report, missed_report
 from tft.core.machine import Machine
 from tft.core.policy import STRATEGIES, Policy
-from tft.core.report import incident_report, job_report, missed_report
 from tft.core.table import State
-from tft.core.watch import Watch
 from tft.files import write_whole
 from tft.plugins import call_guarded, load_plugins
 from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
@@ -72,7 +72,7 @@ class Controller:
         self._asked: set[asyncio.Task[None]] = set()
         self._machine, self._policy = self._begin()
         self._epoch = self._machine.epoch + 1
-        self._watch = Watch(self._policy)
+        self._hang_detection = HangDetection(self._policy)
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
         self._news = asyncio.Event()
@@ -162,7 +162,7 @@ class Controller:
             self._tell("leads", nodes=sorted(self._machine.nodes))  # they joined one before this
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
             for node in self._machine.nodes:  # one that is lost by now will never be heard
-                self._watch.expect(node, self._clock.now())
+                self._hang_detection.expect(node, self._clock.now())
             self._repeat(bus)
             tasks = [
                 asyncio.create_task(self._listen(bus)),
@@ -192,7 +192,7 @@ class Controller:
                 elif isinstance(message, REPORTS_BY_TYPE):
                     if self._inbox.accept(envelope.sender, envelope.number):
                         if isinstance(message, NodeJoined):
-                            self._watch.expect(message.node, self._clock.now())
+                            self._hang_detection.expect(message.node, self._clock.now())
                         self._feed(
                             Received(
                                 at=self._clock.now(),
@@ -223,11 +223,11 @@ class Controller:
 
     def _beat(self, beat: Beat) -> None:
         now = self._clock.now()
-        silence = self._watch.heard(beat, now)
+        silence = self._hang_detection.heard(beat, now)
         if silence is not None and self._machine.state in WATCHED:
-            self._feed(Stalled(at=now, silence=silence, limit=self._watch.limit()))
-            self._watch.resumed(now)
-        for node in self._watch.silent(now):
+            self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
+            self._hang_detection.resumed(now)
+        for node in self._hang_detection.silent(now):
             why = f"node {node} has sent no beat for {self._policy.node_silence:.0f} s"
             self._own(NodeLost(node=node, why=why, at=now))
 
@@ -281,7 +281,7 @@ class Controller:
             log.info("state", state=str(self._state), incident=self._machine.incident.number)
             self._news.set()
             if self._state in (State.RESUMING, State.PAUSING):
-                self._watch.resumed(event.at)
+                self._hang_detection.resumed(event.at)
         self._set_timer()
 
     def _judge(self, event: Event) -> list[Command]:

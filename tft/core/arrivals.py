@@ -2,10 +2,10 @@
 Nodes, stores and processes that come: who may speak for a rank, and from when on it is counted on.
 """
 
-from tft.core.course import Course
-from tft.core.ends import Ends
 from tft.core.job import Job
-from tft.core.seats import NOWHERE, Process, Seat
+from tft.core.process_exits import ProcessExits
+from tft.core.rank_state import NOWHERE, Process, RankState
+from tft.core.recovery import Recovery
 from tft.core.table import SETTLED, State
 from tft.protocol.messages import (
     Joined,
@@ -25,11 +25,11 @@ class Arrivals:
     Who comes to one job.
     """
 
-    def __init__(self, job: Job, course: Course, ends: Ends) -> None:
+    def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
         self._job = job
-        self._course = course
-        self._rounds = course.rounds
-        self._ends = ends
+        self._recovery = recovery
+        self._attempts = recovery.attempts
+        self._process_exits = ends
 
     def node_joined(self, message: NodeJoined) -> None:
         """
@@ -41,10 +41,10 @@ class Arrivals:
         if message.node in job.isolated or (known and agent == job.agents[message.node]):
             return
         # what ran there has gone with the agent before this one
-        left = self._ends.emptied(message.node, silent=False) if known else []
+        left = self._process_exits.emptied(message.node, silent=False) if known else []
         if job.agents.get(message.node, agent) != agent:  # and its pages, too
-            for seat in job.seats.values():
-                seat.page = NOWHERE if seat.page == message.node else seat.page
+            for rank_state in job.rank_states.values():
+                rank_state.page = NOWHERE if rank_state.page == message.node else rank_state.page
         if job.state in SETTLED:
             return  # nothing is started any more
         job.agents[message.node], job.came[message.node] = agent, message.at
@@ -56,16 +56,17 @@ class Arrivals:
         job.nodes[message.node] = message.ranks
         job.lost_nodes.discard(message.node)
         settled = sum(
-            seat.node == message.node for seat in (*job.seats.values(), *job.successors.values())
+            rank_state.node == message.node
+            for rank_state in (*job.rank_states.values(), *job.successors.values())
         )
         job.room[message.node] = len(message.ranks) + message.spare - settled
         why = f"another agent has come up on node {message.node}"
-        self._ends.bereaved(left, why, message.at)
+        self._process_exits.bereaved(left, why, message.at)
         for rank in message.ranks:
-            placed = job.seats.get(rank)
+            placed = job.rank_states.get(rank)
             if placed is not None and placed.process is Process.ABSENT:
                 job.spawn(placed, message.node, "the job starts")
-        self._course.recall()
+        self._recovery.recall()
 
     def store_opened(self, message: StoreOpened) -> None:
         """
@@ -78,19 +79,19 @@ class Arrivals:
             job.deadline = None  # what was waited for may be this
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
-            self._rounds.again("the rendezvous store was lost while groups were formed")
+            self._attempts.again("the rendezvous store was lost while groups were formed")
 
     def spawned(self, message: Spawned) -> None:
         """
         An agent has started the process it was told to.
         """
-        seat = self._job.find(message.rank, message.incarnation)
-        if seat is not None and seat.process is Process.ORDERED:
-            seat.process = Process.SPAWNED
-            seat.pid = message.pid
-            self._job.starts(seat)
-            seat.began = message.at
-            self._job.running.add((seat.rank, seat.incarnation))
+        rank_state = self._job.find(message.rank, message.incarnation)
+        if rank_state is not None and rank_state.process is Process.ORDERED:
+            rank_state.process = Process.SPAWNED
+            rank_state.pid = message.pid
+            self._job.starts(rank_state)
+            rank_state.began = message.at
+            self._job.running.add((rank_state.rank, rank_state.incarnation))
             self._job.forget(message.rank, message.incarnation, Spawn)
 
     def joined(self, message: Joined, sender: str) -> None:
@@ -98,20 +99,20 @@ class Arrivals:
         A process claims a rank: it gets it, if it is the one that was asked for.
         """
         job = self._job
-        if message.rank not in job.seats or message.world != len(job.seats):
+        if message.rank not in job.rank_states or message.world != len(job.rank_states):
             return self._refuse(
                 message,
                 sender,
                 f"rank {message.rank} of {message.world} has no place in a job of "
-                f"{len(job.seats)} ranks",
+                f"{len(job.rank_states)} ranks",
             )
-        seat = job.find(message.rank, message.incarnation)
-        holder = job.seats[message.rank]
+        rank_state = job.find(message.rank, message.incarnation)
+        holder = job.rank_states[message.rank]
         there = (Process.JOINED, Process.READY)
-        taken = seat if seat is not None and seat.process in there else None
+        taken = rank_state if rank_state is not None and rank_state.process in there else None
         if taken is not None and (taken.pid, taken.started) == (message.pid, message.started):
             return None
-        if seat is None or taken is not None or seat.process is Process.GONE:
+        if rank_state is None or taken is not None or rank_state.process is Process.GONE:
             return self._refuse(
                 message,
                 sender,
@@ -121,10 +122,10 @@ class Arrivals:
             )
         job.forget(message.rank, message.incarnation, Spawn)
         job.joined = True
-        job.running.add((seat.rank, seat.incarnation))
-        seat.join(message, sender)
+        job.running.add((rank_state.rank, rank_state.incarnation))
+        rank_state.join(message, sender)
         if job.incident.number:
-            job.phase("await", seat.rank, seat.began, message.at)
+            job.phase("await", rank_state.rank, rank_state.began, message.at)
         return None
 
     def _refuse(self, message: Joined, sender: str, why: str) -> None:
@@ -136,16 +137,16 @@ class Arrivals:
         job.say(refused)
         self._job.tell("claim_refused", rank=message.rank, pid=message.pid, why=why)
 
-    def ready(self, seat: Seat, message: Ready) -> None:
+    def ready(self, rank_state: RankState, message: Ready) -> None:
         """
         A rank has adopted its state, and takes orders.
         """
         job = self._job
-        seat.process = Process.READY
-        job.starting.pop((seat.rank, seat.incarnation), None)
-        seat.shards = {copies.shard: copies.ranks for copies in message.shards}
-        seat.column, seat.reloads = message.column, message.reloads
-        seat.strategies = frozenset(message.strategies) or seat.strategies
-        seat.after = message.after
-        seat.held = 0 if job.untrained and not job.resumed else None
+        rank_state.process = Process.READY
+        job.starting.pop((rank_state.rank, rank_state.incarnation), None)
+        rank_state.shards = {copies.shard: copies.ranks for copies in message.shards}
+        rank_state.column, rank_state.reloads = message.column, message.reloads
+        rank_state.strategies = frozenset(message.strategies) or rank_state.strategies
+        rank_state.after = message.after
+        rank_state.held = 0 if job.untrained and not job.resumed else None
         job.placed()

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tft.core import planner
+from tft.core.attempts import Attempts
 from tft.core.job import Job
-from tft.core.rounds import Rounds
-from tft.core.seats import Seat
+from tft.core.rank_state import RankState
 
 Parts = Mapping[str, str]
 """Digest by part; an empty one is of a part that each rank has for itself."""
@@ -135,9 +135,9 @@ class Comparison:
     Judges the copies of one job.
     """
 
-    def __init__(self, job: Job, rounds: Rounds) -> None:
+    def __init__(self, job: Job, attempts: Attempts) -> None:
         self._job = job
-        self._rounds = rounds
+        self._attempts = attempts
 
     def holders(self) -> tuple[int, ...]:
         """
@@ -146,15 +146,17 @@ class Comparison:
         """
         groups = self._job.topology().groups.values()
         several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
-        return tuple(sorted({seat.rank for seat in self._sound(doubted=True)} & several))
+        return tuple(
+            sorted({rank_state.rank for rank_state in self._sound(doubted=True)} & several)
+        )
 
     def judge(self) -> None:
         """
         Everyone has left the loop, and said what it holds. Whoever holds another copy than most is at fault, and gets
         theirs. Where that is undecided no copy is sound that is later than the last comparison.
         """
-        for seat in self._job.seats.values():
-            seat.outrun = frozenset()  # who had come further may be lost
+        for rank_state in self._job.rank_states.values():
+            rank_state.outrun = frozenset()  # who had come further may be lost
         self._judge(self._found())
 
     def tell_begins(self) -> None:
@@ -183,20 +185,22 @@ class Comparison:
         """
         Whether, after a repair, everyone holds the same. Otherwise it is begun anew.
         """
-        brought = {seat.rank for seat in self._job.seated() if seat.brought}
+        brought = {
+            rank_state.rank for rank_state in self._job.member_states() if rank_state.brought
+        }
         # what was left in a tail by those who are still there is what counts
         found = [each for each in self._found(tails=False, outside=True) if each.wrong]
         failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
         for each in failed:
             self._tell(each)
             for rank in each.wrong:
-                self._distrust(self._job.seats[rank])
+                self._distrust(self._job.rank_states[rank])
         if failed:
-            self._rounds.again(f"after a repair {failed[0].sentence()}")
+            self._attempts.again(f"after a repair {failed[0].sentence()}")
         elif found:
             attempts = self._job.incident.attempts + 1
             self._judge(found)
-            self._rounds.count(attempts, f"after a repair {found[0].sentence()}")
+            self._attempts.count(attempts, f"after a repair {found[0].sentence()}")
         return not found
 
     def _judge(self, found: list[Difference]) -> None:
@@ -206,7 +210,7 @@ class Comparison:
             self._tell(difference)
             if difference.tail:
                 for rank in difference.wrong:
-                    job.seats[rank].outrun |= {difference.shard}
+                    job.rank_states[rank].outrun |= {difference.shard}
             elif difference.right:
                 self._has_spread(difference)
                 for rank in difference.wrong:
@@ -214,10 +218,10 @@ class Comparison:
             else:
                 self._nobody_knows(difference)
         for rank, sentences in sorted(named.items()):
-            seat = job.seats[rank]
-            self._distrust(seat)
-            step = seat.position.step + 1
-            self._rounds.fault("corruption", rank, step, job.now, "; ".join(sentences))
+            rank_state = job.rank_states[rank]
+            self._distrust(rank_state)
+            step = rank_state.position.step + 1
+            self._attempts.fault("corruption", rank, step, job.now, "; ".join(sentences))
             job.count(rank)
 
     def _has_spread(self, difference: Difference) -> None:
@@ -249,64 +253,69 @@ class Comparison:
         for (
             rank
         ) in difference.wrong:  # a copy of that very step is below the limit, and was right then
-            job.seats[rank].disputed = True
-        self._rounds.fault("corruption", None, difference.step + 1, job.now, why)
+            job.rank_states[rank].disputed = True
+        self._attempts.fault("corruption", None, difference.step + 1, job.now, why)
 
-    def _distrust(self, seat: Seat) -> None:
-        seat.trusted, seat.damaged = False, True
+    def _distrust(self, rank_state: RankState) -> None:
+        rank_state.trusted, rank_state.damaged = False, True
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
         Compare the copies of all members. With `outside` also those of ranks that have just left, since members may have
         fetched from them; only members are returned as wrong.
         """
-        job, seats = self._job, self._sound(outside=outside)
+        job, rank_states = self._job, self._sound(outside=outside)
         ended = {
-            (seat.held, shard)
-            for seat in seats
-            if not seat.position.tail
-            for shard in seat.digests.keys() - seat.outrun
+            (rank_state.held, shard)
+            for rank_state in rank_states
+            if not rank_state.position.tail
+            for shard in rank_state.digests.keys() - rank_state.outrun
         }
         copies = {
-            seat.rank: Copy(
-                rank=seat.rank,
-                step=seat.held,
+            rank_state.rank: Copy(
+                rank=rank_state.rank,
+                step=rank_state.held,
                 shards={
-                    s: parts for s, parts in seat.digests.items() if self._counts(seat, s, ended)
+                    s: parts
+                    for s, parts in rank_state.digests.items()
+                    if self._counts(rank_state, s, ended)
                 },
-                tail=tails and seat.position.tail,
-                line=seat.line,
-                brought=seat.brought,
+                tail=tails and rank_state.position.tail,
+                line=rank_state.line,
+                brought=rank_state.brought,
             )
-            for seat in seats
-            if seat.held is not None
+            for rank_state in rank_states
+            if rank_state.held is not None
         }
         found = differences(job.topology().groups, copies)
         return [
             replace(each, wrong=tuple(r for r in each.wrong if r in job.members)) for each in found
         ]
 
-    def _counts(self, seat: Seat, shard: str, ended: Collection[tuple[int | None, str]]) -> bool:
+    def _counts(
+        self, rank_state: RankState, shard: str, ended: Collection[tuple[int | None, str]]
+    ) -> bool:
         """
         Whether the copy of this rank counts. If the rank has left, and was cut off in its tail, it does not count where
         another rank holds the end of the step, or has fetched it from one that did and may be lost.
         """
-        behind = seat.rank not in self._job.members and seat.position.tail
-        return shard not in seat.outrun and not (behind and (seat.held, shard) in ended)
+        behind = rank_state.rank not in self._job.members and rank_state.position.tail
+        return shard not in rank_state.outrun and not (behind and (rank_state.held, shard) in ended)
 
-    def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[Seat]:
+    def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[RankState]:
         """
         Return the ranks whose copies are not known to be wrong; with `doubted` also those whose copies may be. Initial
         states are left out until the first wrapper is built: each rank may begin with its own.
         """
         job, ceiling = self._job, self._job.incident.ceiling
         return [
-            seat
-            for seat in (job.seats.values() if outside else job.seated())
-            if seat.ready and not (seat.terminating or seat.searching or seat.disputed)
-            if seat.trusted or (doubted and not seat.damaged)
-            if seat.held is not None and not (job.untrained and not seat.held)
-            if ceiling is None or seat.held <= ceiling
+            rank_state
+            for rank_state in (job.rank_states.values() if outside else job.member_states())
+            if rank_state.ready
+            and not (rank_state.terminating or rank_state.searching or rank_state.disputed)
+            if rank_state.trusted or (doubted and not rank_state.damaged)
+            if rank_state.held is not None and not (job.untrained and not rank_state.held)
+            if ceiling is None or rank_state.held <= ceiling
         ]
 
 
@@ -318,9 +327,9 @@ def note_habits(job: Job, step: int) -> None:
     if step == 0:  # no tail comes before it
         return
     said: dict[str, list[int]] = {}
-    for seat in job.seated():
-        for sentence in seat.inexact:
-            said.setdefault(sentence, []).append(seat.rank)
+    for rank_state in job.member_states():
+        for sentence in rank_state.inexact:
+            said.setdefault(sentence, []).append(rank_state.rank)
     for sentence, ranks in said.items():
         job.incident.reservations.append((step, f"ranks {ranks}: {sentence}"))
 
@@ -339,7 +348,7 @@ def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
         late = [holder.rank for holder in found if holder.tail and holder.held == step]
         ended = ended or len(late) < len(found)
         for rank in late:
-            left.setdefault(job.seats[rank].line, set()).add(rank)
+            left.setdefault(job.rank_states[rank].line, set()).add(rank)
     of = " of all that hold the same" if ended else ""
     for line, those in left.items():
         said = (

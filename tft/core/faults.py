@@ -5,9 +5,9 @@ from outside.
 
 from typing import assert_never
 
-from tft.core.course import Course
 from tft.core.job import Job
-from tft.core.seats import Process, Seat
+from tft.core.rank_state import Process, RankState
+from tft.core.recovery import Recovery
 from tft.core.table import State
 from tft.protocol.messages import CheckpointFailed, Faulted, FaultKind, Noticed
 
@@ -19,44 +19,44 @@ class Faults:
     The faults that one job is told of.
     """
 
-    def __init__(self, job: Job, course: Course) -> None:
+    def __init__(self, job: Job, recovery: Recovery) -> None:
         self._job = job
-        self._course = course
-        self._rounds = course.rounds
+        self._recovery = recovery
+        self._attempts = recovery.attempts
 
-    def faulted(self, seat: Seat, message: Faulted) -> None:
+    def faulted(self, rank_state: RankState, message: Faulted) -> None:
         """
         An exception has left the loop of a rank.
         """
         job = self._job
-        seat.training = False
-        seat.position = message.position
-        if not job.is_seated(seat.rank, seat.incarnation):
+        rank_state.training = False
+        rank_state.position = message.position
+        if not job.is_current(rank_state.rank, rank_state.incarnation):
             return
         stopping = job.state in (S.FREEZING, S.CLEARING)
         symptom = message.kind == "network" and stopping and not message.context_lost
         if symptom:
             return
         if not self._known(message):
-            self._learn(seat, message)
+            self._learn(rank_state, message)
         if message.context_lost:
-            self._rounds.terminate(seat, message.summary, message.kind)
-        self._course.replan()
+            self._attempts.terminate(rank_state, message.summary, message.kind)
+        self._recovery.replan()
 
-    def _learn(self, seat: Seat, message: Faulted) -> None:
+    def _learn(self, rank_state: RankState, message: Faulted) -> None:
         self._job.tell(
             "rank_faulted",
-            rank=seat.rank,
+            rank=rank_state.rank,
             kind=message.kind,
             step=message.step,
             summary=message.summary,
             traceback=message.traceback,
         )
         evidence = message.traceback or message.summary
-        self._rounds.fault(message.kind, seat.rank, message.step, message.at, evidence)
-        self._distrust(seat, message)
+        self._attempts.fault(message.kind, rank_state.rank, message.step, message.at, evidence)
+        self._distrust(rank_state, message)
         if message.kind == "software":
-            self._rounds.force("a user's own bug is not retried")
+            self._attempts.force("a user's own bug is not retried")
 
     def _known(self, message: Faulted) -> bool:
         """
@@ -74,9 +74,9 @@ class Faults:
         What was seen from outside is taken as if the rank had said it itself.
         """
         job = self._job
-        seat = job.seats.get(message.rank)
-        why_not = self._why_not(seat, message.kind)
-        if seat is None or why_not:
+        rank_state = job.rank_states.get(message.rank)
+        why_not = self._why_not(rank_state, message.kind)
+        if rank_state is None or why_not:
             return job.tell(
                 "notice_not_taken",
                 rank=message.rank,
@@ -84,25 +84,29 @@ class Faults:
                 evidence=message.evidence,
                 why_not=why_not,
             )
-        step = self._rounds.step_of(seat)
+        step = self._attempts.step_of(rank_state)
         match message.kind:
             case "straggler":
-                return self._course.straggles(message)
+                return self._recovery.straggles(message)
             case "process" | "hang":
                 if message.kind == "process":  # whoever is ended for a hang is named for it there
-                    self._rounds.fault("process", seat.rank, step, message.at, message.evidence)
-                self._rounds.terminate(seat, message.evidence, message.kind)
-                job.count(seat.rank)
+                    self._attempts.fault(
+                        "process", rank_state.rank, step, message.at, message.evidence
+                    )
+                self._attempts.terminate(rank_state, message.evidence, message.kind)
+                job.count(rank_state.rank)
             case "node":
-                self._rounds.isolate(seat, message.evidence)
+                self._attempts.isolate(rank_state, message.evidence)
             case "memory" | "numeric" | "corruption" | "network" | "software":
-                self._rounds.fault(message.kind, seat.rank, step, message.at, message.evidence)
-                self._distrust(seat, message)
+                self._attempts.fault(
+                    message.kind, rank_state.rank, step, message.at, message.evidence
+                )
+                self._distrust(rank_state, message)
                 if message.kind == "software":
-                    self._rounds.force(message.evidence)
+                    self._attempts.force(message.evidence)
             case _:
                 assert_never(message.kind)
-        return self._course.replan()
+        return self._recovery.replan()
 
     def differ(self, message: CheckpointFailed) -> None:
         """
@@ -113,34 +117,34 @@ class Faults:
         if message.step <= job.compared:
             return
         for rank in message.wrong or (None,):
-            self._rounds.fault("corruption", rank, message.step + 1, message.at, message.why)
-        self._course.replan()
+            self._attempts.fault("corruption", rank, message.step + 1, message.at, message.why)
+        self._recovery.replan()
 
-    def _why_not(self, seat: Seat | None, kind: FaultKind) -> str:
+    def _why_not(self, rank_state: RankState | None, kind: FaultKind) -> str:
         """
         Why nothing can be done about what was seen of a rank; empty: something can.
         """
-        if seat is None or seat.rank not in self._job.members:
+        if rank_state is None or rank_state.rank not in self._job.members:
             return "the rank does not take part"
-        if seat.process in (Process.ABSENT, Process.GONE):
+        if rank_state.process in (Process.ABSENT, Process.GONE):
             return "the rank has no process"
-        if seat.terminating:
-            return f"its process is being ended: {seat.terminating}"
-        if not seat.ready and kind != "node":
+        if rank_state.terminating:
+            return f"its process is being ended: {rank_state.terminating}"
+        if not rank_state.ready and kind != "node":
             return "its process is starting, and has nothing yet that could be wrong"
         return ""
 
-    def _distrust(self, seat: Seat, message: Faulted | Noticed) -> None:
+    def _distrust(self, rank_state: RankState, message: Faulted | Noticed) -> None:
         """
         What a fault makes of the copies: of this rank's own, and, where what is wrong may have
         spread with the last update, or is known to be older, of everybody's since then.
         """
         if message.kind in ("memory", "numeric", "corruption"):
-            seat.trusted = False
+            rank_state.trusted = False
         if message.kind in ("memory", "corruption"):
-            seat.damaged = True
+            rank_state.damaged = True
         if message.polluted:
-            self._rounds.pollute(seat)
+            self._attempts.pollute(rank_state)
         limit = message.not_after
-        if limit is not None and self._rounds.may_be_later(seat, limit):
+        if limit is not None and self._attempts.may_be_later(rank_state, limit):
             self._job.incident.lower(limit)

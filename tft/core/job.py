@@ -10,7 +10,7 @@ from tft.core import planner
 from tft.core.commands import Command, JobOver, Tell
 from tft.core.incident import Incident, Phase, Task
 from tft.core.policy import Policy
-from tft.core.seats import Process, Seat
+from tft.core.rank_state import Process, RankState
 from tft.core.table import TRANSITIONS, State
 from tft.core.topology import Topology
 from tft.errors import InternalError
@@ -66,10 +66,10 @@ class Job:
         self.epoch = 0
         self.now = self.led = at
         self.said: list[Command] = []
-        self.seats = {rank: Seat(rank=rank) for rank in range(world)}
+        self.rank_states = {rank: RankState(rank=rank) for rank in range(world)}
         self.members = frozenset(range(world))
         """The ranks that take part: fewer than the world once the job has shrunk."""
-        self.successors: dict[int, Seat] = {}
+        self.successors: dict[int, RankState] = {}
         """By rank: a process that gets ready to take over from one that still trains."""
         self.switch: frozenset[int] = frozenset()
         """The ranks that are to go to other processes, together, because somebody has asked for it."""
@@ -80,16 +80,16 @@ class Job:
         self.joined = False
         self.gathered: float | None = None
         """When the last node joined."""
-        self.displaced: list[Seat] = []
-        """Those who hold a seat, were told to be ended, and have not ended yet."""
-        self.starting: dict[tuple[int, int], Seat] = {}
+        self.displaced: list[RankState] = []
+        """Those who hold a rank, were told to be ended, and have not ended yet."""
+        self.starting: dict[tuple[int, int], RankState] = {}
         """By rank and incarnation: the processes that take no orders yet, the oldest first."""
         self.running: set[tuple[int, int]] = set()
         """Rank and incarnation of every process that is known to run."""
         self.finished: set[int] = set()
         """The ranks whose `train` has returned."""
-        self.retiring: list[Seat] = []
-        """Processes whose seats were taken over, until they have ended."""
+        self.retiring: list[RankState] = []
+        """Processes whose ranks were taken over, until they have ended."""
         self.refused: dict[str, tuple[Refused, float]] = {}
         """By sender: processes whose claim to a rank was refused, and when."""
         self.handed: dict[int, int] = {}
@@ -143,26 +143,29 @@ class Job:
 
     # ---------------------------------------------------------------- who is there
 
-    def seated(self) -> list[Seat]:
+    def member_states(self) -> list[RankState]:
         """
-        The seats of the members.
+        The states of the ranks that are members.
         """
-        return [seat for rank, seat in self.seats.items() if rank in self.members]
+        return [rank_state for rank, rank_state in self.rank_states.items() if rank in self.members]
 
-    def find(self, rank: int, incarnation: int) -> Seat | None:
+    def find(self, rank: int, incarnation: int) -> RankState | None:
         """
-        The seat of exactly this process, or of the one that will sit there, or that did.
+        The state of exactly this process: it holds its rank, is a successor, or is retiring. None: it is not known.
         """
-        for seat in (self.seats.get(rank), self.successors.get(rank), *self.retiring):
-            if seat is not None and (seat.rank, seat.incarnation) == (rank, incarnation):
-                return seat
+        for rank_state in (self.rank_states.get(rank), self.successors.get(rank), *self.retiring):
+            if rank_state is not None and (rank_state.rank, rank_state.incarnation) == (
+                rank,
+                incarnation,
+            ):
+                return rank_state
         return None
 
-    def holds_seat(self, seat: Seat) -> bool:
+    def holds_rank(self, rank_state: RankState) -> bool:
         """
-        It is no successor.
+        Whether it is the state of the process that holds the rank, and not that of a successor.
         """
-        return self.seats.get(seat.rank) is seat
+        return self.rank_states.get(rank_state.rank) is rank_state
 
     def anyone_joined(self) -> bool:
         """
@@ -174,21 +177,25 @@ class Job:
         """
         The members that were never asked for: no node has come that has a place for them.
         """
-        return [seat.rank for seat in self.seated() if seat.process is Process.ABSENT]
+        return [
+            rank_state.rank
+            for rank_state in self.member_states()
+            if rank_state.process is Process.ABSENT
+        ]
 
-    def terminating(self) -> list[Seat]:
+    def terminating(self) -> list[RankState]:
         """
         Those who were told to be ended and whose end has not come in: what they leave is not known.
         """
         return [*self.displaced, *self.retiring]
 
-    def every(self, holds: Callable[[Seat], bool]) -> bool:
+    def every(self, holds: Callable[[RankState], bool]) -> bool:
         """
         Something holds for every member.
         """
-        return all(holds(self.seats[rank]) for rank in self.members)
+        return all(holds(self.rank_states[rank]) for rank in self.members)
 
-    def warm(self) -> list[Seat]:
+    def warm(self) -> list[RankState]:
         """
         Those who are ready to take over: of the ranks that are switched together, all or none.
         """
@@ -204,14 +211,14 @@ class Job:
         """
         The ranks outside that could come back: whole columns of them, ready to take orders.
         """
-        if len(self.members) == len(self.seats) or "scale_out" not in self.policy.enable:
+        if len(self.members) == len(self.rank_states) or "scale_out" not in self.policy.enable:
             return frozenset()
         ready = {
             r
-            for r, seat in self.seats.items()
+            for r, rank_state in self.rank_states.items()
             if r not in self.members
-            and seat.ready
-            and not seat.terminating
+            and rank_state.ready
+            and not rank_state.terminating
             and not self.flapping(r)
         }
         columns = self.topology().columns
@@ -247,32 +254,36 @@ class Job:
         known = there or list(self.stores.values())
         return known[-1] if known else None
 
-    def home(self, seat: Seat) -> int | None:
+    def home(self, rank_state: RankState) -> int | None:
         """
         The node on which a process for this rank can be started: its own, else one with room.
         """
-        if seat.node not in self.lost_nodes | seat.excluded_nodes:
-            return seat.node
-        return self.elsewhere(seat, self.room)
+        if rank_state.node not in self.lost_nodes | rank_state.excluded_nodes:
+            return rank_state.node
+        return self.elsewhere(rank_state, self.room)
 
-    def elsewhere(self, seat: Seat, room: Mapping[int, int]) -> int | None:
+    def elsewhere(self, rank_state: RankState, room: Mapping[int, int]) -> int | None:
         """
         Another node, of those that have `room`.
         """
         for node in sorted(room):
-            if room[node] > 0 and node not in {*self.lost_nodes, *seat.excluded_nodes, seat.node}:
+            if room[node] > 0 and node not in {
+                *self.lost_nodes,
+                *rank_state.excluded_nodes,
+                rank_state.node,
+            }:
                 return node
         return None
 
-    def settle(self, seat: Seat, node: int) -> None:
+    def settle(self, rank_state: RankState, node: int) -> None:
         """
         A rank has its place on this node from now on.
         """
-        if seat.node != node:
+        if rank_state.node != node:
             self.room[node] -= 1
-            if seat.node is not None:
-                self.room[seat.node] += 1
-            seat.node = node
+            if rank_state.node is not None:
+                self.room[rank_state.node] += 1
+            rank_state.node = node
             self._topology = None
 
     # ---------------------------------------------------------------- what the planner is told
@@ -282,11 +293,19 @@ class Job:
         Shard groups, columns and nodes, as the ranks named them.
         """
         if self._topology is None:
-            seats = self.seats.values()
+            rank_states = self.rank_states.values()
             self._topology = Topology(
-                groups={shard: ranks for seat in seats for shard, ranks in seat.shards.items()},
-                columns={seat.rank: seat.column for seat in seats},
-                nodes={seat.rank: seat.node for seat in seats if seat.node is not None},
+                groups={
+                    shard: ranks
+                    for rank_state in rank_states
+                    for shard, ranks in rank_state.shards.items()
+                },
+                columns={rank_state.rank: rank_state.column for rank_state in rank_states},
+                nodes={
+                    rank_state.rank: rank_state.node
+                    for rank_state in rank_states
+                    if rank_state.node is not None
+                },
             )
         return self._topology
 
@@ -303,18 +322,23 @@ class Job:
         going = set(ranks)
         staying = {
             rank
-            for rank, seat in self.seats.items()
-            if seat.ready and seat.trusted and not seat.terminating and rank not in going
+            for rank, rank_state in self.rank_states.items()
+            if rank_state.ready
+            and rank_state.trusted
+            and not rank_state.terminating
+            and rank not in going
         }
         return [s for s, held in self.topology().groups.items() if staying.isdisjoint(held)]
 
-    def standings(self, unplaceable: Callable[[Seat], str]) -> dict[int, planner.Standing]:
+    def standings(self, unplaceable: Callable[[RankState], str]) -> dict[int, planner.Standing]:
         """
         Where every rank stands. `unplaceable` says why a rank cannot get another process.
         """
         return {
-            seat.rank: seat.standing(unplaceable(seat) if seat.process is Process.GONE else "")
-            for seat in self.seats.values()
+            rank_state.rank: rank_state.standing(
+                unplaceable(rank_state) if rank_state.process is Process.GONE else ""
+            )
+            for rank_state in self.rank_states.values()
         }
 
     def terms(self) -> planner.Terms:
@@ -322,8 +346,13 @@ class Job:
         What a plan for the present incident has to respect.
         """
         incident = self.incident
-        kept = {step for s in self.seats.values() for step in (s.held, *s.kept) if step is not None}
-        on_page = {s.rank: self._on_page(s, kept) for s in self.seated()}
+        kept = {
+            step
+            for s in self.rank_states.values()
+            for step in (s.held, *s.kept)
+            if step is not None
+        }
+        on_page = {s.rank: self._on_page(s, kept) for s in self.member_states()}
         fresh = {0: ""} if self.untrained and not self.resumed else {}
         return planner.Terms(
             enabled=self.policy.enable,
@@ -336,67 +365,73 @@ class Job:
             failed=incident.failed,
             forced=incident.forced,
             without_local_state={
-                seat.rank: on_page[seat.rank].union(seat.private)
-                for seat in self.seated()
-                if len(on_page[seat.rank]) < len(kept) or self.without_local_state(seat)
-                if not (seat.derives and self._may_derive(seat))
+                rank_state.rank: on_page[rank_state.rank].union(rank_state.private)
+                for rank_state in self.member_states()
+                if len(on_page[rank_state.rank]) < len(kept) or self.without_local_state(rank_state)
+                if not (rank_state.derives and self._may_derive(rank_state))
             },
-            strangers=frozenset(s.rank for s in self.seated() if not s.shards),
-            reloads=len(self.members) == len(self.seats) and self.every(lambda s: s.reloads),
+            strangers=frozenset(s.rank for s in self.member_states() if not s.shards),
+            reloads=len(self.members) == len(self.rank_states) and self.every(lambda s: s.reloads),
         )
 
-    def without_local_state(self, seat: Seat) -> bool:
+    def without_local_state(self, rank_state: RankState) -> bool:
         """
         What a rank had captured of its own is out of reach of its process, or is of a time that
         is over.
         """
-        if seat.rank in self.incident.joining:
+        if rank_state.rank in self.incident.joining:
             return True
-        if seat.page is None:
+        if rank_state.page is None:
             return self.resumed  # what it is to begin with stands in the checkpoint, and there only
-        return seat.page in self.lost_nodes or seat.page != seat.node
+        return rank_state.page in self.lost_nodes or rank_state.page != rank_state.node
 
-    def _on_page(self, seat: Seat, steps: Set[int]) -> frozenset[int]:
+    def _on_page(self, rank_state: RankState, steps: Set[int]) -> frozenset[int]:
         """
         The steps of which the page of its process can hold what the rank had captured.
         """
         return frozenset(
-            () if self.without_local_state(seat) else (s for s in steps if s >= seat.since)
+            ()
+            if self.without_local_state(rank_state)
+            else (s for s in steps if s >= rank_state.since)
         )
 
-    def captures(self, seat: Seat) -> None:
+    def captures(self, rank_state: RankState) -> None:
         """
         A rank has what is its own at the agreed step on the page of its process. What it had captured
         earlier on another page is not there, but may have been told.
         """
         step = self.agreed()
-        seat.since = step if self.without_local_state(seat) else min(seat.since, step)
-        told = {} if seat.rank in self.incident.joining else seat.private
-        seat.private = {earlier: told[earlier] for earlier in told if earlier < seat.since}
-        seat.page = seat.node
+        rank_state.since = (
+            step if self.without_local_state(rank_state) else min(rank_state.since, step)
+        )
+        told = {} if rank_state.rank in self.incident.joining else rank_state.private
+        rank_state.private = {
+            earlier: told[earlier] for earlier in told if earlier < rank_state.since
+        }
+        rank_state.page = rank_state.node
 
-    def _may_derive(self, seat: Seat) -> bool:
+    def _may_derive(self, rank_state: RankState) -> bool:
         """
         Its private state may be made anew: it is not to be had as it was.
         """
-        in_checkpoint = seat.page is None and bool(self.checkpoints)
-        return seat.rank in self.incident.joining or not in_checkpoint
+        in_checkpoint = rank_state.page is None and bool(self.checkpoints)
+        return rank_state.rank in self.incident.joining or not in_checkpoint
 
-    def see(self, seat: Seat) -> None:
+    def see(self, rank_state: RankState) -> None:
         """
         Takes in where a rank stands, or stood when it died: not where what it has found may be of another
         run. What is known to be loaded is of this one.
         """
-        if not seat.searching or self.incident.step is not None:
-            self.incident.saw(seat.position)
+        if not rank_state.searching or self.incident.step is not None:
+            self.incident.saw(rank_state.position)
 
     def search(self, *, over: bool = False) -> None:
         """
         Every member loads a checkpoint, until that is `over`: what some have loaded by then the others have
         not, and what is their own at that step nobody else has.
         """
-        for seat in self.seated():
-            seat.searching = not over
+        for rank_state in self.member_states():
+            rank_state.searching = not over
 
     def agreed(self) -> int:
         """
@@ -472,7 +507,9 @@ class Job:
             "epoch": self.epoch,
             "incident": self.incident.number,
             "round": self.incident.round,
-            "seats": {s.rank: s.incarnation for s in self.seats.values() if s.incarnation > 0},
+            "incarnations": {
+                s.rank: s.incarnation for s in self.rank_states.values() if s.incarnation > 0
+            },
         }
 
     def issue(self, *orders: RankOrder, limit: float) -> None:
@@ -511,63 +548,63 @@ class Job:
 
     # ---------------------------------------------------------------- orders to agents
 
-    def spawn(self, seat: Seat, node: int, cause: str) -> None:
+    def spawn(self, rank_state: RankState, node: int, cause: str) -> None:
         """
         Has another process started for a rank, on this node.
         """
-        successor = not self.holds_seat(seat)
-        self.settle(seat, node)
-        self.handed[seat.rank] = self.handed.get(seat.rank, -1) + 1
-        seat.order(self.handed[seat.rank], self.now)
-        self.starts(seat)
+        successor = not self.holds_rank(rank_state)
+        self.settle(rank_state, node)
+        self.handed[rank_state.rank] = self.handed.get(rank_state.rank, -1) + 1
+        rank_state.order(self.handed[rank_state.rank], self.now)
+        self.starts(rank_state)
         if self.incident.is_open:
             self.incident.started += 1
         self.order_node(
             Spawn(
                 epoch=self.epoch,
                 node=node,
-                rank=seat.rank,
-                incarnation=seat.incarnation,
+                rank=rank_state.rank,
+                incarnation=rank_state.incarnation,
                 cause=cause,
                 successor=successor,
             )
         )
 
-    def respawn(self, seat: Seat) -> None:
+    def respawn(self, rank_state: RankState) -> None:
         """
         Has another process started for a rank that has lost its own, where there is a place.
         """
-        node = self.home(seat)
-        self.switch -= {seat.rank}
+        node = self.home(rank_state)
+        self.switch -= {rank_state.rank}
         if node is not None:
-            self.incident.given_another(seat.rank)
-            self.spawn(seat, node, f"rank {seat.rank} has lost its process")
+            self.incident.given_another(rank_state.rank)
+            self.spawn(rank_state, node, f"rank {rank_state.rank} has lost its process")
 
-    def starts(self, seat: Seat) -> None:
+    def starts(self, rank_state: RankState) -> None:
         """
         A process is on its way, and its time begins now.
         """
-        self.starting.pop((seat.rank, seat.incarnation), None)
-        seat.spawned = self.now
-        self.starting[seat.rank, seat.incarnation] = seat
+        self.starting.pop((rank_state.rank, rank_state.incarnation), None)
+        rank_state.spawned = self.now
+        self.starting[rank_state.rank, rank_state.incarnation] = rank_state
 
     def waits_for_starters(self) -> bool:
         """
         Some member's process is still starting.
         """
-        return any(self.is_seated(*process) for process in self.starting)
+        return any(self.is_current(*process) for process in self.starting)
 
-    def kill(self, seat: Seat, why: str, *, last_words: bool) -> None:
+    def kill(self, rank_state: RankState, why: str, *, last_words: bool) -> None:
         """
         Has the process of a rank ended.
         """
-        if seat.node is not None:
+        if rank_state.node is not None:
             self.order_node(
                 Kill(
                     epoch=self.epoch,
-                    node=seat.node,
-                    rank=seat.rank,
-                    incarnation=seat.incarnation,
+                    node=rank_state.node,
+                    rank=rank_state.rank,
+                    incarnation=rank_state.incarnation,
                     last_words=last_words,
                     cause=why,
                 )
@@ -611,12 +648,14 @@ class Job:
         """
         self.said.append(Tell(event=event, facts=facts))
 
-    def present(self) -> Iterable[Seat]:
+    def present(self) -> Iterable[RankState]:
         """
         The processes that can hear an order, members or not.
         """
         there = (Process.JOINED, Process.READY)
-        return [seat for seat in self.seats.values() if seat.process in there]
+        return [
+            rank_state for rank_state in self.rank_states.values() if rank_state.process in there
+        ]
 
     def all_left(self) -> bool:
         """
@@ -624,11 +663,11 @@ class Job:
         part in it: they are ended with their nodes.
         """
         if not self.ending:  # the nodes were not told to end: all is done
-            return not any(self.is_seated(*process) for process in self.running)
+            return not any(self.is_current(*process) for process in self.running)
         return not self.running
 
-    def is_seated(self, rank: int, incarnation: int) -> bool:
+    def is_current(self, rank: int, incarnation: int) -> bool:
         """
-        This process holds the seat of a member.
+        This process holds the rank of a member.
         """
-        return rank in self.members and self.seats[rank].incarnation == incarnation
+        return rank in self.members and self.rank_states[rank].incarnation == incarnation

@@ -15,16 +15,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from tft.core.attempts import ALONE
 from tft.core.commands import Command, JobOver
-from tft.core.course import Course
+from tft.core.dispatch import Dispatch
 from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.incident import Incident
+from tft.core.invariants import broken
 from tft.core.job import Job
 from tft.core.policy import Policy
-from tft.core.promises import broken
-from tft.core.reports import Reports
-from tft.core.rounds import ALONE
-from tft.core.seats import Seat
+from tft.core.rank_state import RankState
+from tft.core.recovery import Recovery
 from tft.core.table import REACTIONS, SETTLED, Reaction, State, kind_of
 from tft.errors import InternalError
 from tft.protocol.messages import Order, OrderName
@@ -66,8 +66,8 @@ class Machine:
             resume=resume, older=older,
             first_incident=first_incident,
         )  # fmt: skip
-        self._course = Course(self._job)
-        self._reports = Reports(self._job, self._course)
+        self._recovery = Recovery(self._job)
+        self._dispatch = Dispatch(self._job, self._recovery)
 
     @property
     def state(self) -> State:
@@ -113,9 +113,9 @@ class Machine:
 
     def incarnation(self, rank: int) -> int:
         """
-        Of the process that holds this rank's seat; -1 before the first was asked for.
+        Incarnation of the process that holds this rank; -1 before the first was asked for.
         """
-        return self._job.seats[rank].incarnation
+        return self._job.rank_states[rank].incarnation
 
     @property
     def refused(self) -> Collection[str]:
@@ -171,14 +171,14 @@ class Machine:
         reaction = REACTIONS[kind_of(event)][job.state]
         if reaction is not Reaction.ABSORB:
             self._take(event, reaction)
-            while self._course.advance():
+            while self._recovery.advance():
                 pass
         return job.said
 
     def _take(self, event: Event, reaction: Reaction) -> None:
         match event:
             case Received(message=message, sender=sender):
-                self._reports.take(message, reaction, sender)
+                self._dispatch.take(message, reaction, sender)
             case DeadlinePassed():
                 self._expire()
             case Stalled():
@@ -199,15 +199,15 @@ class Machine:
         for task in job.incident.tasks.values():
             task.deadline = event.at + task.limit
         if job.state is S.CHOOSING:
-            self._course.choice.ask()  # whoever was asked may have been lost with the last leader
+            self._recovery.choice.ask()  # whoever was asked may have been lost with the last leader
         if job.state is S.ENDED and job.outcome is not None:
             ending = [replace(order, epoch=job.epoch) for order in job.ending]
             job.said = [*ending, job.outcome]  # whoever led before may not have said it
 
     def _stalled(self, event: Stalled) -> None:
-        job, rounds = self._job, self._course.rounds
+        job, attempts = self._job, self._recovery.attempts
         again = job.state is S.RESUMING
-        rounds.open()
+        attempts.open()
         why = (
             f"no rank has moved for {event.silence:.1f} s; the job's own step times allow "
             f"{event.limit:.1f} s"
@@ -215,9 +215,9 @@ class Machine:
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
         if again:  # what was done about it last time has not helped
-            rounds.again(why)
+            attempts.again(why)
         else:
-            rounds.freeze()
+            attempts.freeze()
 
     # ---------------------------------------------------------------- what is owed
 
@@ -244,7 +244,7 @@ class Machine:
             oldest = next(iter(job.starting.values()), None)
             moments += [] if oldest is None else [self._started_by(oldest)]
         if job.state not in SETTLED:
-            moments += [self._unkillable_at(seat) for seat in job.terminating()]
+            moments += [self._unkillable_at(rank_state) for rank_state in job.terminating()]
         gathered = self._gathered_by()
         moments += [] if gathered is None else [gathered]
         if job.deadline is not None and (job.state is not S.CHOOSING or not job.terminating()):
@@ -260,25 +260,25 @@ class Machine:
         if job.state not in SETTLED and job.anyone_joined():
             self._end_late_starters()
         if job.state not in SETTLED:
-            for seat in job.terminating():
-                if self._unkillable_at(seat) <= job.now:
-                    self._reports.ends.could_not_end(seat)
+            for rank_state in job.terminating():
+                if self._unkillable_at(rank_state) <= job.now:
+                    self._dispatch.ends.could_not_end(rank_state)
         self._end_ungathered()
         if not job.expired():
             return
         if job.state is S.EXITING:
-            self._course.ending.end()
+            self._recovery.ending.end()
         elif job.state is S.PAUSED:
             job.tell("pause_over", seconds=job.policy.pause)
-            self._course.pausing.release()
+            self._recovery.pausing.release()
         elif job.state in (S.HEALTHY, S.RESUMING):
-            rounds = self._course.rounds
-            rounds.open()
+            attempts = self._recovery.attempts
+            attempts.open()
             late = sorted(job.members - job.finished)
-            rounds.freeze(f"ranks {late} have not finished, others have for {job.allowed:.0f} s")
+            attempts.freeze(f"ranks {late} have not finished, others have for {job.allowed:.0f} s")
 
-    def _started_by(self, seat: Seat) -> float:
-        return max(seat.spawned, self._job.led) + self._job.policy.join
+    def _started_by(self, rank_state: RankState) -> float:
+        return max(rank_state.spawned, self._job.led) + self._job.policy.join
 
     def _gathered_by(self) -> float | None:
         """
@@ -296,20 +296,20 @@ class Machine:
                 f"ranks {job.placeless()} have no place: {job.policy.gather:.0f} s after the last "
                 "node no other has come"
             )
-            self._course.ending.exit("failed", 4, why)
+            self._recovery.ending.exit("failed", 4, why)
 
-    def _unkillable_at(self, seat: Seat) -> float:
-        return max(seat.terminating_since, self._job.led) + self._job.policy.kill
+    def _unkillable_at(self, rank_state: RankState) -> float:
+        return max(rank_state.terminating_since, self._job.led) + self._job.policy.kill
 
     def _end_late_starters(self) -> None:
         job = self._job
-        for seat in [s for s in job.starting.values() if self._started_by(s) <= job.now]:
-            job.starts(seat)
+        for rank_state in [s for s in job.starting.values() if self._started_by(s) <= job.now]:
+            job.starts(rank_state)
             why = f"not ready {job.policy.join:.0f} s after its start"
-            self._course.rounds.terminate(seat, why, "process")
+            self._recovery.attempts.terminate(rank_state, why, "process")
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
-        job, rounds = self._job, self._course.rounds
+        job, attempts = self._job, self._recovery.attempts
         if order == "stop":
             ranks = self._not_called_after(ranks)
         if not ranks:
@@ -323,10 +323,10 @@ class Machine:
         job.tell("order_overdue", order=order, ranks=ranks)
         match order:
             case "hold":
-                self._course.pausing.give_up(f"ranks {ranks}: {why}")
+                self._recovery.pausing.give_up(f"ranks {ranks}: {why}")
             case "regroup" | "rebuild" | "resume":
                 # one rank that does not come keeps all of them: who it is shows in the freeze
-                rounds.again(f"ranks {ranks}: {why}")
+                attempts.again(f"ranks {ranks}: {why}")
             case "release":
                 self._unheard(ranks, why)
             case "check" if most:  # it hangs in one of them, and the others wait for that one there
@@ -336,9 +336,9 @@ class Machine:
                 | "save" | "commit"
             ):  # fmt: skip
                 why = f"{why}. {ALONE}" if order == "stop" else why
-                rounds.terminate_all((job.seats[rank] for rank in ranks), why, "hang")
+                attempts.terminate_all((job.rank_states[rank] for rank in ranks), why, "hang")
             case "complete":
-                rounds.terminate_all((job.seats[rank] for rank in ranks), why, "process")
+                attempts.terminate_all((job.rank_states[rank] for rank in ranks), why, "process")
             case "end":
                 job.incident.tasks.pop(order)
             case _:
@@ -349,8 +349,8 @@ class Machine:
         Nobody is at fault for that alone, and whoever trains meanwhile is not either: in the freeze it
         shows who hears nothing.
         """
-        step = self._job.seats[ranks[0]].position.step + 1  # all stand at one boundary
-        self._course.rounds.fault("network", None, step, self._job.now, f"ranks {ranks}: {why}")
+        step = self._job.rank_states[ranks[0]].position.step + 1  # all stand at one boundary
+        self._recovery.attempts.fault("network", None, step, self._job.now, f"ranks {ranks}: {why}")
 
     def _are_most(self, order: OrderName, ranks: list[int]) -> bool:
         """
@@ -378,9 +378,10 @@ class Machine:
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         until = {
-            rank: task.issued + job.seats[rank].after
+            rank: task.issued + job.rank_states[rank].after
             for rank in ranks
-            if job.seats[rank].position.after and task.issued + job.seats[rank].after > job.now
+            if job.rank_states[rank].position.after
+            and task.issued + job.rank_states[rank].after > job.now
         }
         if until:
             task.deadline = max(until.values())
@@ -396,7 +397,7 @@ class Machine:
         by its limit. Who is held to hang is not waited for.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
-        hang = any(job.seats[rank].blame for rank in ranks)
+        hang = any(job.rank_states[rank].blame for rank in ranks)
         lost = not job.untrained and not job.checkpoints and job.only_on(ranks)
         if task.spared or hang or not lost:
             return False

@@ -3,8 +3,8 @@ A pause: everyone goes on to the same step boundary, stands there with its group
 a check, and goes on. No incident, unless a fault comes in between or a check finds one.
 """
 
+from tft.core.attempts import Attempts
 from tft.core.job import Job
-from tft.core.rounds import Rounds
 from tft.core.table import State
 from tft.protocol.messages import Check, Hold, PauseRequested, Release
 
@@ -16,9 +16,9 @@ class Pausing:
     The pauses of one job.
     """
 
-    def __init__(self, job: Job, rounds: Rounds) -> None:
+    def __init__(self, job: Job, attempts: Attempts) -> None:
         self._job = job
-        self._rounds = rounds
+        self._attempts = attempts
 
     def begin(self, request: PauseRequested) -> None:
         """
@@ -50,7 +50,7 @@ class Pausing:
     def _come(self, why: str) -> None:
         self._job.incident.round += 1
         self._job.move(S.PAUSING)
-        self._rounds.ask(why)
+        self._attempts.ask(why)
 
     def advance(self) -> None:
         """
@@ -65,7 +65,7 @@ class Pausing:
         if "check" in tasks:
             self._checked()
         elif "hold" not in tasks:
-            boundary = max(s.position.step + s.position.window for s in job.seated())
+            boundary = max(s.position.step + s.position.window for s in job.member_states())
             job.issue(job.to_all(Hold, step=boundary), limit=job.policy.hold)
         elif job.state is S.PAUSING and not job.gathering:
             self._paused()
@@ -75,10 +75,10 @@ class Pausing:
         job = self._job
         job.move(S.PAUSED)
         check = "" if job.pause is None else job.pause.check
-        job.tell("paused", step=max(s.position.step for s in job.seated()), check=check)
+        job.tell("paused", step=max(s.position.step for s in job.member_states()), check=check)
         if check:
-            for seat in job.seated():
-                seat.verdict, seat.finding = "pass", ""
+            for rank_state in job.member_states():
+                rank_state.verdict, rank_state.finding = "pass", ""
             job.issue(job.to_all(Check, name=check), limit=job.policy.check)
         else:
             job.stay(job.policy.pause)
@@ -89,9 +89,9 @@ class Pausing:
         """
         job = self._job
         job.pause, job.incident.tasks = None, {}
-        job.checked = "; ".join(self._rounds.findings()) or "passed"
+        job.checked = "; ".join(self._attempts.findings()) or "passed"
         job.tell("checked", what=job.checked)
-        if not self._rounds.judge():
+        if not self._attempts.judge():
             self.release()
 
     def give_up(self, why: str) -> None:
@@ -113,6 +113,6 @@ class Pausing:
         else:
             job.pause = None
             job.tell("released", members=len(job.members))
-        job.trained = {seat.rank for seat in job.seated() if seat.finished}
+        job.trained = {rank_state.rank for rank_state in job.member_states() if rank_state.finished}
         job.incident.round += 1
         job.step_to(S.RESUMING, job.to_all(Release), job.policy.freeze)

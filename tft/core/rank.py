@@ -12,7 +12,7 @@ runs to its end, unless the rank is to leave the loop.
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from tft.core.rank_words import (
+from tft.core.rank_protocol import (
     Abort,
     Answer,
     Done,
@@ -120,8 +120,8 @@ class RankMachine:
         key = (order.incident, order.round)
         if order.epoch < self.epoch or key < self.key:
             return []  # of a controller, or a round, that is over
-        if order.seats.get(self.rank, 0) != self.incarnation:
-            return []  # for the process that holds this rank's seat: not this one, or not yet
+        if order.incarnations.get(self.rank, 0) != self.incarnation:
+            return []  # for the process that holds this rank: not this one, or not yet
         self.epoch = order.epoch
         if key == self.key and event.name in self._heard:
             answer = self._answers.get(event.name)

@@ -12,7 +12,7 @@ CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 7
+VERSION = 8
 """Raised when a message changes shape; a peer that speaks another one is refused with a sentence."""
 
 FaultKind = Literal[
@@ -474,8 +474,8 @@ class Lead:
 # ---------------------------------------------------------------- orders to ranks
 #
 # All of them carry `epoch`, `incident` and `round`, to be known when they are late; `to`, the ranks
-# that are meant; and `seats`, the incarnation that holds the seat of a rank where it is not the
-# first (0). A process that does not hold the seat (one that was given up but lives on, one that
+# that are meant; and `incarnations`, the incarnation that holds a rank where it is not the
+# first (0). A process that does not hold the rank (one that was given up but lives on, one that
 # will take over later) obeys nothing.
 
 
@@ -489,7 +489,7 @@ class Freeze:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     cause: str
 
 
@@ -504,7 +504,7 @@ class Stop:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     finish: int
     grace: float
     """Seconds to reach `finish` before the collective is aborted."""
@@ -520,7 +520,7 @@ class Compare:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -533,7 +533,7 @@ class Load:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     directory: str
     step: int
     """The step whose end the checkpoint holds."""
@@ -569,7 +569,7 @@ class Fetch:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     transfers: tuple[Transfer, ...]
 
@@ -584,7 +584,7 @@ class Restore:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     step: int
 
 
@@ -598,7 +598,7 @@ class Regroup:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     """The first step that will be computed in them; 0: the ranks find that out (`Reload`)."""
     name: str
@@ -619,7 +619,7 @@ class Reload:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     not_after: int | None = None
     """What is later than this step may be wrong; None: there is no such limit."""
 
@@ -634,7 +634,7 @@ class Rebuild:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -647,7 +647,7 @@ class Rollback:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     skip: int = 0
     """How many batches to draw after that, and drop."""
@@ -667,7 +667,7 @@ class Resume:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     again: bool = False
     """First call the functions that are called after step `step` - 1: some rank has not been through them."""
@@ -686,7 +686,7 @@ class Hold:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     step: int
 
 
@@ -700,7 +700,7 @@ class Check:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     name: str
 
 
@@ -714,7 +714,7 @@ class Release:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -727,7 +727,7 @@ class Save:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     directory: str
     step: int
     shards: tuple[str, ...]
@@ -747,7 +747,7 @@ class Commit:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     directory: str
     step: int
     files: tuple[SavedFile, ...]
@@ -763,7 +763,7 @@ class Complete:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -776,7 +776,7 @@ class End:
     incident: int
     round: int
     to: tuple[int, ...]
-    seats: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     code: int
     why: str
 

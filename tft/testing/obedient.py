@@ -142,7 +142,7 @@ class ScriptedRank:
         Whether an order is for this very process, and new to it.
         """
         key = (order.incident, order.round)
-        meant = order.seats.get(self.rank, 0) == self.incarnation
+        meant = order.incarnations.get(self.rank, 0) == self.incarnation
         if not self.alive or self.hung or not meant:
             return False
         if order.epoch < self.epoch or key < self.key or (key == self.key and name in self.heard):

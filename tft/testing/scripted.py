@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from tft.core.commands import Command, Consult, JobOver, Tell
 from tft.core.events import DeadlinePassed, Led, Received, Stalled
 from tft.core.incident import Fault
+from tft.core.incident_report import incident_report
 from tft.core.machine import Machine
 from tft.core.policy import Policy
-from tft.core.report import incident_report
 from tft.core.table import State
 from tft.protocol.messages import (
     ORDER_NAMES,
@@ -92,7 +92,7 @@ class ScriptedJob:
     now: float = 100.0
     machine: Machine = field(init=False)
     ranks: dict[int, ScriptedRank] = field(init=False)
-    """Who holds the seat of each rank, as far as the ranks were told."""
+    """Which process holds each rank, as far as the ranks were told."""
     successors: dict[int, ScriptedRank] = field(init=False, default_factory=dict)
     """Further processes, which are to take over."""
     former: list[ScriptedRank] = field(init=False, default_factory=list)
@@ -504,10 +504,10 @@ class ScriptedJob:
 
     def _hand_over(self, rank: int, order: RankOrder) -> None:
         """
-        Orders name who holds the seat: from the first one that names the successor, it does.
+        Orders name who holds the rank: from the first one that names the successor, it does.
         """
         successor = self.successors.get(rank)
-        if successor is not None and order.seats.get(rank, 0) == successor.incarnation:
+        if successor is not None and order.incarnations.get(rank, 0) == successor.incarnation:
             self.former.append(self.ranks[rank])
             self.ranks[rank] = self.successors.pop(rank)
 

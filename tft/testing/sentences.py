@@ -69,7 +69,7 @@ SAID_OTHERWISE = frozenset(
 )  # fmt: skip
 """What the machine tells for the log, and the other lines of a timeline say already."""
 BESIDE_THE_POINT = frozenset(
-    {"epoch", "incident", "round", "to", "seats", "rank", "incarnation", "at"}
+    {"epoch", "incident", "round", "to", "incarnations", "rank", "incarnation", "at"}
 )
 LONG = 100
 """Characters of a value that nobody here knows how to say."""

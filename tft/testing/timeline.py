@@ -12,7 +12,7 @@ from typing import assert_never
 from tft.core.commands import Command, Tell
 from tft.core.events import DeadlinePassed, Led, Received, Stalled
 from tft.core.incident import Fault, Incident
-from tft.core.report import incident_report
+from tft.core.incident_report import incident_report
 from tft.protocol.messages import (
     ORDER_NAMES,
     Answered,

@@ -18,7 +18,7 @@ from tft.clock import SystemClock
 from tft.config import RankSettings
 from tft.core.delivery import Outbox
 from tft.core.rank import RankMachine
-from tft.core.rank_words import (
+from tft.core.rank_protocol import (
     Abort,
     Answer,
     Execute,

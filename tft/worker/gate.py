@@ -16,7 +16,7 @@ from typing import Literal
 import pluggy
 
 from tft.clock import SystemClock
-from tft.core.rank_words import (
+from tft.core.rank_protocol import (
     Execute,
     Leaving,
     Locked,

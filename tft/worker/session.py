@@ -18,7 +18,7 @@ import structlog
 from tft.checkpoint import CheckpointStore, checkpoint_store_of
 from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings, started_by_agent
-from tft.core.rank_words import Done, Execute, Left
+from tft.core.rank_protocol import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.hooks import Diagnosis, Made, ShardPayload
 from tft.page import Page

@@ -78,7 +78,7 @@ class Auditor:
         """Of the machine's incident before the event that is judged now."""
         self._state = S.AWAITING
         self._number = 0
-        self._seats: dict[int, int] = {}
+        self._rank_states: dict[int, int] = {}
         self._late: set[int] = set()
         self._consult: Consult | None = None
         self._vetoed: set[str] = set()
@@ -100,9 +100,9 @@ class Auditor:
         if isinstance(event, Received):
             message = event.message
             if isinstance(message, Exited | Faulted | Noticed):
-                seat = machine.incarnation(message.rank)
-                self._seats[message.rank] = (
-                    -1 if (message.rank, seat) in self._ledger.ended else seat
+                rank_state = machine.incarnation(message.rank)
+                self._rank_states[message.rank] = (
+                    -1 if (message.rank, rank_state) in self._ledger.ended else rank_state
                 )
             if isinstance(message, Ready | NodeJoined | NodeLost):
                 self._consult = None  # what was offered then may be impossible now
@@ -170,13 +170,13 @@ class Auditor:
         rank = report.rank
         if self._state in SETTLED or machine.outcome is not None or rank not in machine.members:
             return
-        if not isinstance(report, Noticed) and self._seats[rank] != report.incarnation:
+        if not isinstance(report, Noticed) and self._rank_states[rank] != report.incarnation:
             return
         kind = "process"
         if isinstance(report, Faulted):
             kind = report.kind
         elif isinstance(report, Noticed):
-            if (rank, self._seats[rank]) not in self._ledger.ready:
+            if (rank, self._rank_states[rank]) not in self._ledger.ready:
                 return
             kind = report.kind
         if kind in ("network", "software", "straggler"):
@@ -377,13 +377,13 @@ class Auditor:
 
     def _refused(self, machine: Machine, refused: Refused) -> None:
         """
-        Nobody is refused the seat that is its own.
+        Nobody is refused the rank that is its own.
         """
         process = self._process(machine, refused.rank)
         if process is None or process.pid != refused.pid:
             return
-        ledger, seat = self._ledger, (refused.rank, process.incarnation)
-        if seat not in ledger.ended and process.node.number not in ledger.lost:
+        ledger, rank_state = self._ledger, (refused.rank, process.incarnation)
+        if rank_state not in ledger.ended and process.node.number not in ledger.lost:
             raise Broken("no rightful claim is refused", f"rank {refused.rank}: {refused.why}")
 
     # ---------------------------------------------------------------- what was reached

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tft.core.rank_words import Execute
+from tft.core.rank_protocol import Execute
 from tft.protocol.messages import (
     Check,
     Commit,

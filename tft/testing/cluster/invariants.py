@@ -126,14 +126,14 @@ class Invariants:
         self, process: "Process", order: RankOrder, epoch: int, key: tuple[int, int]
     ) -> None:
         """
-        Only who holds a seat does what is said to it, and only what is said by the newest leader,
+        Only who holds a rank does what is said to it, and only what is said by the newest leader,
         in the newest round.
         """
-        if order.seats.get(process.rank, 0) != process.incarnation:
+        if order.incarnations.get(process.rank, 0) != process.incarnation:
             raise Broken(
-                "only who holds the seat obeys",
+                "only who holds the rank obeys",
                 f"rank {process.rank}, incarnation {process.incarnation}, obeys in the place of "
-                f"{order.seats.get(process.rank, 0)}",
+                f"{order.incarnations.get(process.rank, 0)}",
             )
         if order.epoch < epoch or (order.incident, order.round) < key:
             raise Broken(
@@ -161,7 +161,11 @@ class Invariants:
         No rank changes its state by training while another one's is being repaired.
         """
         for process in self._repairing.values():
-            both = self._seated(trainer) and self._seated(process) and self._wanted(process.rank)
+            both = (
+                self._is_current(trainer)
+                and self._is_current(process)
+                and self._wanted(process.rank)
+            )
             if process.alive and not process.stuck and both:
                 raise Broken(
                     "nobody trains during a repair",
@@ -316,7 +320,7 @@ class Invariants:
             process.rank
             for process in self._stage.processes
             if process.alive
-            and self._seated(process)
+            and self._is_current(process)
             and (members is None or process.rank in members)
             and process.completed < self._stage.schedule.steps
         ]
@@ -351,9 +355,9 @@ class Invariants:
         """
         return any(rank in leader.machine.members for leader in self._leading())
 
-    def _seated(self, process: "Process") -> bool:
+    def _is_current(self, process: "Process") -> bool:
         """
-        It is the process that holds its rank's seat.
+        Whether this process holds its rank.
         """
         if process.node.process(process.rank) is not process:
             return False

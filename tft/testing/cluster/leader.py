@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from tft.core.commands import Command, Consult, JobOver, Tell
 from tft.core.delivery import Inbox
 from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.hang_detection import HangDetection
 from tft.core.lease import Lease
 from tft.core.table import SETTLED, State
-from tft.core.watch import Watch
 from tft.protocol.messages import (
     Advised,
     Beat,
@@ -75,7 +75,7 @@ class Leader:
         """Those that stand by do not hear it."""
         self.machine = opened(stage.schedule).machine()
         self._inbox = Inbox()
-        self._watch = Watch(stage.schedule.policy)
+        self._hang_detection = HangDetection(stage.schedule.policy)
         patience = PATIENCE * (1 + 0.4 * number)  # not all at once
         self._lease = Lease(patience=patience, at=stage.clock.now)
         self._news = self._looking = self._repeating = False
@@ -121,7 +121,7 @@ class Leader:
         self.epoch, self.leads = epoch, True
         self._judge(Led(at=now, epoch=epoch))
         for node in self.machine.nodes:
-            self._watch.expect(node, now)
+            self._hang_detection.expect(node, now)
         self._say_lead()
         return True
 
@@ -134,7 +134,7 @@ class Leader:
         if self._inbox.accept(sender, number):
             at = self._stage.clock.now
             if isinstance(report, NodeJoined):
-                self._watch.expect(report.node, at)
+                self._hang_detection.expect(report.node, at)
             self._feed(Received(at=at, sender=sender, number=number, message=report))
         if not self._news:
             self._news = True
@@ -147,11 +147,11 @@ class Leader:
         if not self.leads:
             return
         now = self._stage.clock.now
-        silence = self._watch.heard(beat, now)
+        silence = self._hang_detection.heard(beat, now)
         if silence is not None and self.machine.state in WATCHED:
-            self._feed(Stalled(at=now, silence=silence, limit=self._watch.limit()))
-            self._watch.resumed(now)
-        for node in self._watch.silent(now):
+            self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
+            self._hang_detection.resumed(now)
+        for node in self._hang_detection.silent(now):
             lost = NodeLost(node=node, why=f"node {node} has sent no beat for too long", at=now)
             self._feed(Received(at=now, sender="controller", number=0, message=lost))
 
@@ -180,7 +180,7 @@ class Leader:
         if machine.state is not before:
             self._period = FIRST_REPEAT
             if machine.state in (State.RESUMING, State.PAUSING):
-                self._watch.resumed(event.at)
+                self._hang_detection.resumed(event.at)
             stage.mishaps.entered(machine.state)
         if not self._looking:
             self._looking = True

@@ -123,11 +123,11 @@ class Ledger:
             case SwitchRequested():
                 self.slow.update(report.ranks)
             case Noticed():
-                seat = report.rank, machine.incarnation(report.rank)
-                self.name(*seat)
+                rank_state = report.rank, machine.incarnation(report.rank)
+                self.name(*rank_state)
                 self._doubt(report)
-                if report.kind == "node" and seat in self.sites:
-                    self.lost.add(self.sites[seat])
+                if report.kind == "node" and rank_state in self.sites:
+                    self.lost.add(self.sites[rank_state])
                     self.moved = True
             case NodeLost():
                 self.lost.add(report.node)
@@ -203,13 +203,13 @@ class Ledger:
         An order to ranks goes out.
         """
         book = self.asked.setdefault(ORDER_NAMES[type(order)], {})
-        key, seats = (order.incident, order.round), order.seats
+        key, rank_states = (order.incident, order.round), order.incarnations
         if isinstance(order, Reload | Load):
             self.searching.update(order.to)
         elif isinstance(order, Rebuild):
             self.searching.clear()
         for rank in order.to:
-            book[rank] = (key, seats.get(rank, 0), at)
+            book[rank] = (key, rank_states.get(rank, 0), at)
 
     def spawns(self, order: Spawn, at: float) -> None:
         """
@@ -231,7 +231,7 @@ class Ledger:
 
     def place(self, machine: Machine, rank: int) -> int:
         """
-        The node of the process that holds a rank's seat; -1: none was asked for yet.
+        The node of the process that holds a rank; -1: none was asked for yet.
         """
         return self.sites.get((rank, machine.incarnation(rank)), -1)
 
@@ -268,5 +268,9 @@ class Ledger:
         """
         Those of these ranks whose processes take orders, and are to go on doing so.
         """
-        seats = [(rank, machine.incarnation(rank)) for rank in ranks]
-        return [seat[0] for seat in seats if seat in self.ready and seat not in self.ended]
+        rank_states = [(rank, machine.incarnation(rank)) for rank in ranks]
+        return [
+            rank_state[0]
+            for rank_state in rank_states
+            if rank_state in self.ready and rank_state not in self.ended
+        ]

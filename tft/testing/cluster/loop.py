@@ -6,7 +6,7 @@ is told to leave, or something leaves it.
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tft.core.rank_words import Execute
+from tft.core.rank_protocol import Execute
 from tft.protocol.messages import (
     Checkpointed,
     CheckpointFailed,

@@ -78,7 +78,7 @@ class Page:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _RankState:
     page: Page = field(default_factory=Page)
     incarnation: int = -1
     due: Spawn | None = None
@@ -116,7 +116,7 @@ class Node:
         self.opened = 0.0
         """When it was opened, by everybody's clock."""
         self._epoch = 0
-        self._seats = {rank: _Seat() for rank in ranks}
+        self._rank_states = {rank: _RankState() for rank in ranks}
         self._strangers: list[Process] = []
 
     @property
@@ -179,27 +179,31 @@ class Node:
         """
         All that live here, whoever started them.
         """
-        ours = [seat.process for seat in self._seats.values() if seat.process is not None]
+        ours = [
+            rank_state.process
+            for rank_state in self._rank_states.values()
+            if rank_state.process is not None
+        ]
         return [*ours, *self._strangers]
 
     def hosts(self, rank: int) -> bool:
         """
         Whether there may be a process of this rank.
         """
-        return rank in self._seats or any(each.rank == rank for each in self._strangers)
+        return rank in self._rank_states or any(each.rank == rank for each in self._strangers)
 
     def process(self, rank: int) -> Process | None:
         """
         The one that was started here for a rank, if it lives.
         """
-        seat = self._seats.get(rank)
-        return None if seat is None else seat.process
+        rank_state = self._rank_states.get(rank)
+        return None if rank_state is None else rank_state.process
 
     def pages(self) -> dict[int, Page]:
         """
         What the processes of each rank have left here, or leave.
         """
-        return {rank: seat.page for rank, seat in self._seats.items()}
+        return {rank: rank_state.page for rank, rank_state in self._rank_states.items()}
 
     def admit(self, stranger: Process) -> None:
         """
@@ -242,9 +246,9 @@ class Node:
 
     def _hand_out(self, order: RankOrder, leader: int) -> None:
         for rank in order.to:
-            seat = self._seats.get(rank)
-            if seat is not None and seat.process is not None:
-                seat.process.hear(order, leader)
+            rank_state = self._rank_states.get(rank)
+            if rank_state is not None and rank_state.process is not None:
+                rank_state.process.hear(order, leader)
         for stranger in self._strangers:
             if stranger.rank in order.to:
                 stranger.hear(order, leader)
@@ -261,33 +265,33 @@ class Node:
                 pass
 
     def _spawn(self, order: Spawn) -> None:
-        seat = self._seats.setdefault(order.rank, _Seat())
-        if order.incarnation < seat.incarnation or self.leaving:
+        rank_state = self._rank_states.setdefault(order.rank, _RankState())
+        if order.incarnation < rank_state.incarnation or self.leaving:
             return
-        if order.incarnation == seat.incarnation:
-            return self._answer_again(seat)
-        if seat.due is None or seat.due.incarnation < order.incarnation:
-            seat.due = order
-        if seat.process is not None:
-            self._end(seat.process, last_words=False)
+        if order.incarnation == rank_state.incarnation:
+            return self._answer_again(rank_state)
+        if rank_state.due is None or rank_state.due.incarnation < order.incarnation:
+            rank_state.due = order
+        if rank_state.process is not None:
+            self._end(rank_state.process, last_words=False)
         self._start_due()
 
     def _kill(self, order: Kill) -> None:
-        seat = self._seats.get(order.rank)
-        if seat is None or order.incarnation < seat.incarnation:
+        rank_state = self._rank_states.get(order.rank)
+        if rank_state is None or order.incarnation < rank_state.incarnation:
             return
-        if seat.process is not None:
-            self._end(seat.process, last_words=order.last_words)
-        if order.incarnation > seat.incarnation:
-            if seat.due is not None and seat.due.incarnation <= order.incarnation:
-                seat.due = None
-            seat.incarnation, seat.answers = order.incarnation, []
-            self._exited(seat, order.rank, order.incarnation, KILLED, "")
-        elif seat.process is None:
-            self._answer_again(seat)
+        if rank_state.process is not None:
+            self._end(rank_state.process, last_words=order.last_words)
+        if order.incarnation > rank_state.incarnation:
+            if rank_state.due is not None and rank_state.due.incarnation <= order.incarnation:
+                rank_state.due = None
+            rank_state.incarnation, rank_state.answers = order.incarnation, []
+            self._exited(rank_state, order.rank, order.incarnation, KILLED, "")
+        elif rank_state.process is None:
+            self._answer_again(rank_state)
 
-    def _answer_again(self, seat: _Seat) -> None:
-        for answer in seat.answers:
+    def _answer_again(self, rank_state: _RankState) -> None:
+        for answer in rank_state.answers:
             self.mail.post_once(answer)
 
     # ---------------------------------------------------------------- processes
@@ -295,23 +299,25 @@ class Node:
     def _start_due(self) -> None:
         if self.store is None:
             return
-        for rank, seat in self._seats.items():
-            if seat.due is not None and seat.process is None:
-                self._start(rank, seat, seat.due)
+        for rank, rank_state in self._rank_states.items():
+            if rank_state.due is not None and rank_state.process is None:
+                self._start(rank, rank_state, rank_state.due)
 
-    def _start(self, rank: int, seat: _Seat, order: Spawn) -> None:
+    def _start(self, rank: int, rank_state: _RankState, order: Spawn) -> None:
         stage = self._stage
-        seat.due = None
-        seat.incarnation, seat.answers = order.incarnation, []
-        seat.page.training = False
-        process = seat.process = Process(stage, self, rank, order.incarnation, seat.page)
+        rank_state.due = None
+        rank_state.incarnation, rank_state.answers = order.incarnation, []
+        rank_state.page.training = False
+        process = rank_state.process = Process(
+            stage, self, rank, order.incarnation, rank_state.page
+        )
         stage.processes.append(process)
         stage.by_address[f"node{self.number}:{process.pid}"] = process
         spawned = Spawned(
             node=self.number, rank=rank, incarnation=order.incarnation, pid=process.pid,
             at=self.now,
         )  # fmt: skip
-        seat.answers.append(spawned)
+        rank_state.answers.append(spawned)
         self.mail.post(spawned)
         late = stage.mishaps.lateness(rank)
         stage.clock.after(late + stage.takes(0.05, 0.6), process.join)
@@ -334,21 +340,23 @@ class Node:
         process.end()
         if process in self._strangers:
             self._strangers.remove(process)
-        seat = self._seats.get(process.rank)
-        if self.alive and seat is not None and seat.process is process:
-            seat.process = None
-            self._exited(seat, process.rank, process.incarnation, code, stack)
+        rank_state = self._rank_states.get(process.rank)
+        if self.alive and rank_state is not None and rank_state.process is process:
+            rank_state.process = None
+            self._exited(rank_state, process.rank, process.incarnation, code, stack)
             self._start_due()
 
-    def _exited(self, seat: _Seat, rank: int, incarnation: int, code: int, stack: str) -> None:
+    def _exited(
+        self, rank_state: _RankState, rank: int, incarnation: int, code: int, stack: str
+    ) -> None:
         exited = Exited(
             node=self.number, rank=rank, incarnation=incarnation, code=code,
-            position=seat.page.position, stack=stack,
-            private={step: f"{data:x}" for step, data in seat.page.private().items()},
+            position=rank_state.page.position, stack=stack,
+            private={step: f"{data:x}" for step, data in rank_state.page.private().items()},
             at=self.now,
         )  # fmt: skip
-        if seat.incarnation == incarnation:
-            seat.answers.append(exited)
+        if rank_state.incarnation == incarnation:
+            rank_state.answers.append(exited)
         self.mail.post(exited)
 
     # ---------------------------------------------------------------- status, the end
@@ -365,8 +373,8 @@ class Node:
                 training=process.page.training,
                 moved=process.page.moved,
             )
-            for seat in self._seats.values()
-            if (process := seat.process) is not None
+            for rank_state in self._rank_states.values()
+            if (process := rank_state.process) is not None
         )
         beat = Beat(node=self.number, pulses=pulses, at=self.now)
         for leader in stage.leaders:
@@ -377,8 +385,8 @@ class Node:
 
     def _leave(self, grace: float) -> None:
         self.leaving = True
-        for seat in self._seats.values():
-            seat.due = None
+        for rank_state in self._rank_states.values():
+            rank_state.due = None
         self._stage.clock.after(grace, self._clean_up)
 
     def _clean_up(self) -> None:

@@ -6,7 +6,7 @@ in the loop, or out of it and carrying out orders, as a session's is.
 from typing import TYPE_CHECKING, Literal, assert_never
 
 from tft.core.rank import RankMachine
-from tft.core.rank_words import (
+from tft.core.rank_protocol import (
     Abort,
     Answer,
     Done,

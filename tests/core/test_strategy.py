@@ -681,7 +681,7 @@ def test_groups_are_formed_at_a_store_of_a_node_that_is_there() -> None:
     (regroup,) = job.orders(Regroup)
     assert (regroup.to, regroup.without, regroup.step) == ((0, 1, 2, 3), (), 4)
     assert regroup.name == "job/1.1"
-    assert regroup.seats == {2: 1, 3: 1}
+    assert regroup.incarnations == {2: 1, 3: 1}
 
 
 # ---------------------------------------------------------------- noticed from outside

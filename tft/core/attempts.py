@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tft.core.incident import Fault, Incident
 from tft.core.job import Job
-from tft.core.seats import Process, Seat
+from tft.core.rank_state import Process, RankState
 from tft.core.table import FAULTS, Reaction, State
 from tft.protocol.messages import FaultKind, Freeze
 
@@ -25,7 +25,7 @@ ALONE = (
 """What a script can do about a hang that is none."""
 
 
-class Rounds:
+class Attempts:
     """
     The rounds of one job's incidents.
     """
@@ -54,30 +54,30 @@ class Rounds:
         if checking:
             self._cut_off()
 
-    def step_of(self, seat: Seat) -> int:
+    def step_of(self, rank_state: RankState) -> int:
         """
         The step that a rank computes; 0 while it trains and has not said where it is.
         """
-        trains = seat.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
-        return 0 if trains else seat.position.step + 1
+        trains = rank_state.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
+        return 0 if trains else rank_state.position.step + 1
 
-    def may_be_later(self, seat: Seat, step: int) -> bool:
+    def may_be_later(self, rank_state: RankState, step: int) -> bool:
         """
         Whether somebody may have completed a later step than this, as far as this rank knows: others are at most
         one ahead of it.
         """
-        return self.step_of(seat) == 0 or seat.position.step >= step
+        return self.step_of(rank_state) == 0 or rank_state.position.step >= step
 
-    def pollute(self, seat: Seat) -> None:
+    def pollute(self, rank_state: RankState) -> None:
         """
         What is wrong on a rank may have spread with its last update: no copy since then is sound.
         """
-        if not seat.repaired:
+        if not rank_state.repaired:
             return  # it has contributed nothing yet
-        if self.step_of(seat) == 0:
-            self._job.incident.spread_by.add(seat.rank)
+        if self.step_of(rank_state) == 0:
+            self._job.incident.spread_by.add(rank_state.rank)
         else:
-            self._job.incident.lower(seat.position.step - 1)
+            self._job.incident.lower(rank_state.position.step - 1)
 
     def locate(self) -> None:
         """
@@ -85,7 +85,7 @@ class Rounds:
         Of one that cannot say it any more, the others know it within a step.
         """
         job, incident = self._job, self._job.incident
-        said = {s.rank: s.position.step for s in job.seats.values() if s.ready and s.repaired}
+        said = {s.rank: s.position.step for s in job.rank_states.values() if s.ready and s.repaired}
         for rank in incident.spread_by:
             incident.lower(said.get(rank, incident.furthest - 1) - 1)
         incident.spread_by = set()
@@ -103,7 +103,7 @@ class Rounds:
         """
         job, incident = self._job, self._job.incident
         ceiling = step - 2
-        earlier = [kept for seat in job.seats.values() for kept in seat.kept]
+        earlier = [kept for rank_state in job.rank_states.values() for kept in rank_state.kept]
         earlier += job.checkpoints
         if kind == "numeric" and not incident.guessed and any(s <= ceiling for s in earlier):
             incident.ceiling, incident.tentative, incident.guessed = ceiling, True, True
@@ -122,7 +122,9 @@ class Rounds:
         else:
             job.incident = Incident(number=job.next_number, opened=job.now)
         job.next_number += 1
-        job.incident.processes = {s.rank: (s.pid, s.started) for s in job.seats.values() if s.ready}
+        job.incident.processes = {
+            s.rank: (s.pid, s.started) for s in job.rank_states.values() if s.ready
+        }
         if job.incident.number > job.policy.max_incidents:
             job.incident.forced = (
                 f"the job has had {job.policy.max_incidents} incidents, which is its limit"
@@ -146,31 +148,37 @@ class Rounds:
             incident.failed[incident.base] = why
             incident.attempts = 0
 
-    def terminate(self, seat: Seat, why: str, blame: FaultKind) -> None:
+    def terminate(self, rank_state: RankState, why: str, blame: FaultKind) -> None:
         """
         The process of a rank is to be ended; its end will come in as `Exited`.
         """
-        self.terminate_all([seat], why, blame)
+        self.terminate_all([rank_state], why, blame)
 
-    def terminate_all(self, seats: Iterable[Seat], why: str, blame: FaultKind) -> None:
+    def terminate_all(self, rank_states: Iterable[RankState], why: str, blame: FaultKind) -> None:
         """
         The same of several at once: none of them is asked anything more.
         """
         job = self._job
         going = [
-            seat for seat in seats if not seat.terminating and seat.process is not Process.GONE
+            rank_state
+            for rank_state in rank_states
+            if not rank_state.terminating and rank_state.process is not Process.GONE
         ]
-        for seat in going:
-            seat.terminating, seat.blame, seat.terminating_since = why, blame, job.now
-            if job.holds_seat(seat):
-                job.displaced.append(seat)
-                job.excuse(seat.rank)
-        for seat in going:
-            if blame == "hang" and seat.rank in job.members:
+        for rank_state in going:
+            rank_state.terminating, rank_state.blame, rank_state.terminating_since = (
+                why,
+                blame,
+                job.now,
+            )
+            if job.holds_rank(rank_state):
+                job.displaced.append(rank_state)
+                job.excuse(rank_state.rank)
+        for rank_state in going:
+            if blame == "hang" and rank_state.rank in job.members:
                 suspicion = job.incident.suspicion
                 evidence = f"{suspicion}. {ALONE}" if suspicion else why
-                self.fault("hang", seat.rank, seat.position.step + 1, job.now, evidence)
-            job.kill(seat, why, last_words=blame == "hang")
+                self.fault("hang", rank_state.rank, rank_state.position.step + 1, job.now, evidence)
+            job.kill(rank_state, why, last_words=blame == "hang")
 
     def freeze(self, cause: str = "") -> None:
         """
@@ -192,7 +200,7 @@ class Rounds:
         Asks every member where it stands, and holds it back from its next update.
         """
         job = self._job
-        to = tuple(s.rank for s in job.seated() if s.ready and not s.terminating)
+        to = tuple(s.rank for s in job.member_states() if s.ready and not s.terminating)
         if to:
             job.issue(Freeze(**job.key(), to=to, cause=cause), limit=job.policy.freeze)
 
@@ -216,9 +224,9 @@ class Rounds:
         """
         found: dict[str, list[int]] = {}
         for verdict in ("end", "isolate", "pass"):
-            for seat in self._job.seated():
-                if seat.verdict == verdict and (verdict != "pass" or seat.finding):
-                    found.setdefault(seat.finding, []).append(seat.rank)
+            for rank_state in self._job.member_states():
+                if rank_state.verdict == verdict and (verdict != "pass" or rank_state.finding):
+                    found.setdefault(rank_state.finding, []).append(rank_state.rank)
         return [f"{what} (rank {', '.join(map(str, r))})" for what, r in found.items()]
 
     def judge(self) -> bool:
@@ -226,13 +234,15 @@ class Rounds:
         Does what a check has found to be done: the job ends, or nodes are isolated. Whether there was
         anything of that kind.
         """
-        seats = self._job.seated()
-        if any(seat.verdict == "end" for seat in seats):
+        rank_states = self._job.member_states()
+        if any(rank_state.verdict == "end" for rank_state in rank_states):
             self.force(f"the check ends the job: {self.findings()[0]}")
             return True
-        bad = [seat for seat in seats if seat.verdict == "isolate"]
-        for seat in bad:
-            self.isolate(seat, f"the check found: {seat.finding} (rank {seat.rank})")
+        bad = [rank_state for rank_state in rank_states if rank_state.verdict == "isolate"]
+        for rank_state in bad:
+            self.isolate(
+                rank_state, f"the check found: {rank_state.finding} (rank {rank_state.rank})"
+            )
         return bool(bad)
 
     # ---------------------------------------------------------------- ends and isolations
@@ -247,28 +257,28 @@ class Rounds:
         if FAULTS[job.state] is Reaction.FREEZE:
             self.freeze()
 
-    def isolate(self, seat: Seat, why: str) -> None:
+    def isolate(self, rank_state: RankState, why: str) -> None:
         """
         The node of a rank is given up: its processes are ended, and none is started there again.
         Where nobody else has their shards, they are needed for a last checkpoint first.
         """
         job = self._job
-        if seat.node is None:
+        if rank_state.node is None:
             return
-        job.isolated.add(seat.node)
-        if seat.node in job.lost_nodes:
+        job.isolated.add(rank_state.node)
+        if rank_state.node in job.lost_nodes:
             return
-        going = [s.rank for s in job.seats.values() if s.node == seat.node]
+        going = [s.rank for s in job.rank_states.values() if s.node == rank_state.node]
         alone = job.only_on(going)
-        job.lost_nodes.add(seat.node)
+        job.lost_nodes.add(rank_state.node)
         for rank in going:
-            one = job.seats[rank]
+            one = job.rank_states[rank]
             if rank in job.members and one.ready:
                 self.fault("node", rank, self.step_of(one), job.now, why)
             if not alone:
                 self.terminate(one, why, "node")
         for successor in job.successors.values():
-            if successor.node == seat.node:
+            if successor.node == rank_state.node:
                 self.terminate(successor, why, "node")
         if alone:
-            self.force(f"{why}; nobody outside node {seat.node} has shard {alone[0]!r}")
+            self.force(f"{why}; nobody outside node {rank_state.node} has shard {alone[0]!r}")

@@ -5,7 +5,7 @@ What holds of a job between two events, whatever has happened. A promise that is
 from collections.abc import Iterator
 
 from tft.core.job import Job
-from tft.core.seats import Process
+from tft.core.rank_state import Process
 from tft.core.table import State
 
 S = State
@@ -18,7 +18,7 @@ def broken(job: Job) -> Iterator[str]:
     """
     The promises that are broken, a sentence each.
     """
-    training = [seat.rank for seat in job.seats.values() if seat.training]
+    training = [rank_state.rank for rank_state in job.rank_states.values() if rank_state.training]
     if training and job.state in STANDING:
         yield f"ranks {training} train while the job is {job.state}"
     outside = [rank for rank in training if rank not in job.members]

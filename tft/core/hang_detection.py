@@ -19,7 +19,7 @@ REMEMBERED = 64
 """Steps remembered: enough for a median, few enough to follow a job that changes."""
 
 
-class Watch:
+class HangDetection:
     """
     Fed with every beat; asked for its verdict after each.
     """

@@ -4,14 +4,14 @@ a time, each when everything it needs is there.
 """
 
 from tft.core import planner
-from tft.core.choice import Choice
+from tft.core.attempts import Attempts
 from tft.core.comparison import Comparison, forget_tails, note_habits, note_tails
-from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.pausing import Pausing
 from tft.core.planner import Repair
-from tft.core.rounds import Rounds
-from tft.core.seats import Process, Seat
+from tft.core.rank_state import Process, RankState
+from tft.core.shutdown import Shutdown
+from tft.core.strategy import StrategyChoice
 from tft.core.table import FAULTS, Reaction, State
 from tft.protocol.messages import (
     Compare,
@@ -34,18 +34,18 @@ WITH_NEW_PROCESSES = ("recover", "scale_out")
 """The strategies in which a lost rank gets another process."""
 
 
-class Course:
+class Recovery:
     """
     Moves one job on.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.rounds = Rounds(job)
-        self.comparison = Comparison(job, self.rounds)
-        self.ending = Ending(job)
-        self.choice = Choice(job, self.rounds, self.ending, self.comparison)
-        self.pausing = Pausing(job, self.rounds)
+        self.attempts = Attempts(job)
+        self.comparison = Comparison(job, self.attempts)
+        self.ending = Shutdown(job)
+        self.choice = StrategyChoice(job, self.attempts, self.ending, self.comparison)
+        self.pausing = Pausing(job, self.attempts)
 
     # ---------------------------------------------------------------- one move
 
@@ -101,7 +101,7 @@ class Course:
         job = self._job
         if job.finished and job.deadline is None:
             # what is called after the last step may take as long as the ranks have said
-            job.stay(job.policy.tail + max(seat.after for seat in job.seated()))
+            job.stay(job.policy.tail + max(rank_state.after for rank_state in job.member_states()))
 
     def _healthy(self) -> None:
         """
@@ -128,30 +128,34 @@ class Course:
         """
         job = self._job
         warm = [successor for successor in job.warm() if not successor.invited]
-        back = [job.seats[r] for r in sorted(job.returning()) if not job.seats[r].invited]
+        back = [
+            job.rank_states[r] for r in sorted(job.returning()) if not job.rank_states[r].invited
+        ]
         if not (warm or back) or job.next_number > job.policy.max_incidents:
             return
         if warm:
             ranks = [successor.rank for successor in warm]
             self.pausing.gather(f"other processes are ready to take over from ranks {ranks}")
             return
-        for seat in back:
-            seat.invited = True
-        self.rounds.open()
-        self.rounds.freeze(f"ranks {[seat.rank for seat in back]} are ready to come back")
+        for rank_state in back:
+            rank_state.invited = True
+        self.attempts.open()
+        self.attempts.freeze(
+            f"ranks {[rank_state.rank for rank_state in back]} are ready to come back"
+        )
 
-    def _stop_for(self, warm: list[Seat]) -> None:
+    def _stop_for(self, warm: list[RankState]) -> None:
         """
         Everyone stands where these are to take over.
         """
         job = self._job
         for successor in warm:
             successor.invited = True
-        self.rounds.open()
+        self.attempts.open()
         for successor in warm:
-            seat = job.seats[successor.rank]
-            step = self.rounds.step_of(seat)
-            self.rounds.fault("straggler", successor.rank, step, job.now, seat.straggles)
+            rank_state = job.rank_states[successor.rank]
+            step = self.attempts.step_of(rank_state)
+            self.attempts.fault("straggler", successor.rank, step, job.now, rank_state.straggles)
 
     # ---------------------------------------------------------------- freeze and stop
 
@@ -160,18 +164,18 @@ class Course:
         self._terminate_suspects()
         if job.terminating():
             return False
-        for seat in job.seated():
-            job.see(seat)
-        self.rounds.locate()
+        for rank_state in job.member_states():
+            job.see(rank_state)
+        self.attempts.locate()
         for rank in incident.faulty():
             job.count(rank)
         # Whoever has begun this update had all its sums complete: so has everyone else, or will.
         finish = incident.reached
         if incident.suspicion and not incident.faults:
-            self.rounds.fault("network", None, finish + 1, job.now, incident.suspicion)
+            self.attempts.fault("network", None, finish + 1, job.now, incident.suspicion)
         incident.suspicion = ""
         job.move(S.CLEARING)
-        to = tuple(seat.rank for seat in job.seated() if seat.ready)
+        to = tuple(rank_state.rank for rank_state in job.member_states() if rank_state.ready)
         if to:
             grace, limit = job.policy.grace, job.policy.stop
             if {fault.kind for fault in incident.faults} == {"straggler"}:
@@ -203,68 +207,77 @@ class Course:
         everybody, it is nobody.
         """
         job = self._job
-        suspects = [s for s in job.seated() if s.blame == "hang" and not s.terminating]
-        ready = [s for s in job.seated() if s.ready and not s.terminating]
-        for seat in suspects:
+        suspects = [s for s in job.member_states() if s.blame == "hang" and not s.terminating]
+        ready = [s for s in job.member_states() if s.ready and not s.terminating]
+        for rank_state in suspects:
             if len(suspects) < len(ready):
-                self.rounds.terminate(seat, "it hangs while the others wait for it", "hang")
+                self.attempts.terminate(rank_state, "it hangs while the others wait for it", "hang")
             else:
-                seat.blame = ""
+                rank_state.blame = ""
 
     # ---------------------------------------------------------------- losses
 
-    def lost(self, *seats: Seat) -> None:
+    def lost(self, *rank_states: RankState) -> None:
         """
         Ranks without a process, that answer nothing more. The successor of each takes over, or another
         process is started at once, since that takes longest.
         """
         job = self._job
-        before = [(seat, bool(seat.terminating), seat.node) for seat in seats]
-        for seat in seats:
-            job.see(seat)
-            job.excuse(seat.rank)
-        for seat in seats:
-            successor = job.successors.get(seat.rank)
+        before = [
+            (rank_state, bool(rank_state.terminating), rank_state.node)
+            for rank_state in rank_states
+        ]
+        for rank_state in rank_states:
+            job.see(rank_state)
+            job.excuse(rank_state.rank)
+        for rank_state in rank_states:
+            successor = job.successors.get(rank_state.rank)
             if successor is not None and not successor.terminating:
-                job.incident.given_another(seat.rank)
-                self.choice.take_over(seat.rank)
-            elif self._may_respawn(seat):
-                job.respawn(seat)
-        for seat, ours, node in before:
+                job.incident.given_another(rank_state.rank)
+                self.choice.take_over(rank_state.rank)
+            elif self._may_respawn(rank_state):
+                job.respawn(rank_state)
+        for rank_state, ours, node in before:
             if job.policy.replace == "node" and not job.incident.forced and not ours:
-                self._replace_node(seat, node)
+                self._replace_node(rank_state, node)
         decided = job.incident.strategy != ""
-        ordered = all(ours and seat.process is Process.ORDERED for seat, ours, _ in before)
+        ordered = all(
+            ours and rank_state.process is Process.ORDERED for rank_state, ours, _ in before
+        )
         if not (decided and ordered):
             self.replan()
 
-    def _may_respawn(self, seat: Seat) -> bool:
+    def _may_respawn(self, rank_state: RankState) -> bool:
         enabled = "recover" in self._job.policy.enable
-        return enabled and self._is_awaited() and not self.choice.unplaceable(seat)
+        return enabled and self._is_awaited() and not self.choice.unplaceable(rank_state)
 
     def _is_awaited(self) -> bool:
         """
         Whether there is a strategy that takes new processes, and in which all who are left can take part.
         """
-        left = [seat for seat in self._job.seated() if seat.ready]
-        return any(all(way in seat.strategies for seat in left) for way in WITH_NEW_PROCESSES)
+        left = [rank_state for rank_state in self._job.member_states() if rank_state.ready]
+        return any(
+            all(way in rank_state.strategies for rank_state in left) for way in WITH_NEW_PROCESSES
+        )
 
-    def _replace_node(self, seat: Seat, node: int | None) -> None:
+    def _replace_node(self, rank_state: RankState, node: int | None) -> None:
         """
         The other processes of the node it was on are ended too, and come back with it; unless nobody else
         has what they hold.
         """
         if "recover" not in self._job.policy.enable:
             return
-        others = [other for other in self._job.seated() if other.node == node and other.ready]
+        others = [
+            other for other in self._job.member_states() if other.node == node and other.ready
+        ]
         alone = self._job.only_on(other.rank for other in others)
         if alone:
             self._job.tell("node_kept", node=node, why=f"nobody else has shard {alone[0]!r}")
         else:
             for other in others:
                 self._job.incident.counted.add(other.rank)  # it is not to blame
-                self.rounds.terminate(
-                    other, f"its node is replaced with rank {seat.rank}", "process"
+                self.attempts.terminate(
+                    other, f"its node is replaced with rank {rank_state.rank}", "process"
                 )
 
     def replan(self) -> None:
@@ -284,33 +297,33 @@ class Course:
         A rank holds the others up: another process is made ready to take over from it.
         """
         job = self._job
-        seat = job.seats[message.rank]
-        why_not = self._why_no_successor(seat)
-        node = None if why_not else job.elsewhere(seat, job.room)
+        rank_state = job.rank_states[message.rank]
+        why_not = self._why_no_successor(rank_state)
+        node = None if why_not else job.elsewhere(rank_state, job.room)
         if node is None:
             why_not = why_not or "no other node has room"
-        job.tell("rank_straggles", rank=seat.rank, why=message.evidence, why_not=why_not)
+        job.tell("rank_straggles", rank=rank_state.rank, why=message.evidence, why_not=why_not)
         if node is not None:
-            cause = f"rank {seat.rank} holds the others up: {message.evidence}"
-            self._bring_up(seat, node, message.evidence, cause)
+            cause = f"rank {rank_state.rank} holds the others up: {message.evidence}"
+            self._bring_up(rank_state, node, message.evidence, cause)
 
-    def _bring_up(self, seat: Seat, node: int, why: str, cause: str) -> None:
+    def _bring_up(self, rank_state: RankState, node: int, why: str, cause: str) -> None:
         """
         Another process for a rank is started on this node, while the one that it has trains on.
         """
-        successor = Seat(rank=seat.rank)
-        seat.straggles = why
-        self._job.successors[seat.rank] = successor
+        successor = RankState(rank=rank_state.rank)
+        rank_state.straggles = why
+        self._job.successors[rank_state.rank] = successor
         self._job.spawn(successor, node, cause)
 
-    def _why_no_successor(self, seat: Seat) -> str:
+    def _why_no_successor(self, rank_state: RankState) -> str:
         """
         Why nobody is made ready to take over from a rank, whether there is room or not.
         """
         job = self._job
         if FAULTS[job.state] is not Reaction.FREEZE:
             return "everyone stands still already"
-        known = "another process is on its way" if seat.rank in job.successors else ""
+        known = "another process is on its way" if rank_state.rank in job.successors else ""
         return self._why_no_migration() or known
 
     def _why_no_migration(self) -> str:
@@ -318,7 +331,7 @@ class Course:
         Why nobody could take over from anybody.
         """
         job = self._job
-        unable = [s.rank for s in job.seated() if "migrate" not in s.strategies]
+        unable = [s.rank for s in job.member_states() if "migrate" not in s.strategies]
         if "migrate" not in job.policy.enable:
             return "migrate is not enabled"
         return f"the adaptor of ranks {unable} cannot take part" if unable else ""
@@ -345,7 +358,7 @@ class Course:
         outside = sorted(ranks - job.members)
         if outside:
             return f"ranks {outside} do not take part"
-        absent = any(s.process not in (Process.JOINED, Process.READY) for s in job.seated())
+        absent = any(s.process not in (Process.JOINED, Process.READY) for s in job.member_states())
         # what a process can take part in it says when it joins: before that nothing speaks against it
         return self._why_no_migration() if ranks and not absent else ""
 
@@ -355,7 +368,7 @@ class Course:
         are others.
         """
         job = self._job
-        there = {seat.rank for seat in job.seated() if seat.node == node}
+        there = {rank_state.rank for rank_state in job.member_states() if rank_state.node == node}
         known = node in job.nodes and node not in job.lost_nodes
         return known and there <= job.switch
 
@@ -364,13 +377,15 @@ class Course:
         What runs on a node is ended, with time to say what it leaves behind.
         """
         job = self._job
-        there = [seat for seat in job.seated() if seat.node == node]
+        there = [rank_state for rank_state in job.member_states() if rank_state.node == node]
         job.lost_nodes.add(node)
-        job.tell("node_left", node=node, ranks=[seat.rank for seat in there], why=why)
-        for seat in there:
-            self.rounds.fault("node", seat.rank, self.rounds.step_of(seat), job.now, why)
+        job.tell("node_left", node=node, ranks=[rank_state.rank for rank_state in there], why=why)
+        for rank_state in there:
+            self.attempts.fault(
+                "node", rank_state.rank, self.attempts.step_of(rank_state), job.now, why
+            )
         successors = [successor for successor in job.successors.values() if successor.node == node]
-        self.rounds.terminate_all([*there, *successors], why, "node")
+        self.attempts.terminate_all([*there, *successors], why, "node")
 
     def call_off(self, why: str, ranks: frozenset[int]) -> None:
         """
@@ -382,7 +397,7 @@ class Course:
         job.switch -= ranks
         job.tell("switch_called_off", ranks=sorted(ranks), why=why)
         successors = [successor for rank, successor in job.successors.items() if rank in ranks]
-        self.rounds.terminate_all(successors, why, "process")
+        self.attempts.terminate_all(successors, why, "process")
         if job.state is S.CHOOSING and any(successor.invited for successor in successors):
             self.replan()  # what was offered is not possible any more
 
@@ -391,14 +406,17 @@ class Course:
         Wherever there is room for it, somebody is made ready for a rank that is to be switched.
         """
         job = self._job
-        going = {job.seats[rank].node for rank in job.switch}
+        going = {job.rank_states[rank].node for rank in job.switch}
         for rank in sorted(job.switch - job.successors.keys()):
-            seat = job.seats[rank]
+            rank_state = job.rank_states[rank]
             room = {node: left for node, left in job.room.items() if node not in going}
-            node = job.elsewhere(seat, room)
+            node = job.elsewhere(rank_state, room)
             if node is not None:
                 self._bring_up(
-                    seat, node, job.switch_why, f"rank {rank} is to be switched: {job.switch_why}"
+                    rank_state,
+                    node,
+                    job.switch_why,
+                    f"rank {rank} is to be switched: {job.switch_why}",
                 )
 
     def recall(self) -> None:
@@ -406,14 +424,14 @@ class Course:
         Ranks outside that have lost their process get another one, if there is a place for it.
         """
         job = self._job
-        whole = len(job.members) == len(job.seats)
+        whole = len(job.members) == len(job.rank_states)
         if whole or "scale_out" not in job.policy.enable:
             return
-        for seat in job.seats.values():
-            outside = seat.rank not in job.members and seat.process is Process.GONE
-            node = job.home(seat)
-            if outside and node is not None and not job.flapping(seat.rank):
-                job.spawn(seat, node, f"rank {seat.rank} is to come back")
+        for rank_state in job.rank_states.values():
+            outside = rank_state.rank not in job.members and rank_state.process is Process.GONE
+            node = job.home(rank_state)
+            if outside and node is not None and not job.flapping(rank_state.rank):
+                job.spawn(rank_state, node, f"rank {rank_state.rank} is to come back")
 
     def _dismiss(self) -> None:
         """
@@ -421,7 +439,7 @@ class Course:
         """
         for successor in self._job.successors.values():
             if successor.invited:
-                self.rounds.terminate(successor, "it could not take over", "process")
+                self.attempts.terminate(successor, "it could not take over", "process")
 
     # ---------------------------------------------------------------- repair
 
@@ -452,14 +470,16 @@ class Course:
         if job.waits_for_starters():  # which is known sooner than whether everyone is ready
             return False
         waits = job.deadline is not None and job.deadline > job.now
-        return job.every(lambda seat: seat.ready) and not waits and not job.terminating()
+        return (
+            job.every(lambda rank_state: rank_state.ready) and not waits and not job.terminating()
+        )
 
     def _repair(self, plan: Repair, host: str, port: int) -> None:
         job, incident, step = self._job, self._job.incident, plan.step
         incident.step, incident.store = None if step is None else step + 1, (host, port)
         job.move(S.REPAIRING)
         name = f"{job.name}/{incident.number}.{incident.round}"
-        without = tuple(rank for rank in job.seats if rank not in job.members)
+        without = tuple(rank for rank in job.rank_states if rank not in job.members)
         regroup = job.to_all(
             Regroup, step=incident.step or 0, name=name, host=host, port=port, without=without
         )
@@ -472,7 +492,14 @@ class Course:
             job.search()
             job.issue(job.to_all(Load, directory=plan.load, step=step), limit=limit)
         else:
-            note_tails(job, step, {seat.rank: seat.standing("") for seat in job.seats.values()})
+            note_tails(
+                job,
+                step,
+                {
+                    rank_state.rank: rank_state.standing("")
+                    for rank_state in job.rank_states.values()
+                },
+            )
         if plan.restore:
             job.issue(Restore(**key, to=plan.restore, step=step), limit=limit)
         fetches = [
@@ -493,13 +520,13 @@ class Course:
         why_not = self._found() if incident.step is None else ""
         if why_not:
             incident.failed |= dict.fromkeys(planner.RELOADING, why_not)  # it would be found again
-            self.rounds.freeze()
+            self.attempts.freeze()
             return True
         job.search(over=True)
         if not self.comparison.confirms():
             return True
         limit = job.policy.rebuild
-        if any(seat.held is None for seat in job.seated()):
+        if any(rank_state.held is None for rank_state in job.member_states()):
             limit = max(limit, job.policy.repair)  # its state comes with it, and may be large
         job.step_to(S.REBUILDING, job.to_all(Rebuild), limit)
         return False
@@ -518,7 +545,7 @@ class Course:
         Everyone has loaded a checkpoint of its own: it is the one to go on from, or the sentence why not.
         """
         job, incident = self._job, self._job.incident
-        found = {s.rank: -1 if s.held is None else s.held for s in job.seated()}
+        found = {s.rank: -1 if s.held is None else s.held for s in job.member_states()}
         low, step = min(found, key=found.__getitem__), max(found.values())
         if found[low] < 0:
             return f"rank {low} has not said of which step the checkpoint is that it has found"
@@ -540,10 +567,10 @@ class Course:
                 f"than step {incident.begun}: it is not of this run"
             )
         incident.step = step + 1
-        for seat in job.seated():
-            seat.trusted, seat.damaged, seat.doubted = True, False, step
-            seat.holds_another()
-            job.captures(seat)
+        for rank_state in job.member_states():
+            rank_state.trusted, rank_state.damaged, rank_state.doubted = True, False, step
+            rank_state.holds_another()
+            job.captures(rank_state)
         forget_tails(job, step)
         job.tell("checkpoint_found", incident=incident.number, step=step)
         return ""
@@ -576,7 +603,7 @@ class Course:
             Rollback,
             step=step,
             skip=skip,
-            private={s.rank: s.private[step] for s in job.seated() if step in s.private},
+            private={s.rank: s.private[step] for s in job.member_states() if step in s.private},
             derive=self._deriving(step),
         )
         job.step_to(S.ROLLING_BACK, rollback, job.policy.repair)
@@ -587,10 +614,10 @@ class Course:
         belongs to a past that is given up.
         """
         job = self._job
-        for seat in job.seats.values():
-            kept = () if seat.rank in job.members else seat.standing("").copies(None)
+        for rank_state in job.rank_states.values():
+            kept = () if rank_state.rank in job.members else rank_state.standing("").copies(None)
             if any(copy > step for copy in kept):
-                seat.trusted, seat.damaged = False, True
+                rank_state.trusted, rank_state.damaged = False, True
 
     def _skip(self, step: int) -> int:
         """
@@ -611,7 +638,7 @@ class Course:
         """
         job, joining = self._job, self._job.incident.joining
         without_local_state = [
-            s for s in job.seated() if job.without_local_state(s) or step < s.since
+            s for s in job.member_states() if job.without_local_state(s) or step < s.since
         ]
         ranks = tuple(
             s.rank for s in without_local_state if s.rank in joining or step not in s.private
@@ -627,8 +654,8 @@ class Course:
         job.trained = set()
         job.compared = job.agreed()
         job.incident.gone_back()
-        for seat in job.seated():
-            seat.finished = seat.brought = False
+        for rank_state in job.member_states():
+            rank_state.finished = rank_state.brought = False
         job.finished = set()
         resume = job.to_all(
             Resume, step=job.agreed() + 1, again=self._called_again(), tails=job.tails
@@ -641,7 +668,7 @@ class Course:
         with its node nobody knows, nor of those of an earlier run.
         """
         job, incident, step = self._job, self._job.incident, self._job.agreed()
-        if step == 0 or not any(seat.after for seat in job.seated()):
+        if step == 0 or not any(rank_state.after for rank_state in job.member_states()):
             return False
         if job.resumed and step == job.first:
             return True
@@ -657,10 +684,10 @@ class Course:
         if incident.closed is not None:
             self._dismiss()
             return True  # it was a pause that has ended
-        for seat in job.seats.values():
-            began = incident.processes.get(seat.rank)
+        for rank_state in job.rank_states.values():
+            began = incident.processes.get(rank_state.rank)
             if began is not None:
-                incident.kept[seat.rank] = began == (seat.pid, seat.started)
+                incident.kept[rank_state.rank] = began == (rank_state.pid, rank_state.started)
         incident.closed = max(phase.end for phase in incident.phases if phase.name == "resume")
         if incident.number:
             job.incidents.append(incident)

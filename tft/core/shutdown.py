@@ -6,7 +6,7 @@ from tft.core import planner
 from tft.core.commands import JobOver
 from tft.core.comparison import note_habits, note_tails
 from tft.core.job import Job
-from tft.core.seats import Seat
+from tft.core.rank_state import RankState
 from tft.core.table import State
 from tft.errors import InternalError
 from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
@@ -14,7 +14,7 @@ from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
 S = State
 
 
-class Ending:
+class Shutdown:
     """
     The end of one job.
     """
@@ -29,7 +29,7 @@ class Ending:
         Plans a last checkpoint, or plans it anew with whoever is left to write it.
         """
         job, incident = self._job, self._job.incident
-        failed = {s.rank: s.unable or s.no_restore or s.no_commit for s in job.seats.values()}
+        failed = {s.rank: s.unable or s.no_restore or s.no_commit for s in job.rank_states.values()}
         standings = self._standings()
         step = planner.covered_step(job.topology().groups, standings, incident.ceiling)
         incident.tasks = {}
@@ -48,7 +48,7 @@ class Ending:
             incident.spare = True
         job.move(S.DUMPING)
         job.saved = {}
-        incident.writers = {s.rank for s in job.seats.values() if s.able}
+        incident.writers = {s.rank for s in job.rank_states.values() if s.able}
         incident.step = step + 1
         incident.returns_to(step)
         note_tails(job, step, standings)
@@ -70,7 +70,7 @@ class Ending:
         """
         Where everyone stands who can write.
         """
-        return {s.rank: s.standing("") for s in self._job.seats.values() if not s.unable}
+        return {s.rank: s.standing("") for s in self._job.rank_states.values() if not s.unable}
 
     def _save(self, step: int) -> None:
         self._job.issue(*self._saves(step, self._savers(step)), limit=self._job.policy.save)
@@ -91,7 +91,7 @@ class Ending:
         commit = job.incident.tasks.get("commit")
         committers = set() if commit is None else {r for o in commit.orders for r in o.to}
         needed = committers or job.incident.writers
-        return not all(job.seats[rank].able for rank in needed)
+        return not all(job.rank_states[rank].able for rank in needed)
 
     def _saves(self, step: int, shards: dict[int, tuple[str, ...]]) -> list[Save]:
         """
@@ -99,10 +99,10 @@ class Ending:
         else's. Those of the lost are written by the first of the others.
         """
         job = self._job
-        writers = [s.rank for s in job.seats.values() if s.able]
+        writers = [s.rank for s in job.rank_states.values() if s.able]
         orphans = {
             s.rank: s.private[step]
-            for s in job.seats.values()
+            for s in job.rank_states.values()
             if s.rank not in writers and step in s.private
         }
         key = job.key()
@@ -163,7 +163,7 @@ class Ending:
         job.issue(commit, limit=job.policy.save)
 
     def _committers(self) -> list[int]:
-        return [s.rank for s in self._job.seats.values() if s.able and not s.no_commit]
+        return [s.rank for s in self._job.rank_states.values() if s.able and not s.no_commit]
 
     def _dumped(self) -> None:
         job = self._job
@@ -174,25 +174,25 @@ class Ending:
         why = job.incident.forced or "the job cannot go on"
         return self.exit("dumped", 3, f"{why}; a last checkpoint of step {step} is written")
 
-    def save_failed(self, seat: Seat, why: str) -> None:
+    def save_failed(self, rank_state: RankState, why: str) -> None:
         """
         Another holder has to write the part of this one.
         """
-        seat.unable = why
+        rank_state.unable = why
         self.dump()
 
-    def restore_failed(self, seat: Seat, why: str) -> None:
+    def restore_failed(self, rank_state: RankState, why: str) -> None:
         """
         Another holder has to save what this one keeps. This one still saves what is its own.
         """
-        seat.no_restore, seat.damaged = why, True
+        rank_state.no_restore, rank_state.damaged = why, True
         self.dump()
 
-    def commit_failed(self, seat: Seat, why: str) -> None:
+    def commit_failed(self, rank_state: RankState, why: str) -> None:
         """
         Another one has to commit. This one still saves: what it has of its own is nobody else's.
         """
-        seat.no_commit = why
+        rank_state.no_commit = why
         self.dump()
 
     # ---------------------------------------------------------------- leaving
@@ -224,7 +224,7 @@ class Ending:
         incident.tasks = {}
         job.node_orders = {}
         finished = result == "completed"
-        to = tuple(seat.rank for seat in job.present())
+        to = tuple(rank_state.rank for rank_state in job.present())
         if to and finished:
             job.issue(Complete(**job.key(), to=to), limit=job.policy.join)
         elif to:

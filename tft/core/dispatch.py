@@ -1,23 +1,23 @@
 """
 Takes in what ranks, agents, people and plugins report: who may say it, and who deals with it.
 
-    arrivals.py   nodes, stores and processes that come
-    ends.py       nodes and processes that end
-    faults.py     faults that a rank says of itself, or that are seen from outside
-    answers.py    answers to orders
+    arrivals.py          nodes, stores and processes that come
+    process_exits.py     nodes and processes that end
+    faults.py            faults that a rank says of itself, or that are seen from outside
+    acknowledgements.py  answers to orders
 
 What people ask for, and how far training is, is kept here.
 """
 
 from typing import assert_never
 
-from tft.core.answers import Answers
+from tft.core.acknowledgements import Acknowledgements
 from tft.core.arrivals import Arrivals
-from tft.core.course import Course
-from tft.core.ends import Ends
 from tft.core.faults import Faults
 from tft.core.job import Job
-from tft.core.seats import Process, Seat
+from tft.core.process_exits import ProcessExits
+from tft.core.rank_state import Process, RankState
+from tft.core.recovery import Recovery
 from tft.core.table import Reaction, State
 from tft.protocol.messages import (
     Advised,
@@ -47,18 +47,18 @@ S = State
 R = Reaction
 
 
-class Reports:
+class Dispatch:
     """
     The ears of one job's machine.
     """
 
-    def __init__(self, job: Job, course: Course) -> None:
+    def __init__(self, job: Job, recovery: Recovery) -> None:
         self._job = job
-        self._course = course
-        self.ends = Ends(job, course)
-        self._arrivals = Arrivals(job, course, self.ends)
-        self._faults = Faults(job, course)
-        self._answers = Answers(job, course)
+        self._recovery = recovery
+        self.ends = ProcessExits(job, recovery)
+        self._arrivals = Arrivals(job, recovery, self.ends)
+        self._faults = Faults(job, recovery)
+        self._acknowledgements = Acknowledgements(job, recovery)
 
     def take(self, message: Report, reaction: Reaction, sender: str) -> None:
         """
@@ -83,51 +83,59 @@ class Reports:
             case ResumeRequested():
                 self._resume_requested(reaction)
             case SwitchRequested():
-                self._course.switch(message)
+                self._recovery.switch(message)
             case Noticed():
                 self._faults.noticed(message)
             case Advised():
-                self._course.choice.advised(message)
+                self._recovery.choice.advised(message)
             case Joined():
                 self._arrivals.joined(message, sender)
             case (
                 Ready() | Faulted() | Answered() | Trained() | Finished() | Checkpointed()
                 | CheckpointFailed()
             ):  # fmt: skip
-                seat = self._job.find(message.rank, message.incarnation)
-                if seat is not None and seat.process is not Process.GONE and seat.sender == sender:
-                    self._from_seat(seat, message)
+                rank_state = self._job.find(message.rank, message.incarnation)
+                if (
+                    rank_state is not None
+                    and rank_state.process is not Process.GONE
+                    and rank_state.sender == sender
+                ):
+                    self._from_rank(rank_state, message)
             case _:
                 assert_never(message)
 
-    def _from_seat(
+    def _from_rank(
         self,
-        seat: Seat,
+        rank_state: RankState,
         message: (
             Ready | Faulted | Answered | Trained | Finished | Checkpointed | CheckpointFailed
         ),
     ) -> None:
         match message:
             case Ready():
-                self._arrivals.ready(seat, message)
+                self._arrivals.ready(rank_state, message)
             case Faulted():
-                self._faults.faulted(seat, message)
+                self._faults.faulted(rank_state, message)
             case Answered():
-                self._answers.answered(seat, message)
+                self._acknowledgements.answered(rank_state, message)
             case Trained():
-                seat.repaired = True  # it is in the loop, though it may never have been asked again
-                seat.position = Position(step=message.step, window=False)
+                rank_state.repaired = (
+                    True  # it is in the loop, though it may never have been asked again
+                )
+                rank_state.position = Position(step=message.step, window=False)
                 self._job.last_step = max(self._job.last_step, message.step)
                 if self._job.state is S.RESUMING:
-                    self._job.phase("resume", seat.rank, self._job.issued("resume"), message.at)
-                    self._job.trained.add(seat.rank)
+                    self._job.phase(
+                        "resume", rank_state.rank, self._job.issued("resume"), message.at
+                    )
+                    self._job.trained.add(rank_state.rank)
             case Finished():
-                seat.finished = True
-                self._job.finished.add(seat.rank)
-                seat.training = False
-                seat.position = Position(step=message.step, window=False)
+                rank_state.finished = True
+                self._job.finished.add(rank_state.rank)
+                rank_state.training = False
+                rank_state.position = Position(step=message.step, window=False)
                 self._job.last_step = max(self._job.last_step, message.step)
-                self._job.trained.add(seat.rank)
+                self._job.trained.add(rank_state.rank)
             case Checkpointed():
                 self._job.checkpointed(message.step, message.directory)
                 if message.compared:
@@ -143,24 +151,24 @@ class Reports:
 
     def _stop_requested(self, message: StopRequested, reaction: Reaction) -> None:
         node = message.node
-        if node is not None and self._course.is_left(node):
-            return self._course.leave(node, f"node {node} is not wanted any more: {message.why}")
+        if node is not None and self._recovery.is_left(node):
+            return self._recovery.leave(node, f"node {node} is not wanted any more: {message.why}")
         if self._job.stop is not None:
             return None
         self._job.stop = message
         if reaction is not R.FORCE:
             return None  # that is what is being done
-        if not any(seat.ready for seat in self._job.seated()):
+        if not any(rank_state.ready for rank_state in self._job.member_states()):
             code = 128 + message.signal if message.signal else 4
-            return self._course.ending.exit(
+            return self._recovery.ending.exit(
                 "cancelled" if message.signal else "failed", code, message.why
             )
-        self._course.rounds.force(message.why)
-        return self._course.replan()
+        self._recovery.attempts.force(message.why)
+        return self._recovery.replan()
 
     def _pause_requested(self, message: PauseRequested, reaction: Reaction) -> None:
         if reaction is R.PAUSE:
-            self._course.pausing.begin(message)
+            self._recovery.pausing.begin(message)
         elif self._job.pause is None:
             self._job.pause = message
 
@@ -169,4 +177,4 @@ class Reports:
             return self._job.tell("check_not_over")  # some of its sums would meet those of a step
         self._job.pause, self._job.checked = None, ""
         if reaction is R.RELEASE and not self._job.gathering:
-            self._course.pausing.release()
+            self._recovery.pausing.release()

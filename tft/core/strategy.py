@@ -6,13 +6,13 @@ moves on the way that was chosen.
 from dataclasses import replace
 
 from tft.core import planner
+from tft.core.attempts import Attempts
 from tft.core.commands import Consult
 from tft.core.comparison import Comparison
-from tft.core.ending import Ending
 from tft.core.job import Job
 from tft.core.planner import Offer
-from tft.core.rounds import Rounds
-from tft.core.seats import Process, Seat
+from tft.core.rank_state import Process, RankState
+from tft.core.shutdown import Shutdown
 from tft.core.table import State
 from tft.protocol.messages import Advised
 
@@ -22,15 +22,17 @@ OPPORTUNITIES = ("migrate", "scale_out")
 """Strategies that need no fault: that they were not possible is no news."""
 
 
-class Choice:
+class StrategyChoice:
     """
     Chooses for one job.
     """
 
-    def __init__(self, job: Job, rounds: Rounds, ending: Ending, comparison: Comparison) -> None:
+    def __init__(
+        self, job: Job, attempts: Attempts, ending: Shutdown, comparison: Comparison
+    ) -> None:
         self._job = job
-        self._rounds = rounds
-        self._ending = ending
+        self._attempts = attempts
+        self._shutdown = ending
         self._comparison = comparison
 
     # ---------------------------------------------------------------- considering
@@ -81,12 +83,12 @@ class Choice:
         if incident.tentative and _hopeless(made):
             incident.ceiling, incident.tentative = None, False
             made = self._make_offers()
-        doubted = [s for s in job.seated() if s.ready and not s.trusted and not s.damaged]
+        doubted = [s for s in job.member_states() if s.ready and not s.trusted and not s.damaged]
         if doubted and _hopeless(made):
             # bad numbers in every copy are not one rank's bad memory: better these than none
-            for seat in doubted:
-                seat.trusted = True
-            job.tell("doubt_dropped", ranks=[seat.rank for seat in doubted])
+            for rank_state in doubted:
+                rank_state.trusted = True
+            job.tell("doubt_dropped", ranks=[rank_state.rank for rank_state in doubted])
             self._comparison.judge()
             made = self._make_offers()
         return made
@@ -104,7 +106,7 @@ class Choice:
         if job.incident.advice is not None:
             terms = _advised_terms(terms, job.incident.advice)
         returning = job.returning()
-        excluded = frozenset(rank for rank in returning if not job.seats[rank].derives)
+        excluded = frozenset(rank for rank in returning if not job.rank_states[rank].derives)
         successors = frozenset(successor.rank for successor in job.warm())
         return planner.offers(
             job.topology(),
@@ -113,7 +115,7 @@ class Choice:
             replace(terms, successors=successors, returning=returning, excluded=excluded),
         )
 
-    def unplaceable(self, seat: Seat) -> str:
+    def unplaceable(self, rank_state: RankState) -> str:
         """
         Why no other process can be started for a rank; empty: one can.
         """
@@ -122,11 +124,13 @@ class Choice:
             return job.incident.forced
         if job.state is S.DUMPING:
             return "a last checkpoint is being written"
-        if job.home(seat) is None:
-            return f"node {seat.node} is gone, and its ranks have no other place"
-        if job.incident.respawns.get(seat.rank, 0) >= job.policy.respawns:
-            return f"rank {seat.rank} has died {job.policy.respawns + 1} times in this incident"
-        return job.flapping(seat.rank)
+        if job.home(rank_state) is None:
+            return f"node {rank_state.node} is gone, and its ranks have no other place"
+        if job.incident.respawns.get(rank_state.rank, 0) >= job.policy.respawns:
+            return (
+                f"rank {rank_state.rank} has died {job.policy.respawns + 1} times in this incident"
+            )
+        return job.flapping(rank_state.rank)
 
     def _without_room(self) -> list[int]:
         """
@@ -134,11 +138,11 @@ class Choice:
         """
         job, without = self._job, []
         left = dict(job.room)
-        for seat in job.seated():
-            if seat.node in job.lost_nodes | seat.excluded_nodes:
-                node = job.elsewhere(seat, left)
+        for rank_state in job.member_states():
+            if rank_state.node in job.lost_nodes | rank_state.excluded_nodes:
+                node = job.elsewhere(rank_state, left)
                 if node is None:
-                    without.append(seat.rank)
+                    without.append(rank_state.rank)
                 else:
                     left[node] -= 1
         return without
@@ -241,11 +245,11 @@ class Choice:
         )
         match offer.strategy:
             case "dump":
-                self._ending.dump()
+                self._shutdown.dump()
             case "exit":
                 reasons = "; ".join(f"{strategy}: {why}" for strategy, why in incident.tried)
                 why = f"nothing is left to be done ({reasons})"
-                self._ending.exit("failed", 4, why)
+                self._shutdown.exit("failed", 4, why)
             case _:
                 self._go_on(offer)
 
@@ -268,14 +272,14 @@ class Choice:
                 self.take_over(rank)
         job.members = (job.members - frozenset(offer.leaving)) | frozenset(offer.joining)
         incident.joining |= frozenset(offer.joining)
-        for seat in job.seated():
-            if seat.process is Process.GONE:  # it has a place only now
-                job.respawn(seat)
+        for rank_state in job.member_states():
+            if rank_state.process is Process.GONE:  # it has a place only now
+                job.respawn(rank_state)
         own = advice.replace if advice is not None and advice.base else ()
         going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
         for rank in sorted(going & job.members):
-            if job.seats[rank].ready:
-                self._rounds.terminate(job.seats[rank], self._why_replaced(), "process")
+            if job.rank_states[rank].ready:
+                self._attempts.terminate(job.rank_states[rank], self._why_replaced(), "process")
 
     def _why_replaced(self) -> str:
         """
@@ -288,12 +292,12 @@ class Choice:
 
     def take_over(self, rank: int) -> None:
         """
-        The successor of a rank gets its seat; the process that held it is ended.
+        The successor takes the rank over, and the process that held it is ended.
         """
         job = self._job
-        old, successor = job.seats[rank], job.successors.pop(rank)
+        old, successor = job.rank_states[rank], job.successors.pop(rank)
         job.switch -= {rank}
-        job.seats[rank] = successor
+        job.rank_states[rank] = successor
         job.placed()
         successor.private, successor.page, successor.since = old.private, old.page, old.since
         # what a rank is to hold is known, whether the successor has come as far as saying so or not

@@ -35,9 +35,9 @@ NOWHERE = -1
 
 
 @dataclass(slots=True, kw_only=True)
-class Seat:
+class RankState:
     """
-    A rank: where it is placed, who sits there, what it holds.
+    What the controller knows of a rank: where it is placed, which process holds it, what that has in memory.
     """
 
     rank: int

@@ -9,20 +9,20 @@ from itertools import islice
 
 import pytest
 
-from tft.core import comparison, course, ending, planner
-from tft.core.answers import Answers
-from tft.core.choice import Choice
+from tft.core import comparison, planner, recovery, shutdown
+from tft.core.acknowledgements import Acknowledgements
+from tft.core.attempts import Attempts
 from tft.core.comparison import Comparison, Copy
-from tft.core.course import Course
+from tft.core.dispatch import Dispatch
 from tft.core.faults import Faults
 from tft.core.incident import Incident
 from tft.core.job import Job
 from tft.core.pausing import Pausing
 from tft.core.planner import Repair
 from tft.core.rank import RankMachine
-from tft.core.rank_words import Ordered, RankCommand, RankEvent, Standing
-from tft.core.reports import Reports
-from tft.core.rounds import Rounds
+from tft.core.rank_protocol import Ordered, RankCommand, RankEvent, Standing
+from tft.core.recovery import Recovery
+from tft.core.strategy import StrategyChoice
 from tft.core.table import State
 from tft.protocol.messages import Answered, Commit, RankOrder
 from tft.testing.cluster.run import run
@@ -122,17 +122,19 @@ def a_file_left_out_of_the_manifest(patch: Patch) -> None:
 
 
 def a_healthy_rank_ended_in_every_incident(patch: Patch) -> None:
-    after_freeze = Course._after_freeze
+    after_freeze = Recovery._after_freeze
 
-    def ends_one(self: Course) -> bool:
+    def ends_one(self: Recovery) -> bool:
         job, going_on = self._job, after_freeze(self)
         if going_on and job.incident.number and job.incident.round == 1:
-            well = [s for s in job.seated() if s.ready and s.rank not in job.incident.faulty()]
+            well = [
+                s for s in job.member_states() if s.ready and s.rank not in job.incident.faulty()
+            ]
             if well and not job.only_on([well[-1].rank]):
-                self.rounds.terminate(well[-1], "bad luck", "process")
+                self.attempts.terminate(well[-1], "bad luck", "process")
         return going_on
 
-    patch.setattr(Course, "_after_freeze", ends_one)
+    patch.setattr(Recovery, "_after_freeze", ends_one)
 
 
 def a_check_without_consequences(patch: Patch) -> None:
@@ -159,8 +161,8 @@ def whoever_hears_an_order_obeys(patch: Patch) -> None:
 
     def obeys(self: RankMachine, event: RankEvent) -> list[RankCommand]:
         if isinstance(event, Ordered):
-            seats = event.order.seats | {self.rank: self.incarnation}
-            event = replace(event, order=replace(event.order, seats=seats))
+            rank_states = event.order.incarnations | {self.rank: self.incarnation}
+            event = replace(event, order=replace(event.order, incarnations=rank_states))
         return handle(self, event)
 
     patch.setattr(RankMachine, "handle", obeys)
@@ -177,35 +179,35 @@ def a_source_that_does_not_have_it(patch: Patch) -> None:
 
 
 def an_answer_to_an_older_round_counts(patch: Patch) -> None:
-    answered = Answers.answered
+    answered = Acknowledgements.answered
 
-    def counts(self: Answers, seat: object, message: Answered) -> None:
+    def counts(self: Acknowledgements, rank_state: object, message: Answered) -> None:
         now = replace(message, incident=self._job.incident.number, round=self._job.incident.round)
-        answered(self, seat, now)  # type: ignore[arg-type] # a seat
+        answered(self, rank_state, now)  # type: ignore[arg-type] # a rank's state
 
-    patch.setattr(Answers, "answered", counts)
+    patch.setattr(Acknowledgements, "answered", counts)
 
 
 def a_fault_that_joins_is_forgotten(patch: Patch) -> None:
-    fault = Rounds.fault
+    fault = Attempts.fault
 
-    def forgets(self: Rounds, *what: object) -> None:
+    def forgets(self: Attempts, *what: object) -> None:
         if self._job.state not in (State.FREEZING, State.CLEARING):
             fault(self, *what)  # type: ignore[arg-type] # what it takes
 
-    patch.setattr(Rounds, "fault", forgets)
+    patch.setattr(Attempts, "fault", forgets)
 
 
 def success_before_one_more_step(patch: Patch) -> None:
-    advance = Course.advance
+    advance = Recovery.advance
 
-    def announces(self: Course) -> bool:
+    def announces(self: Recovery) -> bool:
         job = self._job
         if job.state is State.RESUMING and job.answered_all("resume", "release"):
             return self._close()
         return advance(self)
 
-    patch.setattr(Course, "advance", announces)
+    patch.setattr(Recovery, "advance", announces)
 
 
 def a_shard_saved_twice(patch: Patch) -> None:
@@ -263,12 +265,14 @@ def an_old_leader_is_obeyed(patch: Patch) -> None:
 
 
 def advice_is_ignored(patch: Patch) -> None:
-    patch.setattr(Choice, "_heed", lambda _self, _advice: False)
+    patch.setattr(StrategyChoice, "_heed", lambda _self, _advice: False)
 
 
 def what_was_ruled_out_is_done(patch: Patch) -> None:
-    advised = Choice.advised
-    patch.setattr(Choice, "advised", lambda self, message: advised(self, replace(message, veto=())))
+    advised = StrategyChoice.advised
+    patch.setattr(
+        StrategyChoice, "advised", lambda self, message: advised(self, replace(message, veto=()))
+    )
 
 
 def a_rank_that_moves_says_it_stands(patch: Patch) -> None:
@@ -305,7 +309,7 @@ def an_order_before_all_have_answered(patch: Patch) -> None:
 
 
 def a_request_to_end_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Reports, "_stop_requested", lambda *_: None)
+    patch.setattr(Dispatch, "_stop_requested", lambda *_: None)
 
 
 def the_end_at_the_first_chance(patch: Patch) -> None:
@@ -319,38 +323,38 @@ def the_end_at_the_first_chance(patch: Patch) -> None:
 
 
 def an_incident_for_nothing(patch: Patch) -> None:
-    trained = Reports._from_seat
+    trained = Dispatch._from_rank
 
-    def frightened(self: Reports, seat: object, message: object) -> None:
-        trained(self, seat, message)  # type: ignore[arg-type] # what it takes
+    def frightened(self: Dispatch, rank_state: object, message: object) -> None:
+        trained(self, rank_state, message)  # type: ignore[arg-type] # what it takes
         if type(message).__name__ == "Checkpointed" and self._job.state is State.HEALTHY:
-            self._course.rounds.freeze("who knows")
-            self._course.rounds.open()
+            self._recovery.attempts.freeze("who knows")
+            self._recovery.attempts.open()
 
-    patch.setattr(Reports, "_from_seat", frightened)
+    patch.setattr(Dispatch, "_from_rank", frightened)
 
 
 def a_second_process_for_a_rank(patch: Patch) -> None:
-    close = Course._close
+    close = Recovery._close
 
-    def doubles(self: Course) -> bool:
+    def doubles(self: Recovery) -> bool:
         job, closed = self._job, close(self)
-        seat = job.seats[0]
-        if job.incident.number and seat.node is not None:
-            job.spawn(seat, seat.node, "to be sure")
+        rank_state = job.rank_states[0]
+        if job.incident.number and rank_state.node is not None:
+            job.spawn(rank_state, rank_state.node, "to be sure")
         return closed
 
-    patch.setattr(Course, "_close", doubles)
+    patch.setattr(Recovery, "_close", doubles)
 
 
 def a_bad_node_is_used_again(patch: Patch) -> None:
-    isolate = Rounds.isolate
+    isolate = Attempts.isolate
 
-    def forgives(self: Rounds, *what: object) -> None:
+    def forgives(self: Attempts, *what: object) -> None:
         isolate(self, *what)  # type: ignore[arg-type] # what it takes
         self._job.lost_nodes.clear()
 
-    patch.setattr(Rounds, "isolate", forgives)
+    patch.setattr(Attempts, "isolate", forgives)
 
 
 def whatever_is_found_instead_of_what_is_held(patch: Patch) -> None:
@@ -365,27 +369,27 @@ def whatever_is_found_instead_of_what_is_held(patch: Patch) -> None:
 
 
 def a_search_before_the_groups_are_formed(patch: Patch) -> None:
-    repair = Course._repair
+    repair = Recovery._repair
 
-    def hurries(self: Course, plan: Repair, host: str, port: int) -> None:
+    def hurries(self: Recovery, plan: Repair, host: str, port: int) -> None:
         repair(self, plan, host, port)
         if plan.step is None:
             self._reload()
 
-    patch.setattr(Course, "_repair", hurries)
+    patch.setattr(Recovery, "_repair", hurries)
 
 
 def another_step_than_the_one_that_is_found(patch: Patch) -> None:
-    found = Course._found
+    found = Recovery._found
 
-    def errs(self: Course) -> str:
+    def errs(self: Recovery) -> str:
         why = found(self)
         incident = self._job.incident
         if not why and incident.step is not None:
             incident.step += 1
         return why
 
-    patch.setattr(Course, "_found", errs)
+    patch.setattr(Recovery, "_found", errs)
 
 
 def what_it_costs_to_search_is_not_told(patch: Patch) -> None:
@@ -424,8 +428,8 @@ def a_step_ends_with_its_window(patch: Patch) -> None:
 
 
 def what_was_cut_off_is_not_told(patch: Patch) -> None:
-    patch.setattr(course, "note_tails", lambda *_: None)
-    patch.setattr(ending, "note_tails", lambda *_: None)
+    patch.setattr(recovery, "note_tails", lambda *_: None)
+    patch.setattr(shutdown, "note_tails", lambda *_: None)
 
 
 def has_tails(schedule: Schedule) -> bool:
@@ -476,7 +480,7 @@ BREACHES = (
     ),
     Breach(
         breaks=whoever_hears_an_order_obeys,
-        promise="only who holds the seat obeys",
+        promise="only who holds the rank obeys",
         schedules=where(lambda s: bool(s.spares or s.room) and is_seen("straggler")(s)),
     ),
     Breach(breaks=a_source_that_does_not_have_it, promise="transfers from sound holders"),

@@ -1,28 +1,28 @@
 """
-A seat, and the processes that sit there one after the other.
+A rank, and the processes that sit there one after the other.
 """
 
 import pytest
 
 from tests.core.lives import strategies, trained
 from tft.core.planner import Standing
-from tft.core.seats import Process, Seat
+from tft.core.rank_state import Process, RankState
 from tft.protocol.messages import Joined, Position
 from tft.testing.scripted import ScriptedJob
 
 
-def test_a_seat_begins_empty() -> None:
+def test_a_rank_state_begins_empty() -> None:
     """
     When nobody was asked for yet, then a rank is at no address, holds nothing, and nothing is known
     against what it will hold.
     """
     job = ScriptedJob(2)
     assert [job.machine.incarnation(rank) for rank in (0, 1)] == [-1, -1]
-    seat = Seat(rank=1)
-    assert seat.standing("") == Standing(rank=1, alive=False)
-    seat.process, seat.backups = Process.READY, (0, 1)
-    assert seat.able
-    assert seat.kept == (0, 1)
+    rank_state = RankState(rank=1)
+    assert rank_state.standing("") == Standing(rank=1, alive=False)
+    rank_state.process, rank_state.backups = Process.READY, (0, 1)
+    assert rank_state.able
+    assert rank_state.kept == (0, 1)
 
 
 def test_the_next_process_begins_as_the_first_did() -> None:
@@ -30,24 +30,24 @@ def test_the_next_process_begins_as_the_first_did() -> None:
     When a process is asked for where another one has been, then nothing is left of that but what
     belongs to the rank, and what it may have captured before it ended.
     """
-    seat = Seat(
+    rank_state = RankState(
         rank=1, node=2, private={7: "ab"}, page=2, excluded_nodes=frozenset({3}), column=(1, 5)
     )
-    seat.order(0, 10.0)
+    rank_state.order(0, 10.0)
     joined = Joined(
         rank=1, incarnation=0, world=8, pid=77, started=5, host="h", address="h:1", adaptor="fake",
         strategies=("retry",), derives=True, at=11.0,
     )  # fmt: skip
-    seat.join(joined, "rank.1/0")
-    seat.process = Process.READY
-    seat.held, seat.backups = 7, (5, 6)
-    seat.trusted, seat.damaged, seat.doubted = False, True, 4
-    seat.training = seat.finished = seat.repaired = seat.invited = True
-    seat.terminating = seat.blame = "hang"
-    seat.unable = seat.no_commit = "the disk is full"
-    seat.position = Position(step=7, window=True)
-    seat.order(1, 20.0)
-    assert seat == Seat(
+    rank_state.join(joined, "rank.1/0")
+    rank_state.process = Process.READY
+    rank_state.held, rank_state.backups = 7, (5, 6)
+    rank_state.trusted, rank_state.damaged, rank_state.doubted = False, True, 4
+    rank_state.training = rank_state.finished = rank_state.repaired = rank_state.invited = True
+    rank_state.terminating = rank_state.blame = "hang"
+    rank_state.unable = rank_state.no_commit = "the disk is full"
+    rank_state.position = Position(step=7, window=True)
+    rank_state.order(1, 20.0)
+    assert rank_state == RankState(
         rank=1,
         node=2,
         incarnation=1,
@@ -70,16 +70,16 @@ def test_who_is_told_to_end_is_neither_there_nor_coming() -> None:
     goes for one that has ended.
     """
     for process in Process:
-        seat = Seat(rank=1, process=process)
-        standing = seat.standing("no room")
+        rank_state = RankState(rank=1, process=process)
+        standing = rank_state.standing("no room")
         ready = process is Process.READY
         starting = process in (Process.ORDERED, Process.SPAWNED, Process.JOINED)
         assert (standing.alive, standing.coming) == (ready, starting)
         assert standing.unplaceable == "no room"
-        assert seat.able is ready
-        seat.terminating = "it hangs"
-        standing = seat.standing("")
-        assert (standing.alive, standing.coming, seat.able) == (False, False, False)
+        assert rank_state.able is ready
+        rank_state.terminating = "it hangs"
+        standing = rank_state.standing("")
+        assert (standing.alive, standing.coming, rank_state.able) == (False, False, False)
 
 
 def test_copies_from_before_a_repair_are_not_kept() -> None:
@@ -88,8 +88,8 @@ def test_copies_from_before_a_repair_are_not_kept() -> None:
     since is, and what is older is not.
     """
     for damaged, doubted, kept in ((True, -1, ()), (False, 4, (5,)), (False, -1, (3, 4, 5))):
-        seat = Seat(rank=1, backups=(3, 4, 5), damaged=damaged, doubted=doubted)
-        assert seat.kept == kept
+        rank_state = RankState(rank=1, backups=(3, 4, 5), damaged=damaged, doubted=doubted)
+        assert rank_state.kept == kept
 
 
 @pytest.mark.parametrize("far", ["ordered", "spawned"])

@@ -9,10 +9,10 @@ import pytest
 from tests.core.lives import trained
 from tft.core.commands import JobOver
 from tft.core.incident import Task
+from tft.core.invariants import broken
 from tft.core.job import Job
 from tft.core.policy import Policy
-from tft.core.promises import broken
-from tft.core.seats import Process, Seat
+from tft.core.rank_state import Process, RankState
 from tft.core.table import State
 from tft.errors import InternalError
 from tft.protocol.messages import Rebuild, Rollback
@@ -33,7 +33,7 @@ def somewhere(state: State) -> Job:
 
 
 def trains(job: Job) -> None:
-    job.seats[1].training = job.seats[2].training = True
+    job.rank_states[1].training = job.rank_states[2].training = True
 
 
 def trains_outside(job: Job) -> None:
@@ -46,8 +46,8 @@ def leaves_nobody(job: Job) -> None:
 
 
 def is_replaced_by_nobody(job: Job) -> None:
-    job.successors[0] = Seat(rank=0, process=Process.READY)
-    job.successors[1] = Seat(rank=1)
+    job.successors[0] = RankState(rank=0, process=Process.READY)
+    job.successors[1] = RankState(rank=1)
 
 
 def has_asked(job: Job) -> None:

@@ -2,8 +2,8 @@
 The watch over progress: limits that are learnt, silence that is judged.
 """
 
+from tft.core.hang_detection import HangDetection
 from tft.core.policy import Policy
-from tft.core.watch import Watch
 from tft.protocol.messages import Beat, Position, Pulse
 
 POLICY = Policy(stall_floor=1.0, stall_factor=20.0, first_step=600.0)
@@ -23,11 +23,11 @@ def beat(at: float, step: int, *, moved: float | None = None, training: bool = T
     return Beat(node=0, pulses=(pulse,), at=at)
 
 
-def learnt(seconds: float) -> tuple[Watch, float]:
+def learnt(seconds: float) -> tuple[HangDetection, float]:
     """
     A watch that has seen steps of this length, and the time now.
     """
-    watch, at = Watch(POLICY), 0.0
+    watch, at = HangDetection(POLICY), 0.0
     for step in range(12):
         at = step * seconds
         assert watch.heard(beat(at, step), at) is None
@@ -46,7 +46,7 @@ def test_before_step_times_are_known_the_limit_is_that_of_a_first_step() -> None
     """
     When nothing has been learnt, then compilation gets its time.
     """
-    watch = Watch(POLICY)
+    watch = HangDetection(POLICY)
     watch.heard(beat(0.0, 0), 0.0)
     assert watch.limit() == 600.0
 
@@ -103,7 +103,7 @@ def test_a_node_is_lost_only_while_another_one_is_heard() -> None:
     """
     When all nodes are silent, that is the bus; when one is, that is the node.
     """
-    watch = Watch(POLICY)
+    watch = HangDetection(POLICY)
     watch.heard(beat(0.0, 1), 0.0)
     assert watch.silent(60.0) == []
     other = Beat(node=1, pulses=(), at=60.0)
@@ -118,7 +118,7 @@ def test_a_node_may_have_a_clock_of_its_own() -> None:
     also after training has gone on from a moment of our clock, and after its clock began anew.
     """
     for ours in (1_000_000.0, -1_000_000.0):
-        watch = Watch(POLICY)
+        watch = HangDetection(POLICY)
         for step in range(12):
             assert watch.heard(beat(step * 0.5, step), ours + step * 0.5) is None
         watch.resumed(ours + 5.5)
@@ -136,7 +136,7 @@ def test_whoever_came_first_does_not_hide_who_falls_silent() -> None:
     When of four nodes the first and the last are heard on, then the two between them are named in order,
     whichever of them was heard last.
     """
-    watch = Watch(Policy(node_silence=10.0))
+    watch = HangDetection(Policy(node_silence=10.0))
     for at, nodes in ((0.0, (0, 1, 2, 3)), (1.0, (0, 2, 3)), (2.0, (0, 1, 3)), (12.5, (0, 3))):
         for node in nodes:
             watch.heard(Beat(node=node, pulses=(), at=at), at)
