@@ -336,7 +336,7 @@ class AdaptorSpecs:
     def tft_watch(self, contributing: Callable[[], None]) -> None:
         """
         Call `contributing()` on the training thread in every step, when this rank has drawn its
-        batch and its random numbers and before it gives the last of its sums to the others.
+        batch and its random numbers and before it contributes to the last all-reduce of the step.
 
         From then on the others can finish the step without this rank; should it die, its
         replacement goes on with the private state of this moment. Called once, before `tft_adopt`.
@@ -369,7 +369,7 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_pre_update_barrier(self) -> None:
         """
-        The sums of the step are complete on this rank, and its window is about to open (every step, where
+        The all-reduces of the step are complete on this rank, and its window is about to open (every step, where
         no rank holds everything): return when all ranks have come so far. Raises where that cannot be
         known any more. Not needed where it is so anyway: without it a rank may complete a step that
         others, which hold something else, cannot complete.
@@ -523,7 +523,7 @@ class AdaptorSpecs:
     def tft_rebuild(self) -> Any:  # Any: the user's own wrapper
         """
         Build the wrapper anew and return it: what the training loop calls. The state of all ranks
-        is equal by now, and nothing here may change it. What decides the order of sums must be
+        is equal by now, and nothing here may change it. What decides the order of gradient reduction must be
         what it was before the groups were lost.
         """
 
@@ -590,7 +590,7 @@ class AdaptorSpecs:
         """
         A function of the user's own is about to write a shard in the place of `tft_save` (training
         thread): what has to be kept beside that is no part of what the user handed over, such as the
-        order of sums. Raise `OrderRefused` where that has not all of the shard now. Not needed: without
+        order of gradient reduction. Raise `OrderRefused` where that has not all of the shard now. Not needed: without
         it, and without the next one, there is no such thing.
         """
         raise NotImplementedError

@@ -39,7 +39,7 @@ def make_alike(training: Training) -> None:
     Parameters and masters that have to be the same are the same.
     """
     for weight in _tied(training):
-        # Megatron sums, and has set the copies to zero for that; pretended groups have summed nothing
+        # Megatron all-reduces them, and has set the copies to zero for that; pretended groups have reduced nothing
         group = _embedding_group()
         dist.broadcast(weight.data, dist.get_process_group_ranks(group)[0], group=group)
     for chunk in training.chunks:

@@ -17,7 +17,7 @@ _SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
 """The last step of which they know that it was sound."""
 
 _BACKWARD = "/megatron/core/pipeline_parallel/schedules.py"
-"""Megatron calls torch's engine for backward itself, which sums inside it."""
+"""Megatron calls torch's engine for backward itself, which reduces gradients inside it."""
 
 
 def classify(error: BaseException) -> FaultKind | Diagnosis | None:

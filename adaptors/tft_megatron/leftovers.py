@@ -56,7 +56,7 @@ def let_go(training: Training) -> None:
 
 def forget_counts(training: Training) -> None:
     """
-    What routers have counted of the tokens of a step. Megatron empties it when the sums are over, which those may
+    What routers have counted of the tokens of a step. Megatron empties it when the all-reduces are over, which those may
     have seen who go on without this rank.
     """
     from megatron.core.distributed.finalize_model_grads import reset_model_temporary_tensors
@@ -67,7 +67,7 @@ def forget_counts(training: Training) -> None:
 
 def _reset(group: Any) -> None:  # Any: Megatron's bucket group
     """
-    As before the first batch. Who has replaced somebody is there too, and in the first batch sums are begun
+    As before the first batch. Who has replaced somebody is there too, and in the first batch all-reduces are begun
     at another moment than later on: all have to begin theirs in the same order.
     """
     group.param_gather_handle = group.grad_reduce_handle = None

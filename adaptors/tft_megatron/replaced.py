@@ -52,7 +52,7 @@ class Replaced:
     @torch.no_grad()
     def step(self) -> Returned:
         """
-        Megatron's `ChainedOptimizer.step`: all sums first, then the window. A step that is skipped, because
+        Megatron's `ChainedOptimizer.step`: all all-reduces first, then the window. A step that is skipped, because
         gradients were infinite, is a step too: everybody skips it.
         """
         if self._owed is not None:

@@ -1,5 +1,5 @@
 """
-The ranks that train together, joined by connections of their own: sums, broadcasts, gathers and barriers
+The ranks that train together, joined by connections of their own: all-reduces, broadcasts, gathers and barriers
 over the memory of the host.
 
 MindSpore's own collectives on CPU cannot be healed in a process: one that has failed leaves its group dead

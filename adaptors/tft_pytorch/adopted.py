@@ -184,7 +184,7 @@ class Adopted:
 
     def rebuild(self) -> Any:  # Any: whatever the user's factory returns
         """
-        Call the user's factory, and bring what it built to the sums of the wrapper before.
+        Call the user's factory, and bring what it built to the reduction order of the wrapper before.
         """
         self._wrappers.drop()
         replicas = self._optimizer if isinstance(self._optimizer, ReplicaOptimizer) else None

@@ -1,9 +1,9 @@
 """
 DDP's buckets: which gradients are summed together, and how that is kept across a rebuild.
 
-A fresh DDP sums in a layout of its own making; after its first backward it sorts the parameters
+A fresh DDP reduces gradients in a layout of its own making; after its first backward it sorts the parameters
 into other buckets, by the order in which their gradients came, and keeps those for ever. gloo's
-sums depend on where in a bucket a number lies, so a wrapper built anew must be brought to the
+results depend on where in a bucket a number lies, so a wrapper built anew must be brought to the
 layout the lost one had, or the first gradients after an incident differ in their last bits.
 """
 
@@ -28,7 +28,7 @@ _USUAL_SAMPLE_RATE = 100
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """
-    How one DDP sums, or will sum from its next forward on.
+    How one DDP reduces gradients, or will from its next forward on.
     """
 
     order: tuple[int, ...]
@@ -53,7 +53,7 @@ class Wrappers:
         Take the wrappers that were just built, and bring each to its layout if it has one.
 
         All ranks call it at once: DDP compares the layouts of all ranks itself, in two small
-        broadcasts. Raises `UsageError` for a wrapper whose sums tft cannot repeat.
+        broadcasts. Raises `UsageError` for a wrapper whose gradient reduction tft cannot repeat.
         """
         wrappers = _find(built)
         for ddp in wrappers:
@@ -159,7 +159,7 @@ def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
 
     The gradient of any parameter comes before that. But with unused parameters there is none that
     is sure to have one, and with devices gradients come on another thread: there it is said when
-    the forward is over, and random numbers drawn between that and the sums come too late.
+    the forward is over, and random numbers drawn between that and the all-reduces come too late.
     """
 
     def say(*_: object) -> None:
@@ -177,8 +177,8 @@ def _layout_of(ddp: Any) -> Layout | None:
     """
     if ddp.find_unused_parameters:
         return None  # never sorts anew: its first layout is its only one
-    # Nothing is told before a first forward with sums, and a stage of a pipeline never has one: there
-    # sums are asked for in the last backward alone. This counts a forward, and does no more.
+    # Nothing is told before a first forward with gradient reduction, and a stage of a pipeline never has one: there
+    # all-reduces are started in the last backward alone. This counts a forward, and does no more.
     ddp.reducer.prepare_for_forward()
     ddp.reducer._set_ddp_runtime_logging_sample_rate(1)  # else not after the tenth forward
     ddp.logger.set_runtime_stats_and_log()
@@ -243,7 +243,7 @@ def _trained(ddp: Any) -> tuple[list[Tensor], list[bool]]:
 def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its hook has no type
     """
     Tell the reducer that these gradients have come, one by one. While autograd runs, because the
-    sums are finished in a callback that only a backward has; but not by a backward through the
+    all-reduces are finished in a callback that only a backward has; but not by a backward through the
     parameters, which would set off the user's hooks on them and write gradients.
     """
 

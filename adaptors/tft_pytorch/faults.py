@@ -27,8 +27,8 @@ _NETWORK: tuple[tuple[type[BaseException], str], ...] = (
 _WAITING = (
     re.compile(r"/torch/distributed/(?!checkpoint/)"),  # which waits for the disk
     re.compile(r"/tft_pytorch/interruptible\.py$"),
-    re.compile(r"/torch/nn/parallel/distributed\.py$"),  # DDP's own sums and broadcasts
-    re.compile(r"/torch/autograd/graph\.py$"),  # backward: DDP sums inside it
+    re.compile(r"/torch/nn/parallel/distributed\.py$"),  # DDP's own all-reduces and broadcasts
+    re.compile(r"/torch/autograd/graph\.py$"),  # backward: DDP reduces gradients inside it
 )
 
 

@@ -72,7 +72,7 @@ class Groups:
         barrier, and among many ranks far more than its few rounds.
         """
         if cuda:
-            torch.cuda.current_stream().synchronize()  # the sums are not only asked for
+            torch.cuda.current_stream().synchronize()  # the all-reduces are over, not only started
         if dist.get_world_size() <= _FEW:
             dist.all_reduce(self._token)
         else:

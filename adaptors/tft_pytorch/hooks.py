@@ -54,7 +54,7 @@ class TorchHooks(Generic[State]):
         self._groups = groups
         self._forming = forming or groups
         self.contributing: Callable[[], None] | None = None
-        """What a step is to call when this rank is about to give the last of its sums to the others."""
+        """What a step is to call when this rank is about to contribute to the last all-reduce of the step."""
 
     # ------------------------------------------------------------ the process
 

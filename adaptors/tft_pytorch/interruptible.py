@@ -230,7 +230,7 @@ class _Blocking(_Collective):
     """
     One in which gloo keeps the caller, whatever limit it gives, so that another thread waits: a message from
     rank to rank, where a limit would end the whole group; and a sum of which each rank keeps a part, which gloo
-    makes of sums of everything, and of what the caller does when these are over.
+    makes of all-reduces of everything, and of what the caller does when these are over.
     """
 
     def __init__(self, native: dist.Work, waits: _Waits) -> None:

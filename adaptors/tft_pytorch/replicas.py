@@ -4,7 +4,7 @@ copy on every rank, and none of it is lost with one of them.
 
 The idea is that of MindSpeed's replica optimizer: the data-parallel group of `d` ranks is cut into
 `copies` replica groups of `k = d / copies` ranks, one after another, and each of them shards the
-optimizer state as ZeRO stage 1 does (https://arxiv.org/abs/1910.02054). All ranks have the same sums
+optimizer state as ZeRO stage 1 does (https://arxiv.org/abs/1910.02054). All ranks have the same reduced gradients
 of gradients, so the copies of a shard go the same way, bit for bit, and nothing is sent to keep
 them equal. Here whole parameters are dealt out, as torch's own `ZeroRedundancyOptimizer` does, so
 that every optimizer works that looks at one parameter at a time, to the same bits as unsharded.
@@ -99,7 +99,7 @@ class ReplicaOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
         """
         Updates this rank's share. The others get it when the update window closes (`share_out`). Raises
-        `UsageError` for a closure: its sums with other ranks have no place in the window.
+        `UsageError` for a closure: all-reduces with other ranks have no place in the window.
         """
         if closure is not None:
             raise UsageError(

@@ -197,7 +197,7 @@ class Shard:
 
     def beside(self) -> bytes:
         """
-        What belongs to the state and is not in the user's objects: the order of sums.
+        What belongs to the state and is not in the user's objects: the order of gradient reduction.
         """
         layouts = None if self._wrappers is None else self._wrappers.layouts()
         return pack({"form": _FORM, "layouts": layouts})

@@ -40,7 +40,7 @@ LAYERS = 2
 CONTEXT = 32
 MICRO_BATCH = 2
 GLOBAL_BATCH = 16
-"""Of all ranks in a step: with four of them each sums the gradients of two micro-batches."""
+"""Of all ranks in a step: with four of them each accumulates the gradients of two micro-batches."""
 LEARNING_RATE = 1e-3
 
 

@@ -48,7 +48,7 @@ class Recipe:
     wrapped: bool = True
     wrapper: dict[str, Any] = field(default_factory=dict)  # Any: arguments of DDP
     backwards: int = 1
-    """Micro-batches of a step, each with its own sums."""
+    """Micro-batches of a step, each with its own all-reduces."""
     staged: bool = False
     """The wrapper is the only stage of a pipeline, with two micro-batches a step and one sum."""
     scaled: bool = False
@@ -58,7 +58,7 @@ class Recipe:
     dtype: torch.dtype = torch.float32
     gradients: torch.dtype | None = None
     """Where they have another type than the parameters. DDP refuses that, so there is none, and the
-    sums are formed after the backward."""
+    all-reduces run after the backward."""
     compiled: bool = False
     """The model that is handed over is compiled; with the backend that makes nothing of it, which needs no
     compiler."""

@@ -155,7 +155,7 @@ def test_a_resumed_job_changes_no_bit(
 
 def test_what_a_script_has_written_itself_changes_no_bit(job: NewJob, tmp_path: Path) -> None:
     """
-    When functions of the script's own save and load, then a resumed job sums in the order it had come to,
+    When functions of the script's own save and load, then a resumed job reduces gradients in the order it had come to,
     which is none of the script's business, and every later bit is as if nothing had happened.
     """
     saved = job(3, Recipe(norm="batch"))

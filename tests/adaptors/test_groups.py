@@ -93,7 +93,7 @@ def test_quiesce_ends_a_step_whose_peer_does_not_answer(job: NewJob, *, broadcas
 
 def test_quiesce_ends_what_gloo_itself_forgets(job: NewJob) -> None:
     """
-    When connections are cut while messages have come in part and left in part, in sums, gathers and
+    When connections are cut while messages have come in part and left in part, in all-reduces, gathers and
     messages from rank to rank, then each thread comes out of it at once, time after time.
     """
     two = job(2, Recipe(wrapped=False))

@@ -46,7 +46,7 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 def gradients(model: nn.Module, step: int) -> None:
     """
-    The same on every rank, as after DDP's sums.
+    The same on every rank, as after DDP's all-reduces.
     """
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
@@ -273,7 +273,7 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
 
 def test_a_job_with_shares_trains_as_one_without(job: NewJob) -> None:
     """
-    When the optimizer's state is cut into shares, then losses and sums are those of an ordinary
+    When the optimizer's state is cut into shares, then losses and reduced gradients are those of an ordinary
     optimizer, bit for bit.
     """
     ordinary = job(WORLD, Recipe())

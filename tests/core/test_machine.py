@@ -80,7 +80,7 @@ def test_a_killed_rank_is_replaced_and_its_state_copied(victim: int) -> None:
 
 def test_a_victim_that_had_begun_its_update_lets_the_others_finish_theirs() -> None:
     """
-    When a rank dies in the update of step 4, all sums of step 4 are complete: then the others
+    When a rank dies in the update of step 4, all all-reduces of step 4 are complete: then the others
     are told to finish step 4 and the job goes on at step 5 with nothing lost.
     """
     job = trained()

@@ -792,7 +792,7 @@ def test_a_position_says_where_a_hold_is_answered_from() -> None:
 def test_a_resume_during_a_check_waits_for_its_end() -> None:
     """
     When somebody asks a job to go on while a check runs, then nobody does before all have ended
-    it: the sums of the check of some would meet those of the step of others.
+    it: the all-reduces of the check of some would meet those of the step of others.
     """
     job = trained()
     job.muted = {(2, "check")}

@@ -32,7 +32,7 @@ session = tft.init()
 rank, part = session.rank, session.rank % 2
 record = Record(session.run_dir, rank)
 summed = session.run_dir / "summed"
-"""Rank 1 has its sums of the step in which another rank is to die."""
+"""Rank 1 has finished its all-reduces of the step in which another rank is to die."""
 
 
 def make() -> Made:

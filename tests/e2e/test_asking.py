@@ -266,7 +266,10 @@ def test_a_paused_job_can_be_dumped(tmp_path: Path, fake_undisturbed: Outcome) -
         assert running.asked("dump")[0] == 0
         outcome = running.end()
     assert outcome.code == 3, outcome.output
-    assert outcome.report["steps"] in (step - 1, step)  # the step that was begun had all its sums
+    assert outcome.report["steps"] in (
+        step - 1,
+        step,
+    )  # the step that was begun had all its all-reduces
     again = resumed(tmp_path / "run")
     assert again.code == 0, again.output
     identical(again, fake_undisturbed)

@@ -64,7 +64,7 @@ def test_a_rank_killed_in_any_phase_changes_nothing(
     for incident, (phase, rank) in zip(outcome.incidents, victims.items(), strict=True):
         recovered(incident, rank)
         fault = incident["faults"][0]
-        done = phase in ("update", "between")  # the sums were complete: that step counts
+        done = phase in ("update", "between")  # the all-reduces were complete: that step counts
         assert incident["step"] == fault["step"] + (done and phase == "update")
         assert incident["seconds"]["detect"] is not None
 

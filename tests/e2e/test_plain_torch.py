@@ -89,7 +89,7 @@ def test_plain_torch_goes_on_with_as_many_ranks_as_it_likes(
     """
     When plain torch loads what survivors of four ranks have written, and goes on with the same global
     batch, then for fifty steps its losses are those of the undisturbed job: bit for bit with four
-    ranks, and otherwise up to the order of sums.
+    ranks, and otherwise up to the order of gradient reduction.
     """
     command = [
         *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}"),

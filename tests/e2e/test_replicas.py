@@ -152,7 +152,7 @@ def wholes(tmp_path_factory: pytest.TempPathFactory, undisturbed: Outcome) -> di
 @pytest.mark.soak
 def test_gradients_of_32_bits_of_parameters_of_16_change_nothing(tmp_path: Path) -> None:
     """
-    When parameters of 16 bits have gradients of 32, which the script sums itself, and ranks are killed and
+    When parameters of 16 bits have gradients of 32, which the script reduces itself, and ranks are killed and
     broken, then nothing changes.
     """
     arguments = (*STEPS, "--dtype", "bfloat16", "--whole-gradients")

@@ -111,7 +111,7 @@ def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
 @pytest.mark.soak
 def test_a_part_does_not_run_ahead_of_one_that_cannot_follow(tmp_path: Path) -> None:
     """
-    When a rank is killed before it gives its sums, and those with the other part have theirs, then these
+    When a rank is killed before it contributes to its all-reduces, and those with the other part have finished theirs, then these
     do not complete the step: everyone stands at the end of the one before, and nothing changes.
     """
     steps = "20"

@@ -272,7 +272,7 @@ def test_a_flipped_bit_is_found_when_another_rank_is_lost(tmp_path: Path, calm: 
     """
     When a bit of a parameter of one rank has flipped, and another is lost before that has come into any sum, then the
     rank has a fault of kind `corruption`, and all go on as if neither had happened. When it has happened is not
-    known, and so the report says that it may have come into sums.
+    known, and so the report says that it may have come into all-reduces.
     """
     chaos = (FLIP, "kill:rank=3,step=6,phase=forward")
     outcome = disturbed(tmp_path / "run", "schedules", nproc=4, chaos=chaos)

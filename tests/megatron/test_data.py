@@ -97,7 +97,7 @@ def test_a_step_is_drawn_again_after_a_rollback(drawn: int, calculate: Calculate
 
 def test_what_is_captured_within_a_step_is_its_end(calculate: Calculate) -> None:
     """
-    When a rank is lost after it has given its sums, and the others complete the step, then its replacement
+    When a rank is lost after it has contributed to its all-reduces, and the others complete the step, then its replacement
     goes on with the next step; it is a new object, which has seen nothing.
     """
     data = Data(from_there)

@@ -142,7 +142,7 @@ def test_other_settings_of_megatron_are_kept_too(
     shape: str, more: tuple[str, ...], tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """
-    When sums overlap with what is computed, when all is in 32 bits, when steps are skipped for the loss scale,
+    When all-reduces overlap with what is computed, when all is in 32 bits, when steps are skipped for the loss scale,
     and when the last stage has a copy of the embeddings, then a rank killed before the first step, and another
     one later, change nothing.
     """
@@ -180,7 +180,7 @@ def test_what_a_forward_pass_counts_is_counted_once(
 ) -> None:
     """
     When the router counts in buffers which experts its tokens went to, and a rank dies in the middle of a
-    step, or between its sums and its update, then nobody goes on with what the step had counted, and nothing changes.
+    step, or between its all-reduces and its update, then nobody goes on with what the step had counted, and nothing changes.
     """
     counts = ("--balancing", "global_aux_loss", *more)
     outcome = train(tmp_path / "run", shape, more=(*counts, "--dies", dies))

@@ -3,7 +3,7 @@ A program written for MindIO on torch.distributed, which forms its own process g
 
     torch_program.py PORT RING DIRECTORY STEPS OPTIONS
 
-Every rank sums a tensor over all ranks, and over its half of them, in each step; it begins in OPTIONS["kills"], a
+Every rank all-reduces a tensor over all ranks, and over its half of them, in each step; it begins in OPTIONS["kills"], a
 list of [rank, step] struck once each, to be killed in the sum. In DIRECTORY it notes the names of its groups, and
 the tensor at the end.
 """

@@ -33,7 +33,7 @@ def install(link: Any) -> None:
     stock._get_uce_mem_info = lambda device: None  # in place of asking for the addresses lost
     stock._get_uce_process_strategy = lambda: "RS_UCE_HIGHLEVEL"  # in place of whose they are
     stock.clean_tdt_channel = lambda: None  # in place of emptying a data sink: there is none
-    stock.reset_params = len  # in place of zeros in sums of gradients: of none, which says 0
+    stock.reset_params = len  # in place of zeros in accumulated gradients: of none, which says 0
     stock.send_recv = link.send_recv  # in place of HCCL from one rank to another
     stock._rebuild_group = link.resume  # in place of HCCL's groups with a new process in them
     stock.CollectiveManager = SimpleNamespace(get_instance=lambda: hccl)  # in place of HCCL's

@@ -71,7 +71,7 @@ class Link:
 
     def resume(self) -> None:
         """
-        Sums are taken again.
+        Collectives work again.
         """
         note("resume")
         self._member, self._stopped = None, False

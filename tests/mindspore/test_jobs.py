@@ -78,7 +78,7 @@ def test_a_rank_killed_in_any_phase_changes_nothing(
     assert len(outcome.incidents) == len(PHASES)
     for incident, (phase, rank) in zip(outcome.incidents, victims.items(), strict=True):
         recovered(incident, rank)
-        # the sums were complete in `update`: that step counts
+        # the all-reduces were complete in `update`: that step counts
         assert incident["step"] == incident["faults"][0]["step"] + (phase == "update")
     changed = outcome.chaos()[3]["evidence"]
     assert 0 < changed["changed"] < changed["of"]

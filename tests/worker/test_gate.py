@@ -83,7 +83,7 @@ def test_who_was_let_into_a_window_is_in_it_whatever_comes_next() -> None:
     """
     When a hold lets the training thread into its window and a freeze follows before it has moved,
     then it goes in all the same, and is told to be there: it neither waits nor leaves the loop
-    with its sums complete while others do the step.
+    with its all-reduces complete while others do the step.
     """
     gate = held(10)
     gate.hold_after(12)
@@ -271,7 +271,7 @@ def test_a_torn_state_is_not_held_wherever_the_rank_stands() -> None:
 
 def test_who_does_not_know_of_the_others_waits_though_nothing_is_locked() -> None:
     """
-    When the sums of the training thread are complete and whether others' are is not known, then it stands
+    When the all-reduces of the training thread are complete and whether others' are is not known, then it stands
     before its window, having begun nothing, until it is told how far those who know have come.
     """
     gate = training(10)

@@ -25,7 +25,7 @@ def train(session):
     for step in session.steps(100_000):
         total = group().add(1.0)
         if session.rank == 1 and step == 5:
-            threading.Event().wait()  # it has its sums, and does not come
+            threading.Event().wait()  # its all-reduces are complete, and it does not come
         with session.update():
             numbers.values[0] += total
 
@@ -40,7 +40,7 @@ FIRST = (0,)
 @pytest.mark.parametrize("finish", [5, 4])
 async def test_who_waits_for_the_others_does_what_they_have_done(stage: Stage, finish: int) -> None:
     """
-    When a rank has its sums and another one does not come to meet it, then it has begun nothing; and
+    When a rank has finished its all-reduces and another one does not come to meet it, then it has begun nothing; and
     when it is stopped, it completes the step if that is what the others have done, and else does not.
     """
     await stage.agent(SCRIPT, nproc=2, adaptor="fake")

@@ -343,7 +343,7 @@ async def test_what_it_was_when_the_loop_was_left_is_kept_for_the_next_incident(
     stage: Stage,
 ) -> None:
     """
-    When ranks whose sums were cut off are rolled back to the end of that step, which others have done,
+    When ranks whose all-reduces were cut off are rolled back to the end of that step, which others have done,
     then what they have then is captured: a fault before the next step leads there again.
     """
     await trains(stage, "1", "5")

@@ -174,7 +174,9 @@ class Dispatch:
 
     def _resume_requested(self, reaction: Reaction) -> None:
         if not self._job.answered_all("check"):
-            return self._job.tell("check_not_over")  # some of its sums would meet those of a step
+            return self._job.tell(
+                "check_not_over"
+            )  # some of its all-reduces would meet those of a step
         self._job.pause, self._job.checked = None, ""
         if reaction is R.RELEASE and not self._job.gathering:
             self._recovery.pausing.release()

@@ -46,7 +46,7 @@ class Locked:
 class Standing:
     """
     Where the training thread stands, and whether it stands still there: it does when it waits at
-    the edge of an update window with its sums complete, until somebody lets it in.
+    the edge of an update window with its all-reduces complete, until somebody lets it in.
     """
 
     at: float

@@ -169,7 +169,7 @@ class Recovery:
         self.attempts.locate()
         for rank in incident.faulty():
             job.count(rank)
-        # Whoever has begun this update had all its sums complete: so has everyone else, or will.
+        # Whoever has begun this update had all its all-reduces complete: so has everyone else, or will.
         finish = incident.reached
         if incident.suspicion and not incident.faults:
             self.attempts.fault("network", None, finish + 1, job.now, incident.suspicion)

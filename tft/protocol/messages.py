@@ -678,7 +678,7 @@ class Resume:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
     """
-    Go on to the end of `step` and no further; answered when you stand there, with your sums of
+    Go on to the end of `step` and no further; answered when you stand there, with your all-reduces of
     the next step complete and your groups kept.
     """
 

@@ -156,7 +156,7 @@ class ScriptedRank:
     ) -> str | None:
         """
         Does it; returns why it could not. `gives` says which steps a rank can really give;
-        `stuck` that the sums of its next step were cut off.
+        `stuck` that the all-reduces of its next step were cut off.
         """
         if self.context_lost and isinstance(order, ON_DEVICE):
             return "AcceleratorError: CUDA error: unspecified launch failure"

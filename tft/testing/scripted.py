@@ -116,7 +116,7 @@ class ScriptedJob:
     muted: set[tuple[int, OrderName]] = field(init=False, default_factory=set)
     """Orders that a rank never answers."""
     stuck: set[int] = field(init=False, default_factory=set)
-    """Ranks whose sums were cut off: they cannot finish the step the others finish."""
+    """Ranks whose all-reduces were cut off: they cannot finish the step the others finish."""
     _queue: deque[Order] = field(init=False, default_factory=deque)
     _number: int = field(init=False, default=0)
 

@@ -91,7 +91,7 @@ class Gate:
 
     def arrive(self) -> bool:
         """
-        The sums of the next step are complete. True when its window may be entered; it counts as
+        The all-reduces of the next step are complete. True when its window may be entered; it counts as
         entered then. Else: `wait`.
         """
         with self._mutex:
@@ -111,7 +111,7 @@ class Gate:
 
     def stand(self) -> None:
         """
-        The sums of the next step are complete, and whether they are so elsewhere is not known: `wait`,
+        The all-reduces of the next step are complete, and whether they are so elsewhere is not known: `wait`,
         until those who know say whether it is to be completed.
         """
         with self._mutex:

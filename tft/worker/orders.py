@@ -134,7 +134,7 @@ class Hands:
     def interrupted(self, step: int, private: bytes, line: str) -> None:
         """
         The loop was left in the middle of `step`; this was the private state then. It is that of
-        the step's end for a rank whose sums were cut off while those of others were not. `line` says where,
+        the step's end for a rank whose all-reduces were cut off while those of others were not. `line` says where,
         in the tail of the step before.
         """
         self._interrupted, self._stopped_for = (step, private), None

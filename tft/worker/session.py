@@ -417,7 +417,7 @@ class Session:
 
     def open_window(self) -> None:
         """
-        The sums are complete: the state of the next step may be made.
+        The all-reduces are complete: the state of the next step may be made.
         """
         if self._gate.in_tail:
             self._end_step()  # nobody has said that the last one ended, and the next one is here
@@ -535,12 +535,12 @@ class Session:
 
     def _passes_barrier(self) -> bool:
         """
-        Whether all ranks have their sums. If that cannot be known any more, then those who hold something
+        Whether all ranks have finished their all-reduces. If that cannot be known any more, then those who hold something
         else may complete the step, or may be unable to: this one can do either, and waits to be told.
         """
         try:
             self._adaptor.hook.tft_pre_update_barrier()
-        except Exception as error:  # noqa: BLE001 (whatever it is, the sums are there)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the all-reduces are complete)
             self._control.report(self._fault(error))
             self._gate.stand()
             return False

@@ -87,7 +87,7 @@ class Group:
 
     def _is_wrong(self, process: "Process", step: int) -> bool:
         """
-        What it holds is not the end of this step, and whoever sums up with it gets that. What a corruption has touched
+        What it holds is not the end of this step, and whoever all-reduces with it gets that. What a corruption has touched
         that nobody is told of stays with the rank and those that copy from it.
         """
         value = self._stage.truth.value
@@ -110,7 +110,7 @@ class Group:
 
     def _summed(self, step: int) -> None:
         """
-        The sums are complete; from here on nobody needs anybody to finish the step.
+        The all-reduces are complete; from here on nobody needs anybody to finish the step.
         """
         stage, spoilt = self._stage, self._spoilt
         arrived = list(self._arrived.values())

@@ -1,5 +1,5 @@
 """
-A simulated training thread in the loop: forward, sums, the update window, the tail, over and over, until it
+A simulated training thread in the loop: forward, all-reduces, the update window, the tail, over and over, until it
 is told to leave, or something leaves it.
 """
 
@@ -61,7 +61,7 @@ def contribute(process: "Process", step: int) -> None:
 
 def open_window(process: "Process", step: int) -> bool:
     """
-    The sums have arrived; True when the state is being changed.
+    The all-reduces are complete; True when the state is being changed.
     """
     process.window_open = True
     process.page.move(Position(step=step - 1, window=True), process.node.now)

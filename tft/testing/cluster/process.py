@@ -98,7 +98,7 @@ class Process:
         self.cut = True
         """Its end of the group is shut."""
         self.summed = False
-        """The sums it waits for are complete, and on their way."""
+        """The all-reduces it waits for are complete, and on their way."""
         self.context_lost = False
         """Its device takes no more work from it."""
         self.poison = False

@@ -155,7 +155,7 @@ def tft_set_dp_group_info(rank: int, dp_rank_list: list[int]) -> None:
 
 def tft_start_updating_os(backup_step: int = -1) -> None:
     """
-    The optimizer's state is about to be changed in place: all sums are complete. May wait; raises a
+    The optimizer's state is about to be changed in place: all all-reduces of the step are complete. May wait; raises a
     `RuntimeError` with FORCE STOP when the loop is to be left. Said twice of one update it counts once.
     """
     processor.open(backup_step)
