@@ -1,5 +1,5 @@
 """
-What ranks answer to orders: that they are carried out, or why not.
+Takes in the answers of ranks to orders: the order was carried out, or why not.
 """
 
 from typing import assert_never
@@ -16,12 +16,12 @@ S = State
 GOING_ON = frozenset(
     {"load", "fetch", "restore", "regroup", "reload", "rebuild", "rollback", "resume"}
 )
-"""Orders on the way back into the loop."""
+"""Orders by which ranks return to the training loop."""
 
 
 class Acknowledgements:
     """
-    The answers that one job is given.
+    Takes in the answers to the orders of one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -31,12 +31,12 @@ class Acknowledgements:
 
     def answered(self, rank_state: RankState, message: Answered) -> None:
         """
-        A rank has carried out an order, or could not. What does not belong to the order that is
-        waited for is absorbed.
+        Take in the answer of a rank to an order. An answer that no open order waits for is
+        absorbed.
         """
         job = self._job
         if message.order == "resume" and message.failure is None:
-            rank_state.repaired = True  # a round that has begun since does not undo that
+            rank_state.repaired = True  # a round that has begun since does not change that
         task = job.incident.tasks.get(message.order)
         key = (message.incident, message.round)
         if task is None or key != (job.incident.number, job.incident.round):
@@ -51,7 +51,7 @@ class Acknowledgements:
         if message.order in ("freeze", "stop") and rank_state.repaired:
             job.incident.marked(rank_state.rank, message.position)
         if job.resumed and not rank_state.held:
-            rank_state.held = None  # what a script begins with is not what the checkpoint holds
+            rank_state.held = None  # the script's initial state is not that of the checkpoint
         compares = message.at - message.compared
         job.phase(
             PHASES.get(message.order, message.order), rank_state.rank, message.began, compares
@@ -64,7 +64,8 @@ class Acknowledgements:
             rank_state.line = message.line
         rank_state.inexact = message.inexact or rank_state.inexact
         job.tails = job.tails or message.tails
-        # it cannot write this itself: somebody else does, of whichever step is saved in the end
+        # the rank could not write this itself: another rank writes it, for the step that is saved
+        # in the end
         rank_state.private = {**rank_state.private, **message.private}
         if message.failure is not None:
             return self._failed(rank_state, message, message.failure)
@@ -74,7 +75,7 @@ class Acknowledgements:
     def _carried_out(self, rank_state: RankState, message: Answered) -> None:
         match message.order:
             case "freeze":
-                # while a stall is looked into, whoever does not wait for others is suspected
+                # during a stall, a rank that does not wait for other ranks is suspected
                 if self._job.incident.suspicion and rank_state.training and not message.waiting:
                     rank_state.blame = "hang"
             case "stop":
@@ -91,7 +92,7 @@ class Acknowledgements:
                     rank_state.doubted = message.position.step
                 rank_state.trusted, rank_state.damaged = True, False
                 rank_state.holds_another(brought=message.order == "fetch")
-                if message.order == "load":  # it has what is its own from there, too
+                if message.order == "load":  # the rank-local state comes from the checkpoint, too
                     self._job.captures(rank_state)
                 self._left_out(rank_state, message)
             case "restore":
@@ -104,7 +105,8 @@ class Acknowledgements:
 
     def _left_out(self, rank_state: RankState, message: Answered) -> None:
         """
-        What was fetched is whole, and came from fewer sources than were asked: each of the others has a fault.
+        Add a network fault for each source that a rank could not fetch from. The fetch is complete
+        all the same: it came from the other sources.
         """
         for source, why in message.odd.items():
             evidence = f"rank {rank_state.rank} could not fetch from rank {source}: {why}"
@@ -118,9 +120,9 @@ class Acknowledgements:
 
     def _unreadable(self, step: int) -> None:
         """
-        A disk may be away for a moment. What could not be read as often as anything is tried is not
-        tried again; where there is something else to go on from, an older checkpoint or what others
-        have loaded, twice is enough.
+        Count a failed load of the checkpoint of `step`, since a disk may be away for a moment. The
+        checkpoint is dropped after `policy.attempts` failures. If there is another state to go on
+        from, an older checkpoint or the state that other ranks hold, two failures are enough.
         """
         job = self._job
         job.unread[step] += 1
@@ -129,12 +131,13 @@ class Acknowledgements:
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.unread[step] >= often:
             job.checkpoints.pop(step, None)
-            if not older:  # then what others have loaded has to do
+            if not older:  # then the state that other ranks have loaded has to do
                 job.search(over=True)
 
     def _replace(self, rank_state: RankState, why: str) -> None:
         """
-        It would fail at everything else, too.
+        End a process that lost its device context, so that another replaces it: every later order
+        would fail too.
         """
         self._attempts.fault(
             "process", rank_state.rank, rank_state.position.step + 1, self._job.now, why
@@ -156,15 +159,14 @@ class Acknowledgements:
             case "restore" if job.state is S.DUMPING:
                 self._recovery.ending.restore_failed(rank_state, why)
             case "restore":
-                rank_state.damaged = (
-                    True  # its copies are not what they should be: others have some
-                )
+                # its kept copies are not what they should be: other ranks have some
+                rank_state.damaged = True
                 attempts.again(f"rank {rank_state.rank} could not {order}: {why}")
-            case "hold":  # nothing is wrong, but there is no pause
+            case "hold":  # this is no fault, but there is no pause
                 self._recovery.pausing.give_up(f"rank {rank_state.rank} could not {order}: {why}")
-            case "compare":  # then it is compared with nobody
+            case "compare":  # the rank is then compared with no other
                 job.incident.tasks[order].waiting.discard(rank_state.rank)
-            case "release":  # in a pause nothing is wrong yet: this is what is
+            case "release":  # a pause has no fault yet: this failure is the fault
                 evidence = f"rank {rank_state.rank} could not {order}: {why}"
                 attempts.fault("network", None, rank_state.position.step + 1, job.now, evidence)
             case "load":
@@ -177,7 +179,7 @@ class Acknowledgements:
             case "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
                 attempts.again(f"rank {rank_state.rank} could not {order}: {why}")
             case "check":
-                # nobody could run it: that says nothing of the rank, and is no reason to stay
+                # a check that could not run is no evidence, and no reason to stay paused
                 job.incident.tasks[order].waiting.discard(rank_state.rank)
                 rank_state.verdict, rank_state.finding = "pass", f"it could not be run: {why}"
             case "complete" | "end":

@@ -1,5 +1,6 @@
 """
-Nodes, stores and processes that come: who may speak for a rank, and from when on it is counted on.
+Handles nodes, stores and processes that arrive: which process may speak for a rank, and from when
+on a rank counts as present.
 """
 
 from tft.core.job import Job
@@ -22,7 +23,7 @@ S = State
 
 class Arrivals:
     """
-    Who comes to one job.
+    Handles what arrives for one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
@@ -33,16 +34,17 @@ class Arrivals:
 
     def node_joined(self, message: NodeJoined) -> None:
         """
-        An agent is up, for the first time, again, or another one than before: its ranks can start.
+        Handle an agent that is up: the first agent of a node, the same agent after its node was
+        lost, or another agent. Its ranks can start.
         """
         job = self._job
         known = message.node in job.nodes and message.node not in job.lost_nodes
         agent = (message.host, message.pid)
         if message.node in job.isolated or (known and agent == job.agents[message.node]):
             return
-        # what ran there has gone with the agent before this one
+        # the processes of the previous agent are gone with it
         left = self._process_exits.emptied(message.node, silent=False) if known else []
-        if job.agents.get(message.node, agent) != agent:  # and its pages, too
+        if job.agents.get(message.node, agent) != agent:  # and so are its pages
             for rank_state in job.rank_states.values():
                 rank_state.page = NOWHERE if rank_state.page == message.node else rank_state.page
         if job.state in SETTLED:
@@ -52,7 +54,7 @@ class Arrivals:
         for rank in message.ranks:
             job.node_orders[rank] = [
                 order for order in job.node_orders.get(rank, []) if order.node != message.node
-            ]  # of processes that are gone with the agent that had them
+            ]  # drop the orders for processes that are gone with the previous agent
         job.nodes[message.node] = message.ranks
         job.lost_nodes.discard(message.node)
         settled = sum(
@@ -70,20 +72,21 @@ class Arrivals:
 
     def store_opened(self, message: StoreOpened) -> None:
         """
-        A rendezvous store listens, maybe in place of another.
+        Note that a rendezvous store listens on a node, maybe in place of another. Begin the attempt
+        again if the groups were being formed with the store that is replaced.
         """
         job = self._job
         before = job.stores.pop(message.node, None)
         job.stores[message.node] = (message.host, message.port)
         if job.state is S.AWAITING:
-            job.deadline = None  # what was waited for may be this
+            job.deadline = None  # the wait may have been for this store
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
             self._attempts.again("the rendezvous store was lost while groups were formed")
 
     def spawned(self, message: Spawned) -> None:
         """
-        An agent has started the process it was told to.
+        Note that an agent has started the process that it was ordered to start.
         """
         rank_state = self._job.find(message.rank, message.incarnation)
         if rank_state is not None and rank_state.process is Process.ORDERED:
@@ -96,7 +99,8 @@ class Arrivals:
 
     def joined(self, message: Joined, sender: str) -> None:
         """
-        A process claims a rank: it gets it, if it is the one that was asked for.
+        Let a process have the rank that it claims, if it is the process that was asked for. Refuse
+        any other claim.
         """
         job = self._job
         if message.rank not in job.rank_states or message.world != len(job.rank_states):
@@ -139,7 +143,7 @@ class Arrivals:
 
     def ready(self, rank_state: RankState, message: Ready) -> None:
         """
-        A rank has adopted its state, and takes orders.
+        Note that a rank has adopted its state and takes orders from now on.
         """
         job = self._job
         rank_state.process = Process.READY

@@ -1,6 +1,6 @@
 """
-How an incident opens and begins anew: faults join it, ranks are told to end, and with every new
-round whatever was under way is given up and everyone says where they stand.
+Opens incidents and begins rounds: faults join an incident and processes are told to end. A new
+round gives up whatever was under way and asks every rank for its position.
 """
 
 from collections.abc import Iterable
@@ -15,19 +15,20 @@ from tft.protocol.messages import FaultKind, Freeze
 S = State
 
 REPEATABLE = frozenset({"process", "node", "hang"})
-"""Kinds that a strategy may meet again without having failed: the process is another one."""
+"""Kinds of fault that may occur again without showing that the strategy failed: the process is
+another one then."""
 
 
 ALONE = (
     "A rank that evaluates or writes for longer says so: session.evaluate, session.after_step or "
     "session.expect"
 )
-"""What a script can do about a hang that is none."""
+"""What a script can do when a rank is taken for hanging and does not hang."""
 
 
 class Attempts:
     """
-    The rounds of one job's incidents.
+    Opens the incidents of one job, and begins their rounds.
     """
 
     def __init__(self, job: Job) -> None:
@@ -37,7 +38,9 @@ class Attempts:
         self, kind: FaultKind, rank: int | None, step: int, seen: float, evidence: str
     ) -> None:
         """
-        A new fault opens an incident or joins the one that is open.
+        Add a fault to the open incident, or open an incident for it. `step` is the step that was
+        being computed (0: not known yet). `seen` is the time of the evidence in seconds
+        (CLOCK_MONOTONIC).
         """
         job = self._job
         checking = "check" in job.incident.tasks
@@ -56,24 +59,26 @@ class Attempts:
 
     def step_of(self, rank_state: RankState) -> int:
         """
-        The step that a rank computes; 0 while it trains and has not said where it is.
+        Return the step that a rank computes, or 0 while it trains and its position is unknown.
         """
         trains = rank_state.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
         return 0 if trains else rank_state.position.step + 1
 
     def may_be_later(self, rank_state: RankState, step: int) -> bool:
         """
-        Whether somebody may have completed a later step than this, as far as this rank knows: others are at most
-        one ahead of it.
+        Return whether some rank may have completed a later step than `step`, judged by the position
+        of this rank: other ranks are at most one step ahead of it. True also if the position of
+        this rank is unknown.
         """
         return self.step_of(rank_state) == 0 or rank_state.position.step >= step
 
     def pollute(self, rank_state: RankState) -> None:
         """
-        What is wrong on a rank may have spread with its last update: no copy since then is sound.
+        Note that wrong numbers of a rank may have spread with its last update: no copy since then
+        is sound. If the step of that update is not known yet, `locate` sets the limit.
         """
         if not rank_state.repaired:
-            return  # it has contributed nothing yet
+            return  # the process has contributed to no update yet
         if self.step_of(rank_state) == 0:
             self._job.incident.spread_by.add(rank_state.rank)
         else:
@@ -81,8 +86,9 @@ class Attempts:
 
     def locate(self) -> None:
         """
-        Everyone who can has said where they are: so much for what was seen of ranks that trained.
-        Of one that cannot say it any more, the others know it within a step.
+        Fill in the steps of faults and of polluted updates that were unknown, once every rank that
+        can has reported its position. For a rank that cannot, the step is estimated from the
+        others, which know it within one step.
         """
         job, incident = self._job, self._job.incident
         said = {s.rank: s.position.step for s in job.rank_states.values() if s.ready and s.repaired}
@@ -98,8 +104,9 @@ class Attempts:
 
     def _came_back(self, kind: FaultKind, step: int) -> None:
         """
-        What was done about a fault has not helped. A numeric one may have been in the state that
-        everyone was brought back to: the step before is tried, where somebody has it.
+        Handle a fault that came back: what was done about it has not helped. A numeric fault may
+        have been in the state that all ranks were brought back to. Then an earlier step is tried,
+        once, if some rank or checkpoint holds one.
         """
         job, incident = self._job, self._job.incident
         ceiling = step - 2
@@ -112,7 +119,7 @@ class Attempts:
 
     def open(self) -> None:
         """
-        Makes sure that an incident is open.
+        Open an incident, unless one is open.
         """
         job = self._job
         if job.incident.is_open:
@@ -132,7 +139,8 @@ class Attempts:
 
     def again(self, why: str) -> None:
         """
-        A strategy is begun anew, a few times; then it has failed.
+        Begin the present strategy again, in a new round. After `policy.attempts` attempts the
+        strategy has failed.
         """
         self.open()
         self.count(self._job.incident.attempts + 1, why)
@@ -140,7 +148,8 @@ class Attempts:
 
     def count(self, attempts: int, why: str) -> None:
         """
-        The present strategy was begun so many times; after a few it has failed.
+        Note how many times the present strategy was begun. After `policy.attempts` attempts the
+        strategy has failed, for the reason `why`.
         """
         incident = self._job.incident
         incident.attempts = attempts
@@ -150,13 +159,15 @@ class Attempts:
 
     def terminate(self, rank_state: RankState, why: str, blame: FaultKind) -> None:
         """
-        The process of a rank is to be ended; its end will come in as `Exited`.
+        Order the agent to end the process of a rank. The agent reports the end as `Exited`. `blame`
+        is the kind of fault that the end is counted as.
         """
         self.terminate_all([rank_state], why, blame)
 
     def terminate_all(self, rank_states: Iterable[RankState], why: str, blame: FaultKind) -> None:
         """
-        The same of several at once: none of them is asked anything more.
+        Order the agents to end the processes of several ranks, as `terminate` does for one. All of
+        them are excused from open orders before the first fault starts a new round.
         """
         job = self._job
         going = [
@@ -182,8 +193,8 @@ class Attempts:
 
     def freeze(self, cause: str = "") -> None:
         """
-        A new round: whatever was under way is given up, and everyone says where they stand.
-        `cause` says why where nothing is wrong.
+        Begin a new round: give up whatever is under way and ask every rank for its position.
+        `cause` is the reason if there is no fault.
         """
         job, incident = self._job, self._job.incident
         incident.round += 1
@@ -197,7 +208,7 @@ class Attempts:
 
     def ask(self, cause: str) -> None:
         """
-        Asks every member where it stands, and holds it back from its next update.
+        Ask every member for its position, and hold it back from its next update.
         """
         job = self._job
         to = tuple(s.rank for s in job.member_states() if s.ready and not s.terminating)
@@ -208,8 +219,8 @@ class Attempts:
 
     def _cut_off(self) -> None:
         """
-        A fault has come before all have come through a check. It would end in that again and is
-        not begun anew; what some have found by then counts.
+        End a check that a fault has cut off. The check is not repeated, since it could end in the
+        same fault. The findings of ranks that were done count.
         """
         job = self._job
         job.pause = None
@@ -220,7 +231,8 @@ class Attempts:
 
     def findings(self) -> list[str]:
         """
-        What a check has found, once each, with the ranks it was found on: the gravest first.
+        Return the findings of the last check, each once with the ranks that reported it, the
+        gravest first.
         """
         found: dict[str, list[int]] = {}
         for verdict in ("end", "isolate", "pass"):
@@ -231,8 +243,8 @@ class Attempts:
 
     def judge(self) -> bool:
         """
-        Does what a check has found to be done: the job ends, or nodes are isolated. Whether there was
-        anything of that kind.
+        Do what the verdicts of a check demand: end the job, or isolate nodes. Return whether there
+        was anything to do.
         """
         rank_states = self._job.member_states()
         if any(rank_state.verdict == "end" for rank_state in rank_states):
@@ -249,7 +261,7 @@ class Attempts:
 
     def force(self, why: str) -> None:
         """
-        Nothing but a last checkpoint comes into question from here on.
+        Allow nothing but a last checkpoint (or the end without one) from here on.
         """
         job = self._job
         self.open()
@@ -259,8 +271,8 @@ class Attempts:
 
     def isolate(self, rank_state: RankState, why: str) -> None:
         """
-        The node of a rank is given up: its processes are ended, and none is started there again.
-        Where nobody else has their shards, they are needed for a last checkpoint first.
+        Give up the node of a rank: end its processes and start none there again. If no rank on
+        another node has some of their shards, keep the processes and force a last checkpoint.
         """
         job = self._job
         if rank_state.node is None:

@@ -1,6 +1,6 @@
 """
-Compares the copies that ranks hold of one shard: a job whose copies differ trains on with wrong numbers, and nothing
-else would show it.
+Compares the copies that ranks hold of one shard. A job whose copies differ trains on with wrong
+numbers, and nothing else would show that.
 """
 
 from collections import Counter
@@ -13,46 +13,48 @@ from tft.core.job import Job
 from tft.core.rank_state import RankState
 
 Parts = Mapping[str, str]
-"""Digest by part; an empty one is of a part that each rank has for itself."""
+"""Digest by part. An empty digest marks a part that is rank-local: it is not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """
-    What a rank holds.
+    The copies of one rank, as digests.
     """
 
     rank: int
     step: int
-    """The step whose end it is of."""
+    """The step at whose end the state is."""
     shards: Mapping[str, Parts]
     tail: bool = False
-    """The loop was left in the tail of `step`."""
+    """True if the rank left its loop in the tail of `step`."""
     line: str = ""
-    """Where (FILE:LINE)."""
+    """Where the loop was left (FILE:LINE)."""
     brought: bool = False
-    """It was fetched from others in this incident: it is judged by theirs, and says nothing of them."""
+    """True if the copies were fetched from other ranks in this incident. They are judged by the
+    copies of the other ranks, and say nothing about those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """
-    The copies of a shard that differ at one step.
+    A difference between the copies of one shard at one step.
     """
 
     shard: str
     step: int
     right: tuple[int, ...]
-    """The ranks whose copies count; empty: nobody can say which are right."""
+    """The ranks whose copies count; empty if nobody can say which copies are right."""
     wrong: tuple[int, ...]
     parts: tuple[str, ...]
-    """What differs."""
+    """The names of the parts that differ."""
     tail: bool = False
-    """All of them were left in the tail of the step, which explains it."""
+    """True if all these ranks left their loops in the tail of the step, which explains the
+    difference."""
 
     def sentence(self) -> str:
         """
-        For an operator.
+        Return the difference as a sentence for an operator.
         """
         what = f"{', '.join(self.parts)} of shard {self.shard!r} at the end of step {self.step}"
         if not self.right:
@@ -64,8 +66,10 @@ def differences(
     groups: Mapping[str, Sequence[int]], copies: Mapping[int, Copy]
 ) -> list[Difference]:
     """
-    Return the copies of one shard and one step that are not equal. Copies of ranks that were left in the tail of the step
-    are compared only where no rank has ended the step: otherwise these ranks fetch from one that has.
+    Return the differences between copies of the same shard at the same step. `groups` maps each
+    shard to its ranks, `copies` each rank to its copies. Copies of ranks that left their loops in
+    the tail of the step are compared only if no rank has ended the step. Otherwise these ranks
+    fetch the shard from a rank that has.
     """
     found = []
     for shard, ranks in groups.items():
@@ -110,8 +114,9 @@ def _chosen(
     copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
 ) -> frozenset[tuple[str, str]] | None:
     """
-    Return the content that most ranks hold: all of them, or at least two and more than hold any other. Copies that were
-    fetched do not count. None: no content is held by most.
+    Return the content that most ranks hold: all ranks, or at least two ranks and more than hold any
+    other content. Copies that were fetched do not count. None means that no content is held by
+    most.
     """
     votes = Counter(alike[copy.rank] for copy in copies if not copy.brought)
     if not votes:
@@ -124,7 +129,8 @@ def _chosen(
 
 def _progress(copy: Copy) -> tuple[int, int]:
     """
-    How far in the tail its rank has come, by the line; of two the lower rank.
+    Return a sort key that says how far a rank came in the tail, by line number. Of two ranks at one
+    line the lower rank sorts higher.
     """
     line = copy.line.rpartition(":")[2]
     return (int(line) if line.isdecimal() else 0, -copy.rank)
@@ -141,8 +147,9 @@ class Comparison:
 
     def holders(self) -> tuple[int, ...]:
         """
-        Return the ranks that hold a copy, sound or in doubt, of a shard that belongs to several ranks. A last holder is
-        among them: what others fetch from it is compared with its copy. A doubt may be dropped: see `Choice.offers`.
+        Return the ranks that hold a copy, sound or in doubt, of a shard that belongs to several
+        ranks. The last holder of a shard is among them: the copies that other ranks fetch from it
+        are compared with its own. Doubt may be dropped later: see `StrategyChoice.offers`.
         """
         groups = self._job.topology().groups.values()
         several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
@@ -152,25 +159,27 @@ class Comparison:
 
     def judge(self) -> None:
         """
-        Everyone has left the loop, and said what it holds. Whoever holds another copy than most is at fault, and gets
-        theirs. Where that is undecided no copy is sound that is later than the last comparison.
+        Judge the copies once every rank has left its loop and has sent its digests. A rank that
+        holds another copy than most ranks is at fault, and is given the copy of the others. If no
+        copy is held by most, no copy later than the last comparison is sound.
         """
         for rank_state in self._job.rank_states.values():
-            rank_state.outrun = frozenset()  # who had come further may be lost
+            rank_state.outrun = frozenset()  # the ranks that had come further may be lost
         self._judge(self._found())
 
     def tell_begins(self) -> None:
         """
-        Say which ranks begin with different copies. Training begins all the same, since a script may make them equal in
-        its loop; if it does not, the next comparison finds it.
+        Log which ranks begin with different copies. Training begins all the same, since a script
+        may make the copies equal in its loop. If the script does not, the next comparison finds it.
         """
         for difference in self._differences():
             self._tell_begin(difference)
 
     def _found(self, **which: bool) -> list[Difference]:
         """
-        Return the differences of copies that are to be equal. What ranks begin with is not, before a step is done: one of
-        them may be about to give its own to all.
+        Return the differences between copies that must be equal. Initial states (step 0) need not
+        be equal, since one rank may be about to send its state to all: their differences are only
+        logged. `which` is passed on to `_differences`.
         """
         found = self._differences(**which)
         begins = [each for each in found if each.step == 0]
@@ -183,12 +192,14 @@ class Comparison:
 
     def confirms(self) -> bool:
         """
-        Whether, after a repair, everyone holds the same. Otherwise it is begun anew.
+        Return whether all members hold equal copies after a repair. If not, begin the repair again:
+        ranks that fetched other copies than their sources hold are distrusted, and any other
+        difference is judged as in `judge`.
         """
         brought = {
             rank_state.rank for rank_state in self._job.member_states() if rank_state.brought
         }
-        # what was left in a tail by those who are still there is what counts
+        # after the repair copies from a tail count like any other copies
         found = [each for each in self._found(tails=False, outside=True) if each.wrong]
         failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
         for each in failed:
@@ -226,7 +237,8 @@ class Comparison:
 
     def _has_spread(self, difference: Difference) -> None:
         """
-        Note that gradients of a wrong copy may be in the state of all ranks since the last comparison.
+        Note as a reservation that the state of all ranks may contain gradients of a wrong copy,
+        from steps since the last comparison.
         """
         job, first = self._job, self._job.compared + 1
         if difference.step >= first:
@@ -250,9 +262,9 @@ class Comparison:
             f"step {job.compared}, when they were compared last, may be wrong"
         )
         job.incident.lower(job.compared)
-        for (
-            rank
-        ) in difference.wrong:  # a copy of that very step is below the limit, and was right then
+        # the ceiling does not rule out a copy of step `compared` itself: such a copy was right when
+        # it was compared, and is in dispute now
+        for rank in difference.wrong:
             job.rank_states[rank].disputed = True
         self._attempts.fault("corruption", None, difference.step + 1, job.now, why)
 
@@ -261,8 +273,9 @@ class Comparison:
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
-        Compare the copies of all members. With `outside` also those of ranks that have just left, since members may have
-        fetched from them; only members are returned as wrong.
+        Compare the copies of all members. With `outside` compare also the copies of ranks that have
+        just left, since members may have fetched from them. Only members are returned as wrong.
+        Without `tails` no copy counts as left in a tail.
         """
         job, rank_states = self._job, self._sound(outside=outside)
         ended = {
@@ -296,15 +309,18 @@ class Comparison:
         self, rank_state: RankState, shard: str, ended: Collection[tuple[int | None, str]]
     ) -> bool:
         """
-        Whether the copy of this rank counts. If the rank has left, and was cut off in its tail, it does not count where
-        another rank holds the end of the step, or has fetched it from one that did and may be lost.
+        Return whether the copy of `shard` on this rank counts. A copy of a rank that has left the
+        job and was cut off in its tail does not count if another rank holds the end of the step, or
+        has fetched it from a rank that held it and may be lost by now. `ended` holds these pairs of
+        step and shard.
         """
         behind = rank_state.rank not in self._job.members and rank_state.position.tail
         return shard not in rank_state.outrun and not (behind and (rank_state.held, shard) in ended)
 
     def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[RankState]:
         """
-        Return the ranks whose copies are not known to be wrong; with `doubted` also those whose copies may be. Initial
+        Return the ranks whose copies are not known to be wrong. With `doubted` return also the
+        ranks whose copies may be wrong, with `outside` also ranks that are no members. Initial
         states are left out until the first wrapper is built: each rank may begin with its own.
         """
         job, ceiling = self._job, self._job.incident.ceiling
@@ -321,10 +337,10 @@ class Comparison:
 
 def note_habits(job: Job, step: int) -> None:
     """
-    All go on from the end of `step`, or save it: say what the loops of those that are left do in every tail that makes an
-    incident differ from a run without it.
+    Note as reservations what the loops of the members do in every tail that makes a run with an
+    incident differ from a run without it. `step` is the step that all go on from, or save.
     """
-    if step == 0:  # no tail comes before it
+    if step == 0:  # no tail comes before step 0
         return
     said: dict[str, list[int]] = {}
     for rank_state in job.member_states():
@@ -336,9 +352,9 @@ def note_habits(job: Job, step: int) -> None:
 
 def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
     """
-    Note the lines at which the tail of `step` was cut off, for each shard of which none of these holders has ended the
-    step. Call this before ranks fetch: a rank that has fetched one shard is in no tail any more, but its other shards may
-    be of one.
+    Note the lines at which the tail of `step` was cut off, for each shard of which no holder has
+    ended the step. Call this before ranks fetch: a rank that has fetched one shard is in no tail
+    any more, but its other shards may come from a tail.
     """
     job.incident.tails = {said: at for said, at in job.incident.tails.items() if at <= step}
     left: dict[str, set[int]] = {}
@@ -360,6 +376,7 @@ def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
 
 def forget_tails(job: Job, step: int) -> None:
     """
-    Forget tails that were cut off in `step` or later: all ranks load a checkpoint of `step`, which holds its end.
+    Forget tails that were cut off in `step` or later: all ranks load a checkpoint of `step`, which
+    holds the end of the step.
     """
     job.incident.tails = {said: at for said, at in job.incident.tails.items() if at < step}

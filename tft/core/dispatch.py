@@ -1,12 +1,13 @@
 """
-Takes in what ranks, agents, people and plugins report: who may say it, and who deals with it.
+Takes in the reports of ranks, agents, people and plugins: checks the sender, and passes each report
+to its handler.
 
-    arrivals.py          nodes, stores and processes that come
+    arrivals.py          nodes, stores and processes that arrive
     process_exits.py     nodes and processes that end
-    faults.py            faults that a rank says of itself, or that are seen from outside
+    faults.py            faults that a rank reports of itself, or that are seen from outside
     acknowledgements.py  answers to orders
 
-What people ask for, and how far training is, is kept here.
+This file itself keeps the requests of people, and the progress of training.
 """
 
 from typing import assert_never
@@ -49,7 +50,7 @@ R = Reaction
 
 class Dispatch:
     """
-    The ears of one job's machine.
+    Receives the reports for the machine of one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -62,8 +63,9 @@ class Dispatch:
 
     def take(self, message: Report, reaction: Reaction, sender: str) -> None:
         """
-        Keeps what a report says. `reaction` is what the table says it leads to. A rank is spoken
-        for by the process whose claim was accepted: what another one says of it is absorbed.
+        Take in one report. `reaction` is the entry of `REACTIONS` for it. Only the process whose
+        claim to a rank was accepted may report for the rank; reports of other processes are
+        absorbed.
         """
         match message:
             case NodeJoined():
@@ -119,9 +121,8 @@ class Dispatch:
             case Answered():
                 self._acknowledgements.answered(rank_state, message)
             case Trained():
-                rank_state.repaired = (
-                    True  # it is in the loop, though it may never have been asked again
-                )
+                # the report shows that the rank is in the loop, even if no later order reaches it
+                rank_state.repaired = True
                 rank_state.position = Position(step=message.step, window=False)
                 self._job.last_step = max(self._job.last_step, message.step)
                 if self._job.state is S.RESUMING:
@@ -157,7 +158,7 @@ class Dispatch:
             return None
         self._job.stop = message
         if reaction is not R.FORCE:
-            return None  # that is what is being done
+            return None  # the last checkpoint is being written already
         if not any(rank_state.ready for rank_state in self._job.member_states()):
             code = 128 + message.signal if message.signal else 4
             return self._recovery.ending.exit(
@@ -174,9 +175,8 @@ class Dispatch:
 
     def _resume_requested(self, reaction: Reaction) -> None:
         if not self._job.answered_all("check"):
-            return self._job.tell(
-                "check_not_over"
-            )  # some of its all-reduces would meet those of a step
+            # all-reduces of the check could meet all-reduces of a step
+            return self._job.tell("check_not_over")
         self._job.pause, self._job.checked = None, ""
         if reaction is R.RELEASE and not self._job.gathering:
             self._recovery.pausing.release()

@@ -1,6 +1,6 @@
 """
-Faults that somebody says: the rank itself, by the exception that left its loop, or whoever sees it
-from outside.
+Takes in faults that are reported: by a rank, with the exception that left its loop, or by an
+observer outside the rank.
 """
 
 from typing import assert_never
@@ -16,7 +16,7 @@ S = State
 
 class Faults:
     """
-    The faults that one job is told of.
+    Takes in the reported faults of one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -26,7 +26,8 @@ class Faults:
 
     def faulted(self, rank_state: RankState, message: Faulted) -> None:
         """
-        An exception has left the loop of a rank.
+        Handle an exception that left the loop of a rank. Network errors that reach a rank while the
+        job stops are ignored, since they follow from the stop.
         """
         job = self._job
         rank_state.training = False
@@ -60,7 +61,8 @@ class Faults:
 
     def _known(self, message: Faulted) -> bool:
         """
-        The same exception on all ranks is one fault.
+        Return whether this software fault is known already: the same exception at the same step on
+        several ranks is one fault.
         """
         return message.kind == "software" and any(
             fault.kind == "software"
@@ -71,7 +73,8 @@ class Faults:
 
     def noticed(self, message: Noticed) -> None:
         """
-        What was seen from outside is taken as if the rank had said it itself.
+        Handle a fault of a rank that was seen from outside, as if the rank had reported it itself.
+        Log why not, if nothing can be done about it.
         """
         job = self._job
         rank_state = job.rank_states.get(message.rank)
@@ -89,7 +92,7 @@ class Faults:
             case "straggler":
                 return self._recovery.straggles(message)
             case "process" | "hang":
-                if message.kind == "process":  # whoever is ended for a hang is named for it there
+                if message.kind == "process":  # `terminate` adds the fault for a hang itself
                     self._attempts.fault(
                         "process", rank_state.rank, step, message.at, message.evidence
                     )
@@ -110,8 +113,10 @@ class Faults:
 
     def differ(self, message: CheckpointFailed) -> None:
         """
-        The copies of which a checkpoint was to be made are not equal. Whose are wrong is judged when all have left
-        their loops. What all have been brought to since has been compared already.
+        Handle a periodic checkpoint whose copies were not equal: add a corruption fault for each
+        rank named as wrong. Which copies are wrong is judged when all ranks have left their loops.
+        The message is ignored if the copies have been compared at its step or a later one, such as
+        when all ranks were brought to that step.
         """
         job = self._job
         if message.step <= job.compared:
@@ -122,7 +127,7 @@ class Faults:
 
     def _why_not(self, rank_state: RankState | None, kind: FaultKind) -> str:
         """
-        Why nothing can be done about what was seen of a rank; empty: something can.
+        Return why nothing can be done about a fault seen from outside, or "" if something can.
         """
         if rank_state is None or rank_state.rank not in self._job.members:
             return "the rank does not take part"
@@ -136,8 +141,9 @@ class Faults:
 
     def _distrust(self, rank_state: RankState, message: Faulted | Noticed) -> None:
         """
-        What a fault makes of the copies: of this rank's own, and, where what is wrong may have
-        spread with the last update, or is known to be older, of everybody's since then.
+        Note which copies are not sound after a fault: the copies of this rank. If the fault may
+        have spread with the last update, or is known to be older, also the copies of all ranks
+        since then.
         """
         if message.kind in ("memory", "numeric", "corruption"):
             rank_state.trusted = False

@@ -1,13 +1,13 @@
 """
-The job machine: told what happened, it answers with what is to be done.
+The state machine of a job: it takes events and returns commands.
 
-    handle(event) -> commands     the one door; a late, doubled or foreign report is absorbed
-    outstanding() -> orders       what has not been answered yet, to be said again
-    next_deadline()               when it wants to be told that time has passed
-    check()                       raises when a promise is broken, which is our bug
+    handle(event) -> commands     the only entry; late, repeated or foreign reports are absorbed
+    outstanding() -> orders       orders that are not answered yet, to be sent again
+    next_deadline()               the time at which the machine wants a `DeadlinePassed` event
+    check()                       raises when an invariant is broken, which is a bug of tft
 
-`table.py` says what every event leads to in every state, `reports.py` takes in what processes
-say, `course.py` leads through an incident, `job.py` holds what is known. `docs/machine.md` tells
+`table.py` says what every event leads to in every state. `dispatch.py` takes in reports,
+`recovery.py` leads through an incident, and `job.py` holds what is known. `docs/machine.md` tells
 the same as a story.
 """
 
@@ -32,15 +32,16 @@ from tft.protocol.messages import Order, OrderName
 S = State
 
 AT_ONCE: frozenset[OrderName] = frozenset({"freeze", "stop"})
-"""Orders that each rank answers for itself, and soon: a bus that is away takes longer."""
+"""Orders that each rank answers alone and soon. If most ranks are late, the bus may be away: that
+can last longer than the limit."""
 REFUSED = 60.0
-"""Seconds for which a refusal is repeated, since it is not answered: whoever has not heard it by then
-is gone, or will wait for an answer for ever."""
+"""Seconds for which a refusal is repeated, since a refusal is not answered. A process that has not
+heard it by then is gone, or will wait for an answer for ever."""
 
 
 class Machine:
     """
-    One job of `world` ranks, from its start to its end.
+    The state machine of one job of `world` ranks, from its start to its end.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class Machine:
         first_incident: int,
     ) -> None:
         """
-        `checkpoints` is the directory for last checkpoints, `checkpoint_name` what they are called;
-        `resume` a checkpoint to start from and the step whose end it holds, `older` those of earlier
-        steps, to go back to; `first_incident` the number the next incident gets.
+        Create the machine. `checkpoints` is the directory for last checkpoints, `checkpoint_name`
+        the pattern of their names. `resume` names the directory of a checkpoint to start from, and
+        the step whose end it holds. `older` names checkpoints of earlier steps, to go back to. `at`
+        is the present time in seconds (the clock of the controller). `first_incident` is the number
+        of the next incident.
         """
         self._job = Job(
             world, policy, name=job, checkpoints=checkpoints, checkpoint_name=checkpoint_name, at=at,
@@ -72,35 +75,35 @@ class Machine:
     @property
     def state(self) -> State:
         """
-        What the job as a whole is doing.
+        The state of the job as a whole.
         """
         return self._job.state
 
     @property
     def missed(self) -> Mapping[tuple[int, str], Sequence[int]]:
         """
-        By rank and reason: the steps of which there is no periodic checkpoint for it.
+        The steps without a periodic checkpoint, by rank and reason.
         """
         return self._job.missed
 
     @property
     def epoch(self) -> int:
         """
-        Of the controller that leads.
+        The epoch of the leader.
         """
         return self._job.epoch
 
     @property
     def members(self) -> frozenset[int]:
         """
-        The ranks that take part: fewer than the world once the job has shrunk.
+        The ranks that take part. They are fewer than the world once the job has shrunk.
         """
         return self._job.members
 
     @property
     def switch(self) -> frozenset[int]:
         """
-        The ranks that are to go to other processes, because somebody has asked for it.
+        The ranks that are to be switched to other processes on request.
         """
         return self._job.switch
 
@@ -113,57 +116,58 @@ class Machine:
 
     def incarnation(self, rank: int) -> int:
         """
-        Incarnation of the process that holds this rank; -1 before the first was asked for.
+        Return the incarnation of the process that holds this rank, or -1 before the first process
+        was asked for.
         """
         return self._job.rank_states[rank].incarnation
 
     @property
     def refused(self) -> Collection[str]:
         """
-        The senders whose claim to a rank was refused: they must not believe that they were heard.
+        The senders whose claim to a rank was refused. Their reports must not be acknowledged.
         """
         return self._job.refused.keys()
 
     @property
     def incident(self) -> Incident:
         """
-        The incident that is open, or was last.
+        The open incident, or else the last one.
         """
         return self._job.incident
 
     @property
     def incidents(self) -> Sequence[Incident]:
         """
-        The incidents that are over.
+        The closed incidents.
         """
         return self._job.incidents
 
     @property
     def outcome(self) -> JobOver | None:
         """
-        How the job ends, once that is decided.
+        How the job ends, or None while that is not decided.
         """
         return self._job.outcome
 
     @property
     def last_step(self) -> int:
         """
-        The highest step that is done.
+        The highest completed step.
         """
         return self._job.last_step
 
     @property
     def checked(self) -> str:
         """
-        What became of the last check that was asked for: `passed`, or a sentence.
+        The result of the last requested check: `passed`, a sentence, or "" while there is none.
         """
         return self._job.checked
 
-    # ---------------------------------------------------------------- the door
+    # ---------------------------------------------------------------- events
 
     def handle(self, event: Event) -> list[Command]:
         """
-        Takes what happened; returns what is to be done, each order for the first time.
+        Take one event. Return the commands that follow, each order for the first time.
         """
         job = self._job
         job.said = []
@@ -190,7 +194,7 @@ class Machine:
 
     def _led(self, event: Led) -> None:
         """
-        While nobody led, nobody could answer: every limit begins anew.
+        Begin every time limit again under a new leader: without a leader no answer could arrive.
         """
         job = self._job
         if job.deadline is not None:
@@ -199,10 +203,10 @@ class Machine:
         for task in job.incident.tasks.values():
             task.deadline = event.at + task.limit
         if job.state is S.CHOOSING:
-            self._recovery.choice.ask()  # whoever was asked may have been lost with the last leader
+            self._recovery.choice.ask()  # the question may have been lost with the last leader
         if job.state is S.ENDED and job.outcome is not None:
             ending = [replace(order, epoch=job.epoch) for order in job.ending]
-            job.said = [*ending, job.outcome]  # whoever led before may not have said it
+            job.said = [*ending, job.outcome]  # the previous leader may not have sent it
 
     def _stalled(self, event: Stalled) -> None:
         job, attempts = self._job, self._recovery.attempts
@@ -214,16 +218,16 @@ class Machine:
         )
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
-        if again:  # what was done about it last time has not helped
+        if again:  # the last attempt has not helped
             attempts.again(why)
         else:
             attempts.freeze()
 
-    # ---------------------------------------------------------------- what is owed
+    # ---------------------------------------------------------------- open orders and limits
 
     def outstanding(self) -> list[Order]:
         """
-        Every order that has not been answered, narrowed to those who owe the answer.
+        Return every unanswered order, addressed to the ranks that still owe the answer.
         """
         orders: list[Order] = [o for parts in self._job.node_orders.values() for o in parts]
         for task in self._job.incident.tasks.values():
@@ -236,7 +240,7 @@ class Machine:
 
     def next_deadline(self) -> float | None:
         """
-        When `DeadlinePassed` is due, or None.
+        Return the time at which `DeadlinePassed` is due, or None.
         """
         job = self._job
         moments = [t.deadline for t in job.incident.tasks.values() if t.waiting]
@@ -282,7 +286,8 @@ class Machine:
 
     def _gathered_by(self) -> float | None:
         """
-        When the next node has to have come; None: none has come yet, or all ranks have a place.
+        Return the time by which the next node has to join. None if no node has joined yet, or if
+        all ranks have a place.
         """
         job = self._job
         if job.state is not S.AWAITING or job.gathered is None or not job.placeless():
@@ -325,11 +330,11 @@ class Machine:
             case "hold":
                 self._recovery.pausing.give_up(f"ranks {ranks}: {why}")
             case "regroup" | "rebuild" | "resume":
-                # one rank that does not come keeps all of them: who it is shows in the freeze
+                # one missing rank holds up all of them, and the freeze shows which rank is missing
                 attempts.again(f"ranks {ranks}: {why}")
             case "release":
                 self._unheard(ranks, why)
-            case "check" if most:  # it hangs in one of them, and the others wait for that one there
+            case "check" if most:  # one rank hangs in the check, and the others wait for it there
                 self._unheard(ranks, why)
             case (
                 "freeze" | "stop" | "compare" | "load" | "fetch" | "restore" | "reload" | "rollback" | "check"
@@ -346,23 +351,26 @@ class Machine:
 
     def _unheard(self, ranks: list[int], why: str) -> None:
         """
-        Nobody is at fault for that alone, and whoever trains meanwhile is not either: in the freeze it
-        shows who hears nothing.
+        Open a `network` fault without a culprit: ranks that have not answered a `release`, or most
+        ranks that have not answered a `check`, are not at fault for that alone. Ranks that train
+        meanwhile are not either. The freeze shows which ranks hear nothing.
         """
-        step = self._job.rank_states[ranks[0]].position.step + 1  # all stand at one boundary
+        step = self._job.rank_states[ranks[0]].position.step + 1  # all ranks wait at one boundary
         self._recovery.attempts.fault("network", None, step, self._job.now, f"ranks {ranks}: {why}")
 
     def _are_most(self, order: OrderName, ranks: list[int]) -> bool:
         """
-        These are most of those who were asked, and not only one.
+        Return whether `ranks` are more than half of the ranks that the order went to, and more than
+        one.
         """
         asked = sum(len(each.to) for each in self._job.incident.tasks[order].orders)
         return len(ranks) > 1 and 2 * len(ranks) > asked
 
     def _renewed(self, order: OrderName) -> bool:
         """
-        When most of those who were asked are late, it is the bus that is away, or we are: they are
-        given their time again, so often, before they are held to be at fault.
+        Give an order that most ranks have not answered its limit again, up to `policy.patient`
+        times: the bus or this controller may be away, and no rank is at fault then. Return whether
+        the limit was given again.
         """
         task = self._job.incident.tasks[order]
         if task.renewed >= self._job.policy.patient:
@@ -373,8 +381,8 @@ class Machine:
 
     def _not_called_after(self, ranks: list[int]) -> list[int]:
         """
-        Those of these ranks that are not busy with what is called after a step, such as an evaluation. The others
-        get the time that they have said it may take.
+        Return the ranks that are not busy with functions that are called after a step, such as an
+        evaluation. The busy ranks get the time that they have announced for these functions.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         until = {
@@ -392,9 +400,10 @@ class Machine:
 
     def _spared(self, ranks: list[int]) -> bool:
         """
-        Give ranks that do not leave their loop the time of a repair, once, where a shard would be lost with them and
-        there is no checkpoint to go back to: they may wait for somebody in a function of their own, and come out of it
-        by its limit. Who is held to hang is not waited for.
+        Give ranks that do not leave their loop the time of a repair, once, if a shard would be lost
+        with them and there is no checkpoint to go back to. Such a rank may wait for another one in
+        a function of the script, and return when that function reaches its own limit. A rank that
+        is taken for hanging gets no more time. Return whether the ranks were given time.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         hang = any(job.rank_states[rank].blame for rank in ranks)
@@ -405,11 +414,11 @@ class Machine:
         job.tell("stop_waits", ranks=ranks, shards=lost)
         return True
 
-    # ---------------------------------------------------------------- promises
+    # ---------------------------------------------------------------- invariants
 
     def check(self) -> None:
         """
-        Raises `InternalError` when a promise is broken.
+        Check the invariants of the job. Raises `InternalError` when one is broken.
         """
         sentences = list(broken(self._job))
         if sentences:

@@ -1,6 +1,7 @@
 """
-A pause: everyone goes on to the same step boundary, stands there with its groups kept, maybe runs
-a check, and goes on. No incident, unless a fault comes in between or a check finds one.
+Pauses a job: all members go on to the same step boundary, wait there with their process groups
+kept, may run a check, and go on. A pause is no incident, unless a fault comes in between or a check
+finds one.
 """
 
 from tft.core.attempts import Attempts
@@ -13,7 +14,7 @@ S = State
 
 class Pausing:
     """
-    The pauses of one job.
+    Controls the pauses of one job.
     """
 
     def __init__(self, job: Job, attempts: Attempts) -> None:
@@ -22,7 +23,7 @@ class Pausing:
 
     def begin(self, request: PauseRequested) -> None:
         """
-        Asks where everyone stands: the furthest of them sets the boundary.
+        Begin a pause: ask every member for its position. The furthest member sets the boundary.
         """
         job = self._job
         job.pause = request
@@ -32,7 +33,7 @@ class Pausing:
 
     def gather(self, why: str) -> None:
         """
-        The same without a pause: so that somebody can take over there.
+        Gather all members at a boundary without a pause, so that successors can take over there.
         """
         self._job.gathering = True
         self._job.tell("gathering", why=why)
@@ -41,7 +42,7 @@ class Pausing:
     @property
     def gathered(self) -> bool:
         """
-        Everyone stands at the boundary at which somebody is to take over.
+        True when all members wait at the boundary at which successors are to take over.
         """
         job = self._job
         there = "hold" in job.incident.tasks and job.answered_all("hold")
@@ -54,12 +55,12 @@ class Pausing:
 
     def advance(self) -> None:
         """
-        One move on the way into the pause, if everything it needs is there.
+        Make one move on the way into the pause, if everything that it needs is there.
         """
         job = self._job
         tasks = job.incident.tasks
         if job.gathering and not job.warm():
-            return self.release()  # nobody is left to take over
+            return self.release()  # no successor is left to take over
         if job.terminating() or any(task.waiting for task in tasks.values()):
             return None
         if "check" in tasks:
@@ -85,7 +86,7 @@ class Pausing:
 
     def _checked(self) -> None:
         """
-        What the check found decides: everyone goes on, nodes are isolated, or the job ends.
+        Act on the findings of a check: all members go on, nodes are isolated, or the job ends.
         """
         job = self._job
         job.pause, job.incident.tasks = None, {}
@@ -96,20 +97,21 @@ class Pausing:
 
     def give_up(self, why: str) -> None:
         """
-        The boundary cannot be reached: everyone goes on, and whoever asked is told.
+        Give up a pause or a gathering, since the boundary cannot be reached: log why, and let all
+        members go on.
         """
         self._job.tell("pause_given_up", why=why)
         for successor in self._job.warm() if self._job.gathering else ():
-            successor.invited = True  # it would not work the next time
+            successor.invited = True  # another attempt would fail too
         self.release()
 
     def release(self) -> None:
         """
-        Everyone goes on; the job is healthy when all have done a step.
+        Let all members go on. The job is healthy when every member has trained a step.
         """
         job = self._job
         if job.gathering:
-            job.gathering = False  # a pause that was asked for meanwhile is still to come
+            job.gathering = False  # a pause that was requested meanwhile stays pending
         else:
             job.pause = None
             job.tell("released", members=len(job.members))

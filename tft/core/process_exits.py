@@ -1,6 +1,6 @@
 """
-Processes and nodes that end, or that cannot be ended: what is lost with them, and which fault
-that is.
+Handles processes and nodes that end, or that cannot be ended: what is lost with them, and which
+fault that is.
 """
 
 from dataclasses import replace
@@ -16,12 +16,12 @@ UNPROTECTED = (
     "every rank has ended, and none has called tft.init: nothing of this run was protected, and a fault "
     "would have ended it"
 )
-"""Of a run in which tft has started the processes and no more."""
+"""The outcome of a run in which no rank has joined: tft has started the processes, and no more."""
 
 
 class ProcessExits:
     """
-    The ends of one job's processes.
+    Handles the ends of the processes of one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -31,13 +31,14 @@ class ProcessExits:
 
     def node_lost(self, message: NodeLost) -> None:
         """
-        An agent is gone or not heard any more, and its node is given up with all that ran there.
+        Give up a node whose agent is gone or not heard any more, with all processes on it. End the
+        job as failed if ranks have no place and this node never joined.
         """
         job = self._job
         agent = job.agents.get(message.node)
         stranger = message.pid and agent is not None and agent[1] != message.pid
         if stranger and message.at <= job.came[message.node]:
-            return None  # another one has come up since then
+            return None  # another agent has come up on the node since then
         job.lost_nodes.add(message.node)
         if message.node not in job.nodes and job.placeless() and job.state not in SETTLED:
             return self._recovery.ending.exit("failed", 4, message.why)
@@ -45,8 +46,9 @@ class ProcessExits:
 
     def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
         """
-        Nothing runs on a node any more, or, where it is only `silent`, nothing counts that does: should
-        it be heard again, it ends. Those that were somebody, with the step each computed.
+        Mark all processes of a node as gone. With `silent` some may still run there without
+        counting: they are ordered to end, for the case that the node is heard again. Return the
+        members that lost their process, each with the step that it computed.
         """
         job = self._job
         left = []
@@ -64,8 +66,8 @@ class ProcessExits:
 
     def bereaved(self, left: list[tuple[RankState, int]], why: str, at: float) -> None:
         """
-        What that means to the job, once all of them are known to be gone: what can be done is not
-        judged by a part of the loss.
+        Handle the ranks that `emptied` returned, when all of them are known to be gone: add their
+        faults, and then judge what can be done. No decision may rest on a part of the loss.
         """
         job = self._job
         for rank_state, step in left if job.state not in SETTLED else ():
@@ -76,16 +78,15 @@ class ProcessExits:
 
     def exited(self, message: Exited) -> None:
         """
-        A process has ended; what that means depends on what it was to the job.
+        Handle the end of a process. The meaning depends on the role that the process had.
         """
         job = self._job
         job.forget(message.rank, message.incarnation, Spawn, Kill)
         rank_state = job.find(message.rank, message.incarnation)
         if rank_state is None:
             return None
-        if (
-            rank_state.process is Process.GONE
-        ):  # it was given up: what it has left counts all the same
+        # a process that was given up counts as gone already, but its rank-local state is still used
+        if rank_state.process is Process.GONE:
             rank_state.private = message.private or rank_state.private
             return None
         was, retires = rank_state.process, rank_state in job.retiring
@@ -110,8 +111,9 @@ class ProcessExits:
 
     def could_not_end(self, rank_state: RankState) -> None:
         """
-        Its agent has not ended a process in time. It is given up without a last word: nobody obeys
-        in its place, and none is started for its rank where it may still sit.
+        Give up a process that its agent could not end in time, without the report of its end.
+        Orders name the incarnation that they are for, so the process obeys none. No other process
+        of this rank is started on its node, where it may still run.
         """
         job = self._job
         step = self._attempts.step_of(rank_state)
@@ -143,7 +145,7 @@ class ProcessExits:
             del job.successors[rank_state.rank]
         else:
             return
-        if rank_state.node is not None:  # its place is free again
+        if rank_state.node is not None:  # the place of the process is free again
             job.room[rank_state.node] += 1
         if rank_state.rank in job.switch and job.state not in SETTLED:
             why = f"the process that was to take over from rank {rank_state.rank} has ended"
@@ -153,7 +155,8 @@ class ProcessExits:
 
     def _blame(self, rank_state: RankState, message: Exited, was: Process) -> None:
         """
-        The fault that the end of a process stands for.
+        Add the fault that the end of a process stands for. Force the end of the job if the process
+        left by itself too early.
         """
         evidence = message.stack or rank_state.terminating or _how(message.code)
         if rank_state.blame == "hang" and message.stopped:
@@ -178,8 +181,8 @@ class ProcessExits:
 
     def _step_of(self, rank_state: RankState, message: Exited) -> int:
         """
-        The step that was being computed; for a process that had not come so far, the one that
-        the others wait to compute.
+        Return the step that was being computed. For a new process that has not been in the loop
+        yet, return the step that the other ranks wait to compute.
         """
         if message.incarnation == 0 or rank_state.repaired:
             return message.position.step + 1
@@ -187,7 +190,8 @@ class ProcessExits:
 
     def _left_late(self, rank_state: RankState, message: Exited) -> None:
         """
-        What a script does after `Session.run` is its own; that it failed is still told.
+        Handle a process that ended after the outcome was decided. If the job counts as completed
+        and the script then failed after `Session.run`, the outcome becomes `failed`.
         """
         outcome = self._job.outcome
         if outcome is not None and outcome.result == "completed" and message.code:
@@ -196,7 +200,8 @@ class ProcessExits:
 
     def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:
         """
-        A script that never calls `tft.init` ends as its ranks end.
+        Return whether no rank has called `tft.init` so far. In that case handle the end of the
+        process: the job ends with the first failure, or when all ranks have left.
         """
         if self._job.anyone_joined():
             return False
@@ -215,7 +220,8 @@ class ProcessExits:
 
     def _update_evidence(self, rank_state: RankState, evidence: str, step: int) -> None:
         """
-        What a process left behind says more than what was known when it was told to end.
+        Add the evidence that a process left behind to its fault. It says more than the order to end
+        did. The step is updated too.
         """
         self._job.incident.faults = [
             replace(fault, evidence=f"{fault.evidence}\n{evidence}", step=step)
@@ -227,7 +233,7 @@ class ProcessExits:
 
 def _left_early(rank: int, code: int, was: Process) -> str:
     """
-    Why a process that has left by itself before it was ready is not started again.
+    Return why a process that left by itself before it was ready is not started again.
     """
     if code:
         return f"rank {rank} left with code {code} before it took any order: its log says why"

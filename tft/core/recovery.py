@@ -1,6 +1,6 @@
 """
-The way through an incident: freeze, stop, choose, repair, rebuild, roll back, resume. One move at
-a time, each when everything it needs is there.
+Leads a job through an incident: freeze, stop, choose, repair, rebuild, roll back, resume. The job
+makes one move at a time. A move is made when everything that it needs is there.
 """
 
 from tft.core import planner
@@ -36,7 +36,7 @@ WITH_NEW_PROCESSES = ("recover", "scale_out")
 
 class Recovery:
     """
-    Moves one job on.
+    Makes the moves of one job through its incidents, and while it trains.
     """
 
     def __init__(self, job: Job) -> None:
@@ -51,7 +51,8 @@ class Recovery:
 
     def advance(self) -> bool:
         """
-        One move, if everything it needs is there. True: another one may follow at once.
+        Make one move if everything that it needs is there. True means that another move may be
+        possible at once.
         """
         job = self._job
         match job.state:
@@ -86,7 +87,7 @@ class Recovery:
 
     def _resuming(self) -> bool:
         """
-        Success, when every member has done one more step.
+        Close the incident or the pause when every member has trained one more step.
         """
         job = self._job
         if job.trained.issuperset(job.members):
@@ -96,16 +97,18 @@ class Recovery:
 
     def _await_the_last(self) -> None:
         """
-        Some have finished: the others are about to, unless nobody hears them.
+        Set a deadline for the other ranks as soon as the first rank has finished training. The
+        other ranks should finish soon, unless the controller cannot hear them.
         """
         job = self._job
         if job.finished and job.deadline is None:
-            # what is called after the last step may take as long as the ranks have said
+            # functions called after the last step may take the seconds that the ranks announced
             job.stay(job.policy.tail + max(rank_state.after for rank_state in job.member_states()))
 
     def _healthy(self) -> None:
         """
-        Trained to the end, or time for what was kept: a pause, a change of who takes part.
+        End the job if all members have finished. Otherwise begin a pause that was kept for later,
+        or change the processes or ranks that take part.
         """
         job = self._job
         if job.finished.issuperset(job.members):
@@ -120,11 +123,12 @@ class Recovery:
 
     def _take_opportunity(self) -> None:
         """
-        Somebody is ready to take over, or to come back. Each is invited once: if it does not work
-        out, it would not the next time. Nobody is where the next incident would be the last.
+        Invite the successors that are ready to take over, or the ranks that are ready to come back.
+        Each is invited once: an attempt that failed would fail again. Nothing is invited if the
+        incident limit of the job is reached: the next incident would end the job.
 
-        Who takes over does so at a boundary that everyone has come to: nobody is lost, and so no step is
-        broken off.
+        A successor takes over at a step boundary that all members have reached. No rank is lost
+        there, so no step is interrupted.
         """
         job = self._job
         warm = [successor for successor in job.warm() if not successor.invited]
@@ -146,7 +150,8 @@ class Recovery:
 
     def _stop_for(self, warm: list[RankState]) -> None:
         """
-        Everyone stands where these are to take over.
+        Stop the job so that these successors take over. All members wait at the step boundary for
+        that.
         """
         job = self._job
         for successor in warm:
@@ -169,7 +174,8 @@ class Recovery:
         self.attempts.locate()
         for rank in incident.faulty():
             job.count(rank)
-        # Whoever has begun this update had all its all-reduces complete: so has everyone else, or will.
+        # A rank that has begun the update of a step had completed all all-reduces of the step. So
+        # every other rank has completed them too, or will.
         finish = incident.reached
         if incident.suspicion and not incident.faults:
             self.attempts.fault("network", None, finish + 1, job.now, incident.suspicion)
@@ -179,16 +185,15 @@ class Recovery:
         if to:
             grace, limit = job.policy.grace, job.policy.stop
             if {fault.kind for fault in incident.faults} == {"straggler"}:
-                grace, limit = (
-                    limit,
-                    grace + limit,
-                )  # nobody is lost: what was begun can be finished
+                # no rank is lost: collectives that were begun can be finished
+                grace, limit = limit, grace + limit
             job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), limit=limit)
         return True
 
     def _compare(self) -> bool:
         """
-        Everyone has left the loop. Those who hold something say what, and it is judged; then it is time to choose.
+        Compare the copies of the holders, once all ranks have left the loop, and judge the result.
+        Then begin the choice of a strategy.
         """
         job = self._job
         holders = self.comparison.holders()
@@ -196,15 +201,15 @@ class Recovery:
             job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
             return False
         self.comparison.judge()
-        if holders:  # in this round they would answer the same once more
+        if holders:  # a second comparison in this round would give the same answers
             job.began = True
         self.choice.consider()
         return True
 
     def _terminate_suspects(self) -> None:
         """
-        Whoever does not wait for others while nobody moves is the one that hangs; if that is
-        everybody, it is nobody.
+        End the ranks that do not wait for others while no rank moves: such a rank hangs. If all
+        ranks are suspected, end none of them: then no rank can be singled out.
         """
         job = self._job
         suspects = [s for s in job.member_states() if s.blame == "hang" and not s.terminating]
@@ -219,8 +224,9 @@ class Recovery:
 
     def lost(self, *rank_states: RankState) -> None:
         """
-        Ranks without a process, that answer nothing more. The successor of each takes over, or another
-        process is started at once, since that takes longest.
+        Handle ranks that have lost their process and answer no order any more. The successor of a
+        rank takes over. Without a successor another process is started at once, since the start
+        takes longest.
         """
         job = self._job
         before = [
@@ -253,7 +259,7 @@ class Recovery:
 
     def _is_awaited(self) -> bool:
         """
-        Whether there is a strategy that takes new processes, and in which all who are left can take part.
+        Return whether all ranks that are left can take part in some strategy with new processes.
         """
         left = [rank_state for rank_state in self._job.member_states() if rank_state.ready]
         return any(
@@ -262,8 +268,8 @@ class Recovery:
 
     def _replace_node(self, rank_state: RankState, node: int | None) -> None:
         """
-        The other processes of the node it was on are ended too, and come back with it; unless nobody else
-        has what they hold.
+        End the other processes of the node of a lost rank too, so that all of them are replaced.
+        Keep them if they hold a shard that no other sound rank holds.
         """
         if "recover" not in self._job.policy.enable:
             return
@@ -275,26 +281,27 @@ class Recovery:
             self._job.tell("node_kept", node=node, why=f"nobody else has shard {alone[0]!r}")
         else:
             for other in others:
-                self._job.incident.counted.add(other.rank)  # it is not to blame
+                self._job.incident.counted.add(other.rank)  # this rank is not to blame
                 self.attempts.terminate(
                     other, f"its node is replaced with rank {rank_state.rank}", "process"
                 )
 
     def replan(self) -> None:
         """
-        Whatever was decided is decided again, with the larger set of faults.
+        Decide again after a fault has joined, with the larger set of faults. Only the states
+        CHOOSING, AWAITING and DUMPING have a decision to repeat.
         """
         if FAULTS[self._job.state] is not Reaction.REPLAN:
             return
         if self._job.state is S.DUMPING:
             self.ending.replan()
         else:
-            self.comparison.judge()  # whose copy was to count may be lost
+            self.comparison.judge()  # the rank whose copy counted may be lost
             self.choice.consider()
 
     def straggles(self, message: Noticed) -> None:
         """
-        A rank holds the others up: another process is made ready to take over from it.
+        Start a successor for a rank that holds the others up. Log why not, if none can be started.
         """
         job = self._job
         rank_state = job.rank_states[message.rank]
@@ -309,7 +316,8 @@ class Recovery:
 
     def _bring_up(self, rank_state: RankState, node: int, why: str, cause: str) -> None:
         """
-        Another process for a rank is started on this node, while the one that it has trains on.
+        Start a successor for a rank on this node, while the present process of the rank trains on.
+        `why` is the evidence against the rank, `cause` the reason that the agent is given.
         """
         successor = RankState(rank=rank_state.rank)
         rank_state.straggles = why
@@ -318,7 +326,8 @@ class Recovery:
 
     def _why_no_successor(self, rank_state: RankState) -> str:
         """
-        Why nobody is made ready to take over from a rank, whether there is room or not.
+        Return why no successor is started for a rank, or "" if one can be. Room on other nodes is
+        not considered here.
         """
         job = self._job
         if FAULTS[job.state] is not Reaction.FREEZE:
@@ -328,7 +337,7 @@ class Recovery:
 
     def _why_no_migration(self) -> str:
         """
-        Why nobody could take over from anybody.
+        Return why no rank at all can get a successor, or "" if ranks can.
         """
         job = self._job
         unable = [s.rank for s in job.member_states() if "migrate" not in s.strategies]
@@ -340,7 +349,8 @@ class Recovery:
 
     def switch(self, message: SwitchRequested) -> None:
         """
-        These ranks are to go to other processes, and no others that were asked for before.
+        Switch these ranks to other processes as soon as possible. Ranks of an earlier request that
+        are not named again keep their processes.
         """
         job, wanted = self._job, frozenset(message.ranks)
         why_not = self._why_no_switch(wanted)
@@ -359,13 +369,14 @@ class Recovery:
         if outside:
             return f"ranks {outside} do not take part"
         absent = any(s.process not in (Process.JOINED, Process.READY) for s in job.member_states())
-        # what a process can take part in it says when it joins: before that nothing speaks against it
+        # a process says when it joins which strategies it can take part in: nothing rules a switch
+        # out before all members have joined
         return self._why_no_migration() if ranks and not absent else ""
 
     def is_left(self, node: int) -> bool:
         """
-        All ranks that have their place on a node are to go elsewhere, or none has its place there and there
-        are others.
+        Return whether the job can go on without a node: the node has joined and is not lost, and
+        every member with its place on the node is to be switched. A node without members qualifies.
         """
         job = self._job
         there = {rank_state.rank for rank_state in job.member_states() if rank_state.node == node}
@@ -374,7 +385,7 @@ class Recovery:
 
     def leave(self, node: int, why: str) -> None:
         """
-        What runs on a node is ended, with time to say what it leaves behind.
+        Give up a node: end all processes on it. They get time to report what they leave behind.
         """
         job = self._job
         there = [rank_state for rank_state in job.member_states() if rank_state.node == node]
@@ -389,7 +400,7 @@ class Recovery:
 
     def call_off(self, why: str, ranks: frozenset[int]) -> None:
         """
-        These ranks keep the processes they have. Whoever was made ready for them is ended.
+        Cancel the switch of these ranks: they keep their processes, and their successors are ended.
         """
         job = self._job
         if not ranks:
@@ -399,11 +410,12 @@ class Recovery:
         successors = [successor for rank, successor in job.successors.items() if rank in ranks]
         self.attempts.terminate_all(successors, why, "process")
         if job.state is S.CHOOSING and any(successor.invited for successor in successors):
-            self.replan()  # what was offered is not possible any more
+            self.replan()  # the offers that name these successors are void
 
     def _seek_successors(self) -> None:
         """
-        Wherever there is room for it, somebody is made ready for a rank that is to be switched.
+        Start a successor for each rank that is to be switched, as far as there is room on nodes
+        that no such rank is to leave.
         """
         job = self._job
         going = {job.rank_states[rank].node for rank in job.switch}
@@ -421,7 +433,8 @@ class Recovery:
 
     def recall(self) -> None:
         """
-        Ranks outside that have lost their process get another one, if there is a place for it.
+        Start another process for each rank outside the job that has lost its process, if a node has
+        room and the rank has not failed too often.
         """
         job = self._job
         whole = len(job.members) == len(job.rank_states)
@@ -435,7 +448,7 @@ class Recovery:
 
     def _dismiss(self) -> None:
         """
-        Whoever was to take over and could not is not needed any more.
+        End the successors that were invited to take over and could not.
         """
         for successor in self._job.successors.values():
             if successor.invited:
@@ -445,7 +458,8 @@ class Recovery:
 
     def _start_repair(self) -> bool:
         """
-        When every member is there: form the groups, and copy what has to be copied.
+        Plan the repair when every member takes orders, and begin it: form the process groups and
+        copy the state that ranks lack. First choose a strategy, if none is followed.
         """
         job, incident, store = self._job, self._job.incident, self._job.store
         if incident.strategy == "" and not job.terminating():
@@ -457,17 +471,18 @@ class Recovery:
             )
             if isinstance(plan, str):
                 incident.failed[incident.base] = plan
-                incident.strategy = ""  # it is decided anew
+                incident.strategy = ""  # the next move chooses again
                 return True
             self._repair(plan, *store)
         return False
 
     def _all_there(self) -> bool:
         """
-        Nobody is waited for: every member takes orders, and whoever was to end has ended.
+        Return whether every member takes orders, every process that was told to end has ended, and
+        the backoff before another attempt is over.
         """
         job = self._job
-        if job.waits_for_starters():  # which is known sooner than whether everyone is ready
+        if job.waits_for_starters():  # this check is cheaper than the check of every member
             return False
         waits = job.deadline is not None and job.deadline > job.now
         return (
@@ -486,7 +501,7 @@ class Recovery:
         job.issue(regroup, limit=job.policy.regroup)
         limit, key = job.policy.repair, job.key()
         if step is None:
-            return  # a checkpoint is searched for when the groups are formed: that may need them
+            return  # the search for a checkpoint comes later, since it may need the new groups
         if plan.load:
             forget_tails(job, step)
             job.search()
@@ -511,7 +526,8 @@ class Recovery:
 
     def _repaired(self) -> bool:
         """
-        Everyone has what was planned; or is to find it first.
+        Rebuild, once every member holds the planned state. If the plan names no step, first let the
+        ranks find and load a checkpoint of their own.
         """
         job, incident = self._job, self._job.incident
         if incident.step is None and "reload" not in incident.tasks:
@@ -519,7 +535,8 @@ class Recovery:
             return False
         why_not = self._found() if incident.step is None else ""
         if why_not:
-            incident.failed |= dict.fromkeys(planner.RELOADING, why_not)  # it would be found again
+            # another search would find the same checkpoint
+            incident.failed |= dict.fromkeys(planner.RELOADING, why_not)
             self.attempts.freeze()
             return True
         job.search(over=True)
@@ -527,13 +544,14 @@ class Recovery:
             return True
         limit = job.policy.rebuild
         if any(rank_state.held is None for rank_state in job.member_states()):
-            limit = max(limit, job.policy.repair)  # its state comes with it, and may be large
+            # a rank that holds no state gets it in the rebuild, and the state may be large
+            limit = max(limit, job.policy.repair)
         job.step_to(S.REBUILDING, job.to_all(Rebuild), limit)
         return False
 
     def _reload(self) -> None:
         """
-        Everyone is to load what it finds.
+        Order every member to find and load the newest checkpoint that it keeps itself.
         """
         job = self._job
         job.search()
@@ -542,7 +560,8 @@ class Recovery:
 
     def _found(self) -> str:
         """
-        Everyone has loaded a checkpoint of its own: it is the one to go on from, or the sentence why not.
+        Accept the checkpoint that the members have found and loaded themselves as the state to go
+        on from. Return "", or the sentence why the checkpoint cannot be used.
         """
         job, incident = self._job, self._job.incident
         found = {s.rank: -1 if s.held is None else s.held for s in job.member_states()}
@@ -560,7 +579,8 @@ class Recovery:
                 f"the ranks have found a checkpoint of step {step}, and what is wrong may be in "
                 f"everything after step {incident.ceiling}"
             )
-        # where all have lost their processes, maybe with their nodes, nobody is left to say how far they were
+        # if all members have lost their processes, maybe with their nodes, no rank is left to say
+        # how far the run had come
         if incident.begun < step and not job.members <= incident.respawns.keys():
             return (
                 f"the ranks have found a checkpoint of step {step}, and none of them had come further "
@@ -577,7 +597,8 @@ class Recovery:
 
     def _rebuilt(self) -> None:
         """
-        Everyone has its wrapper, which may have made equal what the ranks began with: that is compared, once.
+        Go on to the rollback when every member has built its wrapper. The wrapper may have made the
+        initial states of the ranks equal, so they are compared first, once in a job.
         """
         job = self._job
         job.untrained = False
@@ -596,7 +617,7 @@ class Recovery:
         job.incident.returns_to(step)
         note_habits(job, step)
         skip = self._skip(step)
-        # what was saved of later steps is of a way that nobody goes on: it may lead elsewhere
+        # checkpoints of later steps belong to a past that is given up: training may go another way
         job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}
         self._leave_behind(step)
         rollback = job.to_all(
@@ -610,8 +631,8 @@ class Recovery:
 
     def _leave_behind(self, step: int) -> None:
         """
-        The members go on from the end of `step`, and others do not: what these have of later steps
-        belongs to a past that is given up.
+        Invalidate the copies of non-members that are newer than `step`, the step that the members
+        go on from. Later steps belong to a past that is given up.
         """
         job = self._job
         for rank_state in job.rank_states.values():
@@ -621,8 +642,9 @@ class Recovery:
 
     def _skip(self, step: int) -> int:
         """
-        How many batches are left out after `step`: as advised, or those that led to bad numbers.
-        The same again when everyone is brought to that step once more.
+        Return how many batches to leave out after `step`: the advised number or, with
+        `policy.skip_batch`, the number up to the last numeric fault if that is larger. A second
+        rollback to the same step gets the same number.
         """
         incident = self._job.incident
         if incident.skip_at is None:
@@ -634,7 +656,8 @@ class Recovery:
 
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
-        Who has to make its private state anew: it is told, since bit for bit is over with that.
+        Return the ranks that have to make their rank-local state anew, from `step` alone. The event
+        is logged and added to the reservations, since training is not bit for bit the same then.
         """
         job, joining = self._job, self._job.incident.joining
         without_local_state = [
@@ -664,8 +687,10 @@ class Recovery:
 
     def _called_again(self) -> bool:
         """
-        Whether some rank, alive or lost, has not been through what is called after the agreed step. Of one that is lost
-        with its node nobody knows, nor of those of an earlier run.
+        Return whether the functions that are called after the agreed step have to be called again,
+        since some rank, alive or lost, may not have been through them. That is unknown for a rank
+        that was lost with its node, and for the ranks of an earlier run: then the functions are
+        called again.
         """
         job, incident, step = self._job, self._job.incident, self._job.agreed()
         if step == 0 or not any(rank_state.after for rank_state in job.member_states()):
@@ -683,7 +708,7 @@ class Recovery:
         job.move(S.HEALTHY)
         if incident.closed is not None:
             self._dismiss()
-            return True  # it was a pause that has ended
+            return True  # a pause has ended, not an incident
         for rank_state in job.rank_states.values():
             began = incident.processes.get(rank_state.rank)
             if began is not None:

@@ -1,5 +1,5 @@
 """
-The ways a job ends: a last checkpoint by the survivors, completion, or leaving as it is.
+Ends a job: with a last checkpoint by the survivors, by completion, or without saving.
 """
 
 from tft.core import planner
@@ -16,7 +16,7 @@ S = State
 
 class Shutdown:
     """
-    The end of one job.
+    Ends one job.
     """
 
     def __init__(self, job: Job) -> None:
@@ -26,7 +26,8 @@ class Shutdown:
 
     def dump(self) -> None:
         """
-        Plans a last checkpoint, or plans it anew with whoever is left to write it.
+        Plan a last checkpoint, or plan it again with the ranks that are left to write it. End the
+        job as failed if no last checkpoint is possible.
         """
         job, incident = self._job, self._job.incident
         failed = {s.rank: s.unable or s.no_restore or s.no_commit for s in job.rank_states.values()}
@@ -54,7 +55,7 @@ class Shutdown:
         note_tails(job, step, standings)
         note_habits(job, step)
         back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]
-        if back:  # first of all: what is saved is what is in use then
+        if back:  # restore first: savers save the state that they have in use
             restore = Restore(**job.key(), to=tuple(sorted(back)), step=step)
             job.issue(restore, limit=job.policy.repair)
         return None
@@ -68,7 +69,7 @@ class Shutdown:
 
     def _standings(self) -> dict[int, planner.Standing]:
         """
-        Where everyone stands who can write.
+        Return the standings, by rank, of the ranks that have not failed to write.
         """
         return {s.rank: s.standing("") for s in self._job.rank_states.values() if not s.unable}
 
@@ -77,15 +78,17 @@ class Shutdown:
 
     def replan(self) -> None:
         """
-        Somebody was lost while the checkpoint is written. Once all is saved only the one that
-        commits it counts: what others would save now would get mixed up with it.
+        Plan the last checkpoint again after a rank was lost. Once all files are saved, only the
+        loss of the committing rank counts: files that others save now would be mixed up with the
+        complete set.
         """
         if "commit" not in self._job.incident.tasks or self._misses_somebody():
             self.dump()
 
     def _misses_somebody(self) -> bool:
         """
-        Somebody is gone who was to write, or to commit: member of the job or not.
+        Return whether a rank is gone that had to write, or to commit once a commit was ordered.
+        The rank may be a member of the job or not.
         """
         job = self._job
         commit = job.incident.tasks.get("commit")
@@ -95,8 +98,9 @@ class Shutdown:
 
     def _saves(self, step: int, shards: dict[int, tuple[str, ...]]) -> list[Save]:
         """
-        A torn rank writes, too: what it holds is void, but its RNG and data position are nobody
-        else's. Those of the lost are written by the first of the others.
+        Return the orders to save, one for each rank that can write. A torn rank writes too: its
+        shards are void, but no other rank has its RNG and data position. The first writer also
+        writes the RNG and data position of lost ranks.
         """
         job = self._job
         writers = [s.rank for s in job.rank_states.values() if s.able]
@@ -133,12 +137,13 @@ class Shutdown:
 
     def advance_dump(self) -> None:
         """
-        Saved by all: committed by one. Committed: the job is over.
+        Make the next move of the last checkpoint: all writers save, then one rank commits, then the
+        job is over.
         """
         job = self._job
         if job.terminating():
-            return  # what they were to write is planned anew when their end has come in
-        if self._misses_somebody():  # of those outside nobody says so
+            return  # their part is planned again when their end is reported
+        if self._misses_somebody():  # the loss of a rank outside the job triggers no plan elsewhere
             self.dump()
         if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
             return
@@ -176,21 +181,23 @@ class Shutdown:
 
     def save_failed(self, rank_state: RankState, why: str) -> None:
         """
-        Another holder has to write the part of this one.
+        Plan again after a rank could not write its part: another holder has to.
         """
         rank_state.unable = why
         self.dump()
 
     def restore_failed(self, rank_state: RankState, why: str) -> None:
         """
-        Another holder has to save what this one keeps. This one still saves what is its own.
+        Plan again after a rank could not take back its kept copy: another holder has to save that
+        shard. This rank still saves its rank-local state.
         """
         rank_state.no_restore, rank_state.damaged = why, True
         self.dump()
 
     def commit_failed(self, rank_state: RankState, why: str) -> None:
         """
-        Another one has to commit. This one still saves: what it has of its own is nobody else's.
+        Plan again after a rank could not commit: another rank has to. This rank still saves, since
+        no other rank has its rank-local state.
         """
         rank_state.no_commit = why
         self.dump()
@@ -199,13 +206,15 @@ class Shutdown:
 
     def complete(self) -> None:
         """
-        Every member has finished.
+        End the job as completed: every member has finished.
         """
         self.exit("completed", 0, "every rank has finished")
 
     def exit(self, result: str, code: int, why: str) -> None:
         """
-        The outcome is decided; the ranks leave.
+        Decide the outcome and let the ranks leave. `result` is `completed`, `dumped`, `failed` or
+        `cancelled`; `code` is the exit code of `tft run`. A failed job counts as cancelled if a
+        signal asked for the end.
         """
         job, incident = self._job, self._job.incident
         if result == "failed":
@@ -216,7 +225,7 @@ class Shutdown:
             incident.closed = job.now
             if incident.number:
                 if job.state is not S.DUMPING:
-                    incident.strategy = "exit"  # what was begun is not carried out any more
+                    incident.strategy = "exit"  # a strategy that was begun is given up
                 job.incidents.append(incident)
         job.move(S.EXITING)
         job.outcome = JobOver(result=result, code=code, why=why)
@@ -236,7 +245,8 @@ class Shutdown:
 
     def end(self) -> None:
         """
-        The ranks have left, or had their time to.
+        End the job: the ranks have left, or have had their time to leave. Raises `InternalError`
+        when the outcome was not decided before.
         """
         job = self._job
         job.incident.tasks = {}

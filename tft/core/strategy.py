@@ -1,6 +1,6 @@
 """
-Which strategy is followed: what the planner offers, what recovery plugins advise, and the first
-moves on the way that was chosen.
+Chooses the strategy of an incident: from the offers of the planner and the advice of recovery
+plugins. Makes the first moves of the chosen strategy.
 """
 
 from dataclasses import replace
@@ -19,12 +19,12 @@ from tft.protocol.messages import Advised
 S = State
 
 OPPORTUNITIES = ("migrate", "scale_out")
-"""Strategies that need no fault: that they were not possible is no news."""
+"""Strategies that need no fault. Their refusal is not worth reporting."""
 
 
 class StrategyChoice:
     """
-    Chooses for one job.
+    Chooses the strategy for one job.
     """
 
     def __init__(
@@ -39,13 +39,14 @@ class StrategyChoice:
 
     def consider(self) -> None:
         """
-        Offers what can be done: to the recovery plugins, where there are any, else to ourselves;
-        when it is known what terminating processes leave behind.
+        Begin the choice: ask the recovery plugins if there are any, else decide at once. The choice
+        waits until every terminating process has ended, since only then is known what it leaves
+        behind.
         """
         job, incident = self._job, self._job.incident
-        incident.strategy, incident.advice = "", None  # whatever it was, it is decided anew
+        incident.strategy, incident.advice = "", None  # an earlier choice is void
         if job.state is not S.CLEARING:
-            incident.round += 1  # advice to what was offered before is void
+            incident.round += 1  # advice to earlier offers is void
         if job.terminating():
             return
         if job.state is S.CLEARING:
@@ -58,7 +59,7 @@ class StrategyChoice:
 
     def ask(self) -> None:
         """
-        Asks the recovery plugins, and gives them time.
+        Ask the recovery plugins for advice, and give them `policy.advice` seconds to answer.
         """
         job = self._job
         job.incident.awaited = False
@@ -75,8 +76,8 @@ class StrategyChoice:
 
     def offers(self) -> tuple[Offer, ...]:
         """
-        Every strategy with its reasons. A guess about how far back to go is dropped where it
-        would leave nothing but the end.
+        Return every strategy as an offer with its reasons. A guessed ceiling is dropped if it
+        leaves nothing but `exit`, and so is doubt about the copies of ranks with bad numbers.
         """
         job, incident = self._job, self._job.incident
         made = self._make_offers()
@@ -85,7 +86,8 @@ class StrategyChoice:
             made = self._make_offers()
         doubted = [s for s in job.member_states() if s.ready and not s.trusted and not s.damaged]
         if doubted and _hopeless(made):
-            # bad numbers in every copy are not one rank's bad memory: better these than none
+            # bad numbers in all copies are not the bad memory of one rank: these copies are better
+            # than none
             for rank_state in doubted:
                 rank_state.trusted = True
             job.tell("doubt_dropped", ranks=[rank_state.rank for rank_state in doubted])
@@ -117,7 +119,7 @@ class StrategyChoice:
 
     def unplaceable(self, rank_state: RankState) -> str:
         """
-        Why no other process can be started for a rank; empty: one can.
+        Return why no other process can be started for a rank, or "" if one can.
         """
         job = self._job
         if job.incident.forced:
@@ -134,7 +136,8 @@ class StrategyChoice:
 
     def _without_room(self) -> list[int]:
         """
-        Those who have lost their node, and find no place when the ones before them have found one.
+        Return the members that have lost their node and find no room on another one. Members are
+        placed in the order of their ranks; each takes room from those after it.
         """
         job, without = self._job, []
         left = dict(job.room)
@@ -151,7 +154,7 @@ class StrategyChoice:
 
     def advised(self, message: Advised) -> None:
         """
-        A recovery plugin has answered. Advice to what is no longer offered is absorbed.
+        Take in the advice of a recovery plugin. Advice to offers of an earlier round is absorbed.
         """
         job, incident = self._job, self._job.incident
         if (message.incident, message.round) != (incident.number, incident.round):
@@ -171,7 +174,8 @@ class StrategyChoice:
 
     def time_is_up(self) -> None:
         """
-        The wait is over: whoever asked for it is asked again. Nobody has answered: then without.
+        End the wait for advice. If a plugin asked for the wait, ask the plugins again. If no plugin
+        has answered, decide without advice.
         """
         if self._job.incident.awaited:
             self.ask()
@@ -182,7 +186,7 @@ class StrategyChoice:
 
     def decide(self) -> None:
         """
-        Follows the strategy that was advised, else the first that nothing rules out.
+        Follow the advised strategy if possible, else the first offer that nothing rules out.
         """
         incident = self._job.incident
         if incident.advice is not None and self._heed(incident.advice):
@@ -194,7 +198,7 @@ class StrategyChoice:
 
     def _heed(self, advice: Advised) -> bool:
         """
-        Follows the strategy that the advice names, if it can be followed.
+        Follow the strategy that the advice names, if possible. Return whether it is followed.
         """
         if not advice.strategy:
             return False
@@ -211,8 +215,9 @@ class StrategyChoice:
 
     def _why_not_replace(self, advice: Advised, offer: Offer) -> str | None:
         """
-        Whoever is replaced, on advice or anyway, must leave every shard a holder, unless nothing of
-        it is needed.
+        Return why the advised ranks cannot be replaced, or None if they can. The ranks that keep
+        their processes, and the checkpoints, must leave a step to go on from. That does not matter
+        if the ranks load checkpoints that they find themselves.
         """
         if not advice.base or not advice.replace or offer.reload:
             return None
@@ -229,7 +234,8 @@ class StrategyChoice:
 
     def _follow(self, made: tuple[Offer, ...], offer: Offer, name: str) -> None:
         """
-        Follows this one of the offers, under the name it was advised by.
+        Follow `offer`, one of the offers in `made`. `name` is the name under which the strategy was
+        advised.
         """
         job, incident = self._job, self._job.incident
         incident.tried = [
@@ -255,7 +261,8 @@ class StrategyChoice:
 
     def _go_on(self, offer: Offer) -> None:
         """
-        The ways on which training goes on: who takes part, and in which process.
+        Carry out a strategy after which training goes on: settle which ranks take part, and in
+        which processes.
         """
         job, incident = self._job, self._job.incident
         advice = incident.advice
@@ -263,7 +270,7 @@ class StrategyChoice:
             incident.ceiling = _lower(incident.ceiling, advice.not_after)
             incident.skip = max(incident.skip, advice.skip)
         job.move(S.AWAITING)
-        # it is begun anew at once the first time, unless that is the last
+        # the second attempt begins at once, unless it is the last
         waits = incident.attempts - (job.policy.attempts > 2)
         if waits > 0:
             job.stay(job.policy.backoff * waits)
@@ -273,7 +280,7 @@ class StrategyChoice:
         job.members = (job.members - frozenset(offer.leaving)) | frozenset(offer.joining)
         incident.joining |= frozenset(offer.joining)
         for rank_state in job.member_states():
-            if rank_state.process is Process.GONE:  # it has a place only now
+            if rank_state.process is Process.GONE:  # this rank has a place only now
                 job.respawn(rank_state)
         own = advice.replace if advice is not None and advice.base else ()
         going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
@@ -283,7 +290,7 @@ class StrategyChoice:
 
     def _why_replaced(self) -> str:
         """
-        Why the process of a rank is ended though it lives.
+        Return why the process of a rank is ended though it lives.
         """
         advice = self._job.incident.advice
         if advice is None:
@@ -292,7 +299,7 @@ class StrategyChoice:
 
     def take_over(self, rank: int) -> None:
         """
-        The successor takes the rank over, and the process that held it is ended.
+        Give the rank to its successor, and end the process that held the rank.
         """
         job = self._job
         old, successor = job.rank_states[rank], job.successors.pop(rank)
@@ -300,11 +307,11 @@ class StrategyChoice:
         job.rank_states[rank] = successor
         job.placed()
         successor.private, successor.page, successor.since = old.private, old.page, old.since
-        # what a rank is to hold is known, whether the successor has come as far as saying so or not
+        # what a rank is to hold is known before the successor reports it
         successor.shards, successor.column, successor.derives = old.shards, old.column, old.derives
         successor.reloads = old.reloads
         if old.process is not Process.GONE:
-            job.retiring.append(old)  # what it had captured comes with its end
+            job.retiring.append(old)  # the report of its end brings the state that it had captured
             why = "another process has taken over from it"
             old.terminating, old.terminating_since = why, job.now
             job.kill(old, why, last_words=False)
@@ -312,7 +319,7 @@ class StrategyChoice:
 
 def _hopeless(made: tuple[Offer, ...]) -> bool:
     """
-    Nothing but the end is left.
+    Return whether no strategy but `exit` is possible.
     """
     return all(offer.why_not is not None for offer in made if offer.strategy != "exit")
 
