@@ -1,5 +1,5 @@
 """
-Data-parallel training with MindSpore that survives: a small network learns to tell sums of sines apart.
+Data-parallel training with MindSpore that survives: a small network learns to tell mixed sine waves apart.
 
     tft run --adaptor mindspore --nproc-per-node 4 examples/mindspore_mlp/train.py --steps 60
 

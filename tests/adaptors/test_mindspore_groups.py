@@ -202,7 +202,7 @@ def test_what_is_broadcast_and_gathered_is_what_was_given(together: Together) ->
 
 def test_ranks_at_different_places_of_the_script_are_told_so(together: Together) -> None:
     """
-    When a rank sums something of another size than the others, then that is refused with a sentence, and
+    When a rank all-reduces something of another size than the others, then that is refused with a sentence, and
     nobody gets a wrong number.
     """
     ranks = together(2)

@@ -1,5 +1,5 @@
 """
-What it costs that gloo's collectives can be called off: sums in a group of torch's own and in one of
+What it costs that gloo's collectives can be called off: all-reduces in a group of torch's own and in one of
 ours, round by round side by side, between two processes.
 """
 

@@ -1,0 +1,95 @@
+"""
+Names that the project has given up do not come back: `names.toml` lists them.
+"""
+
+import io
+import re
+import tokenize
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OLD: dict[str, dict[str, str]] = tomllib.loads((ROOT / "tests" / "names.toml").read_text())
+SOURCES = sorted(
+    path
+    for room in ("tft", "adaptors", "plugins", "tests", "examples")
+    for path in (ROOT / room).rglob("*.py")
+    if ".venv" not in path.parts and "build" not in path.parts
+)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SPACE = frozenset({tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT})
+
+
+def tokens(path: Path) -> list[tokenize.TokenInfo]:
+    """
+    The tokens of a file.
+    """
+    return list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline))
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """
+    The comments and docstrings of a file with their first lines. A docstring is a string that is a statement.
+    """
+    before, depth = tokenize.NEWLINE, 0
+    for token in tokens(path):
+        if token.type == tokenize.OP:
+            depth += (token.string in "([{") - (token.string in ")]}")
+        statement = token.type == tokenize.STRING and before in SPACE and not depth
+        if token.type == tokenize.COMMENT or statement:
+            yield token.start[0], token.string
+        if token.type not in (tokenize.COMMENT, tokenize.ENCODING):
+            before = token.type
+
+
+def found(text: str, old: dict[str, str]) -> list[str]:
+    """
+    The given-up words in a text.
+    """
+    words = re.findall(r"[A-Za-z]+", text.lower())
+    return sorted(old.keys() & set(words))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_source_has_no_name_that_was_given_up(path: Path) -> None:
+    """
+    When a source is read, then no identifier in it and no word of its prose is on the list.
+    """
+    names = [
+        f"{path}:{token.start[0]}: {token.string} is called {OLD['identifiers'][token.string]}"
+        for token in tokens(path)
+        if token.type == tokenize.NAME and token.string in OLD["identifiers"]
+    ]
+    words = [
+        f"{path}:{line}: {word} is called {OLD['prose'][word]}"
+        for line, text in prose(path)
+        for word in found(text, OLD["prose"])
+    ]
+    assert names + words == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_has_no_word_that_was_given_up(path: Path) -> None:
+    """
+    When a page is read, then no word of it is on the list.
+    """
+    lines = path.read_text().splitlines()
+    words = [
+        f"{path}:{number}: {word} is called {OLD['prose'][word]}"
+        for number, line in enumerate(lines, 1)
+        for word in found(line, OLD["prose"])
+    ]
+    assert words == []
+
+
+@pytest.mark.parametrize("stem", OLD["files"])
+def test_a_module_of_the_core_has_its_new_name(stem: str) -> None:
+    """
+    When a module was renamed, then there is none of the old name, and there is one of the new.
+    """
+    core = ROOT / "tft" / "core"
+    assert not (core / f"{stem}.py").exists()
+    assert (core / f"{OLD['files'][stem]}.py").exists()
