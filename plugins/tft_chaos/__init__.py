@@ -1,7 +1,7 @@
 """
-Chaos: faults on purpose, for tests and demonstrations. `tft run --chaos SPEC`, see `docs/chaos.md`.
+Chaos: deliberate faults for tests and demonstrations. `tft run --chaos SPEC`, see `docs/chaos.md`.
 
-A plugin like any other: it reaches a job through the hooks of `tft.hooks` alone.
+It is a plugin like any other, and reaches a job only through the hooks of `tft.hooks`.
 """
 
 import json
@@ -21,7 +21,8 @@ from tft_chaos.spec import Process, Rank, Spec, parse
 from tft_chaos.striker import open_striker
 
 VARIABLE = "TFT_CHAOS"
-"""Carries the specs to every process of the job: a JSON list of what was given to `--chaos`."""
+"""The variable that carries the specs to every process of the job: a JSON list of the `--chaos`
+arguments."""
 
 
 @hookimpl
@@ -71,6 +72,6 @@ def tft_fault_moment(run_dir: Path, kind: str, rank: int | None, seen: float) ->
     return Ledger(run_dir).moment(kind, rank, seen)
 
 
-@cache  # an agent asks after every step
+@cache  # an agent calls this after every step
 def _specs(carried: str) -> tuple[Spec, ...]:
     return tuple(parse(text) for text in json.loads(carried))

@@ -1,5 +1,5 @@
 """
-What a strike does to the process it happens in.
+The actions of chaos on the process in which they are carried out.
 """
 
 import ctypes
@@ -10,12 +10,12 @@ from typing import Any, NoReturn, assert_never
 
 from tft_chaos.spec import FaultName, Hang, Kill, Raise, Stop
 
-Theirs = Any  # an object of the framework's: used by its methods, no framework is imported
+Theirs = Any  # an object of the framework, used by its methods: no framework is imported
 
 
 class MemoryFault(RuntimeError):
     """
-    Stands for a memory fault of the device. Adaptors read the kind off the class.
+    Stands for a memory fault of the device. Adaptors read the kind from the class.
     """
 
     tft_fault_kind = "memory"
@@ -31,7 +31,7 @@ class NetworkFault(RuntimeError):
 
 class NumericFault(RuntimeError):
     """
-    Stands for numbers gone bad.
+    Stands for invalid numbers.
     """
 
     tft_fault_kind = "numeric"
@@ -39,7 +39,7 @@ class NumericFault(RuntimeError):
 
 class ChaosMissed(RuntimeError):
     """
-    The victim could not be brought to where its spec wants it: the spec does not fit the job.
+    The victim could not be brought to the place that its spec names: the spec does not fit the job.
     """
 
 
@@ -53,8 +53,9 @@ _FAULTS: Mapping[FaultName, type[Exception]] = {
 
 def act(action: Kill | Stop | Hang | Raise) -> None:
     """
-    Do it to the calling thread or its process. Returns only after `stop`, when somebody has
-    continued the process.
+    Carry out the action on the calling thread or its process.
+
+    Returns only after `stop`, when the process has been continued from outside.
     """
     match action:
         case Kill():
@@ -71,11 +72,12 @@ def act(action: Kill | Stop | Hang | Raise) -> None:
 
 def _hang(*, gil: bool) -> NoReturn:
     """
-    Wait in C for a mutex that this thread itself holds, as a thread stuck in a driver waits: no
-    signal handler, no exception and no timeout brings it back. `pause` would not do: it returns
-    after every signal.
+    Block for ever in C, on a mutex that this thread itself holds.
+
+    A thread stuck in a driver waits in the same way: no signal handler, exception or timeout ends
+    the wait. `pause` would not do: it returns after every signal.
     """
-    library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)  # CDLL lets go of the GIL
+    library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)  # CDLL releases the GIL
     mutex = ctypes.create_string_buffer(64)  # larger than any pthread_mutex_t; zeros: initialised
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
@@ -84,12 +86,13 @@ def _hang(*, gil: bool) -> NoReturn:
 
 def flip(tensor: Theirs, element: int) -> None:
     """
-    Flip the highest bit of the mantissa of one element: its value changes by a third or more, and
-    stays a number.
+    Flip the highest bit of the mantissa of one element (float32 or bfloat16).
+
+    The value changes by a quarter or more, and stays a number.
     """
     place = tensor.detach().view(-1)[element : element + 1]
     copy = place.cpu().clone()
-    # little-endian IEEE floats and bfloat16: sign and exponent fill the highest byte and one bit
+    # little-endian float32 and bfloat16: sign and exponent fill the highest byte and one bit
     byte = ctypes.c_uint8.from_address(copy.data_ptr() + copy.element_size() - 2)
     byte.value ^= 0x40
     place.copy_(copy)

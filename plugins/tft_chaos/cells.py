@@ -1,10 +1,11 @@
 """
-The same places in the Cells of MindSpore, which are used by their methods alone, too: nothing of MindSpore is
-imported.
+The places in a step where chaos makes a fault, for the Cells of MindSpore.
 
-An optimizer of MindSpore's is compiled: it changes all its parameters in one call, and nothing can come
-between. So the half-done update is made: the whole one is let through, and half of the parameters get back what
-they had. What is left is what a call that was broken off would have left.
+Cells are used only through their methods: MindSpore is not imported.
+
+MindSpore compiles its optimizers: a call changes all parameters at once, and cannot be interrupted.
+So a partial update is imitated: the call is completed, and half of the parameters get back their
+earlier values. The result is the same as after an interrupted call.
 """
 
 from collections.abc import Callable
@@ -15,19 +16,20 @@ _KEPT = {
     "exp_avg": ("exp_avg.", "moment1.", "adam_m.", "moments."),
     "exp_avg_sq": ("exp_avg_sq.", "moment2.", "adam_v."),
 }
-"""What MindSpore's optimizers put before the name of a parameter for what they keep for it."""
+"""The prefixes that MindSpore's optimizers put before a parameter's name for the state that they
+keep."""
 
 
 def is_cell(model: Theirs) -> bool:
     """
-    Whether it is one of MindSpore's.
+    Return whether an object is a Cell of MindSpore.
     """
     return hasattr(model, "cells_and_names")
 
 
 def watch_calls(model: Theirs, enter: Callable[..., None], leave: Callable[..., None]) -> None:
     """
-    Call these when the model is called and when it returns.
+    Call `enter` when the model is called, and `leave` when it returns.
     """
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave)
@@ -35,7 +37,7 @@ def watch_calls(model: Theirs, enter: Callable[..., None], leave: Callable[..., 
 
 def watch_parts(model: Theirs, computed: Callable[[str], Callable[..., None]]) -> None:
     """
-    Call `computed(name)` of each of its cells when that has been computed.
+    Call the result of `computed(name)` each time that a cell of the model has been computed.
     """
     for name, cell in model.cells_and_names():
         cell.register_forward_hook(computed(name))
@@ -43,7 +45,9 @@ def watch_parts(model: Theirs, computed: Callable[[str], Callable[..., None]]) -
 
 def watch_gradients(model: Theirs, begin: Callable[..., None], came: Callable[..., None]) -> int:
     """
-    Call these when a forward begins, and at each gradient of its backward; how many there are.
+    Call `begin` when a forward pass begins, and `came` at each gradient of its backward pass.
+
+    Return the number of gradients.
     """
     model.register_forward_pre_hook(begin)
     parameters = list(model.trainable_params())
@@ -56,7 +60,11 @@ def watch_halfway(
     optimizer: Theirs, due: Callable[[], bool], halfway: Callable[[int, int], None]
 ) -> None:
     """
-    Call `halfway(changed, of)` when it has changed some of its parameters and not the others.
+    Call `halfway(changed, of)` when some parameters of the optimizer are changed and the others
+    not.
+
+    It is called only in steps where `due()` is true. Raises `ChaosMissed` during the step if there
+    are fewer than two parameters.
     """
     before: list[Theirs] = []
 
@@ -72,7 +80,7 @@ def watch_halfway(
         for parameter, old in zip(
             parameters[len(parameters) // 2 :], before[len(parameters) // 2 :], strict=True
         ):
-            parameter.asnumpy()[...] = old  # its own memory
+            parameter.asnumpy()[...] = old  # a view: writes to the parameter's own memory
         changed = sum(
             p.asnumpy().tobytes() != old.tobytes()
             for p, old in zip(parameters, before, strict=True)
@@ -86,7 +94,10 @@ def watch_halfway(
 
 def array_of(optimizer: Theirs, part: str) -> Theirs:
     """
-    The memory of its first parameter, or of what it keeps for that.
+    Return the memory of the optimizer's first parameter, or of the state that it keeps for that
+    one.
+
+    Raises `ChaosMissed` where the optimizer keeps no such state.
     """
     first = optimizer.parameters[0]
     if part == "param":

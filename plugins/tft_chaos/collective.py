@@ -1,9 +1,9 @@
 """
 Phase `collective`: every peer is inside the same collective, and the victim has not entered it.
 
-A peer whose last gradient has come leaves a mark, launches its last collective and goes to sleep
-until all ranks have joined in. The victim stands at its first gradient, which comes before any
-collective of its own, and waits there until all peers have left their marks and sleep.
+A peer writes a marker file at its last gradient, launches its last collective, and sleeps until all
+ranks have entered that collective. The victim waits at its first gradient, before any collective of
+its own, until all peers have written their files and sleep.
 """
 
 import threading
@@ -15,21 +15,22 @@ from tft_chaos.marks import Marks
 from tft_chaos.proc import MainThread, main_thread
 
 PATIENCE = 30.0
-"""Seconds for the peers to come: a step of the slowest model anybody tries this on."""
+"""Seconds for the peers to come: a step of the slowest model in use."""
 
 GLANCES = 6
-"""So many looks in a row must find every peer asleep, and none may have run in between."""
+"""The number of successive looks that must find every peer asleep. No peer may run between them."""
 
 PAUSE = 0.005
-"""Seconds between two looks; longer than a thread on its way to sleep takes for it."""
+"""Seconds between two looks; longer than a thread takes to fall asleep."""
 
 
 def await_peers(marks: Marks, peers: Sequence[int], step: int) -> dict[str, object]:
     """
-    Return once all peers are inside; what was seen of them, as evidence. Raises `ChaosMissed`
-    when they do not come.
+    Wait until all peers are inside their collective of `step`. Return the evidence for that.
+
+    Raises `ChaosMissed` when the peers do not come within `PATIENCE` seconds.
     """
-    pause = threading.Event()  # never set: a wait that lets other threads run
+    pause = threading.Event()  # never set: waiting on it lets other threads run
     deadline = time.monotonic() + PATIENCE
     glances: list[dict[int, MainThread | None]] = []
     while len(glances) < GLANCES:
@@ -43,7 +44,7 @@ def await_peers(marks: Marks, peers: Sequence[int], step: int) -> dict[str, obje
         if any(seen is None or seen.state != "S" for seen in glance.values()):
             glances = []
         elif glances and glance != glances[-1]:
-            glances = [glance]  # all sleep, but one has run since
+            glances = [glance]  # all sleep, but one peer has run since the last look
         else:
             glances.append(glance)
         pause.wait(PAUSE)

@@ -1,5 +1,5 @@
 """
-What the ranks of a job tell each other for the sake of chaos: small files in the run directory.
+The marker files by which the ranks of a job inform each other for chaos, in the run directory.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 class Marks:
     """
-    The marks of all ranks; a rank leaves only its own.
+    The marker files of all ranks. A rank writes only its own.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -18,19 +18,20 @@ class Marks:
 
     def enter(self, step: int) -> None:
         """
-        This process is about to enter its last collective of `step`.
+        Record that this process is about to enter its last collective of `step`.
         """
         self._write(f"inside-rank{self._rank}", {"step": step, "pid": os.getpid()})
 
     def leave(self) -> None:
         """
-        What was marked belongs to an attempt at the step that is over.
+        Remove the record of `enter`: it belongs to an attempt at the step that is over.
         """
         (self._directory / f"inside-rank{self._rank}").unlink(missing_ok=True)
 
     def inside(self, rank: int, step: int) -> int | None:
         """
-        The process of a rank that has marked its entry at this step.
+        Return the pid of the process that has recorded the entry of `rank` at this step; None if
+        none has.
         """
         try:
             mark = json.loads((self._directory / f"inside-rank{rank}").read_text())
@@ -40,13 +41,13 @@ class Marks:
 
     def met(self, incident: int, step: int) -> None:
         """
-        This rank stands at `step` in an incident.
+        Record that this rank is at `step` in an incident.
         """
         self._write(f"met-{incident}-rank{self._rank}", step)
 
     def furthest(self, incident: int) -> int:
         """
-        The step at which an incident has met the rank that was furthest.
+        Return the highest step that any rank has recorded in an incident; 0 if none has.
         """
         met = self._directory.glob(f"met-{incident}-rank*")
         return max((int(path.read_text()) for path in met), default=0)

@@ -1,5 +1,5 @@
 """
-The targets that are no ranks: processes of tft's own, ended by the agent of their node.
+Faults of processes of tft that hold no rank. The agent of their node sends the signals.
 """
 
 import os
@@ -15,8 +15,9 @@ from tft_chaos.spec import Process, Spec, Stop
 
 def strike_processes(specs: Sequence[Spec], run_dir: Path, node: int, step: int) -> None:
     """
-    Send their signals to the processes of this node whose step has been completed. A process
-    that is not up at that moment is struck at a later step.
+    Send the signals of the specs for processes of this node, when the step of a spec is complete.
+
+    A process that does not live at that time gets its signal at a later step.
     """
     ledger = Ledger(run_dir)
     for index, spec in enumerate(specs):
@@ -43,11 +44,11 @@ def strike_processes(specs: Sequence[Spec], run_dir: Path, node: int, step: int)
 
 def _living(path: Path) -> int | None:
     """
-    The process named in a pid file, unless it is gone or has ended already.
+    Return the pid in a pid file; None if the process has ended or the file is missing.
     """
     try:
         pid = int(path.read_text())
-    except (FileNotFoundError, ValueError):  # not there yet, or just being written
+    except (FileNotFoundError, ValueError):  # the file does not exist yet, or is being written
         return None
     thread = main_thread(pid)
     return pid if thread is not None and thread.state != "Z" else None

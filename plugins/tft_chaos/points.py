@@ -1,9 +1,11 @@
 """
-The places in a step where chaos strikes. Each function here watches the objects that the user
-handed over, so that its blow falls where the phase says, and knows how that can be shown.
+The places in a step where chaos makes a fault.
 
-The objects are used as torch's are, but by their methods alone: nothing of torch is imported. How those of
-MindSpore are used is in `cells.py`.
+Each function watches the objects that the user has passed to tft, so that the fault happens in the
+phase of the spec. Each also records the evidence for that place.
+
+The objects are used as those of torch, but only through their methods: torch is not imported. The
+use of MindSpore's objects is in `cells.py`.
 """
 
 import time
@@ -21,7 +23,7 @@ from tft_chaos.spec import Bitflip, Hang, Kill, Raise, Slow, Spec, Stop
 
 class Blow:
     """
-    One spec in the process that holds its rank: whether it is due, and its fall.
+    One spec in the process that holds its rank: decides when the fault is due, and makes it.
     """
 
     def __init__(self, index: int, spec: Spec, session: SessionView, ledger: Ledger) -> None:
@@ -34,19 +36,19 @@ class Blow:
     @property
     def spent(self) -> bool:
         """
-        It has fallen as often as it was to.
+        Whether the spec has fired as many times as it should.
         """
         return self._fired >= self.spec.count
 
     def due(self, step: int) -> bool:
         """
-        It is to fall at this step.
+        Return whether the spec fires at this step.
         """
         return not self.spent and step == self.spec.step + self._fired
 
     def enter(self, step: int, evidence: Mapping[str, object]) -> bool:
         """
-        Write it down. True: it falls now.
+        Record the firing. Return True if the fault must be made now.
         """
         self._fired += 1
         firing = Firing(
@@ -62,7 +64,9 @@ class Blow:
 
     def fall(self, step: int, evidence: Mapping[str, object]) -> None:
         """
-        Write it down and do it. Returns, if at all, when the process is to go on.
+        Record the firing, and make the fault.
+
+        Returns if the process is to go on, and without a fault if the firing is recorded already.
         """
         if self.enter(step, evidence) and isinstance(self.spec.action, Kill | Stop | Hang | Raise):
             act(self.spec.action)
@@ -70,8 +74,10 @@ class Blow:
 
 def watch_forward(blow: Blow, model: Theirs) -> None:
     """
-    Fall inside the model call, when the first of its submodules has been computed: in a step, or in a function that
-    is called after one.
+    Fire inside the call of the model, when its first submodule has been computed.
+
+    The call is in a training step (phase `forward`), or in a function called after one
+    (`evaluation`).
     """
     inside, session = False, blow.session
     evaluates = blow.spec.phase == "evaluation"
@@ -86,7 +92,7 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
 
     def computed(name: str) -> Callable[..., None]:
         def fall(*_: object) -> None:
-            step = session.step - evaluates  # it is called after the step before
+            step = session.step - evaluates  # an evaluation runs after the previous step
             if inside and session.evaluating == evaluates and blow.due(step):
                 blow.fall(step, {"computed": name})
 
@@ -97,14 +103,14 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
         cells.watch_calls(model, enter, leave)
         return
     model.register_forward_pre_hook(enter)
-    for name, module in model.named_modules():  # the model itself is one: for want of another
+    for name, module in model.named_modules():  # includes the model, which may have no submodule
         module.register_forward_hook(computed(name))
     model.register_forward_hook(leave, always_call=True)
 
 
 def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     """
-    Stretch every forward, from the step on.
+    Make every forward pass slower, from the step of the spec on.
     """
     began = 0.0
     slow = False
@@ -118,7 +124,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     def leave(*_: object) -> None:
         until = began + (time.monotonic() - began) * action.factor
         while slow and time.monotonic() < until:
-            pass  # busy, as a slow processor is
+            pass  # busy, like a slow processor
 
     if cells.is_cell(model):
         cells.watch_calls(model, enter, leave)
@@ -129,7 +135,8 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
 
 def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     """
-    Call `seen(number, of)` in the hook of each gradient of a backward pass, as it comes.
+    Call `seen(number, of)` in the hook of each gradient of a backward pass, in the order of
+    arrival.
     """
     number = of = 0
 
@@ -154,7 +161,7 @@ def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
 
 def watch_backward(blow: Blow, model: Theirs) -> None:
     """
-    Fall in a gradient's hook, when it is the second to have come.
+    Fire in the hook of the second gradient of the backward pass (of the only one, if there is one).
     """
 
     def seen(number: int, of: int) -> None:
@@ -166,8 +173,9 @@ def watch_backward(blow: Blow, model: Theirs) -> None:
 
 def watch_collective(blow: Blow, marks: Marks, model: Theirs) -> None:
     """
-    Fall at the first gradient, before any collective of this step has been launched here, once
-    all the others are inside theirs.
+    Fire at the first gradient, when all other ranks are inside their collective.
+
+    At that time this rank has not launched a collective of this step.
     """
     others = [rank for rank in range(blow.session.world) if rank != blow.session.rank]
 
@@ -184,7 +192,7 @@ def mark_collectives(
     specs: Sequence[Spec], marks: Marks, session: SessionView, model: Theirs
 ) -> None:
     """
-    Be a peer: leave a mark at the last gradient of the steps in which others wait for it.
+    Act as a peer of a victim: write a marker file at the last gradient, in the steps of the specs.
     """
 
     def seen(number: int, of: int) -> None:
@@ -197,9 +205,11 @@ def mark_collectives(
 
 def watch_update(blow: Blow, optimizer: Theirs) -> None:
     """
-    Fall inside the optimizer's step, when it has changed some parameters and not the others. One that
-    leaves the work on this rank's share to another has that one as `optim`, as torch's own
-    ZeroRedundancyOptimizer does.
+    Fire inside the optimizer's step, when it has changed some parameters and not the others.
+
+    A sharded optimizer has the optimizer of this rank's share as `optim`, as torch's
+    ZeroRedundancyOptimizer does. That one is watched. Raises `ChaosMissed` during the step if the
+    optimizer changes all parameters at once.
     """
     if cells.is_cell(optimizer):
 
@@ -209,7 +219,7 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
         cells.watch_halfway(optimizer, lambda: blow.due(blow.session.step), halfway_there)
         return
     local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
-    whole = optimizer.step  # whatever stands there: a scheduler may have put its own in its place
+    whole = optimizer.step  # a scheduler may have replaced the method
 
     @wraps(whole)
     def watched(*arguments: Theirs, **named: Theirs) -> Theirs:
@@ -242,7 +252,9 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
 
 def _own(parameter: Theirs) -> Theirs:
     """
-    What this rank has of it: to compare a distributed one takes all ranks, and the others are not there.
+    Return this rank's share of a parameter.
+
+    To compare a distributed parameter takes all ranks, and the others do not take part here.
     """
     own = parameter.detach()
     return own.to_local() if hasattr(own, "to_local") else own
@@ -250,8 +262,9 @@ def _own(parameter: Theirs) -> Theirs:
 
 class _Groups(list[dict[str, Theirs]]):
     """
-    Parameter groups that tell when an optimizer, on its way through them, goes on to the next. A
-    single group with anything in it is cut in the middle.
+    Parameter groups that call `on_the_way` each time an optimizer goes on to the next group.
+
+    A single group that is not empty is split in the middle.
     """
 
     def __init__(self, groups: Sequence[dict[str, Theirs]], on_the_way: Callable[[], None]) -> None:
@@ -271,8 +284,10 @@ class _Groups(list[dict[str, Theirs]]):
 
 def flip_bit(blow: Blow, action: Bitflip, optimizer: Theirs, step: int) -> None:
     """
-    Between two steps: flip a bit of the largest element of the first parameter, or of what the
-    optimizer keeps for it.
+    Flip a bit between two steps.
+
+    The bit is in the largest element of the first parameter, or of what the optimizer keeps for
+    that parameter. Raises `ChaosMissed` where the optimizer keeps no such tensor.
     """
     if cells.is_cell(optimizer):
         array = cells.array_of(optimizer, action.part)

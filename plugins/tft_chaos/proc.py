@@ -1,5 +1,5 @@
 """
-What the kernel says of another process's main thread.
+The state of another process's main thread, read from the kernel.
 """
 
 from dataclasses import dataclass
@@ -9,18 +9,19 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainThread:
     """
-    A thread at one moment.
+    The state of a thread at one moment.
     """
 
     state: str
-    """`R` runs or wants to, `S` sleeps, `T` is stopped, `Z` is dead and not yet waited for."""
+    """`R` runs or can run, `S` sleeps, `T` is stopped, `Z` has ended and is not reaped yet."""
     switches: int
-    """How often it has left a processor: while this stays the same, it has not run."""
+    """How many times the thread has left a processor. While this number stays the same, it has not
+    run."""
 
 
 def main_thread(pid: int) -> MainThread | None:
     """
-    The main thread of a process; None when there is no such process.
+    Return the state of a process's main thread; None when there is no such process.
     """
     try:
         text = Path(f"/proc/{pid}/task/{pid}/status").read_text()

@@ -1,8 +1,8 @@
 """
-What chaos has done: a file for every time a spec fired, written before it fires.
+The record of chaos: a file for every firing of a spec, written before the spec fires.
 
-The files outlive every process of the job, so what has fired never fires again: not in the
-process that takes the victim's place, and not after `--resume`.
+The files outlive every process of the job, so that no firing happens twice: not in the process that
+replaces the victim, and not after `--resume`.
 """
 
 import json
@@ -18,26 +18,28 @@ from tft_chaos.spec import Action, Bitflip, Hang, Kill, Process, Raise, Slow, St
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
     """
-    One strike.
+    One firing of a spec.
     """
 
     spec: str
-    """As it was given."""
+    """The text of the spec as given on the command line."""
     at: float
-    """CLOCK_MONOTONIC, just before."""
+    """The time of CLOCK_MONOTONIC in seconds, just before the fault."""
     rank: int | None
-    """The rank struck; None where the target was a process of tft's own."""
+    """The rank that gets the fault; None where the target is a process of tft."""
     incarnation: int | None
     step: int
     phase: str | None
     evidence: Mapping[str, object]
-    """How it is known that the victim was where the spec wants it."""
+    """The evidence that the victim was at the place that the spec names."""
 
 
 class Ledger:
     """
-    The firings of a run, in `chaos/INDEX-TIME.json` of its directory: the spec's place on the
-    command line from 0, and the how manieth time it fired, from 1.
+    The firings of a run, in the files `chaos/INDEX-TIME.json` of its directory.
+
+    INDEX is the place of the spec on the command line, from 0. TIME is the number of the firing of
+    that spec, from 1.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -45,19 +47,20 @@ class Ledger:
 
     def fired(self, index: int) -> int:
         """
-        How often this spec has fired.
+        Return how many times this spec has fired.
         """
         return len(list(self.directory.glob(f"{index}-*.json")))
 
     def enter(self, index: int, time: int, firing: Firing) -> bool:
         """
-        Write a firing down; False when it stands there already, and must not happen.
+        Write a firing to its file. Return False if the file exists already: the firing must not
+        happen.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         draft = self.directory / f".{index}-{time}.{os.getpid()}"
         draft.write_text(json.dumps(asdict(firing)) + "\n")
         try:
-            os.link(draft, self.directory / f"{index}-{time}.json")  # whole, or not at all
+            os.link(draft, self.directory / f"{index}-{time}.json")  # atomic
         except FileExistsError:
             return False
         finally:
@@ -66,14 +69,16 @@ class Ledger:
 
     def firings(self) -> Iterator[Firing]:
         """
-        All of them, in no order.
+        Return all firings, in no particular order.
         """
         for path in self.directory.glob("*.json"):
             yield Firing(**json.loads(path.read_text()))
 
     def moment(self, kind: str, rank: int | None, seen: float) -> float | None:
         """
-        When the fault of this kind, first seen at this moment, was made; None: not by chaos.
+        Return when chaos made a fault of this kind, which was first seen at `seen`.
+
+        The times are seconds of CLOCK_MONOTONIC. None: chaos did not make the fault.
         """
         return max(
             (
@@ -94,13 +99,13 @@ def _explains(firing: Firing, kind: str, rank: int | None) -> bool:
 
 def _seen_as(action: Action) -> tuple[str, ...]:
     """
-    The kinds of fault an action on a rank can be taken for.
+    Return the kinds of fault as which an action on a rank can be detected.
     """
     match action:
         case Kill():
             return ("process",)
         case Stop() | Hang():
-            return ("hang", "process")  # it is ended for hanging; its end may be seen first
+            return ("hang", "process")  # it is killed for hanging; its end may be detected first
         case Raise(kind=kind):
             return ("software" if kind == "bug" else kind,)
         case Bitflip():

@@ -1,5 +1,6 @@
 """
-What `--chaos` says: `ACTION:TARGET[,key=value...]`, parsed and checked. Pure.
+The argument of `--chaos`, `ACTION:TARGET[,key=value...]`: its parser and its checks. Pure
+functions.
 
     kill:rank=2,step=30,phase=update
     raise:rank=1,step=12,kind=memory
@@ -24,41 +25,41 @@ Part = Literal["param", "exp_avg", "exp_avg_sq"]
 @dataclass(frozen=True, slots=True)
 class Kill:
     """
-    SIGKILL.
+    Send SIGKILL.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """
-    SIGSTOP.
+    Send SIGSTOP.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
     """
-    The training thread is blocked for ever.
+    Block the training thread for ever.
     """
 
     gil: bool
-    """And keeps the GIL: no other thread of the process runs Python any more."""
+    """The thread keeps the GIL as well: no other thread of the process runs Python any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raise:
     """
-    An exception leaves the training loop.
+    Raise an exception that leaves the training loop.
     """
 
     kind: FaultName
-    """What it stands for; `bug`: a bug of the user's own."""
+    """The kind of fault that the exception stands for; `bug`: a bug in the user's code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bitflip:
     """
-    One bit of the rank's state is flipped, and nobody is told.
+    Flip one bit of the rank's state, without reporting it.
     """
 
     part: Part
@@ -67,7 +68,7 @@ class Bitflip:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
     """
-    Every forward takes longer from then on.
+    Make every forward pass slower from then on.
     """
 
     factor: float
@@ -88,13 +89,13 @@ class Rank:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """
-    A process of tft's own.
+    A process of tft that holds no rank.
     """
 
     name: str
-    """As in `pids/NAME.pid`: `broker`, `controller`, `agent-1`, `store-0`."""
+    """The name in `pids/NAME.pid`: `broker`, `controller`, `agent-1`, `store-0`."""
     node: int
-    """The node whose agent strikes."""
+    """The node whose agent sends the signal."""
 
 
 Target = Rank | Process
@@ -103,20 +104,20 @@ Target = Rank | Process
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """
-    One `--chaos`.
+    One `--chaos` argument.
     """
 
     text: str
     action: Action
     target: Target
     step: int
-    """The first step it fires at."""
+    """The first step at which it fires."""
     phase: Phase
-    """Where in the step; means nothing for a `Process`."""
+    """The place in the step; without meaning for a `Process`."""
     count: int
-    """How often it fires, at one occasion after the other."""
+    """How many times it fires, at successive occasions."""
     order: OrderName
-    """For phase `repair`: the order that is about to be carried out."""
+    """For phase `repair`: it fires just before this order is carried out."""
 
 
 T = TypeVar("T")
@@ -131,13 +132,14 @@ _ORDERS: Mapping[str, OrderName] = {
     "stop": "stop", "load": "load", "fetch": "fetch", "restore": "restore", "regroup": "regroup",
     "reload": "reload", "rebuild": "rebuild", "rollback": "rollback", "save": "save", "commit": "commit",
 }  # fmt: skip
-"""Those a training thread carries out; the others are a matter of a message."""
+"""The orders that a training thread carries out. The other orders are only messages."""
 
 
 def parse(text: str) -> Spec:
     """
-    Read one spec. Raises `UsageError` with a sentence that names what is wrong and what may be
-    said instead.
+    Read one spec.
+
+    Raises `UsageError` with a message that names the mistake and the allowed values.
     """
     name, _, rest = text.partition(":")
     aim, *pairs = rest.split(",")
@@ -198,8 +200,10 @@ def _target(aim: str, keys: "_Keys") -> Target:
 
 def _phase(name: str, action: Action, keys: "_Keys") -> Phase:
     """
-    Where the action makes sense: a bit flips in a state that is whole, only a forward can be
-    stretched, and a bug of the user's own is met in the user's own code.
+    Return the phase, which must suit the action.
+
+    A bit can only be flipped in a complete state, and only a forward pass can be made slower. A bug
+    in the user's code can only occur while that code runs.
     """
     match action:
         case Bitflip():
@@ -217,7 +221,7 @@ def _phase(name: str, action: Action, keys: "_Keys") -> Phase:
 
 class _Keys:
     """
-    The `key=value` pairs of one spec. Each is taken by whoever knows what it means.
+    The `key=value` pairs of one spec. Each pair is taken by the function that knows its meaning.
     """
 
     def __init__(self, text: str, pairs: Sequence[str]) -> None:
@@ -234,7 +238,7 @@ class _Keys:
 
     def choice(self, key: str, allowed: Mapping[str, T], default: T | None = None) -> T:
         """
-        One of the named values; without a default the key must be given.
+        Take one of the allowed values. Without a default the key must be given.
         """
         value = self._take(key)
         if value is None and default is not None:
@@ -245,7 +249,7 @@ class _Keys:
 
     def whole(self, key: str, default: int, least: int) -> int:
         """
-        A whole number.
+        Take a whole number, `least` or more.
         """
         value = self._take(key)
         if value is None:
@@ -256,7 +260,7 @@ class _Keys:
 
     def factor(self, key: str) -> float:
         """
-        A number greater than 1, which must be given.
+        Take a number greater than 1, which must be given.
         """
         value = self._take(key)
         if value is None or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", value) or float(value) <= 1.0:
@@ -265,14 +269,14 @@ class _Keys:
 
     def end(self) -> None:
         """
-        Nothing may be left over.
+        Raises `UsageError` if a pair was not taken.
         """
         for key in self._values:
             self.refuse(f"'{key}' has no meaning here, but {', '.join(sorted(self._asked))} would")
 
     def refuse(self, why: str) -> NoReturn:
         """
-        The spec cannot be carried out.
+        Raises `UsageError`: the spec cannot be carried out.
         """
         raise UsageError(f"--chaos {self._text}: {why}")
 

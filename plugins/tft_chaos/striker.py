@@ -1,5 +1,5 @@
 """
-Chaos in one rank: which specs it takes part in, and what of the session it listens to for them.
+Chaos in one rank: the specs that concern the rank, and the hooks of the session that they need.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,10 @@ from tft_chaos.spec import Bitflip, Rank, Slow, Spec
 
 def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None":
     """
-    What this process has to do for specs that have not all fired yet; None: nothing.
+    Return the object that carries out the specs in this process, if some have not fired often
+    enough.
+
+    None where there is nothing to do in this process.
     """
     ledger = Ledger(session.run_dir)
     blows: list[Blow] = []
@@ -42,14 +45,15 @@ def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None
 
 class Striker:
     """
-    Everything on the training thread.
+    Carries out the specs of one process. All of its methods run on the training thread.
     """
 
     def __init__(
         self, session: SessionView, blows: Sequence[Blow], joining: Sequence[Spec]
     ) -> None:
         """
-        `blows` are aimed at this rank; those in `joining` at others, who need to know where it is.
+        `blows` are aimed at this rank. The specs in `joining` are aimed at other ranks, which need
+        to know where this rank is.
         """
         self._session = session
         self._blows = blows
@@ -63,7 +67,7 @@ class Striker:
     @hookimpl
     def tft_on_adopted(self, parts: Mapping[str, Theirs]) -> None:
         """
-        Take up position.
+        Install the watches of all specs on the model and the optimizer.
         """
         model, self._optimizer = parts["model"], parts["optimizer"]
         collectives = [spec for spec in self._joining if spec.phase == "collective"]
@@ -86,14 +90,14 @@ class Striker:
             case "update":
                 watch_update(blow, self._optimizer)
             case "between" | "tail" | "repair":
-                pass  # the session says when
+                pass  # the session's hooks fire these
             case _:
                 assert_never(blow.spec.phase)
 
     @hookimpl
     def tft_on_window_closed(self, step: int) -> None:
         """
-        Between two steps.
+        Fire the specs of phase `between`: the update window of `step` has closed.
         """
         for blow in self._blows:
             if blow.spec.phase == "between" and blow.due(step):
@@ -105,7 +109,8 @@ class Striker:
     @hookimpl
     def tft_on_tail_ending(self, step: int) -> None:
         """
-        Behind everything that the loop does in a step, before that has ended.
+        Fire the specs of phase `tail`: the loop has done everything in the step, which has not
+        ended yet.
         """
         for blow in self._blows:
             if blow.spec.phase == "tail" and blow.due(step):
@@ -114,14 +119,16 @@ class Striker:
     @hookimpl
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        Within an incident; incident 0 is the start of the job, in which nothing has to be repaired.
+        Fire the specs of phase `repair`, before an order of an incident is carried out.
+
+        Incident 0 is the start of the job, in which nothing is repaired.
         """
         self._marks.leave()
         if not incident or not self._repairs:
             return
         self._marks.met(incident, step)
-        # a replacement knows no step before it has its state; the others have stopped by the time
-        # it gets its first order, and they know
+        # a replacement knows no step before it has its state; the other ranks have stopped
+        # by the time of its first order, and have written their steps
         reached = self._marks.furthest(incident)
         for blow in self._blows:
             wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent

@@ -1,9 +1,9 @@
 """
-`mindio_ttp` on tft: the functions that programs written for MindIO TFT call, with our bus, controller
-and workers behind them.
+`mindio_ttp` on tft: the functions that programs written for MindIO TFT call.
 
-`mindio_ttp.framework_ttp` is for training processes, `mindio_ttp.controller_ttp` for what manages a
-cluster. What they do otherwise than MindIO is in `docs/mindio.md`.
+tft's bus, controller and workers carry them out. `mindio_ttp.framework_ttp` is for training
+processes, `mindio_ttp.controller_ttp` for the manager of a cluster. The differences from MindIO are
+in `docs/mindio.md`.
 """
 
 from mindio_ttp.neighbours import refuse_another

@@ -1,5 +1,6 @@
 """
-The adaptor for programs of MindIO: tft's hooks, answered by what the program has registered.
+The adaptor for programs of MindIO: tft's hooks, answered by the functions that the program has
+registered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,12 @@ from tft.hooks import Buffer, ShardPayload, hookimpl
 from tft.protocol.messages import FaultKind, ShardCopies
 
 _programs: list[Program] = []
-"""One in a process, from `announce` on."""
+"""The program of this process, at most one. It is set by `announce`."""
 
 
 def announce(program: Program) -> None:
     """
-    This is the program whose functions answer.
+    Set the program whose functions answer the hooks.
     """
     _programs[:] = [program]
 
@@ -103,7 +104,7 @@ def tft_taken(shard: str, meta: bytes) -> bool:
 
 @hookimpl
 def tft_compare() -> Mapping[str, str]:
-    return {}  # what is held is the program's own
+    return {}  # the state belongs to the program
 
 
 @hookimpl
@@ -118,7 +119,7 @@ def tft_quiesce() -> None:
 
 @hookimpl
 def tft_waiting(frame: FrameType) -> bool:
-    return True  # what a program waits in is its own
+    return True  # tft does not know where a program may wait
 
 
 @hookimpl
@@ -160,4 +161,4 @@ def tft_reload() -> Callable[[int | None], int] | None:
 
 @hookimpl
 def tft_classify(error: BaseException) -> FaultKind | None:
-    return None  # the program says what its errors are
+    return None  # the program reports the kind of its errors

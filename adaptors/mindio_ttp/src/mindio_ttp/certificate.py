@@ -1,6 +1,8 @@
 """
-Certificates as MindIO takes them: of now, signed by who is trusted, not revoked, with a key that is long
-enough and is that of the private key beside it.
+The certificates that MindIO accepts.
+
+A certificate must be valid now, signed by a trusted certificate, and not revoked. Its key must be
+long enough, and must belong to the private key given with it.
 """
 
 from collections.abc import Sequence
@@ -18,28 +20,29 @@ if TYPE_CHECKING:
 log = logs.get_logger()
 
 LEAST_BITS = 3072
-"""Of an RSA key."""
+"""The least number of bits of an RSA key."""
 LEAST_CURVE_BITS = 256
-"""Of a key on an elliptic curve, as strong as the other. MindIO counts both alike, and takes none of these."""
+"""The least number of bits of a key on an elliptic curve, which is as strong as such an RSA key.
+MindIO requires 3072 bits of both, and so accepts no elliptic key."""
 LONGEST_CHAIN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateKey:
     """
-    One that has been read.
+    A private key that has been read.
     """
 
     content: bytes = field(repr=False)
-    """Without its password, in the one form that the same key always has (DER)."""
+    """The key without its password, in the one form that the same key always has (DER)."""
     public: bytes
-    """The public key that belongs to it, in the like form."""
+    """The public key that belongs to the private key, in DER form, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """
-    The files that say who this process is, and whom it trusts.
+    The files with the certificate of this process, and with the certificates that it trusts.
     """
 
     certificate: Path
@@ -48,7 +51,9 @@ class Identity:
 
     def check(self, key: PrivateKey) -> int:
         """
-        For how many days the certificate is still good. Raises `Refused`, with the file, where it is not.
+        Return for how many days the certificate is still valid.
+
+        Raises `Refused`, with the name of the file, where it is not valid.
         """
         mine = _certificates(self.certificate)[0]
         now = datetime.now(UTC)
@@ -83,7 +88,7 @@ class Identity:
             for certificate, issuer in zip(chain, [*chain[1:], chain[-1]], strict=True):
                 if revoked.issuer != issuer.subject:
                     continue
-                if not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type] # of any kind that signs
+                if not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type] # any key that can sign
                     raise Refused(f"{path} is not signed by {issuer.subject.rfc4514_string()}")
                 number = certificate.serial_number
                 if revoked.get_revoked_certificate_by_serial_number(number) is not None:
@@ -94,7 +99,10 @@ class Identity:
 
 def private_key(text: str, password: str | None) -> PrivateKey:
     """
-    Read one from PEM. Raises `Refused` for what is none, or cannot be opened with the password.
+    Read a private key from PEM.
+
+    Raises `Refused` where the text is no key, cannot be read with the password, or the package
+    cryptography is missing.
     """
     try:
         from cryptography.hazmat.primitives import serialization
@@ -111,9 +119,9 @@ def private_key(text: str, password: str | None) -> PrivateKey:
         except TypeError:
             if password is None:
                 raise
-            key = serialization.load_pem_private_key(pem, None)  # it has none, and needs none
+            key = serialization.load_pem_private_key(pem, None)  # the key has no password
     except (ValueError, TypeError) as wrong:
-        # the words of the library only: the key itself is in no sentence
+        # the text of the library only: no message contains the key
         raise Refused(
             f"tlsPk of tls_info is no private key, or its password is wrong: {wrong}"
         ) from None
@@ -155,7 +163,7 @@ def _check_length(path: Path, certificate: "Certificate") -> None:
         case ec.EllipticCurvePublicKey(key_size=bits):
             least = LEAST_CURVE_BITS
         case _:
-            return  # Ed25519 and the like have one length
+            return  # Ed25519 and similar keys have a fixed length
     if bits < least:
         raise Refused(f"the key of {path} has {bits} bits, and is to have {least} or more")
 
@@ -164,7 +172,7 @@ def _chain(
     path: Path, mine: "Certificate", trusted: Sequence["Certificate"], now: datetime
 ) -> list["Certificate"]:
     """
-    The certificate, who has signed it, and so on to one that has signed itself.
+    Return the certificate, the one that has signed it, and so on up to a self-signed certificate.
     """
     chain = [mine]
     while len(chain) < LONGEST_CHAIN:

@@ -1,5 +1,5 @@
 """
-Arguments that cannot be: refused with a sentence, before anything is changed.
+The checks of arguments. An invalid argument is refused with a message, before anything is changed.
 """
 
 import ipaddress
@@ -20,13 +20,15 @@ from mindio_ttp.words import (
 
 class Refused(Exception):
     """
-    A call that cannot be followed. Programs for MindIO expect an `Exception`, of no kind of its own.
+    Raised for a call that cannot be carried out.
+
+    Programs for MindIO expect an `Exception`, without a type of its own.
     """
 
 
 def number(function: str, name: str, value: Any, least: int, most: int) -> int:  # Any: as given
     """
-    A whole number between two bounds.
+    Check that `value` is a whole number from `least` to `most`, and return it.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise Refused(
@@ -37,7 +39,7 @@ def number(function: str, name: str, value: Any, least: int, most: int) -> int: 
 
 def flag(function: str, name: str, value: Any) -> bool:  # Any: as given
     """
-    True or False.
+    Check that `value` is True or False, and return it.
     """
     if not isinstance(value, bool):
         raise Refused(f"{function}: {name} is to be True or False, and is {value!r}")
@@ -46,25 +48,25 @@ def flag(function: str, name: str, value: Any) -> bool:  # Any: as given
 
 def text(function: str, name: str, value: Any) -> str:  # Any: as given
     """
-    A text that is not empty.
+    Check that `value` is a text that is not empty, and return it.
     """
     if not isinstance(value, str) or not value:
         raise Refused(f"{function}: {name} is to be a text, and is {value!r}")
     return value
 
 
-def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: as given, and of any kind
+def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: as given; any function
     """
-    Something that can be called; a `TypeError` for what cannot, as MindIO raises it.
+    Check that `value` can be called, and return it. Raises `TypeError` if not, as MindIO does.
     """
     if not callable(value):
         raise TypeError(f"{caller} takes a function, and got {value!r}")
-    return value  # type: ignore[no-any-return] # of any kind
+    return value  # type: ignore[no-any-return] # any function
 
 
 def rank_and_world(function: str, rank: Any, world: Any, *, least: int = 0) -> None:
     """
-    A rank of a world of at most 100,000.
+    Check a world of at most 100,000 ranks, and a rank of that world.
     """
     number(function, "world_size", world, 1, LARGEST_WORLD)
     number(function, "rank", rank, least, world - 1)
@@ -72,14 +74,14 @@ def rank_and_world(function: str, rank: Any, world: Any, *, least: int = 0) -> N
 
 def port(function: str, value: Any) -> int:
     """
-    A port that needs no privileges, and has one after it.
+    Check a port that needs no privileges and has a port after it. Return it.
     """
     return number(function, "port", value, LOWEST_PORT, HIGHEST_PORT - 1)
 
 
 def address(function: str, name: str, value: Any) -> str:
     """
-    An address, of a host that is known by name, too.
+    Check an address or the name of a known host. Return the address.
     """
     if not isinstance(value, str) or not value:
         raise Refused(f"{function}: {name} is to be an address or a host's name, and is {value!r}")
@@ -99,14 +101,14 @@ def address(function: str, name: str, value: Any) -> str:
 
 def step(function: str, value: Any, *, least: int) -> int:
     """
-    A step of training.
+    Check that `value` is a step of training from `least` on, and return it.
     """
     return number(function, "step", value, least, LARGEST_STEP)
 
 
 def error(value: Any, code: Any) -> ReportState:
     """
-    How a rank has left its loop, and the code of a device.
+    Check the value of a `ReportState` and the error code of a device. Return the state.
     """
     states = [state.value for state in ReportState]
     if isinstance(value, ReportState):
@@ -126,7 +128,7 @@ def error(value: Any, code: Any) -> ReportState:
 
 def ranks(function: str, name: str, value: Any, world: int) -> tuple[int, ...]:
     """
-    Ranks of the world, each once.
+    Check a list of ranks of the world in which each rank occurs once. Return the ranks, sorted.
     """
     if not isinstance(value, list | tuple) or not value:
         raise Refused(f"{function}: {name} is to be a list of ranks, and is {value!r}")
@@ -139,7 +141,8 @@ def ranks(function: str, name: str, value: Any, world: int) -> tuple[int, ...]:
 
 def groups(value: Any) -> Sequence[Mapping[str, Any]]:
     """
-    The outer form of what describes the copies of an optimizer's state.
+    Check the outer form of `replica_info`, which describes the copies of an optimizer's state.
+    Return it.
     """
     call = "tft_set_optimizer_replica"
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_GROUPS:

@@ -1,5 +1,5 @@
 """
-What an exception's text says of the fault: MindIO looks for substrings, in this order.
+The classification of exceptions by their text. MindIO looks for substrings, in this order.
 """
 
 import re
@@ -11,7 +11,7 @@ from mindio_ttp.words import ReportState
 
 ERROR_CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
 RESUMABLE = frozenset({"ARF FINISH", "STEP FINISH"})
-"""Names with one wait only: what is to be cleaned is clean already."""
+"""Names with one wait only: the device is clean already."""
 OTHER = "OTHER"
 CUT_OFF = (
     *("FORCE STOP", "ForceStopError", "STEP FINISH"),
@@ -19,11 +19,11 @@ CUT_OFF = (
     *("HCCEError", "SuspectRemoteError"),
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
 )
-"""In errors of a rank that was stopped, or whose link to another one broke: MindIO's words, MindSpore's, and
-those of sockets."""
+"""Texts in errors of a rank that was stopped, or whose link to another rank broke: the texts of
+MindIO, of MindSpore and of sockets."""
 
 Handle = Callable[[str], str]
-"""From the text of an error to the name of what it is."""
+"""Takes the text of an error and returns the name of the error."""
 
 HBM = "HBM MULTI BIT ECC"
 REPAIRABLE, UNREPAIRABLE = f"{HBM} can repair", f"{HBM} can't repair"
@@ -31,7 +31,7 @@ REPAIRABLE, UNREPAIRABLE = f"{HBM} can repair", f"{HBM} can't repair"
 
 def is_cut_off(said: str) -> bool:
     """
-    Whether an error says that its rank was stopped, or that a link to another rank broke.
+    Return whether an error says that its rank was stopped, or that a link to another rank broke.
     """
     return any(text in said for text in CUT_OFF)
 
@@ -39,30 +39,32 @@ def is_cut_off(said: str) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """
-    What an error is.
+    The classification of an error.
     """
 
     name: str
     state: ReportState
     code: str
-    """Of the device; empty: it has said none."""
+    """The error code of the device; empty if the error has none."""
     said: str = ""
-    """The error itself, on one line."""
+    """The type and the text of the error, on one line."""
 
 
 @dataclass(slots=True)
 class Patterns:
     """
-    What is looked for, and what it stands for. `can_repair` says whether memory that was lost at a time
-    (microseconds of the device) can still be had from the copies of others.
+    The texts that are searched for, and the state that each of them stands for.
+
+    `can_repair` returns whether memory lost at a time (microseconds of the device) can still be
+    restored from the copies on other ranks.
     """
 
     can_repair: Callable[[int], bool]
     handles: dict[str, Handle] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
-    """By the name of an error: the name of the `ReportState` it stands for."""
+    """Maps the name of an error to the name of its `ReportState`."""
     guarded: frozenset[str] = frozenset()
-    """Names that are `OTHER` where devices are not to be repaired."""
+    """Names that are replaced by `OTHER` where devices must not be repaired."""
 
     def __post_init__(self) -> None:
         for text, state in (
@@ -86,14 +88,17 @@ class Patterns:
 
     def add(self, pattern: str, state: ReportState, handle: Handle) -> None:
         """
-        One of the user's own, looked for after those that are there.
+        Add a pattern of the user. It is searched for after the existing patterns.
         """
         self.handles[pattern] = handle
         self.types[pattern] = state.name
 
     def classify(self, error: RuntimeError, *, repairs: bool) -> Found:
         """
-        The first that fits; `repairs`: devices that have lost memory or links are to be repaired.
+        Return the classification by the first pattern in the text.
+
+        `repairs`: devices that have lost memory or links are to be repaired. Raises `KeyError` if
+        the handler of the pattern returns an unknown name.
         """
         text = str(error)
         code = match[1][:15] if (match := ERROR_CODE.search(text)) else ""
@@ -115,7 +120,8 @@ class Patterns:
 
     def hbm(self, text: str) -> str:
         """
-        Return whether memory that an error says is lost can be had from the copies of others.
+        Return the name of an HBM error: whether the lost memory can be restored from other ranks'
+        copies.
         """
         time = get_l2_hbm_error_time(text)
         return REPAIRABLE if time is not None and self.can_repair(time) else UNREPAIRABLE

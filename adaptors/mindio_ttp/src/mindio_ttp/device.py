@@ -1,8 +1,8 @@
 """
 The accelerator of this process, for a program that has imported `torch_npu` or MindSpore.
 
-Nothing is imported here: a program without such a framework has no device. torch_npu keeps the current device
-for each thread, so a new thread begins at device 0.
+This module imports no framework: without one of them the program has no device. torch_npu keeps the
+current device for each thread, so a new thread begins at device 0.
 """
 
 import gc
@@ -36,8 +36,9 @@ def use(device: int | None) -> None:
 @contextmanager
 def own_stream() -> Iterator[None]:
     """
-    Run the body on a stream of its own: the training stream may hold what was broken off. Source:
-    `execute_save`, line 417 there.
+    Run the body on a stream of its own: the training stream may hold interrupted operations.
+
+    Source: `execute_save` of `ttp_decorator.py`, line 417.
     """
     npu = _npu()
     if npu is None or not hasattr(npu, "stream"):
@@ -49,8 +50,9 @@ def own_stream() -> Iterator[None]:
 
 def new_stream() -> Any:  # Any: torch_npu has no types
     """
-    Return a new stream of the current device, one that runs at once where torch_npu has those; None without
-    torch_npu.
+    Return a new stream of the current device; None without torch_npu.
+
+    It is a stream that runs its operations at once, where torch_npu has such streams.
     """
     npu = _npu()
     if npu is None:
@@ -67,7 +69,7 @@ def version() -> str:
 
 def release_memory() -> None:
     """
-    Give back the memory that the frames of a training loop have held: the state that comes needs it.
+    Free the memory that the frames of a training loop have held, for the state to be received.
     """
     gc.collect()
     npu = _npu()
@@ -77,8 +79,9 @@ def release_memory() -> None:
 
 def time_now() -> int:
     """
-    Return the time of the device in microseconds, from an event; 0 where it cannot say the time. Source:
-    `get_event_time` of `uce_utils.py`, line 66.
+    Return the time of the device in microseconds, from an event; 0 where the device cannot tell it.
+
+    Source: `get_event_time` of `uce_utils.py`, line 66.
     """
     npu = _npu()
     if npu is None or not hasattr(npu, "Event"):

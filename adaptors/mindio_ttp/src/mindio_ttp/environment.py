@@ -1,6 +1,7 @@
 """
-The variables that programs for MindIO are told things in, each with its range (MindIO TFT 7.3.0). What
-is out of its range counts as not said, which is what MindIO makes of it, but is told.
+The environment variables of programs for MindIO, each with its range (MindIO TFT 7.3.0).
+
+A value out of its range counts as not set, as in MindIO, but is logged.
 """
 
 import json
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CARRIED = "TFT_MINDIO_LAUNCHED"
-"""What the launcher of the job had set, for the process that a tft agent starts in its place."""
+"""The variable that carries the launcher's variables to the process that a tft agent starts."""
 ORCHESTRATOR = "TFT_MINDIO_ORCHESTRATOR"
-"""Where the controller listens for what manages the cluster."""
+"""The variable with the path of the socket where the controller listens for an orchestrator."""
 _OVERWRITTEN = (
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -29,13 +30,13 @@ _OVERWRITTEN = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
     """
-    What the environment says.
+    The values of the variables. Each line gives the range and the default in parentheses.
     """
 
     mindspore: bool
     """MINDIO_FOR_MINDSPORE: the program is one for MindSpore (true or 1)."""
     task: str
-    """MINDX_TASK_ID: the orchestrator's name of the job; empty: there is none."""
+    """MINDX_TASK_ID: the orchestrator's name of the job; empty where there is no orchestrator."""
     wait_orchestrator: int
     """MINDIO_WAIT_MINDX_TIME: seconds that an orchestrator may take to answer (1 to 3600, 30)."""
     action_limit: int
@@ -47,19 +48,20 @@ class Variables:
     framework: int
     """TTP_FRAMEWORK_TYPE: 0, or 1 for X1 (0)."""
     certificate_period: int
-    """TTP_ACCLINK_CHECK_PERIOD_HOURS: hours between two looks at certificates (24 to 720, 168)."""
+    """TTP_ACCLINK_CHECK_PERIOD_HOURS: hours between two checks of certificates (24 to 720, 168)."""
     certificate_ahead: int
-    """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: how long before their end they are told of (7 to 180, 30)."""
+    """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: days before their end from which certificates are warned
+    of (7 to 180, 30)."""
     enters_again: bool = True
-    """MS_ENABLE_TFT: MindSpore's loop is entered again after a fault, which takes UCE, HCCE or ARF. Without
-    them MindSpore reports whatever leaves its loop as unknown, and ends."""
+    """MS_ENABLE_TFT: MindSpore's loop is entered again after a fault. This needs UCE, HCCE or ARF.
+    Without these MindSpore reports every error that leaves its loop as unknown, and ends."""
     ignored: tuple[str, ...] = ()
-    """What was said and counts for nothing, a sentence for each."""
+    """A sentence for each value that was ignored."""
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> Variables:
     """
-    Read them.
+    Read the variables.
     """
     ignored: list[str] = []
 
@@ -85,13 +87,14 @@ def variables(environ: Mapping[str, str] = os.environ) -> Variables:
         certificate_period=within("TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
         certificate_ahead=within("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
         enters_again=_enters_again(environ.get("MS_ENABLE_TFT", "")),
-        ignored=tuple(ignored),  # the last: arguments are made in their order
+        ignored=tuple(ignored),  # last, since arguments are evaluated in their order
     )
 
 
 def _enters_again(enabled: str) -> bool:
     """
-    By what MindSpore's `Model.train` looks for, and how.
+    Return whether the loop is entered again, by the same substring tests as MindSpore's
+    `Model.train`.
     """
     is_mindspores = any(item in enabled for item in ("TTP:1", "TSP:1"))
     return not is_mindspores or any(item in enabled for item in ("UCE:1", "HCCE:1", "ARF:1"))
@@ -103,21 +106,23 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logging:
     """
-    Where lines go.
+    The variables that say where log lines are written.
     """
 
     directory: Path | None = None
-    """TTP_LOG_PATH: the directory of a file for them (logs). None: they go to standard output, and no file is kept,
-    since TTP_LOG_STDOUT is 1."""
+    """TTP_LOG_PATH: the directory of the log file (default `logs`). None: lines go to standard
+    output and no file is kept, since TTP_LOG_STDOUT is 1."""
     level: str = "INFO"
     """TTP_LOG_LEVEL: the lowest level of a line that is written."""
     shared: bool = False
-    """TTP_LOG_MODE is ONLY_ONE: all processes write to one file; else each has its own."""
+    """TTP_LOG_MODE is ONLY_ONE: all processes write to one file. Else each process has its own
+    file."""
 
 
 def logging(environ: Mapping[str, str] = os.environ) -> Logging:
     """
-    Read them. What cannot be is taken as not said: there is nowhere yet to tell it.
+    Read the variables of logging. An invalid value counts as not set: no log exists yet to report
+    it.
     """
     level = environ.get("TTP_LOG_LEVEL", "").upper()
     printed = environ.get("TTP_LOG_STDOUT") == "1"
@@ -130,14 +135,14 @@ def logging(environ: Mapping[str, str] = os.environ) -> Logging:
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """
-    Return a variable as it stands; None where it is not set.
+    Return the value of a variable; None where it is not set.
     """
     return environ.get(name)
 
 
 def clean_before_dump(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    From now on it is as if TTP_STOP_CLEAN_BEFORE_DUMP were 1, here and in what this process starts.
+    Set TTP_STOP_CLEAN_BEFORE_DUMP to 1, for this process and the processes that it starts.
     """
     environ["TTP_STOP_CLEAN_BEFORE_DUMP"] = "1"
 
@@ -145,7 +150,7 @@ def clean_before_dump(environ: MutableMapping[str, str] = os.environ) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """
-    Where the launcher of the job has put this process.
+    The place of this process, as the launcher of the job has set it.
     """
 
     local_rank: int
@@ -155,7 +160,10 @@ class Place:
 
 def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os.environ) -> Place:
     """
-    As the variables of launchers say it. Where they do not: `alone` on one machine, or each on its own.
+    Return the place of this process from the variables of launchers.
+
+    Where they are not set: `alone` means that all ranks are on one machine, else each rank has its
+    own.
     """
     local_rank, local_world = (rank, world) if alone else (0, 1)
     local_rank = int(environ.get("LOCAL_RANK", local_rank))
@@ -170,7 +178,7 @@ def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os
 
 def carry(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Keep what the launcher has set, where an agent sets its own.
+    Keep the launcher's variables where an agent sets its own.
     """
     kept = {name: environ[name] for name in _OVERWRITTEN if name in environ}
     environ[_CARRIED] = json.dumps(kept)
@@ -178,8 +186,10 @@ def carry(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
     """
-    Return the address of the hub, where the program has no store of its own: None where the launcher's process
-    serves one, as torchrun's does. To be asked before `restore`.
+    Return the address of the hub, where the program has no store of its own.
+
+    None where the launcher's process serves a store, as torchrun's does. To be called before
+    `restore`.
     """
     launcher = json.loads(environ.get(_CARRIED, "{}"))
     if launcher.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -189,7 +199,7 @@ def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
 
 def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Have `env://` of torch.distributed lead to a store at this address that no rank opens itself.
+    Set `env://` of torch.distributed to a store at this address that no rank serves itself.
     """
     environ["MASTER_ADDR"], environ["MASTER_PORT"] = host, str(port)
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -197,7 +207,7 @@ def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ
 
 def restore(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    What the launcher has set is there again: the program meets the others where it always did.
+    Restore the launcher's variables: the program meets the other ranks at the usual address.
     """
     if _CARRIED not in environ:
         return
@@ -209,27 +219,27 @@ def restore(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def orchestrator_socket(environ: Mapping[str, str] = os.environ) -> Path | None:
     """
-    Where the controller listens; None: it expects nobody.
+    Return the path where the controller listens; None where no orchestrator is expected.
     """
     return Path(environ[ORCHESTRATOR]) if environ.get(ORCHESTRATOR) else None
 
 
 def with_orchestrator(path: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
-    The environment of a controller that is to listen there.
+    Return the environment of a controller that must listen at `path`.
     """
     return {**environ, ORCHESTRATOR: str(path)}
 
 
 def below_tft(environ: Mapping[str, str] = os.environ) -> bool:
     """
-    Whether a tft agent has started this process.
+    Return whether a tft agent has started this process.
     """
     return "TFT_JOB" in environ
 
 
 def run_options(environ: Mapping[str, str] = os.environ) -> list[str]:
     """
-    The options that the user has for `tft run`.
+    Return the user's options for `tft run`.
     """
     return shlex.split(environ.get("TFT_RUN_OPTIONS", ""))

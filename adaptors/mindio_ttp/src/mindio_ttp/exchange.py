@@ -1,7 +1,9 @@
 """
-The all-gather of facts beside the program's own process groups. A process that an agent keeps is the hub; each rank
-sends it one line of JSON and gets back the lines of all. Whoever speaks the protocol of torch's store to the hub is
-led to such a store.
+The all-gather of facts, independent of the program's own process groups.
+
+A process that an agent keeps alive is the hub. Each rank sends the hub one line of JSON, and gets
+back the lines of all ranks. A client that speaks the protocol of torch's store is connected to such
+a store.
 """
 
 import json
@@ -19,36 +21,38 @@ from typing import Any
 from mindio_ttp import torch_groups
 
 _HUB = "hub-"
-"""What the files begin with that say where the hub of all nodes is."""
+"""Prefix of the files that name the hub of all nodes."""
 _ANSWER = 5.0
-"""Seconds for a hub to answer: it only looks up a word."""
+"""Seconds for a hub to answer: it only looks up its token."""
 _BLOCK = 2**16
 
 Body = Mapping[str, Any]
-"""What a rank says of itself. Any: JSON."""
+"""The facts that a rank sends about itself. Any: JSON."""
 
 
 class Hub(socketserver.ThreadingTCPServer):
     """
-    Answer all ranks of a gathering when the last of them has come.
+    The server of the all-gathers. It answers all ranks of an all-gather when the last rank has
+    come.
     """
 
     daemon_threads = True
     allow_reuse_address = True
-    request_queue_size = 1024  # all ranks come at once
+    request_queue_size = 1024  # all ranks connect at once
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Member)
         self._turn = threading.Lock()
         self._opening = threading.Lock()
         self._store: Any = None
-        """A store of torch's, from when a program needs it."""
+        """A store of torch's, opened when a program first needs it."""
         self.token = secrets.token_hex(16)
         self._members: dict[str, dict[int, tuple[_Member, Body]]] = {}
 
     def gather(self, name: str, rank: int, world: int, member: "_Member", facts: Body) -> None:
         """
-        Note that one more rank has come. When that makes `world` ranks, tell each of them the facts of all.
+        Record that one more rank has come. When `world` ranks have come, send each the facts of
+        all.
         """
         with self._turn:
             members = self._members.setdefault(name, {})
@@ -61,7 +65,8 @@ class Hub(socketserver.ThreadingTCPServer):
 
     def torch_store(self) -> tuple[str, int]:
         """
-        Return the address of a store for `torch.distributed`, which is opened when its first client comes.
+        Return the address of a store for `torch.distributed`. It is opened when its first client
+        comes.
         """
         host = str(self.server_address[0])
         with self._opening:
@@ -71,7 +76,7 @@ class Hub(socketserver.ThreadingTCPServer):
 
     def part(self, name: str, rank: int, member: "_Member") -> None:
         """
-        Forget a rank whose connection has ended: what it has said no longer counts.
+        Forget a rank whose connection has ended: its facts no longer count.
         """
         with self._turn:
             members = self._members.get(name, {})
@@ -97,13 +102,14 @@ class _Member(socketserver.StreamRequestHandler):
                 name, rank = said["name"], said["rank"]
                 self.server.gather(name, rank, said["world"], self, said["facts"])
         except OSError:
-            pass  # how a killed process leaves
+            pass  # the process of the rank was killed
         finally:
             self.server.part(name, rank, self)
 
     def _relay(self) -> None:
         """
-        Pass on what a client of torch's store and that store say to each other, until either has ended.
+        Forward bytes between a client of torch's store and the store, until either connection has
+        ended.
         """
         with suppress(OSError), socket.create_connection(self.server.torch_store()) as store:
             other = {self.connection: store, store: self.connection}
@@ -116,7 +122,7 @@ class _Member(socketserver.StreamRequestHandler):
 
     def tell(self, said: Body) -> None:
         """
-        Send a line; a member that is gone does not hear it.
+        Send a line. A member whose connection has ended does not get it.
         """
         with suppress(OSError):
             self.wfile.write(json.dumps(said).encode() + b"\n")
@@ -124,7 +130,7 @@ class _Member(socketserver.StreamRequestHandler):
 
 class Gathering:
     """
-    One rank's part in one all-gather.
+    The part of one rank in one all-gather.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -133,8 +139,9 @@ class Gathering:
 
     def join(self, name: str, rank: int, world: int, facts: Body) -> dict[int, Body]:
         """
-        Wait until `world` ranks have come under this name; return what each has said. Raises `ConnectionError`
-        when the hub is gone, or `abort` was called.
+        Wait until `world` ranks have come under this name. Return the facts of each rank.
+
+        Raises `ConnectionError` when the hub has ended, or `abort` was called.
         """
         said = {"name": name, "rank": rank, "world": world, "facts": facts}
         with self._socket, self._socket.makefile("rwb") as line:
@@ -147,17 +154,21 @@ class Gathering:
 
     def abort(self) -> None:
         """
-        Have whoever waits in `join` get a `ConnectionError`. From any thread.
+        Make a waiting `join` raise `ConnectionError`. May be called from any thread.
         """
-        with suppress(OSError):  # ended before
+        with suppress(OSError):  # ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
     """
-    Return the address of the hub that all ranks of a job use before their first order, where each node has one: the
-    first that was written into the directory, which all nodes see, and still answers. `host` and `port` are the hub of
-    this node. Raises `ConnectionError` where that is needed and does not answer.
+    Return the address of the hub that all ranks of a job use before their first order.
+
+    Each node may have a hub. The hub of all is the newest one named in `directory`, if it still
+    answers; else the hub of this node, which this call then names there. All nodes see the
+    directory. `host` and `port` are the hub of this node.
+
+    Raises `ConnectionError` where the hub of this node is needed and does not answer.
     """
     while True:
         known = sorted(directory.glob(f"{_HUB}*"), key=lambda path: int(path.name[len(_HUB) :]))
@@ -175,7 +186,7 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
         beside = directory / f".{_HUB}{secrets.token_hex(8)}"
         beside.write_text(f"{host} {port} {own}")
         try:
-            os.link(beside, directory / f"{_HUB}{number}")  # whole at once, and by one rank only
+            os.link(beside, directory / f"{_HUB}{number}")  # atomic: only one rank succeeds
         except FileExistsError:
             continue
         finally:
@@ -185,7 +196,7 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
 
 def token_of(host: str, port: int) -> str:
     """
-    Return what tells the hub at this address from any other; empty where no hub answers.
+    Return the token that identifies the hub at this address; empty where no hub answers.
     """
     try:
         with socket.create_connection((host, port), timeout=_ANSWER) as hub:
@@ -199,7 +210,7 @@ def token_of(host: str, port: int) -> str:
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
-    Be the hub, until this process is ended.
+    Run the hub until this process is ended. `opened` is called with the port.
     """
     with Hub(host, port) as hub:
         opened(int(hub.server_address[1]))

@@ -1,5 +1,5 @@
 """
-The decorator of a training function: it is entered again after every incident.
+The decorator of a training function, which calls the function again after every incident.
 """
 
 import functools
@@ -19,18 +19,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 patterns = Patterns(can_repair=utils.tft_can_do_uce_repair)
-"""What the texts of errors stand for, in this process."""
+"""The table that classifies errors by their text, for this process."""
 
 
 def tft_register_exception_handler(
     fault_pattern: str, fault_type: str, fault_handle: Handle
 ) -> None:
     """
-    Errors whose text has `fault_pattern` in it are a `fault_type`, the name of a `ReportState`.
-    `fault_handle` gets the text and says the name of what it is.
+    Classify errors whose text contains `fault_pattern` as `fault_type`, the name of a
+    `ReportState`.
+
+    `fault_handle` gets the text of the error and returns the name of the error.
     """
     call = "tft_register_exception_handler"
-    pattern = checks.text(call, "fault_pattern", fault_pattern)  # every text has an empty one in it
+    pattern = checks.text(call, "fault_pattern", fault_pattern)  # the empty text would match all
     if checks.text(call, "fault_type", fault_type) not in ReportState.__members__:
         names = ", ".join(ReportState.__members__)
         raise Refused(f"{call}: fault_type is one of {names}, not {fault_type!r}")
@@ -40,11 +42,14 @@ def tft_register_exception_handler(
 
 def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
     """
-    Call a training function again after every incident. Its positional arguments are one list for the whole job,
-    which every function of the program is handed and may change: what stands in the list is what the training
-    function is called with next. Source: `wrapper` of `ttp_decorator.py`, lines 926 to 939 at mind-cluster
-    22bb3d98. Raises `TypeError` for what cannot be called; the function raises `JobEnded` when the job ends
-    before it has returned.
+    Return a function that calls the training function `func` again after every incident.
+
+    The positional arguments are one list for the whole job. Every function of the program receives
+    this list and may change it: the training function is called next with the entries of the list.
+    Source: `wrapper` of `ttp_decorator.py`, lines 926 to 939 at mind-cluster 22bb3d98.
+
+    Raises `TypeError` if `func` cannot be called. The returned function raises `JobEnded` when the
+    job ends before it has returned.
     """
     checks.function("tft_exception_handler", func)
 
@@ -70,7 +75,7 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
                 _leave_if_over()
                 if processor.completed:
                     return result
-                continue  # others have not come to the end: back with them
+                continue  # the other ranks have not finished: train on with them
             # here no traceback holds the frames of the loop any more
             processor.report(found.state, found.code, found.said)
             processor.wait()
@@ -81,7 +86,7 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
 
 def _loses_memory(error: RuntimeError) -> bool:
     """
-    Whether an error of one of the program's functions says that its device has lost memory.
+    Return whether an error of one of the program's functions says that the device has lost memory.
     """
     found = patterns.classify(error, repairs=processor.told.uce)
     return found.state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
@@ -89,7 +94,8 @@ def _loses_memory(error: RuntimeError) -> bool:
 
 def _found(error: RuntimeError) -> Found:
     """
-    What has happened. What cannot be known, or came before there was a loop, is raised.
+    Classify an error. Raises the error of a handler that fails, and a fault from before training
+    began.
     """
     try:
         found = patterns.classify(error, repairs=processor.told.uce)
@@ -106,7 +112,10 @@ def _found(error: RuntimeError) -> Found:
 
 def _give_up(error: Exception) -> None:
     """
-    Nobody can go on from this error. Before training has begun the process ends by it, which is seen.
+    Report an error after which this process cannot go on.
+
+    Before training has begun nothing is reported: the process ends with the error, which the agent
+    sees.
     """
     if processor.begun:
         log.error("loop_left", state=ReportState.RS_UNKNOWN.name, exc_info=error)

@@ -1,5 +1,5 @@
 """
-The functions that a program registers, and how each is called.
+The functions that a program registers, and how each of them is called.
 """
 
 from collections.abc import Callable
@@ -32,33 +32,35 @@ NAMES = (
 @dataclass(slots=True)
 class Handlers:
     """
-    Those of one program. The last one registered counts.
+    The registered functions of one program. The last function registered under a name counts.
     """
 
     mindspore: bool = False
     limit: float = 180.0
-    """Seconds that a function may take; one that takes longer is told of."""
+    """Seconds that a function may take. A function that takes longer is logged."""
     device: int | None = None
-    """The device of this process, for its torch_npu; a function may be called on any thread."""
+    """The device of this process for its torch_npu. It is made current before each call, since a
+    function may be called on any thread."""
     _known: dict[str, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
 
     def register(self, name: str, function: Any, context: Any) -> None:  # Any: the program's own
         """
-        Raises `TypeError` for what cannot be called.
+        Register a function of the program under `name`. Raises `TypeError` if it cannot be called.
         """
         called = checks.function(f"tft_register_{name}_handler", function)
         self._known[name] = (called, context)
 
     def has(self, name: str) -> bool:
         """
-        Whether there is one.
+        Return whether a function is registered under `name`.
         """
         return name in self._known
 
     def call(self, name: str, *told: Any) -> Any:  # Any: the program's own
         """
-        Calls one with what it is told, and its context where it gets that.
+        Call the function `name` with the arguments `told`, and with its context where its form has
+        one.
         """
         began = self.clock.now()
         try:

@@ -1,7 +1,9 @@
 """
-For an adaptor of tft's that knows a program's framework: it keeps and moves the state, and the program calls
-`framework_ttp` as ever. Of the functions that the program registers those that save and rename are called,
-when the adaptor asks for it.
+The functions for an adaptor of tft that knows the program's framework.
+
+Such an adaptor keeps and moves the state, and the program calls `framework_ttp` as usual. Of the
+functions that the program registers, only those that save and rename are called, when the adaptor
+asks for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +17,19 @@ from tft.errors import JobEnded, OrderRefused
 
 def for_mindspore() -> None:
     """
-    The program is one for MindSpore, as MINDIO_FOR_MINDSPORE has it. Before anything is registered.
+    Treat the program as one for MindSpore, as MINDIO_FOR_MINDSPORE does.
+
+    Call it before anything is registered.
     """
     processor.for_mindspore()
 
 
 def start(master_ip: str, port: int, adaptor: str) -> tft.Session:
     """
-    As `tft_start_processor`, with an adaptor of tft's by its name. The session that was joined is to be
-    given what makes up the state. Raises an `Exception` where the job uses another adaptor.
+    Join the job as `tft_start_processor` does, with the named adaptor of tft. Return the session.
+
+    The caller then gives the session the parts of the training state. Raises an `Exception` where
+    the job uses another adaptor.
     """
     processor.start(master_ip, port, "", adaptor)
     session = processor.session
@@ -37,15 +43,16 @@ def start(master_ip: str, port: int, adaptor: str) -> tft.Session:
 
 def count_by(position: Callable[[], int]) -> None:
     """
-    `position` says of which step the state is, as the program counts; it is asked when the loop is
-    entered.
+    Set the function that returns the step of the state, as the program counts.
+
+    It is called when the loop is entered.
     """
     processor.position = position
 
 
 def enter() -> None:
     """
-    Into the loop, when all ranks are there. Raises `JobEnded` where the job ends instead.
+    Enter the loop. Returns when all ranks have. Raises `JobEnded` where the job ends instead.
     """
     processor.enter()
     if processor.exit_code is not None:
@@ -54,17 +61,20 @@ def enter() -> None:
 
 def in_window() -> bool:
     """
-    Whether the state is being changed: `tft_start_updating_os` was called, and no `tft_end_updating_os`
-    after it.
+    Return whether the update window is open.
+
+    It is open after `tft_start_updating_os`, until `tft_end_updating_os`.
     """
     return processor.window
 
 
 def finish() -> bool:
     """
-    The program has trained all it was to; returns when all have. False: it is to train on, since the others
-    were brought back to an earlier step. It reports that it has left its loop, and waits for what is next.
-    Raises `JobEnded` where the job ends instead.
+    Report that the program has trained all its steps. Returns True when all ranks have.
+
+    False: the program must train on, since the others were brought back to an earlier step. The
+    program then reports that it has left its loop, and waits for the next action. Raises `JobEnded`
+    where the job ends instead.
     """
     processor.finish()
     if processor.exit_code is not None:
@@ -74,22 +84,24 @@ def finish() -> bool:
 
 def exit_code() -> int:
     """
-    How the job has ended for this rank, when it has.
+    Return the exit code of the job for this rank; 0 also while the job has not ended.
     """
     return processor.exit_code or 0
 
 
 def program_step(step: int) -> int:
     """
-    What the program calls a step of tft's.
+    Return the program's number for a step of tft.
     """
     return processor.program.program_step(step)
 
 
 def save(step: int, ranks: Sequence[int]) -> None:
     """
-    Have the program save what it has, of a step as the program counts; `ranks` are those that save.
-    Raises `OrderRefused` where it cannot.
+    Have the program save its state of `step`, as the program counts. `ranks` are the ranks that
+    save.
+
+    Raises `OrderRefused` where the program has no function that saves.
     """
     if not processor.handlers.has("save_ckpt"):
         raise OrderRefused(
@@ -101,7 +113,7 @@ def save(step: int, ranks: Sequence[int]) -> None:
 
 def rename(step: int) -> None:
     """
-    All have saved: have the program give it its name.
+    Have the program give the checkpoint its final name, when all ranks have saved.
     """
     if processor.handlers.has("rename"):
         processor.handlers.call("rename", step)

@@ -1,6 +1,8 @@
 """
-The `tft lead` of a job, as a manager sees it: one process for an address and a job. It outlives the manager that has
-started it. The next manager finds it by two files in a directory of this user:
+The `tft lead` process of a job, as a manager sees it.
+
+There is one process for an address and a job. It outlives the manager that has started it. The next
+manager finds it by two files in a directory of this user:
 
     NAME.lock     locked by the `tft lead` as long as it lives; the text is its pid
     NAME          the socket of its controller
@@ -25,24 +27,25 @@ _MODE = 0o700
 
 class Lead:
     """
-    The `tft lead` of one job at one address, whether it lives or not.
+    The `tft lead` of one job at one address, whether its process lives or not.
     """
 
     def __init__(self, job: str, world: int, host: str, port: int) -> None:
         mark = hashlib.sha256(f"{job} {world}".encode()).hexdigest()[:12]
         self.desk = _room() / f"{host}-{port}-{mark}"
-        """The socket of its controller."""
+        """The path of the controller's socket."""
         self._lock = self.desk.with_name(f"{self.desk.name}.lock")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, words: Sequence[str]) -> bool:
         """
-        Start `tft lead` with these arguments, and return True; return False where one lives.
+        Start `tft lead` with these arguments, and return True. Return False where one lives
+        already.
         """
         lock = self._take()
         if lock is None:
             if self.code() is not None:
-                self._process = None  # the one that lives was started elsewhere
+                self._process = None  # the living process was started elsewhere
             return False
         try:
             self._process = subprocess.Popen(
@@ -51,7 +54,7 @@ class Lead:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(
                     lock,
-                ),  # so the file stays locked until that process ends, however it ends
+                ),  # keeps the file locked until the child process ends, however it ends
                 start_new_session=True,
             )
             os.truncate(lock, 0)
@@ -72,7 +75,7 @@ class Lead:
 
     def tidy(self) -> None:
         """
-        Remove the files of a `tft lead` that does not live.
+        Remove the files of a `tft lead` that no longer lives.
         """
         lock = self._take()
         if lock is not None:
@@ -82,13 +85,15 @@ class Lead:
 
     def code(self) -> int | None:
         """
-        Return the exit status of the process that was started here; None where it lives, or none was started.
+        Return the exit status of the process that was started here.
+
+        None where the process lives, or where none was started here.
         """
         return None if self._process is None else self._process.poll()
 
     def pid(self) -> str:
         """
-        Return the pid of the process, for a sentence.
+        Return the pid of the process as text for a message; "unknown" if there is none.
         """
         with suppress(FileNotFoundError):
             return self._lock.read_text().strip() or "unknown"
@@ -96,7 +101,7 @@ class Lead:
 
     def _take(self) -> int | None:
         """
-        Lock the file, and return its descriptor; None where a `tft lead` has it locked.
+        Lock the file and return its descriptor; None where a `tft lead` has the file locked.
         """
         while True:
             lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -108,13 +113,15 @@ class Lead:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), self._lock.stat()):
                     return lock
-            os.close(lock)  # `tidy` of another process has removed it meanwhile
+            os.close(lock)  # `tidy` of another process has removed the file meanwhile
 
 
 def _room() -> Path:
     """
-    Return the directory of this user, made if need be. Raises `Refused` for one that another user may open: whoever
-    has the socket decides about the job.
+    Return the directory of this user. It is made if it does not exist.
+
+    Raises `Refused` for a directory that another user may open: a user who can use the socket
+    decides about the job.
     """
     room = Path(tempfile.gettempdir()) / f"tft-mindio-{os.getuid()}"
     with suppress(FileExistsError):

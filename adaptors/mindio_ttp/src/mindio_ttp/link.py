@@ -1,8 +1,9 @@
 """
-Between the controller's process, where the negotiation goes on, and the process of the orchestrator, whose
-functions are called: a socket of this machine, lines of JSON.
+The connection between the controller's process and the process of the orchestrator.
 
-Nobody waits for an orchestrator that is not there: the controller then decides by itself.
+The negotiation runs in the controller's process, and the orchestrator's functions are called in its
+own process. They exchange lines of JSON over a socket of this machine. The controller does not wait
+for an orchestrator that is not connected: it then decides by itself.
 """
 
 import json
@@ -19,18 +20,20 @@ import structlog
 log = structlog.get_logger()
 
 ANSWER_LIMIT = 10.0
-"""Seconds for the controller's process to answer a call: it does no more than pass it on."""
+"""Seconds for the controller's process to answer a call, which it only passes on."""
 PAUSE = 0.1
 """Seconds between two attempts to reach a controller that is starting."""
 
 ENDS, NOBODY, STAYS = 0, 1, 2
-"""What comes of a controller that is released: it ends, it cannot be asked, it goes on until its job is over."""
+"""The result of a release of the controller: it ends, it cannot be asked, or it stays until its job
+is over."""
 
 
 class Call(Protocol):
     """
-    Carries out a call by name with its arguments; 0, or 1 where it cannot be followed. `speaks`: it comes from the
-    orchestrator that decides.
+    Carries out a call by name with its arguments. Returns 0, or 1 for a call it cannot carry out.
+
+    `speaks`: the call comes from the orchestrator that decides.
     """
 
     def __call__(self, name: str, arguments: list[Any], *, speaks: bool) -> int:
@@ -39,8 +42,10 @@ class Call(Protocol):
 
 class Desk:
     """
-    The controller's end: the orchestrator, as the negotiation sees it. Of several the one that came last is heard and
-    told, until it leaves.
+    The controller's end of the connection: the orchestrator, as the negotiation sees it.
+
+    If several orchestrators are connected, the latest one decides and gets the reports, until it
+    leaves.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,8 +57,11 @@ class Desk:
 
     def open(self, call: Call, changed: Callable[[], None]) -> None:
         """
-        Listen. A controller that is started again takes the place of the one before. `call` carries out what is asked
-        for; `changed` is called when another orchestrator is heard from now on, or none.
+        Listen for orchestrators. A controller that is started again takes the place of the one
+        before.
+
+        `call` carries out the calls. `changed` is called when another orchestrator decides from now
+        on, or none.
         """
         self._call, self._changed = call, changed
         self._path.unlink(missing_ok=True)
@@ -66,13 +74,13 @@ class Desk:
 
     def present(self) -> bool:
         """
-        Whether an orchestrator is there.
+        Return whether an orchestrator is connected.
         """
         return bool(self._guests)
 
     def hear(self, name: str, *facts: Any) -> None:  # Any: JSON
         """
-        A report for it.
+        Send a report to the orchestrator that decides.
         """
         for guest in self._guests[-1:]:
             self._tell(guest, {"report": name, "facts": _plain(facts)})
@@ -97,25 +105,27 @@ class Desk:
             was_heard = guest in self._guests[-1:]
             self._guests.remove(guest)
             guest.close()
-            if was_heard:  # otherwise the one that is heard stays, and knows what it was told
+            if was_heard:  # otherwise the deciding orchestrator stays, and has the reports
                 self._changed()
 
     def _answer(self, guest: socket.socket, name: str, arguments: list[Any]) -> int:
         try:
             return self._call(name, arguments, speaks=guest in self._guests[-1:])
-        except Exception:  # of a call from outside
+        except Exception:  # a call from outside must not end this thread
             log.exception("orchestrator_not_followed", call=name)
             return 1
 
     def _tell(self, guest: socket.socket, said: Mapping[str, Any]) -> None:
-        with self._writing, suppress(OSError):  # gone: it is noticed where it is read
+        with self._writing, suppress(OSError):  # a closed connection is noticed by its reader
             guest.sendall(json.dumps(said).encode() + b"\n")
 
 
 class Line:
     """
-    The orchestrator's end. `heard` is called with the name of a report and its facts, on a thread of its
-    own. The line is there again when the controller is.
+    The orchestrator's end of the connection.
+
+    `heard` is called with the name of a report and its facts, on a thread of its own. The line
+    connects again whenever the controller is there.
     """
 
     def __init__(self, path: Path, heard: Callable[[str, list[Any]], None]) -> None:
@@ -129,12 +139,12 @@ class Line:
         self._closed = threading.Event()
         self._calling = threading.Lock()
         threading.Thread(target=self._keep, name="mindio-line", daemon=True).start()
-        # not on the thread that reads: what is called may call back, and wait for the answer
+        # not on the thread that reads: the callback may call, and wait for the answer
         threading.Thread(target=self._report, name="mindio-report", daemon=True).start()
 
     def call(self, name: str, *arguments: Any) -> int:  # Any: JSON
         """
-        Ask for something; 1 where nobody answers.
+        Call the controller and return its answer; 1 where it does not answer.
         """
         with self._calling, self._turn:
             line = self._socket
@@ -151,19 +161,19 @@ class Line:
                 lambda: number in self._answers or self._socket is not line, timeout=ANSWER_LIMIT
             )
             answer = self._answers.get(number, 1)
-            self._answers.clear()  # later ones are of calls that nobody waits for
+            self._answers.clear()  # other answers are of calls that have timed out
             return answer
 
     def there(self, limit: float) -> bool:
         """
-        Whether the controller is there, within so many seconds.
+        Return whether the line is connected to the controller within `limit` seconds.
         """
         with self._turn:
             return self._turn.wait_for(lambda: self._socket is not None, timeout=limit)
 
     def close(self) -> None:
         """
-        The orchestrator goes.
+        Close the line: the orchestrator leaves.
         """
         self._closed.set()
         self._reports.put(None)
@@ -207,7 +217,7 @@ class Line:
 
     def _report(self) -> None:
         """
-        One report after the other, in their order.
+        Pass on the reports one after another, in their order.
         """
         while (report := self._reports.get()) is not None:
             self._heard(*report)
@@ -221,7 +231,9 @@ def _lines(line: socket.socket) -> Iterator[Any]:
 
 def _plain(values: tuple[Any, ...]) -> list[Any]:
     """
-    JSON has no numbers as keys: ranks and what is said of them go as pairs.
+    Return the values with each dict as a list of pairs, since JSON has no numbers as keys.
+
+    The keys of these dicts are ranks.
     """
     return [
         {"ranks": sorted(value.items())} if isinstance(value, dict) else value for value in values
@@ -230,7 +242,7 @@ def _plain(values: tuple[Any, ...]) -> list[Any]:
 
 def ranks(value: Any) -> Any:
     """
-    The other way round.
+    Return the dict that `_plain` has written as pairs; any other value unchanged.
     """
     if isinstance(value, dict) and "ranks" in value:
         return {int(rank): what for rank, what in value["ranks"]}

@@ -1,5 +1,5 @@
 """
-Where the lines of this package go: to a file in the working directory, or where MindIO's variables want them.
+The log of this package: a file in the working directory, or the place that MindIO's variables name.
 """
 
 import errno
@@ -17,15 +17,16 @@ from mindio_ttp import environment
 DIRECTORY_MODE, FILE_MODE = 0o750, 0o640
 
 Event = MutableMapping[str, Any]
-"""Any: whatever is told."""
+"""Any: the facts of a log line."""
 
 _line = structlog.processors.LogfmtRenderer(key_order=["at", "level", "event"])
 
 
 class Lines:
     """
-    Takes each line to where it belongs. A process that is forked has a file of its own. `printed`: lines go to
-    standard output, too, where there is a file.
+    Writes each line to the log. A process that is forked has a file of its own.
+
+    `printed`: where there is a file, lines are written to standard output as well.
     """
 
     def __init__(self, wanted: environment.Logging, *, printed: bool = False) -> None:
@@ -46,13 +47,14 @@ class Lines:
 
     def _append(self, path: Path, line: str) -> bool:
         """
-        Return whether it could be written: no rank is lost over a line.
+        Append a line to the file. Return whether it was written: no rank is lost because of a log
+        line.
         """
         try:
             if path.parent.is_symlink():
                 raise OSError(errno.ELOOP, "its directory is a link")
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            # one write, at the end: others may have the same file
+            # one appending write: other processes may share the file
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             file = os.open(path, flags, FILE_MODE)
             try:
@@ -66,7 +68,7 @@ class Lines:
 
     def path(self) -> Path | None:
         """
-        Return the file; None: there is none.
+        Return the path of the file; None where there is no file.
         """
         if self._wanted.directory is None:
             return None
@@ -75,7 +77,8 @@ class Lines:
 
 
 _said: set[tuple[int, Path]] = set()
-"""The files of which a process has said that it cannot write them; one that is forked says so itself."""
+"""The files that each process has reported as not writable. A forked process reports this
+itself."""
 
 
 def _say_once(path: Path, error: OSError) -> None:
@@ -92,8 +95,11 @@ def get_logger(
     wanted: environment.Logging | None = None, *, printed: bool = False
 ) -> Any:  # Any: as structlog types it
     """
-    Return a logger of events with facts; `wanted` is what the environment says. `printed`: for lines that are
-    looked for in the output of the process, which have them beside the file.
+    Return a logger of events with facts. `wanted`: the settings; None takes those of the
+    environment.
+
+    `printed`: the lines are written to standard output as well as to the file, for lines that are
+    looked for in the output of the process.
     """
     wanted = wanted or environment.logging()
     return structlog.wrap_logger(
@@ -110,7 +116,7 @@ def get_logger(
 
 def _render(logger: object, name: str, event: Event) -> str:
     """
-    A line; the traceback below it, as one reads it.
+    Return an event as a line of text, with the traceback below it in its usual form.
     """
     exception = str(event.pop("exception", ""))
     line = str(_line(logger, name, event))

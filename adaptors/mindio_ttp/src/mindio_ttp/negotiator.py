@@ -1,9 +1,9 @@
 """
-What manages a cluster has its say in a recovery: MindIO's negotiation, as a recovery plugin.
+A recovery plugin that lets the manager of a cluster take part in a recovery: MindIO's negotiation.
 
-MindIO's controller reports in four ways (`report_fault_ranks`, `report_stop_complete`,
-`report_strategies`, `report_result`), and an orchestrator answers with calls of its own. Here the controller
-decides and the plugin is asked; that is enough to speak as the other one does.
+MindIO's controller sends four reports (`report_fault_ranks`, `report_stop_complete`,
+`report_strategies`, `report_result`), and an orchestrator answers with calls of its own. Here the
+controller of tft decides, and asks the plugin. The plugin translates this into MindIO's dialogue.
 """
 
 import re
@@ -28,52 +28,56 @@ MEMORY, PROCESS, NETWORK = 0, 1, 2
 KIND_TO_TYPE: dict[str, int] = {
     "memory": MEMORY, "numeric": MEMORY, "corruption": MEMORY, "network": NETWORK,
 }  # fmt: skip
-"""The orchestrator knows three types of fault; all others are `PROCESS`."""
+"""Maps a kind of fault to a type of fault. The orchestrator knows three types; all other kinds are
+`PROCESS`."""
 TYPE_TO_KIND: dict[int, FaultKind] = {MEMORY: "memory", PROCESS: "process", NETWORK: "network"}
 OURS_TO_THEIRS = {
     "exit": "exit", "dump": "dump", "retry": "retry", "recover": "recover",
     "scale_in": "downgrade", "scale_out": "upgrade", "migrate": "migration",
 }  # fmt: skip
-"""In the order in which they are offered: the last one is the best."""
+"""Maps tft's strategies to MindIO's, in the order in which they are offered: the last is the
+best."""
 TAKEN_AWAY = frozenset({"straggler", "node", "process"})
-"""Faults of ranks whose hardware is taken away, as announced."""
+"""The kinds of fault of ranks whose hardware is taken away, after an announcement."""
 TAKING_OVER = ("migrate", "recover")
-"""What that is to us: where the process is gone already, who follows it is as good as any."""
+"""tft's strategies that move such a rank to another process. Where the old process has ended
+already, `recover` does the same as `migrate`."""
 GIVE_UP = ("dump", "exit")
-"""What may be chosen while something else is being done."""
+"""The strategies that may be chosen while another one is being carried out."""
 THEIRS_TO_OURS = {theirs: ours for ours, theirs in OURS_TO_THEIRS.items()}
 
 OK, ISOLATED, NOTHING_THERE, RECOVER_LEFT, DUMP_LEFT, NOTHING_LEFT = 0, 201, 404, 405, 406, 499
 BLOCK = 25.0
-"""Seconds for which an answer is waited for on the thread that was asked: less than the controller waits
-for that thread."""
+"""Seconds to wait for an answer on the thread that was asked: less than the controller waits for
+that thread."""
 WAIT = 30.0
-"""Seconds after which an orchestrator that has not answered is looked at again."""
+"""Seconds after which an orchestrator that has not answered is checked again."""
 CODE = re.compile(r"device error ([0-9A-Za-z]+)")
 
 Ranks = dict[int, int]
-"""Rank to type of fault."""
+"""Maps a rank to its type of fault."""
 
 log = logs.get_logger()
 
 
 class Orchestrator(Protocol):
     """
-    The other side.
+    The orchestrator as the negotiation sees it.
     """
 
     def present(self) -> bool:
-        """Whether there is one."""
+        """Return whether an orchestrator is connected."""
 
     def hear(self, name: str, *facts: Any) -> None:  # Any: each report's own
-        """One report of the controller."""
+        """Send a report of the controller."""
 
 
 @dataclass
 class Negotiator:
     """
-    The plugin. Between two calls of ours it remembers where the dialogue has come to. `limit` is how many
-    seconds the orchestrator may take for an answer.
+    The plugin. Between two calls of the controller it keeps the state of the dialogue.
+
+    `limit`: the seconds that the orchestrator may take for an answer.
     """
 
     orchestrator: Orchestrator
@@ -83,25 +87,25 @@ class Negotiator:
     faults: Ranks = field(default_factory=dict)
     incident: int = 0
     seen_whole: bool = False
-    """The orchestrator has given its view of all faults of the cluster."""
+    """The orchestrator has sent its view of all faults of the cluster."""
     joining: bool = False
-    """Some of them were news: the incident is about to grow."""
+    """Some of these faults were new: the incident is about to grow."""
     offered: list[str] = field(default_factory=list)
     wanted: str = ""
-    """The strategy it has named, until it is followed."""
+    """The strategy that the orchestrator has chosen, until it is followed."""
     followed: str = ""
     switching: frozenset[int] = frozenset()
-    """The ranks that are to go to other processes because it has asked for it."""
+    """The ranks that move to other processes because the orchestrator has requested it."""
     staying: frozenset[int] = frozenset()
-    """Those for which it has called that off."""
+    """The ranks whose move to another process the orchestrator has cancelled."""
     fewer: bool = False
-    """The job goes on with fewer ranks because it has chosen that."""
+    """The job goes on with fewer ranks because the orchestrator has chosen that."""
     growing: bool = False
-    """It has said that those who left are to come back as soon as they can."""
+    """The orchestrator has chosen that the ranks that left return as soon as they can."""
     _opened: int = 0
-    """The incident of whose faults it was told last."""
+    """The number of the incident whose faults were reported last."""
     _silent: float = 0.0
-    """Seconds for which it has not answered."""
+    """Seconds for which the orchestrator has not answered."""
     _asked: int = 0
     _turn: threading.Condition = field(
         default_factory=lambda: threading.Condition(threading.RLock())
@@ -111,18 +115,19 @@ class Negotiator:
 
     def changed(self) -> None:
         """
-        Another orchestrator is there than before, or none: it is told of the incident that is open when it is to
-        decide.
+        Handle a change of the orchestrator: another one is connected, or none.
+
+        The new orchestrator gets the reports of an open incident when it has to decide.
         """
         with self._turn:
             self._opened, self.offered = 0, []
             self._news()
 
-    # ---------------------------------------------------------------- what the orchestrator calls
+    # ---------------------------------------------------------------- calls of the orchestrator
 
     def stop_train(self, faults: Ranks) -> None:
         """
-        The cluster has seen faults, maybe before the job has.
+        Report faults that the cluster has seen, possibly before the job has.
         """
         with self._turn:
             for rank, kind in faults.items():
@@ -132,8 +137,10 @@ class Negotiator:
 
     def on_global_rank(self, faults: Ranks, seconds: float = 0.0) -> None:
         """
-        All faults that the cluster knows of: what the job has not seen becomes a fault of it. Links may
-        need so many seconds to settle before the cluster can choose.
+        Report all faults that the cluster knows. A fault that the job has not seen becomes one of
+        its faults.
+
+        Links may need `seconds` to settle before the cluster can choose.
         """
         with self._turn:
             self.seen_whole = True
@@ -144,13 +151,14 @@ class Negotiator:
 
     def change_strategy(self, strategy: str) -> None:
         """
-        What is to be done; while something else is being done, only its end can be chosen.
+        Choose the strategy. While another strategy is being carried out, only the end of the job
+        can be chosen.
         """
         with self._turn:
             if strategy == "continue":
                 self.continue_train()
             elif self.followed and strategy in GIVE_UP:
-                self.followed = "dump"  # of what is to end, what can be saved is saved
+                self.followed = "dump"  # what can be saved is saved before the end
                 self._say(StopRequested(why=f"the cluster chose {strategy}", signal=0, at=0.0))
             elif self.offered and not self.followed:
                 self.wanted = strategy
@@ -162,8 +170,10 @@ class Negotiator:
 
     def prepare_action(self, action: str, ranks: Ranks) -> None:
         """
-        `hot switch`: ranks of which the hardware is about to fail get a second process; `stop switch`: they
-        do not.
+        Start or cancel the preparation of other processes.
+
+        `hot switch`: ranks whose hardware is about to fail get a second process. `stop switch`:
+        they do not.
         """
         with self._turn:
             stops = action == "stop switch"
@@ -176,7 +186,7 @@ class Negotiator:
 
     def pause_train(self, seconds: float | None = None) -> None:
         """
-        Stand still at a step boundary, for so long at most.
+        Pause training at a step boundary, for `seconds` at most. None: without a limit.
         """
         with self._turn:
             self._forget_pause()
@@ -190,14 +200,14 @@ class Negotiator:
 
     def continue_train(self) -> None:
         """
-        Go on.
+        End the pause.
         """
         self._forget_pause()
         self._say(ResumeRequested(why="it is switched", at=0.0))
 
     def dump(self) -> None:
         """
-        Save and end.
+        Save a checkpoint and end the job.
         """
         self._say(StopRequested(why="the cluster is drained", signal=0, at=0.0))
 
@@ -205,7 +215,7 @@ class Negotiator:
         why = f"nobody has said to go on for {seconds:.0f} s"
         with self._turn:
             if self._pause_limit is None or pause != self._pauses:
-                return  # it was ended while this waited for its turn
+                return  # the pause was ended while this thread waited for the lock
             self._hear("result", DUMP_LEFT, why, {}, "continue")
             self._say(ResumeRequested(why=why, at=0.0))
 
@@ -226,19 +236,19 @@ class Negotiator:
         self._silent = 0.0
         self._turn.notify_all()
 
-    # ---------------------------------------------------------------- what we call
+    # ---------------------------------------------------------------- hooks
 
     @hookimpl
     def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        This is how it says what it has not been asked.
+        Keep `report`, which sends messages that the controller has not asked for.
         """
         self.report = report
 
     @hookimpl
     def tft_on_event(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Passes on how far it has come.
+        Pass on the progress of the job to the orchestrator.
         """
         with self._turn:
             match event:
@@ -268,7 +278,10 @@ class Negotiator:
     @hookimpl
     def tft_advise(self, incident: IncidentView) -> Advice | None:
         """
-        The dialogue about one incident, as far as the orchestrator has answered.
+        Carry on the dialogue about one incident, as far as the orchestrator has answered.
+
+        Returns the advice. None where no orchestrator is connected, or where the controller has
+        asked again about more faults.
         """
         with self._turn:
             self._asked += 1
@@ -289,7 +302,7 @@ class Negotiator:
                     self._silent += left
                     left = 0.0
                 if self._asked > asked:
-                    return None  # it is asked again, about more
+                    return None  # a later call asks about more faults
         return None
 
     def _consider(self, incident: IncidentView) -> Advice:
@@ -318,7 +331,7 @@ class Negotiator:
             self._hear("stop_complete", NOTHING_THERE if possible == {"exit"} else OK, "", faults)
         elif faults != before:
             self.faults = faults
-            self.offered, self.wanted = [], ""  # what was chosen was chosen for less
+            self.offered, self.wanted = [], ""  # the choice was made for fewer faults
             self._hear("fault_ranks", faults, codes)
         if self.joining:
             self.joining = False
@@ -330,12 +343,14 @@ class Negotiator:
         theirs = [theirs for ours, theirs in OURS_TO_THEIRS.items() if ours in possible]
         return self._settle(incident, theirs)
 
-    # ---------------------------------------------------------------- between the two
+    # ---------------------------------------------------------------- the dialogue
 
     def _is_switch(self, incident: IncidentView, possible: set[str]) -> bool:
         """
-        Everyone has been stopped so that others can take over, or would have been if that was not called
-        off. The processes they take over from may be gone: the cluster ends them before it chooses.
+        Return whether all ranks have stopped only so that other processes can take over.
+
+        True also where that was cancelled meanwhile. The old processes may have ended: the cluster
+        ends them before it chooses.
         """
         kinds = {fault.kind for fault in incident.faults}
         if "straggler" not in kinds or not kinds <= TAKEN_AWAY:
@@ -347,7 +362,9 @@ class Negotiator:
 
     def _switch(self, incident: IncidentView, faults: Ranks, possible: set[str]) -> Advice:
         """
-        There is nothing to tell the cluster but that it is time.
+        Offer the cluster the move to the other processes. There is nothing else to report.
+
+        Vetoes `migrate` where the move was cancelled.
         """
         if not self.switching:
             return Advice(veto=("migrate",), why="nothing is wrong, and nobody is to be switched")
@@ -361,7 +378,7 @@ class Negotiator:
 
     def _grow(self, incident: IncidentView) -> Advice:
         """
-        Those whom the cluster has brought back are ready: it has said already what it wants.
+        Bring back the ranks that left and are ready. The cluster has chosen that already.
         """
         self._forget()
         self.incident = self._opened = incident.number
@@ -388,7 +405,7 @@ class Negotiator:
 
     def _failed(self, possible: set[str]) -> None:
         """
-        Asked again: what was followed has not helped.
+        Report that the strategy followed so far has not helped, since the controller asks again.
         """
         code = NOTHING_LEFT
         if self.followed == "retry" and "recover" in possible:

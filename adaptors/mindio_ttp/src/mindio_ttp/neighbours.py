@@ -1,5 +1,5 @@
 """
-Whether somebody else's package lies where one of ours does.
+A check for another distribution's package in the place of one of this distribution's packages.
 """
 
 from collections.abc import Iterable
@@ -10,8 +10,9 @@ OURS = "tft-mindio"
 
 def refuse_another(package: str, installed: Iterable[Distribution] | None = None) -> None:
     """
-    Raises `ImportError` where another distribution brings files of a package: half of it would be
-    ours, half theirs.
+    Raises `ImportError` where another distribution installs files of `package`.
+
+    The package would then contain files of both distributions.
     """
     for found in distributions() if installed is None else installed:
         name = found.metadata["Name"] or ""
@@ -26,7 +27,10 @@ def refuse_another(package: str, installed: Iterable[Distribution] | None = None
 
 def _brings(found: Distribution, package: str) -> bool:
     """
-    As text: to take the lists of all that is installed apart would cost every process 0.2 s.
+    Return whether a distribution installs files of a package.
+
+    Its file list is searched as text: parsing the lists of all distributions would cost each
+    process 0.2 s.
     """
     files = found.read_text("RECORD") or found.read_text("SOURCES.txt") or ""
     tops = found.read_text("top_level.txt") or ""

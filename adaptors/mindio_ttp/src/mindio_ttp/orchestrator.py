@@ -1,5 +1,8 @@
 """
-The process of an orchestrator: its functions hear the controller, its calls reach it.
+The controller as the process of an orchestrator sees it.
+
+The functions that the orchestrator has registered get the controller's reports. The orchestrator's
+calls are passed on to the controller.
 """
 
 import atexit
@@ -21,16 +24,16 @@ REPORTS = ("report_fault_ranks", "report_stop_complete", "report_strategies", "r
 START_LIMIT = 60
 """Seconds for a controller to lead: it is a new process on a busy machine."""
 END_LIMIT = 1860.0
-"""Seconds for it to end: what it leads may have to be saved."""
+"""Seconds for a controller to end: the state of its job may have to be saved."""
 PAUSE = 0.1
-"""Seconds between two looks at whether it lives."""
+"""Seconds between two checks whether a controller lives."""
 FOLLOWED = 1.0
-"""The same, where somebody else has started it."""
+"""Seconds between two checks whether a controller that another process has started still lives."""
 
 
 class Orchestrator:
     """
-    That of this process.
+    The orchestrator's side in this process. There is one object in a process.
     """
 
     def __init__(self) -> None:
@@ -42,27 +45,27 @@ class Orchestrator:
         self._lead: Lead | None = None
         """The controller of a process without a rank."""
         self._over = threading.Event()
-        """It is destroyed."""
+        """Set when the controller was destroyed here."""
         self._follower: threading.Thread | None = None
         self._exits = False
-        """This process has been told what to do at its exit."""
+        """`destroy` is registered to run at the exit of this process."""
 
     @property
     def registered(self) -> bool:
         """
-        All that the controller reports is heard.
+        Whether functions are registered for all reports of the controller.
         """
         return all(name in self._functions for name in REPORTS)
 
     def register(self, name: str, function: Callable[..., Any]) -> None:  # Any: the program's own
         """
-        Called with what is reported under this name.
+        Register the function that gets the reports of this name.
         """
         self._functions[name] = function
 
     def init(self, rank: int, world: int) -> None:
         """
-        Once in a process.
+        Set the rank and the size of the world. Raises `Refused` on a second call in a process.
         """
         if self._rank is not None:
             raise Refused("tft_init_controller was called before in this process")
@@ -70,7 +73,11 @@ class Orchestrator:
 
     def start(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
         """
-        Start the controller, or find the one that was started with the job.
+        Start the controller (rank -1), or connect to the one that was started with the job (other
+        ranks).
+
+        A rank connects only if functions for all reports are registered. A second call has no
+        effect.
         """
         if self._rank is None:
             raise Refused("tft_start_controller: tft_init_controller comes first")
@@ -84,8 +91,10 @@ class Orchestrator:
 
     def destroy(self) -> None:
         """
-        End what was begun here. A controller that leads ranks goes on by itself until their job is over: whoever starts
-        it again finds it.
+        End what `start` has begun.
+
+        A controller that leads ranks goes on by itself until their job is over. A later `start`
+        finds it.
         """
         self._started, self._rank = False, None
         self._over.set()
@@ -102,7 +111,7 @@ class Orchestrator:
 
     def call(self, name: str, *arguments: Any) -> int:  # Any: JSON
         """
-        Tell the controller; 1 where there is none.
+        Pass a call on to the controller and return its answer; 1 where there is no controller.
         """
         return 1 if self._line is None else self._line.call(name, *arguments)
 
@@ -114,14 +123,14 @@ class Orchestrator:
                     "tft_register_mindx_callback was called, and this job was started without an "
                     "orchestrator: add --orchestrated to its `tft run`"
                 )
-            return  # this process is about to become the launcher, whose rank finds it
+            return  # this process becomes the launcher; its rank finds the controller
         self._connect(path)
 
     def _start_alone(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
         name = task or f"mindio-{host}-{port}"
         lead = Lead(name, self.world, host, port)
         if self._lead is not None and self._lead.desk == lead.desk:
-            lead = self._lead  # its process is a child of this one
+            lead = self._lead  # its process is a child of this process
         words = [
             *("--nnodes", str(self.world), "--broker", f"{host}:{port}"),
             *("--adaptor", "mindio", "--start", name, *environment.run_options(), *options),
@@ -131,13 +140,13 @@ class Orchestrator:
         line = self._connect(lead.desk)
         found = not lead.start(words)
         for _ in range(START_LIMIT):
-            # an answer: whoever managed the job before is replaced by then
+            # after an answer, this manager has replaced the previous one
             if line.there(1.0) and line.call("hello") != NOBODY:
                 break
             if found:
-                found = not lead.start(words)  # it may have been about to end
+                found = not lead.start(words)  # the controller may have been about to end
             elif lead.code() is not None:
-                break  # it has said why
+                break  # the controller has logged why
         else:
             self._give_up(f"`tft lead` (process {lead.pid()}) does not answer for {START_LIMIT} s")
         if not found and lead.code() is not None:
@@ -158,8 +167,10 @@ class Orchestrator:
 
     def _follow(self, lead: Lead, words: Sequence[str], over: threading.Event) -> None:
         """
-        Start a controller when the one that was found ends: its job may have been ending, and the ranks that are started
-        again for the next one need another.
+        Start a controller when the one that was found has ended.
+
+        That controller's job may have been ending. The ranks that are started again for the next
+        job need another controller.
         """
         while not over.wait(FOLLOWED):
             if lead.code() == 0:
@@ -170,7 +181,7 @@ class Orchestrator:
 
     def _release(self, lead: Lead, line: Line) -> None:
         """
-        Tell the controller that nobody manages it from here on, and wait for its end where it ends.
+        Tell the controller that no manager leads it from now on. Wait for its end if it ends.
         """
         answer = NOBODY
         for _ in range(START_LIMIT):
@@ -201,13 +212,13 @@ class Orchestrator:
             return
         try:
             function(*(ranks(fact) for fact in facts))
-        except Exception:  # the orchestrator's own
+        except Exception:  # an error of the orchestrator's function must not end this thread
             log.exception("orchestrator_function_failed", report=name)
 
 
 def _gone(lead: Lead, limit: float) -> bool:
     """
-    Whether it has ended within so many seconds.
+    Return whether the controller has ended within `limit` seconds.
     """
     pause = threading.Event()
     for _ in range(int(limit / PAUSE)):
@@ -218,4 +229,4 @@ def _gone(lead: Lead, limit: float) -> bool:
 
 
 orchestrator = Orchestrator()
-"""The one of this process."""
+"""The orchestrator's side in this process."""

@@ -1,9 +1,10 @@
 """
-Who sends what to whom in a repair. Every rank computes the same units from what all ranks have said.
+The transfers of a repair. Every rank computes the same transfers from the facts of all ranks.
 
-MindIO tells a rank all its transfers in one call, and which ranks take part: a program may form a group of these
-ranks first. Sources: `HandleRepair` in `processor.cpp`, lines 823 to 883, `GenerateRepairMsg` in `controller.cpp`,
-lines 2049 to 2106, and `RepairSelectReplica` in `replica_manager.cpp`, lines 96 to 130, of mind-cluster 22bb3d98.
+MindIO names to a rank all its transfers in one call, and which ranks take part: a program may form
+a group of these ranks first. Sources: `HandleRepair` in `processor.cpp`, lines 823 to 883,
+`GenerateRepairMsg` in `controller.cpp`, lines 2049 to 2106, and `RepairSelectReplica` in
+`replica_manager.cpp`, lines 96 to 130, of mind-cluster 22bb3d98.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from tft.errors import OrderRefused
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """
-    One transfer: the state of one kind of groups, from one rank to another.
+    One transfer: the state of one kind of group, from one rank to another.
     """
 
     type: int
@@ -29,9 +30,10 @@ class Unit:
 
 def units(told: Mapping[int, Body], world: int) -> tuple[Unit, ...]:
     """
-    Return all transfers, ordered by type and destination. The source of a shard is the next rank after the
-    destination that offers the shard as it was at that step. Raises `OrderRefused` where no rank does, or where a
-    rank would have to send what it is to receive itself.
+    Return all transfers, ordered by type and destination.
+
+    The source of a shard is the next rank after the destination that offers the shard as of that
+    step. Raises `OrderRefused` where no rank does, or where the source itself needs state.
     """
     found = []
     for destination, said in told.items():

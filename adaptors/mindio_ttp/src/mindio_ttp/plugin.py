@@ -1,5 +1,5 @@
 """
-The plugin of the command line and of the controller: `tft run --orchestrated`.
+The plugin of the command line and of the controller, for `tft run --orchestrated`.
 """
 
 import tempfile
@@ -21,13 +21,13 @@ log = structlog.get_logger()
 
 class Option:
     """
-    What there is of it in every process.
+    The part of the plugin that exists in every process.
     """
 
     @hookimpl
     def tft_options(self) -> Sequence[click.Option]:
         """
-        The option.
+        Return the command-line option `--orchestrated`.
         """
         return [
             click.Option(
@@ -38,9 +38,11 @@ class Option:
         ]
 
     @hookimpl
-    def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: see there
+    def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: see the hook
         """
-        Where the controller listens for it.
+        Return the variable with the path where the controller listens for the orchestrator.
+
+        Empty where no orchestrator is expected, or where the variable is set already.
         """
         if not options["orchestrated"] or orchestrator_socket() is not None:
             return {}
@@ -49,20 +51,20 @@ class Option:
 
 class Orchestrated(Negotiator, Option):
     """
-    What there is of it where an orchestrator is expected.
+    The plugin in a process that expects an orchestrator.
     """
 
     def __init__(self, path: Path) -> None:
         self._desk = Desk(path)
         self._trains = False
-        """Nodes have come, and their job is not over."""
+        """Nodes have joined, and their job is not over."""
         self._over = False
         super().__init__(self._desk, limit=float(variables().wait_orchestrator))
 
     @hookimpl
     def tft_on_leader(self, report: Any) -> None:  # Any: see the specification
         """
-        The orchestrator may come.
+        Open the socket for the orchestrator.
         """
         super().tft_on_leader(report)
         self._desk.open(self._call, self.changed)
@@ -72,7 +74,7 @@ class Orchestrated(Negotiator, Option):
         self, event: str, facts: Mapping[str, Any]
     ) -> None:  # Any: see the specification
         """
-        Whether there is a job to lead.
+        Record whether there is a job to lead.
         """
         match event:
             case "leads":
@@ -114,7 +116,7 @@ class Orchestrated(Negotiator, Option):
 
     def _release(self) -> int:
         """
-        Nobody manages the job from now on: without ranks there is none.
+        Accept that no manager leads the job from now on. Without ranks the job ends.
         """
         if self._trains:
             return STAYS

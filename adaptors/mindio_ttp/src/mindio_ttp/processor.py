@@ -1,9 +1,10 @@
 """
-A training process: what it calls becomes what its session does.
+The connection of a training process to its job.
 
-The session is tft's: it stands between this process and the controller. The training thread is the one
-that calls; whatever the program has registered is called on it while it is out of its loop, but for what
-brings it out of there and what sends to others.
+The `Processor` translates the calls of the program into calls of its `tft.Session`. The session
+connects this process and the controller. The training thread makes these calls. The functions that
+the program has registered run on the training thread while that is out of its loop. One function is
+an exception: the one that brings the training thread out of its loop runs on a thread of its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,16 +28,16 @@ log = logs.get_logger()
 
 FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
 FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
-"""What MindSpore's own loop looks for."""
+"""The text that MindSpore's own loop looks for."""
 STEP_FINISH = "STEP FINISH"
 ARF, HOT_SWITCH = "arf", "hot switch"
-"""Why a process takes the place of another one."""
+"""The reasons why a process takes the place of another one."""
 ARF_FINISH = "ARF FINISH"
 
 
 class Reported(Exception):
     """
-    What a program says of itself, as a fault.
+    A fault that a program reports about itself.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Reported(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """
-    What `tft_init_processor` was told.
+    The arguments of `tft_init_processor`.
     """
 
     rank: int
@@ -67,7 +68,7 @@ class Told:
     arf: bool
     zit: bool
     curve: tuple[str, ...]
-    """Options of `tft run` for a bus that is encrypted; none: it is not."""
+    """The options of `tft run` for an encrypted bus; empty where the bus is not encrypted."""
 
 
 FAULTS: Mapping[ReportState, tuple[FaultKind, bool]] = {
@@ -77,7 +78,8 @@ FAULTS: Mapping[ReportState, tuple[FaultKind, bool]] = {
     ReportState.RS_HCCL_FAILED: ("network", False),
     ReportState.RS_UNKNOWN: ("software", False),
 }
-"""The kind of fault a state is, and whether all copies of it are in doubt."""
+"""Maps a state to its kind of fault, and to whether all copies of the training state are in
+doubt."""
 
 MISSED: Mapping[str, str] = {
     "stop": "a rank that waits for others is not brought out of that, and loses its process",
@@ -85,12 +87,12 @@ MISSED: Mapping[str, str] = {
     "repair": "a rank that needs the state of another one cannot get it",
     "save_ckpt": "there is no last checkpoint",
 }
-"""What a job goes without when a function is not registered."""
+"""Maps the name of a function to what the job cannot do when that function is not registered."""
 
 
 class Processor:
     """
-    That of this process.
+    The connection of this process to its job. There is one object in a process.
     """
 
     def __init__(self) -> None:
@@ -106,31 +108,34 @@ class Processor:
         self._program: Program | None = None
         self._begun = self._inside = self._window = self._counted = False
         self._leaving = False
-        """The loop is to be left: this step was the last one."""
+        """The program must leave its loop: the current step is its last one."""
         self._initialises = False
-        """A replacement has said that it is there, and waits to be let go on with its own beginning."""
+        """The program of a replacement has reported its start, and waits to continue its own
+        initialisation."""
         self._expects_finish = False
-        """The program knows that it is a replacement, and says when it is ready."""
+        """The program knows that its process is a replacement, and reports when it is ready."""
         self._said_ready = False
         self._exit: int | None = None
         self._completed = False
         self._returned = False
-        """The program had trained all it was to, and is to train on: the others have not."""
+        """The program had trained all its steps and must train on, because other ranks have not."""
         self.args: Any = None
-        """What functions are handed. Any: the program's own."""
+        """The `args` that registered functions receive. Any: the program's own."""
         self.exported = ""
-        """Which of MindIO's known users the program is."""
+        """Which of MindIO's known users the program is; empty for none."""
         self.group_names = torch_groups.GroupNames()
         self.device: int | None = None
-        """The device that was current when the program said who this process is."""
+        """The device that was current at `tft_init_processor`, or when training began if there was
+        none then."""
         self.position: Callable[[], int] | None = None
-        """The program's step that its state is of, where an adaptor of its framework keeps it."""
+        """Returns the program's step that its state belongs to, where an adaptor of the framework
+        knows it."""
 
-    # ---------------------------------------------------------------- the beginning
+    # ---------------------------------------------------------------- joining the job
 
     def init(self, told: Told) -> None:
         """
-        Once in a process.
+        Keep the arguments of `tft_init_processor`. Raises `Refused` on a second call in a process.
         """
         if self._told is not None:
             raise Refused(
@@ -143,8 +148,10 @@ class Processor:
 
     def start(self, ip: str, port: int, local_ip: str, adaptor_name: str) -> None:
         """
-        Join the job. A process that no tft agent has started becomes a `tft run` here, and its rank
-        runs the script from its beginning.
+        Join the job at the controller's address with the named adaptor.
+
+        A process that no tft agent has started becomes a `tft run` here. Its rank runs the script
+        from its beginning. Raises `Refused` where the process cannot join.
         """
         call = "tft_start_processor"
         told = self._told
@@ -167,9 +174,9 @@ class Processor:
         adaptor.announce(program)
         if (
             not environment.below_tft()
-        ):  # a rank has the variables of its agent, not of the launcher
+        ):  # a rank started by an agent has the agent's variables, not the launcher's
             environment.carry()
-        # a further process for a rank that lives is there to take over from it
+        # a second process for a living rank is a spare that takes over from that rank
         options = ["--adaptor", adaptor_name, "--spare-if-taken", *told.curve]
         if local_ip:
             options += ["--host", local_ip]
@@ -206,12 +213,12 @@ class Processor:
                     hub = hub_of_all(session.run_dir, *hub)
                 except (
                     ConnectionError
-                ) as error:  # it is being started again: the first order says where
+                ) as error:  # the hub restarts: the first order has its address
                     log.warning("hub_not_reached", why=str(error))
                 program.store.use(*hub)
 
     def _launcher(self, told: Told, host: str, port: int) -> tft.Launcher:
-        # as it was given: the name of this very machine may stand for 127.0.1.1 here, and not elsewhere
+        # the text as given: this machine's name may resolve to 127.0.1.1 here, and not elsewhere
         alone = host.startswith("127.") or host in ("localhost", "::1")
         place = environment.place(told.rank, told.world, alone=alone)
         return tft.Launcher(
@@ -231,7 +238,7 @@ class Processor:
     @property
     def session(self) -> tft.Session:
         """
-        Raises `Refused` before there is one.
+        The session of this process. Raises `Refused` before the process has joined its job.
         """
         if self._session is None:
             raise Refused("this process has not joined its job: tft_start_processor comes first")
@@ -240,7 +247,7 @@ class Processor:
     @property
     def program(self) -> Program:
         """
-        The same.
+        The program of this process. Raises `Refused` before the process has joined its job.
         """
         if self._program is None:
             raise Refused("this process has not joined its job: tft_start_processor comes first")
@@ -249,7 +256,7 @@ class Processor:
     @property
     def told(self) -> Told:
         """
-        Raises `Refused` before `init`.
+        The arguments of `tft_init_processor`. Raises `Refused` before `init`.
         """
         if self._told is None:
             raise Refused("tft_init_processor comes first")
@@ -257,7 +264,10 @@ class Processor:
 
     def replicas(self, rank: int, info: Any) -> None:  # Any: as given
         """
-        Who holds copies of what this rank holds.
+        Set which ranks hold copies of the state of this rank.
+
+        Raises `Refused` for groups that are not valid, and for other groups after training has
+        begun.
         """
         program = self.program
         checks.number(replicas.CALL, "rank", rank, 0, program.world - 1)
@@ -270,7 +280,7 @@ class Processor:
             whole=self.variables.mindspore,
             shifted=self.variables.framework == 1,
         )
-        if self.session.adaptor != "mindio":  # else rank 0 says it of all ranks, when they meet
+        if self.session.adaptor != "mindio":  # else rank 0 logs all groups when ranks meet
             replicas.announce({rank: [[g.type, g.ranks, g.copies] for g in groups]})
         if self._begun and groups != program.groups:
             raise Refused(
@@ -282,7 +292,8 @@ class Processor:
     @property
     def reboot(self) -> bool:
         """
-        Whether this process takes the place of another one.
+        Whether this process takes the place of another one. The program then has to report when it
+        is ready.
         """
         self._expects_finish = True
         return self.session.incarnation > 0
@@ -290,14 +301,17 @@ class Processor:
     @property
     def reboot_type(self) -> str:
         """
-        Whether this process takes the place of one that still trained when it was started.
+        `hot switch` where this process replaces one that still trained when this one started; else
+        `arf`.
         """
         return HOT_SWITCH if self._session is not None and self._session.successor else ARF
 
     def set_args(self, args: Any) -> None:  # Any: the program's own
         """
-        What every function of the program is handed; None, and anything for a program that hands over
-        its own, is ignored.
+        Set the `args` that every function of the program receives.
+
+        None is ignored. All values are ignored for a program that passes its own arguments
+        (`export`).
         """
         self.check_trains("tft_set_step_args")
         if args is None or self.exported:
@@ -309,21 +323,23 @@ class Processor:
 
     def for_mindspore(self) -> None:
         """
-        The program is one for MindSpore, whatever the environment says.
+        Treat the program as one for MindSpore, whatever the environment says.
         """
         self.variables = replace(self.variables, mindspore=True)
         self.handlers.mindspore = True
 
     def keep_args(self, args: list[Any]) -> None:  # Any: the program's own
         """
-        Hand to every function the list that the training function is called with. A function may replace an
-        entry: the training function is called with the same list again.
+        Pass the argument list of the training function to every function of the program.
+
+        A function may replace an entry. The training function is called again with the same list.
         """
         self.args = self.program.args = args
 
     def export(self, name: str) -> None:
         """
-        The program is one of MindIO's known users.
+        Record that the program is one of MindIO's known users. It is cleaned before a last
+        checkpoint.
         """
         self.exported = name
         environment.clean_before_dump()
@@ -334,19 +350,21 @@ class Processor:
 
     def enter(self) -> None:
         """
-        Into the loop, when all ranks are there.
+        Enter the loop. Returns when all ranks have, or when the job has ended for this rank.
+
+        Returns at once for a replacement whose program is about to report that it is ready.
         """
         self._returned = False
         if self._inside:
             return
         if self.session.incarnation > 0 and self._expects_finish and not self._begun:
-            return  # the program is about to say that it is ready
+            return  # the program is about to report that it is ready
         self._begin()
         self.wait()
 
     def open(self, backup: int) -> None:
         """
-        The state is about to be changed.
+        Begin the update window: the state is about to be changed.
         """
         call = "tft_start_updating_os"
         checks.number(call, "backup_step", backup, -1, LARGEST_STEP)
@@ -369,7 +387,7 @@ class Processor:
 
     def close(self, step: int) -> None:
         """
-        The state of `step` is whole.
+        End the update window: the state of `step` is complete.
         """
         checks.step("tft_end_updating_os", step, least=1)
         self.check_trains("tft_end_updating_os")
@@ -381,7 +399,7 @@ class Processor:
             )
         base = step - session.step
         if program.base is None or (program.fresh and not self._counted):
-            program.base = base  # where the program began, whatever an earlier run has counted
+            program.base = base  # the program's own first step, whatever an earlier run counted
             if program.earlier is not None and program.earlier != base:
                 log.warning(
                     "program_began_elsewhere", saved=session.step - 1 + program.earlier, began=step - 1,
@@ -394,9 +412,9 @@ class Processor:
         try:
             session.close_window()
         except Interrupted:
-            self._leaving = True  # said where the program expects to be stopped
+            self._leaving = True  # raised later, where the program expects to be stopped
         program.contributing()
-        if step != expected:  # its state is whole all the same, and can be saved
+        if step != expected:  # checked last: the state is complete anyway, and can be saved
             raise Refused(
                 f"tft_end_updating_os({step}): the step that is trained is {expected}; steps are counted one by "
                 "one"
@@ -404,7 +422,9 @@ class Processor:
 
     def pause(self) -> None:
         """
-        The end of an iteration: where a program can be stopped without losing anything.
+        Mark the end of an iteration, where a program can be stopped without losing work.
+
+        Raises a `RuntimeError` with STEP FINISH when the program must leave its loop.
         """
         if self._leaving:
             self._leaving = False
@@ -412,7 +432,7 @@ class Processor:
 
     def check_trains(self, call: str) -> None:
         """
-        Raises `Refused` when there is nothing to be trained any more.
+        Raises `Refused` when there are no more steps to train.
         """
         why = ""
         if self.dumped:
@@ -441,19 +461,20 @@ class Processor:
 
     def report(self, state: ReportState, code: str, said: str = "") -> None:
         """
-        The loop was left, `said` by what error. Where nothing that the program does can help any more this
-        returns when the job is over for it.
+        Leave the loop for the reason `state`. `said` is the text of the error.
+
+        Where the program itself cannot continue (RS_UNKNOWN), returns when the job is over for it.
         """
-        self.session  # noqa: B018 (refused before there is one)
+        self.session  # noqa: B018 (raises before there is a session)
         if state is ReportState.RS_INIT_FINISH and not self._begun:
-            self._initialises = True  # who holds what, and its functions, it has yet to say
+            self._initialises = True  # its groups and functions are not registered yet
             return
         if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
             self._ready(state)
             return
         if self._returned:
             self._returned = False
-            return  # the loop is to be entered, which the program was told by what it reports
+            return  # the program already knows that it must enter its loop
         fault = FAULTS.get(state)
         if not self._begun:
             if fault is not None and state is not ReportState.RS_UNKNOWN:
@@ -461,11 +482,11 @@ class Processor:
                     f"tft_report_error: {state.name} was reported before training has begun, and nothing "
                     "can be repaired yet: let the process end with the error, which is seen"
                 )
-            return  # nothing was trained: the process ends, and is seen to
+            return  # nothing was trained: the process ends, which the agent handles
         if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
-            # such a program says no more of any error, and of the loss of another rank it has one, too
+            # such a program reports every error as unknown, also one from the loss of another rank
             fault = ("network", False) if is_cut_off(said) else fault
-        if self._inside:  # what is said once more, out of the loop, says nothing new of the state
+        if self._inside:  # a second report, outside the loop, has no news about the state
             self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
             self.program.torn = self._window
             self.program.stepped_out = state is ReportState.RS_STEP_FINISH
@@ -479,7 +500,10 @@ class Processor:
 
     def _ready(self, state: ReportState) -> None:
         """
-        Said once. A rank that is in its loop and says so whenever it enters that would do so for ever.
+        Report once that this rank is ready.
+
+        Raises `Refused` for a second report from inside the loop: such a program would report, and
+        enter its loop again, without end.
         """
         if self._inside and self._said_ready:
             raise Refused(
@@ -497,8 +521,10 @@ class Processor:
 
     def wait(self) -> Action:
         """
-        Do what is ordered until this rank is in its loop again, or all have trained to the end; `EXIT` when
-        the job is over before that.
+        Carry out orders until this rank is in its loop again, or all ranks have trained all their
+        steps.
+
+        Returns `EXIT` when the job is over before that, else `RETRY`.
         """
         if self._initialises:
             self._initialises = False
@@ -524,10 +550,10 @@ class Processor:
 
     def finish(self) -> None:
         """
-        The program has trained all it was to; returns when all have.
+        Report that the program has trained all its steps. Returns when all ranks have.
         """
         if not self._begun and self._session is not None and self.session.incarnation > 0:
-            self.wait()  # what the others go on from is not known here yet: back into the loop
+            self.wait()  # the step of the other ranks is not known here yet: enter the loop
             return
         if self._begun and self._inside:
             self._inside = self._leaving = False
@@ -539,21 +565,24 @@ class Processor:
     @property
     def window(self) -> bool:
         """
-        Whether the state is being changed.
+        Whether the update window is open: the state is being changed.
         """
         return self._window
 
     @property
     def returned(self) -> bool:
         """
-        Whether the program is to train on when it had trained all it was to.
+        Whether the program must train on after it had trained all its steps.
         """
         return self._returned
 
     def loaded(self, step: int) -> None:
         """
-        The program has loaded a checkpoint of its own, and goes on from the end of that step: when it begins,
-        or when its repair function was told to load one.
+        Record that the program has loaded a checkpoint of its own, and goes on from the end of
+        `step`.
+
+        The program calls it when it begins, or when its repair function was told to load a
+        checkpoint.
         """
         checks.step("tft_report_load_ckpt_step", step, least=1)
         if self._program is not None:
@@ -561,7 +590,11 @@ class Processor:
 
     def destroy(self) -> None:
         """
-        The same, out of any loop: who is needed once more is too late for that.
+        Report, outside any loop, that the program has trained all its steps. Returns when all ranks
+        have.
+
+        Raises `Refused` where an incident needs this rank to train earlier steps again: this
+        program can no longer enter its loop.
         """
         while self._begun and self._inside:
             trained = self.session.step
@@ -576,13 +609,15 @@ class Processor:
     @property
     def begun(self) -> bool:
         """
-        Whether this rank has said that it is ready to train.
+        Whether this rank has reported that it is ready to train.
         """
         return self._begun
 
     def repair_step(self) -> int:
         """
-        The program's step that this rank was brought to last, and the program knows it now.
+        Return the program's step that this rank was last brought to; 0 for none.
+
+        From now on the step counts as known to the program.
         """
         if self._program is None:
             return 0
@@ -592,21 +627,21 @@ class Processor:
     @property
     def repair_type(self) -> str:
         """
-        What is being done.
+        The repair that is being carried out, in MindIO's words; `unknow` for none.
         """
         return UNKNOWN if self._program is None else self._program.repair_type
 
     @property
     def completed(self) -> bool:
         """
-        All ranks have trained to the end.
+        Whether all ranks have trained all their steps.
         """
         return self._completed
 
     @property
     def exit_code(self) -> int | None:
         """
-        How the job has ended; None: it has not.
+        The exit code of the job; None while the job has not ended for this rank.
         """
         return self._exit
 
@@ -617,13 +652,13 @@ class Processor:
 
     def _begin(self) -> None:
         if not self._begun:
-            self.session  # noqa: B018 (refused before there is one)
+            self.session  # noqa: B018 (raises before there is a session)
             for name, without in MISSED.items():
-                # another adaptor than this package's own does all that by itself
+                # other adaptors do all of this without functions of the program
                 if self.session.adaptor == "mindio" and not self.handlers.has(name):
                     log.warning("function_missing", name=name, without=without)
             self._begun = True
-            if self.device is None:  # the program may have imported its framework since
+            if self.device is None:  # the program may have imported its framework since `init`
                 self.device = device.current(mindspore=self.variables.mindspore)
                 self.handlers.device = self.device
             if self.session.adaptor == "mindio":
@@ -632,19 +667,21 @@ class Processor:
 
 
 processor = Processor()
-"""The one of this process."""
+"""The processor of this process."""
 
 
 def register(name: str, function: Callable[..., Any], context: Any) -> None:  # Any: the program's
     """
-    A function of the program.
+    Register a function of the program under `name`.
     """
     processor.handlers.register(name, function, context)
 
 
 def curve(tls_on: Any, info: Any) -> tuple[str, ...]:  # Any: as given
     """
-    The options of `tft run` that encrypt the bus, from what TLS was to be made of.
+    Return the options of `tft run` that encrypt the bus with the files named for TLS.
+
+    Returns no options where TLS is off.
     """
     if not tls_on:
         return ()

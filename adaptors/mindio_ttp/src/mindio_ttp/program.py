@@ -1,7 +1,8 @@
 """
-A program for MindIO as tft's hooks see it: what they ask is answered by the functions it has registered.
+A program for MindIO as the hooks of tft see it.
 
-Its steps are its own: it may have trained before this job began. `base` is the step it was at then.
+Hooks are answered by the functions that the program has registered. The program counts its own
+steps: it may have trained before this job began. `base` is the program's step at the job's step 0.
 """
 
 import json
@@ -32,112 +33,125 @@ ELASTIC = ("scale_in", "scale_out")
 FUNCTIONS = (
     "zit_downgrade_rebuild", "zit_upgrade_rebuild", "zit_upgrade_repair", "zit_upgrade_rollback",
 )  # fmt: skip
-"""All are needed for fewer ranks and more again."""
+"""The functions that are all needed to go on with fewer ranks, and with more ranks again."""
 SCALE_IN, SCALE_OUT = '{"scale-in-strategy":"DP"}', '{"scale-out-strategy":"DP"}'
-"""What these functions are told last, as clusters say it."""
+"""The last argument of these functions, in the words of the cluster."""
 SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
-"""How an error of a precision check names the last step of which it knows that it was sound."""
+"""The text by which the error of a precision check names the last step that it knows to be
+sound."""
 TICK = 0.05
-"""Seconds between two looks at what other savers have said."""
+"""Seconds between two looks at the files of the other savers."""
 
 
 @dataclass(slots=True)
 class Program:
     """
-    Of one rank. `completed` says which step of tft's counting is whole, `incarnation` how many processes
-    held the rank before.
+    The program of one rank.
+
+    `completed` returns the last complete step, as tft counts. `incarnation` is the number of
+    processes that held the rank before.
     """
 
     rank: int
     world: int
     handlers: Handlers
     strategies: tuple[str, ...]
-    """What it can take part in."""
+    """The strategies that the program can take part in."""
     group_names: GroupNames = field(default_factory=GroupNames)
     store: Store = field(default_factory=Store)
-    """Where a program on torch.distributed meets the others, unless its launcher serves a store."""
+    """The store where a program on torch.distributed meets the other ranks, unless its launcher
+    serves one."""
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
     successor: bool = False
-    """This process was started to take over from one that still trained."""
+    """This process was started to take over from a process that still trained."""
     contributing: Callable[[], None] = lambda: None
-    """To be called when the others may finish the step without this rank: nobody sees when a program has
-    given them its part, and what only this rank has is the same all along the step."""
+    """Called when the other ranks may finish the step without this rank. It is called at the start
+    of each step, since tft cannot see when a program has contributed to the last all-reduce. The
+    rank-local state does not change during the step."""
     args: Any = None
-    """What is handed to every function. Any: the program's own."""
+    """The `args` that every function receives. Any: the program's own."""
     groups: tuple[Group, ...] = ()
     dense: tuple[int, ...] = ()
-    """The data-parallel group of this rank, where it has named that."""
+    """The data-parallel group of this rank; empty where the program has not set it."""
     base: int | None = None
     earlier: int | None = None
-    """The base of the run that saved what this one goes on from."""
+    """The base of the run that saved the checkpoint from which this run goes on."""
     loaded: int | None = None
-    """The step of the checkpoint that the program has loaded last, if it has said so: before it trains, or
-    in its repair function."""
+    """The step of the checkpoint that the program has loaded last, if it has reported it: before it
+    trains, or in its repair function."""
     uce: bool = False
-    """This rank has said that its memory is lost."""
+    """This rank has reported that its device memory is lost."""
     torn: bool = False
     """The update had begun when the loop was left."""
     stepped_out: bool = False
-    """The loop was left at the end of a step, where the program can be stopped without losing anything."""
+    """The loop was left at the end of a step, where the program can be stopped without losing
+    work."""
     repaired_to: int = 0
-    """The program's step that it was brought to last."""
+    """The program's step that this rank was last brought to."""
     repair_type: str = UNKNOWN
     step_is_known: bool = True
-    """The program was told what step it was brought to."""
+    """The program knows the step that this rank was brought to."""
     finished: bool = False
-    """All was trained that was to be: there is nothing that the program is to be brought out of."""
+    """The program has trained all its steps: there is no loop to bring it out of."""
     clean_first: bool = False
-    """The program's functions to stop and to clean are called before it saves a last checkpoint."""
+    """The program's functions `stop` and `clean` are called before it saves a last checkpoint."""
     calls_once: bool = False
-    """Its functions that repair and that go on with fewer ranks keep what they have begun: they can be called once, as by
-    MindIO, and not again after they have failed."""
+    """The program's functions that repair, and that go on with fewer ranks, keep partial results of
+    a call. They can be called once, as MindIO calls them, and not again after they have failed."""
     loses_memory: Callable[[RuntimeError], bool] = lambda error: False
-    """Whether an error says that the device has lost memory."""
+    """Returns whether an error says that the device has lost memory."""
     _fresh: bool = True
-    """No incident has been handled: nothing is to be rolled back."""
+    """No incident has been handled: there is nothing to roll back."""
     _stopped: bool = False
-    """The program's function to stop was called since it was last in its loop."""
+    """The program's function `stop` was called since the program was last in its loop."""
     _scaled: Scaled = ""
-    """Whether this group was formed with fewer ranks, or with ranks that came back."""
+    """Whether this group was formed with fewer ranks ("in"), or with ranks that came back
+    ("out")."""
     _began_at: int = 0
-    """The step that was whole when this group was formed."""
+    """The last complete step when this group was formed."""
     _with_fewer: bool = False
-    """The program's function was called to go on with fewer ranks, and all are not there again."""
+    """The program's function was called to go on with fewer ranks, and not all ranks are back."""
     _repaired: bool = False
     """Some rank has received state in the present group."""
     _light: bool = False
-    """The memory that was lost was cleaned, and nothing is to be built or fetched."""
+    """The lost memory was cleaned without loss: it need not be rebuilt, and no state is fetched for
+    it."""
     _formed: int = 0
-    """How many groups have gone on; whoever has left has seen fewer."""
+    """The number of groups that have gone on to train. A rank that left the job has a smaller
+    number."""
     _told: Mapping[int, Body] = field(default_factory=dict)
-    """What the ranks of the present group have said of themselves when it was formed."""
+    """The facts that each rank of the present group has sent when the group was formed."""
     _known: dict[int, int] = field(default_factory=dict)
-    """The incarnation of each rank, as of when everybody last went on."""
+    """The incarnation of each rank, as of the last time that all ranks went on."""
     _met: dict[int, int] = field(default_factory=dict)
-    """The same of the last group, which may have been given up."""
+    """The incarnation of each rank of the last group formed, which may have been given up."""
     _gathering: Gathering | None = None
-    """Where this rank waits for what the others say."""
+    """The all-gather in which this rank waits for the facts of the others."""
     _group: tuple[str, str, int] = ("", "", 0)
-    """The name of the present group, and the address of its hub."""
+    """The name of the present group, and the host and port of its hub."""
     _stopping: threading.Thread | None = None
     _stop_failed: str = ""
     _needs: dict[str, int] = field(default_factory=dict)
-    """By shard: the step of the state that this rank is to receive."""
+    """By shard: the step of the state that this rank must receive."""
     _offers: set[tuple[str, int]] = field(default_factory=set)
-    """The shards that other ranks were told they can have from this rank, and of which step."""
+    """The shards, each with its step, that this rank has offered to other ranks."""
     _overwritten: bool = False
-    """What others have sent was being received: the state is theirs, or a part of it."""
+    """The state of this rank was overwritten, in part or as a whole, by received or loaded state,
+    or was released by `clean`."""
     _void: threading.Event = field(default_factory=threading.Event)
-    """What this rank waits for in a save has become void."""
+    """Set when an order to save is cancelled: the wait for the other savers ends."""
     _saved: tuple[Path, int] | None = None
-    """Where the program has saved last, and in which attempt."""
+    """The directory and the attempt of the last save."""
 
-    # ---------------------------------------------------------------- who holds what
+    # ---------------------------------------------------------------- shards and steps
 
     def shards(self) -> Sequence[ShardCopies]:
         """
-        One for every group of this rank; of all ranks, where it has told of none.
+        Return the shard of this rank in each of its groups.
+
+        A program that has set no groups has one group of all ranks, in which each rank holds
+        everything.
         """
         if not self.groups:
             everyone = {"rank_list": list(range(self.world)), "replica_cnt": self.world}
@@ -147,19 +161,21 @@ class Program:
 
     def column(self) -> tuple[int, ...]:
         """
-        The ranks that leave together with this one.
+        Return the ranks that leave the job together with this one, this rank included.
         """
         return self._column() or (self.rank,)
 
     def _column(self) -> tuple[int, ...] | None:
         partitions = [group.ranks for group in self.groups]
         if self.dense and all(len(ranks) > len(self.dense) for ranks in partitions):
-            partitions.append(self.dense)  # what is split among peers splits the groups, too
+            partitions.append(self.dense)  # splits the larger groups, too
         return replicas.column(self.rank, self.world, partitions)
 
     def settle_strategies(self) -> None:
         """
-        All functions are registered and all groups are told of: what it can really take part in.
+        Remove the strategies that the program cannot take part in.
+
+        Call it when all functions are registered and all groups are set.
         """
         missing = [name for name in FUNCTIONS if not self.handlers.has(name)]
         self.shards()
@@ -174,7 +190,8 @@ class Program:
 
     def program_step(self, step: int) -> int:
         """
-        What the program calls a step of ours. Raises `OrderRefused` while that is not known.
+        Return the program's number for a step of tft. Raises `OrderRefused` while `base` is not
+        known.
         """
         if self.base is None:
             raise OrderRefused(
@@ -186,8 +203,10 @@ class Program:
 
     def sound_step(self, said: str) -> int | None:
         """
-        Return the step, as tft counts, that an error names as the last sound one; None where it names none. Source:
-        `handle_precision_error` of MindSpeed-LLM, which loads the checkpoint of that step.
+        Return the last sound step, as tft counts, that the text of an error names; None if it names
+        none.
+
+        Source: `handle_precision_error` of MindSpeed-LLM, which loads the checkpoint of that step.
         """
         named = SOUND.search(said)
         if named is None or self.base is None:
@@ -197,32 +216,35 @@ class Program:
     @property
     def fresh(self) -> bool:
         """
-        No incident has been handled in this process, which takes nobody's place.
+        Whether no incident has been handled in this process, and it replaces no other process.
         """
         return self._fresh and self.incarnation == 0
 
     def brought_to(self, step: int) -> None:
         """
-        The state is that of the end of this step, as the program counts.
+        Record that the state is that of the end of `step`, as the program counts.
         """
         self.base = step - self.completed()
         self.repaired_to = step
 
     def private(self) -> bytes:
         """
-        What only this rank has: nothing that its program does not make anew, but how it counts.
+        Return the rank-local state: only `base`. The program makes everything else again.
         """
         return pack(self.base)
 
     def derive(self) -> bytes:
         """
-        The same where it went with a node: how the others count is known from them.
+        Return the rank-local state where it was lost with a node. The base is then known from other
+        ranks.
         """
         return pack(None)
 
     def load(self) -> None:
         """
-        The job goes on from a checkpoint: the program has read its own before it trains.
+        Accept a start from a checkpoint: the program itself has read it before it trains.
+
+        Raises `OrderRefused` in a process that has handled an incident or replaces another one.
         """
         if not self.fresh:
             raise OrderRefused(
@@ -234,21 +256,24 @@ class Program:
 
     def interrupt(self) -> None:
         """
-        Have the training thread leave whatever it waits in. On the control thread, again and again.
+        Make the training thread leave whatever it waits in. Called on the control thread,
+        repeatedly.
         """
         self._void.set()
         gathering = self._gathering
         if gathering is not None:
             gathering.abort()
         if self._stopping is None and not self.finished:
-            self.repair_type = UNKNOWN  # until everybody stands still nothing is chosen
+            self.repair_type = UNKNOWN  # no strategy is chosen before all ranks have stopped
             self._stopping = threading.Thread(target=self._stop, name="mindio-stop", daemon=True)
             self._stopping.start()
 
     def left(self) -> None:
         """
-        The loop has been left, by all: every rank's functions for that are called, once. Who has left it at
-        the end of a step is stopped when it is known what for.
+        Finish leaving the loop: call the program's `stop` function once, on every rank.
+
+        A rank that left the loop at the end of a step is stopped later, when the kind of repair is
+        known. Raises `OrderRefused` where the function has failed.
         """
         self.finished = False
         if self._stopping is None:
@@ -275,12 +300,15 @@ class Program:
             log.exception("stop_failed")
             self._stop_failed = f"{type(error).__name__}: {error}"
 
-    # ---------------------------------------------------------------- the way back
+    # ---------------------------------------------------------------- repair
 
     def regroup(self, name: str, host: str, port: int, place: int, world: int) -> None:
         """
-        Meet the others, clean what is to be cleaned, and have the program form its groups anew if some
-        have come anew.
+        Meet the other ranks, clean the device where necessary, and have the program form its
+        groups.
+
+        The program forms its groups again only where some ranks are new or missing. Raises
+        `OrderRefused` where the ranks do not agree about their groups or steps.
         """
         self._group = (name, host, port)
         repair = name.rpartition("/")[2]
@@ -318,7 +346,7 @@ class Program:
         if not first or self._stopped:
             fresh = not self._known
             switched = not self._scaled and _is_switch(joined, replaced)
-            # a replacement that an earlier round has stopped has a stopped device, too
+            # an earlier attempt may have stopped the device of a replacement, too
             cleans = self._stopped or not (fresh or self.rank in replaced or switched)
             if cleans:
                 self._stop_at_last()
@@ -332,7 +360,8 @@ class Program:
 
     def _gather(self, name: str, world: int, facts: Body) -> dict[int, Body]:
         """
-        Wait for `world` ranks; return what each has said. `interrupt` ends the wait.
+        Send `facts` and wait for `world` ranks. Return the facts of each rank. `interrupt` ends the
+        wait.
         """
         _, host, port = self._group
         self._gathering = gathering = Gathering(host, port)
@@ -343,7 +372,7 @@ class Program:
 
     def _build(self, new: Sequence[int], members: Sequence[int]) -> None:
         """
-        Have the program form its groups, where they are others, or have others in them.
+        Have the program form its groups where the members have changed, or have new processes.
         """
         if self._scaled == "in":
             if self.calls_once and self._with_fewer:
@@ -381,7 +410,7 @@ class Program:
 
     def _replaced(self, stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> list[int]:
         """
-        The ranks with a process that somebody has not met.
+        Return the ranks whose present process some staying rank has not met.
         """
         replaced = set()
         for told in stayed.values():
@@ -396,10 +425,10 @@ class Program:
         result = self.handlers.call("clean", self.uce, self.args)
         if result not in (0, 2):
             raise OrderRefused(f"the program's clean function says {result!r}: it could not clean")
-        device.release_memory()  # for the state that comes
+        device.release_memory()  # makes room for the state to be received
         self._stopped = False
         if self.uce and result == 0:
-            # the program has given up its memory: no later answer brings that back
+            # the program has released its memory: a later result of `clean` does not restore it
             self._overwritten = True
         self._light = result == 2 and self.uce and not (self.torn or self._overwritten)
 
@@ -418,21 +447,21 @@ class Program:
         received = [unit for unit in units if unit.destination == self.rank]
         sent = [unit for unit in units if unit.source == self.rank]
         if received:
-            # before anything is overwritten: the step could not be named without it
+            # before anything is overwritten: program_step needs the base
             self.base = told[received[0].source]["base"]
             self.program_step(received[0].step)
             self._overwritten = True
             lost = self.uce and self.repair_type == "retry"
             kind = RepairType.RT_UCE_HIGHLEVEL if lost else RepairType.RT_RECV_REPAIR
             self._repair(kind, received, units)
-            # its state is whole: a later round has nothing to repair here
+            # the state is complete: a later attempt has nothing to repair here
             self.uce = self.torn = False
         if sent:
             self._repair(RepairType.RT_SEND, sent, units)
 
     def rollback(self, private: bytes) -> None:
         """
-        Everyone goes on from one step.
+        Set this rank to the step from which all ranks go on, and have the program roll back.
         """
         self.earlier = unpack(private) if self._fresh and self.completed() else None
         if not self._fresh:
@@ -450,7 +479,7 @@ class Program:
             self.handlers.call("zit_upgrade_rollback", self.repaired_to, self.args, SCALE_OUT)
             return
         if self._scaled == "in" and not (moved or self._repaired):
-            self.step_is_known = True  # it is at the step that it has completed last
+            self.step_is_known = True  # the program is at the step that it completed last
             return
         self.step_is_known = self.handlers.has("rollback")
         if self.step_is_known:
@@ -460,15 +489,17 @@ class Program:
 
     def offer(self, shard: str, step: int) -> bytes:
         """
-        Note that another rank can have a shard from this one. On a transfer thread.
+        Record that this rank offers a shard to another rank. Called on a transfer thread.
         """
         self._offers.add((shard, step))
         return pack({"step": step})
 
     def need(self, shard: str, meta: bytes) -> bool:
         """
-        Note that this rank needs a shard, which it receives in `rebuild`. Returns False where it has the shard: its
-        memory was cleaned, and nothing in it was lost.
+        Record that this rank needs a shard, which it receives in `rebuild`.
+
+        Returns False where the rank still has the shard: its memory was cleaned, and nothing in it
+        was lost.
         """
         step = int(unpack(meta)["step"])
         if self._light and self.completed() == step:
@@ -487,17 +518,22 @@ class Program:
     @property
     def reloads(self) -> bool:
         """
-        The program's repair function can be told to load the newest checkpoint that it keeps itself. Those
-        of MindSpore are not.
+        Whether the program's repair function can load the newest checkpoint that the program keeps
+        itself.
+
+        The functions of programs for MindSpore cannot.
         """
         return self.handlers.has("repair") and not self.handlers.mindspore
 
     def reload(self, not_after: int | None) -> int:
         """
-        Have the program load it, on all ranks at once; returns which step of ours that is. What it is told
-        as the step to be repaired is the last one that may be sound.
+        Have the program load its newest checkpoint, on all ranks at once. Return its step, as tft
+        counts.
+
+        The program receives the last step that may be sound as the step to be repaired:
+        `not_after`, or the last complete step of any rank where that is earlier.
         """
-        if self.base is None:  # it takes the place of another one: the others know how it counts
+        if self.base is None:  # a replacement: the base is known from the other ranks
             known = [told["base"] for told in self._told.values() if told["base"] is not None]
             self.base = known[0] if known else None
         ahead = max(int(told["completed"]) for told in self._told.values())
@@ -552,15 +588,17 @@ class Program:
         except RuntimeError as error:
             receives = kind is not RepairType.RT_SEND
             if self.loses_memory(error) or (receives and self.calls_once):
-                error.tft_context_lost = True  # type: ignore[attr-defined]  # it gets another process
+                error.tft_context_lost = True  # type: ignore[attr-defined]  # needs a new process
             raise
 
     # ---------------------------------------------------------------- the last checkpoint
 
     def save(self, directory: Path, shards: Sequence[str], step: int, attempt: int) -> list[str]:
         """
-        Have the program save all that this rank was chosen for, once in an attempt, with the others who
-        were chosen.
+        Have the program save the parts that this rank was chosen for, once in an attempt.
+
+        All ranks that were chosen save together. Return the name of the file that lists the saved
+        parts.
         """
         if not attempt:
             raise OrderRefused(
@@ -595,7 +633,7 @@ class Program:
 
     def _stop_at_last(self) -> None:
         """
-        Have the program's function called that stops, if it was not.
+        Call the program's `stop` function if it was not called yet.
         """
         if not self._stopped:
             self._stop()
@@ -605,7 +643,10 @@ class Program:
 
     def _savers(self, directory: Path, group: Group, attempt: int) -> list[int]:
         """
-        Who saves each part of a group, in the order of the parts. Each says so when it has come so far.
+        Return the rank that saves each part of a group, in the order of the parts.
+
+        Each saver creates a file when it has come so far. Raises `OrderRefused` where the save is
+        cancelled.
         """
         names = [f"{group.shard(part)}.{attempt}" for part in range(group.parts)]
         while not self._void.wait(TICK):
@@ -616,7 +657,7 @@ class Program:
 
     def rename(self, directory: Path, step: int) -> None:
         """
-        All is saved: the program gives it its name, once.
+        Have the program give the checkpoint its final name, once, when all parts are saved.
         """
         mark = directory / "renamed"
         if self.handlers.has("rename") and not mark.exists():
@@ -629,7 +670,9 @@ class Program:
 
 def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
     """
-    Nothing has happened but that others have taken over: everybody has come to the end of a step.
+    Return whether this repair only replaces processes by successors.
+
+    All other ranks have then left their loops at the end of a step.
     """
     kept = [told for rank, told in joined.items() if rank not in replaced]
     return (
@@ -641,7 +684,7 @@ def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
 
 def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
     """
-    Those who were there when everybody last went on, and still know who that was.
+    Return the ranks that were members when all ranks last went on, and still know the members.
     """
     latest = max(told["formed"] for told in joined.values())
     known = {
@@ -652,14 +695,14 @@ def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
 
 def _gone(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    The ranks that somebody has last gone on with, and that are not there.
+    Return the ranks that were members when some staying rank last went on, and are missing now.
     """
     return {int(rank) for told in stayed.values() for rank, _ in told["known"]} - joined.keys()
 
 
 def _back(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    The ranks that somebody has last gone on without.
+    Return the ranks without which some staying rank last went on.
     """
     return {
         rank

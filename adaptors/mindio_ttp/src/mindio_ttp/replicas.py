@@ -1,8 +1,8 @@
 """
-Who holds copies of what: MindIO's groups of ranks as shards.
+MindIO's groups of ranks as shards: which ranks hold copies of which part of the state.
 
-A group of G ranks that holds R whole copies is cut into G / R parts; the rank at place p of the sorted
-group holds part p modulo G / R.
+A group of G ranks that holds R whole copies is cut into G / R parts; the rank at place p of the
+sorted group holds part p modulo G / R.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,48 +15,49 @@ from tft.protocol.messages import ShardCopies
 
 CALL = "tft_set_optimizer_replica"
 LARGEST = 2**31 - 1
-"""Of a shift, which MindIO ignores but for X1."""
+"""The largest value of `replica_shift`, which MindIO ignores except for X1."""
 
 log = logs.get_logger()
 announced = logs.get_logger(printed=True)
-"""For what MindSpore's guides have operators look for in the output of worker 0."""
+"""The logger of the lines that MindSpore's guides tell operators to look for in the output of
+worker 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """
-    One group of this rank: those who share one kind of state among them.
+    One group of this rank: the ranks that share one kind of state.
     """
 
     type: int
     """Its place in the list: 0 dense, 1 experts."""
     ranks: tuple[int, ...]
-    """Sorted."""
+    """The ranks, sorted."""
     copies: int
-    """How many whole copies they hold together."""
+    """How many whole copies the ranks hold together."""
 
     @property
     def parts(self) -> int:
         """
-        Into how many parts the state is cut.
+        The number of parts that the state is cut into.
         """
         return len(self.ranks) // self.copies
 
     def shard(self, part: int) -> str:
         """
-        What a part is called, by everybody.
+        Return the name of a part. It is the same on every rank.
         """
         return f"group{self.type}.{self.ranks[0]}.{part}"
 
     def holders(self, part: int) -> tuple[int, ...]:
         """
-        The ranks that hold a part.
+        Return the ranks that hold a part.
         """
         return self.ranks[part :: self.parts]
 
     def part_of(self, rank: int) -> int:
         """
-        The part that a rank of the group holds.
+        Return the part that a rank of the group holds.
         """
         return self.ranks.index(rank) % self.parts
 
@@ -65,8 +66,10 @@ def read(
     rank: int, world: int, info: Any, *, whole: bool, shifted: bool = True
 ) -> tuple[Group, ...]:  # Any: as it was given
     """
-    The groups of a rank; `whole`: each holds everything, as with MindSpore; `shifted`: what is said of the
-    distance of copies counts, as with X1. Raises `Refused`.
+    Return the groups of a rank from the argument `replica_info`.
+
+    `whole`: each rank holds everything, as with MindSpore. `shifted`: the given distance between
+    copies counts, as with X1. Raises `Refused` for groups that are not valid.
     """
     return tuple(
         _group(rank, world, place, group, whole=whole, shifted=shifted)
@@ -109,7 +112,7 @@ def _group(
 
 def shards(rank: int, groups: Sequence[Group]) -> tuple[ShardCopies, ...]:
     """
-    The shards of a rank.
+    Return the shards of a rank.
     """
     return tuple(
         ShardCopies(shard=group.shard(part), ranks=group.holders(part))
@@ -120,9 +123,11 @@ def shards(rank: int, groups: Sequence[Group]) -> tuple[ShardCopies, ...]:
 
 def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     """
-    Who leaves with a rank: all that have its place in their own groups, of any of these partitions of the
-    world; each is named by the group that the rank is in. None: these groups are not repeated all over the
-    world, so that nobody knows the places of others.
+    Return the ranks that leave together with `rank`: those that have its place in their own group
+    of any partition.
+
+    Each partition of the world is given by the group that `rank` is in. None: the groups are not
+    repeated over the whole world, so that the places of other ranks are not known.
     """
     together = {rank}
     for ranks in partitions:
@@ -140,7 +145,7 @@ def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[
 
 def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
     """
-    Why what the ranks say of their groups does not fit together; empty: it does.
+    Return the reason why the groups that the ranks have set do not fit together; empty if they fit.
     """
     known: dict[tuple[int, int], tuple[int, Group]] = {}
     first, own = next(iter(all_groups.items()))
@@ -164,7 +169,9 @@ def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
 
 def agreed_base(told: Mapping[int, int | None]) -> str:
     """
-    Return why the ranks do not count the same steps; empty where they do, as far as they have counted any.
+    Return the reason why the ranks do not count the same steps; empty where they do.
+
+    Ranks that have not counted any step yet are ignored.
     """
     known = {rank: base for rank, base in told.items() if base is not None}
     if len(set(known.values())) < 2:
@@ -180,8 +187,10 @@ def announce(
     told: Mapping[int, Sequence[Sequence[Any]]],
 ) -> None:  # Any: type, ranks and copies of a group
     """
-    Log the groups that ranks have told of, by rank: each once, for the first rank that has it, in the words of
-    MindIO's controller (`controller.cpp`, 1905), which is part of rank 0.
+    Log the groups that the ranks have set, ordered by rank.
+
+    Each group is logged once, for the first rank that has it, in the words of MindIO's controller
+    (`controller.cpp`, 1905), which is part of rank 0.
     """
     known: set[tuple[int, tuple[int, ...]]] = set()
     for rank, groups in sorted(told.items()):

@@ -1,8 +1,9 @@
 """
-`tls_info`: what MindIO makes TLS of, and what becomes of it here.
+The argument `tls_info`: MindIO's settings of TLS, and what they become here.
 
-tft encrypts with the keys of a job, which know no certificates. What `tls_info` says is checked as MindIO
-checks it, and the keys are made of the private key in it: who has the same one has the same keys.
+tft encrypts with the keys of a job, without certificates. The files of `tls_info` are checked as
+MindIO checks them. The keys of the job are derived from the private key: processes with the same
+private key have the same keys.
 """
 
 import hmac
@@ -30,17 +31,19 @@ KEYS = (
 )
 NEEDED = ("tlsCert", "tlsCaPath", "tlsCaFile", "tlsPk", "packagePath")
 LARGEST = 10 * 1024
-"""Characters of a `tls_info`."""
+"""The largest number of characters of a `tls_info`."""
 LARGEST_FILE = 10 * 1024 * 1024
-"""Bytes of a certificate or of a list of revoked ones."""
+"""The largest number of bytes of a certificate or of a list of revoked certificates."""
 
 Decrypt = Callable[[str], Any]
-"""What `tft_register_decrypt_handler` was given. Any: the program's own."""
+"""The function given to `tft_register_decrypt_handler`. Any: the program's own."""
 
 
 def read(info: Any) -> dict[str, str]:  # Any: as given
     """
-    The pairs of a `tls_info`. Raises `Refused` for what is no text or too long, or lacks what is needed.
+    Return the pairs of a `tls_info`.
+
+    Raises `Refused` if it is not a text, is too long, or lacks a key that is needed.
     """
     if not isinstance(info, str) or len(info) > LARGEST:
         raise Refused(f"tls_info is to be a text of at most {LARGEST} characters")
@@ -67,7 +70,8 @@ def read(info: Any) -> dict[str, str]:  # Any: as given
 
 def check_files(pairs: dict[str, str]) -> Identity:
     """
-    The files that are named. Raises `Refused` where one is not there, is a link or too large.
+    Return the files that are named. Raises `Refused` for a file that is missing, a link or too
+    large.
     """
     _directory("packagePath", _path(pairs["packagePath"]))
     return Identity(
@@ -79,7 +83,10 @@ def check_files(pairs: dict[str, str]) -> Identity:
 
 def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
     """
-    The password of the private key: what the program's own function says to the one in `tls_info`.
+    Return the password of the private key; None without one.
+
+    The program's own function, if any, decrypts the password in `tls_info`. Raises `Refused` where
+    that function fails.
     """
     cipher = pairs.get("tlsPkPwd")
     if cipher is None or decrypt is None:
@@ -100,8 +107,10 @@ def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
 
 def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:  # Any: as given
     """
-    The options of `tft run` for an encrypted bus. A certificate that has `ahead` days left, or less, is
-    warned of.
+    Return the options of `tft run` for an encrypted bus.
+
+    A warning is logged for a certificate that has `ahead` days left, or less. Raises `Refused` for
+    files or a private key that are not valid.
     """
     pairs = read(info)
     identity = check_files(pairs)
@@ -110,7 +119,7 @@ def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]: 
     if days <= ahead:
         log.warning("certificate_expires", certificate=pairs["tlsCert"], days=days)
     seed = hmac.digest(b"tft mindio_ttp tlsPk", key.content, "sha256")
-    # The name says nothing of the key, and the same key has the same directory on every start.
+    # The name does not reveal the key, and the same key has the same directory on every start.
     name = hmac.digest(seed, b"directory", "sha256").hex()[:16]
     directory = Path.home() / ".tft" / f"keys-{name}"
     try:

@@ -1,9 +1,12 @@
 """
-What a program on torch.distributed needs to form its process groups again after a repair: names of groups that are
-equal in survivors and replacements, and a store that no rank takes with it.
+The parts that a program on torch.distributed needs to form its process groups again after a repair.
 
-Sources: `_process_group_name`, `launch_tcp_store_client` and `launch_tcp_store_server` of MindIO's `ttp_decorator.py`
-(lines 505 to 556 at mind-cluster 22bb3d98). Torch is never imported here on behalf of a program that has not.
+These are names of groups that are equal in survivors and replacements, and a store that does not
+end with any rank.
+
+Sources: `_process_group_name`, `launch_tcp_store_client` and `launch_tcp_store_server` of MindIO's
+`ttp_decorator.py` (lines 505 to 556 at mind-cluster 22bb3d98). This module never imports torch on
+behalf of a program that has not imported it.
 """
 
 import hashlib
@@ -16,13 +19,14 @@ from typing import Any
 from mindio_ttp import environment
 
 STORE_LIMIT = timedelta(seconds=30)
-"""For the store of a hub to answer: the hub may have to import torch for that."""
+"""Time limit for the answer of a hub's store: the hub may have to import torch first."""
 
 
 class GroupNames:
     """
-    The names that `torch.distributed` gives to process groups, each with the repair in it. A store keeps the keys of
-    a group that is gone; under a new name nobody finds them.
+    The names that `torch.distributed` gives to process groups, each with the repair in it.
+
+    A store keeps the keys of a group that is gone. Under a new name no rank finds these keys.
     """
 
     def __init__(self) -> None:
@@ -39,16 +43,18 @@ class GroupNames:
 
     def begin(self, repair: str) -> None:
         """
-        Name groups after this repair from now on. Counting begins anew: a replacement has formed fewer groups than
-        the survivors.
+        Name groups after this repair from now on, and start their count again.
+
+        A replacement has formed fewer groups than the survivors.
         """
         self._repair, self._count = repair, 0
         self.install()
 
     def name(self, ranks: Sequence[int], use_hashed_name: bool) -> str:
         """
-        Return the name of the next group of `ranks`; of the default group, where there are none. `use_hashed_name`:
-        only these ranks form the group, so that nobody else counts it.
+        Return the name of the next group of `ranks`; without ranks, the name of the default group.
+
+        `use_hashed_name`: only these ranks form the group, so that other ranks do not count it.
         """
         if use_hashed_name:
             taken = set(_c10d()._world.pg_names.values())
@@ -64,26 +70,29 @@ class GroupNames:
 
 class Store:
     """
-    The job's own store for `init_process_group`: a hub's process serves it, and it outlives every rank.
+    The job's own store for `init_process_group`. A hub's process serves it, and it outlives every
+    rank.
     """
 
     def __init__(self) -> None:
         self._used = False
         self._hub = ("", 0)
-        """The address of the hub that `client` is of."""
+        """The address of the hub whose store `_client` is connected to."""
         self._client: Any = None
 
     def use(self, host: str, port: int) -> None:
         """
-        Have `env://` lead to the store of the hub at this address.
+        Set `env://` to the store of the hub at this address.
         """
         self._used = True
         environment.meet_at(host, port)
 
     def begin(self, repair: str, host: str, port: int) -> None:
         """
-        Have the groups of a repair meet in a store that is empty for all ranks: below the repair's own prefix, whatever
-        the name of the default group is. It is that of the hub at this address, or the launcher's.
+        Make the groups of a repair meet in a store that is empty for all ranks.
+
+        They meet below a prefix of the repair, whatever the name of the default group is. The store
+        is that of the hub at this address, or the launcher's.
         """
         if self._used:
             environment.meet_at(host, port)
@@ -102,7 +111,8 @@ class Store:
 
 def client(host: str, port: int) -> Any:  # Any: as torch has it
     """
-    Return a client of the store at this address. Raises `RuntimeError` where none answers in time.
+    Return a client of the store at this address. Raises `RuntimeError` where no store answers in
+    time.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -111,7 +121,7 @@ def client(host: str, port: int) -> Any:  # Any: as torch has it
 
 def connect(host: str, port: int) -> None:
     """
-    Give the default process group the store at this address. Groups that are formed from now on meet there.
+    Give the default process group the store at this address. Groups formed from now on meet there.
     """
     torch = _c10d()
     if torch is None or not torch.is_initialized():
@@ -119,9 +129,9 @@ def connect(host: str, port: int) -> None:
     _meet_in(torch, "tft", client(host, port))
 
 
-def open_store(host: str) -> Any:  # Any: a TCPStore; torch is not imported by other processes
+def open_store(host: str) -> Any:  # Any: a TCPStore; only the hub's process imports torch
     """
-    Serve a store at `host` and nowhere else, at a port of its own, for as long as the result is kept.
+    Serve a store at `host` only, at a free port, for as long as the caller keeps the result.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -140,7 +150,7 @@ def _root(store: Any) -> Any:  # Any: as torch has it
 
 def _meet_in(torch: Any, prefix: str, store: Any) -> None:  # Any: as torch has it
     """
-    Have groups that are formed from now on meet below a prefix in this store.
+    Make groups that are formed from now on meet below `prefix` in this store.
     """
     from torch._C._distributed_c10d import PrefixStore
 

@@ -1,5 +1,5 @@
 """
-The numbers that programs and MindIO speak in. Sources: MindIO TFT 7.3.0, `mindio_ttp.framework_ttp`.
+The constants of programs and MindIO. Source: MindIO TFT 7.3.0, `mindio_ttp.framework_ttp`.
 """
 
 from enum import Enum
@@ -7,7 +7,7 @@ from enum import Enum
 
 class Action(Enum):
     """
-    What a rank is to do next.
+    The next action of a rank.
     """
 
     RETRY = 0
@@ -16,7 +16,7 @@ class Action(Enum):
 
 class OptimizerType(Enum):
     """
-    Which of a rank's groups of copies: the place in the list given to `tft_set_optimizer_replica`.
+    The kind of a rank's group of copies: its place in the list for `tft_set_optimizer_replica`.
     """
 
     ATTENTION = 0
@@ -41,7 +41,7 @@ class ReportState(Enum):
 
 class RepairType(Enum):
     """
-    What a rank does in a repair.
+    The part of a rank in a repair.
     """
 
     RT_SEND = 0
@@ -55,7 +55,7 @@ class RepairType(Enum):
 
 class MindXAction(Enum):
     """
-    What an orchestrator registers functions for, as `tft_register_mindx_callback` names them.
+    The reports for which an orchestrator registers functions with `tft_register_mindx_callback`.
     """
 
     REPORT_FAULT_RANKS = "report_fault_ranks"
@@ -67,7 +67,7 @@ class MindXAction(Enum):
 RET_OK = 0
 RET_ERROR = 1
 RET_K8S = 2
-"""The exit code by which a cluster starts a process again."""
+"""The exit code that makes a cluster start a process again."""
 RET_PASS = 3
 RET_EXCEPTION = 4
 EXIT_WAIT_TIME = 10
@@ -76,7 +76,7 @@ EXIT_WAIT_TIME = 10
 
 class PauseType(Enum):
     """
-    How training pauses: it waits, or the loop is left by an error.
+    How training pauses: the loop waits, or is left by an error.
     """
 
     PAUSE = 1

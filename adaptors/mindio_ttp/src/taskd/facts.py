@@ -1,5 +1,5 @@
 """
-What msrun was told, as tft needs to know it.
+The settings of msrun in the form that tft needs.
 """
 
 from collections.abc import Mapping
@@ -10,15 +10,16 @@ from tft.errors import UsageError
 from tft.starter import Node
 
 _OF_MINDIO = ("TTP:1", "UCE:1", "HCCE:1", "ARF:1", "TSP:1")
-"""What MindSpore has `mindio_ttp` do; it looks for them like this."""
+"""The features that MindSpore leaves to `mindio_ttp`. MindSpore searches for the same texts."""
 
 _REPLACES = "ARF:1"
-"""Switches on that MindSpore's handler calls `tft_register_mindx_callback` where no MindCluster does."""
+"""With this feature MindSpore's handler calls `tft_register_mindx_callback` itself on a system
+without MindCluster."""
 
 
 class Told(Protocol):
     """
-    msrun's command line, as msrun reads it.
+    The command line of msrun, as msrun parses it.
     """
 
     worker_num: int
@@ -34,28 +35,28 @@ class Told(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
-    One msrun among those of its job.
+    The settings of one msrun of a job.
     """
 
     nnodes: int
     number: int
-    """Of this node."""
+    """The number of this node."""
     ranks: int
-    """Of this node."""
+    """The number of ranks on this node."""
     address: str
-    """Of node 0."""
+    """The address of node 0."""
     port: int
-    """Where the broker of several nodes is; it takes the next one, too."""
+    """The port of the broker of several nodes, which takes the next port, too."""
     named: str
-    """Where the address was read."""
+    """The setting from which the address was read."""
     adaptor: str
     orchestrated: bool
-    """MindSpore's handler has its say in recoveries: it registers with the controller, in rank 0."""
+    """MindSpore's handler takes part in recoveries: it registers with the controller, in rank 0."""
     command: tuple[str, ...]
 
     def node(self) -> Node:
         """
-        The node. Raises `UsageError` where it cannot be one.
+        Return the node. Raises `UsageError` where the settings do not make one.
         """
         return Node(
             nnodes=self.nnodes,
@@ -75,7 +76,9 @@ class Facts:
 
 def facts_of(told: Told, environ: Mapping[str, str]) -> Facts | None:
     """
-    None for a dry run, which is no job. Raises `UsageError` for what msrun may do and tft does not.
+    Return the settings; None for a dry run, which is no job.
+
+    Raises `UsageError` for settings that msrun allows and tft does not.
     """
     if told.sim_level != -1 or environ.get("MS_SIMULATION_LEVEL"):
         return None
@@ -85,7 +88,7 @@ def facts_of(told: Told, environ: Mapping[str, str]) -> Facts | None:
             f"--local_worker_num is {told.local_worker_num} of --worker_num {told.worker_num}: each "
             "machine has as many, at least one"
         )
-    # as msrun has it, which does not look at --node_rank where there is one machine
+    # as in msrun, which ignores --node_rank on a single machine
     number = told.node_rank if nnodes > 1 else 0
     if not 0 <= number < nnodes:
         raise UsageError(
@@ -104,7 +107,7 @@ def facts_of(told: Told, environ: Mapping[str, str]) -> Facts | None:
         port=port,
         named=named,
         adaptor="mindio" if any(item in asked for item in _OF_MINDIO) else "mindspore",
-        # MindSpore's handler decides by the same, in rank 0, which is on the node of the controller
+        # the same test as in MindSpore's handler, in rank 0, on the controller's node
         orchestrated=number == 0 and _REPLACES in asked and "MINDX_TASK_ID" not in environ,
         command=(told.task_script, *told.task_script_args),
     )

@@ -1,5 +1,5 @@
 """
-msrun's processes, through the functions that it offers.
+The processes of msrun, managed through the functions that msrun offers.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 class Processes:
     """
-    What `tft.starter.Starter` asks for.
+    The implementation of `tft.starter.Starter` for msrun.
     """
 
     def __init__(
@@ -23,13 +23,15 @@ class Processes:
         self._kill = kill
         self._look = look
         self._logs: dict[int, Path] = {}
-        """Of each local rank: where its newest process writes to."""
+        """For each local rank, the file to which its newest process writes."""
         self._starts: dict[int, int] = {}
 
     def start(self, local_rank: int) -> int:
         """
-        msrun begins the log of a rank anew each time: what the process before has written is kept under
-        another name.
+        Start the process of a rank, and return its pid.
+
+        msrun begins the log of a rank again with each process, so the log of the earlier process is
+        renamed first. Raises `ChildProcessError` if the process ended at once.
         """
         earlier = self._logs.pop(local_rank, None)
         number = self._starts.get(local_rank, 0)
@@ -37,7 +39,7 @@ class Processes:
             earlier.rename(earlier.with_suffix(f".{number - 1}{earlier.suffix}"))
         self._starts[local_rank] = number + 1
         self._start([local_rank])
-        # it is a child of msrun, which has looked at it once: what it saw end then is gone
+        # msrun is the parent and has looked once: a process seen to end then is already reaped
         seen = self._look([local_rank])[local_rank]
         if seen["status"] is not None:
             raise ChildProcessError(f"it ended as soon as it had begun (msrun: {seen['status']})")
@@ -48,20 +50,20 @@ class Processes:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        With its group, and what shows its log.
+        Kill a process with its process group, and the process that shows its log.
         """
         self._kill([pid])
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        msrun takes the status of a process when it looks at it.
+        Collect the status of a process: msrun does so when it looks at the process.
         """
         self._look([local_rank])
 
 
 def _written_by(pid: int) -> Path | None:
     """
-    The file that a process has for its standard output, where that is one.
+    Return the file that is the standard output of a process; None where that is no file.
     """
     try:
         path = Path(f"/proc/{pid}/fd/1").readlink()

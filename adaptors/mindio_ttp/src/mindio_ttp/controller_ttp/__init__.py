@@ -1,6 +1,8 @@
 """
-The controller, and what manages a cluster around it. The names, arguments and results are those of MindIO
-TFT 7.3.0 (`mindio_ttp.controller_ttp`).
+The functions that start and end the controller, and those of an orchestrator that manages a
+cluster.
+
+The names, arguments and results are those of MindIO TFT 7.3.0 (`mindio_ttp.controller_ttp`).
 """
 
 from mindio_ttp.controller_ttp.ttp_controller import (

@@ -1,9 +1,10 @@
 """
-The start and the end of the controller (`mindio_ttp.controller_ttp.ttp_controller` of MindIO TFT 7.3.0).
+The start and the end of the controller.
 
-With rank -1 the controller stands alone, for nodes that are told of their job by MINDX_TASK_ID; else it is
-started with the job, in `tft_start_processor`. It is a process of its own in any case, and outlives the one
-that has started it.
+The names are those of `mindio_ttp.controller_ttp.ttp_controller` of MindIO TFT 7.3.0. With rank -1
+the controller is started alone, for nodes that get the name of their job from MINDX_TASK_ID. With
+another rank the controller is started with the job, in `tft_start_processor`. In both cases the
+controller is a process of its own, and outlives the process that has started it.
 """
 
 from mindio_ttp import checks
@@ -23,7 +24,10 @@ def tft_init_controller(
     enable_zit: bool = False,
 ) -> None:
     """
-    What is to be started: at rank 0, or, with rank -1, in a process that trains nothing.
+    Set the rank of this process and the size of the world for the controller.
+
+    Call it at rank 0, or with rank -1 in a process that trains nothing. Raises `Refused` for a
+    value out of its range, and with MindSpore for `enable_local_copy` or `enable_zit`.
     """
     call = "tft_init_controller"
     checks.rank_and_world(call, rank, world_size, least=-1)
@@ -45,7 +49,9 @@ def tft_start_controller(
     bind_ip: str, port: int, enable_tls: bool = True, tls_info: str = ""
 ) -> None:
     """
-    Have the controller at this address.
+    Start the controller at `bind_ip` and `port`, or find the one that was started with the job.
+
+    `enable_tls` and `tls_info`: whether the bus is encrypted, and from which files.
     """
     call = "tft_start_controller"
     address = checks.address(call, "bind_ip", bind_ip)
@@ -56,13 +62,15 @@ def tft_start_controller(
 
 def tft_destroy_controller() -> None:
     """
-    The controller is not needed any more. One that was started with its job ends with that.
+    Release the controller, which is no longer needed.
+
+    A controller that was started with its job ends with that job.
     """
     orchestrator.destroy()
 
 
 def tft_query_high_availability_switch() -> bool:
     """
-    Whether a controller leads the job.
+    Return whether a controller leads the job.
     """
     return orchestrator.call("hello") == 0

@@ -1,6 +1,7 @@
 """
-MindIO's logger as programs call it (`mindio_ttp.controller_ttp.ttp_logger` of MindIO TFT 7.3.0): messages in
-printf form, which go where this package's lines go.
+MindIO's logger as programs call it (`mindio_ttp.controller_ttp.ttp_logger` of MindIO TFT 7.3.0).
+
+The messages are in printf form. They are written to the same log as the lines of this package.
 """
 
 from enum import Enum
@@ -21,20 +22,23 @@ class LEVEL(Enum):
 
 
 TID = 100000
-"""MindIO shows a thread by the rest of its number by this one."""
+"""The divisor of thread numbers: MindIO shows a thread by the remainder of its number."""
 
 _log = logs.get_logger()
 
 
 class Logger:
     """
-    `LOGGER.info("rank:%s", rank)`. What cannot be formatted is written as it is: no rank is lost over a line.
+    A logger for calls such as `LOGGER.info("rank:%s", rank)`.
+
+    A message that cannot be formatted is written as it is, so that no rank is lost because of a log
+    line.
     """
 
     @staticmethod
     def format(msg: str, *args: Any, **kwargs: Any) -> str:  # Any: as in `logging`
         """
-        Return the message with its arguments in their places.
+        Return the message with its arguments inserted.
         """
         try:
             return str(msg) % args if args else str(msg)
@@ -43,31 +47,31 @@ class Logger:
 
     def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
         """
-        Write a line of this level.
+        Write a debug line.
         """
         _log.debug(self.format(msg, *args))
 
     def info(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
         """
-        Write a line of this level.
+        Write an info line.
         """
         _log.info(self.format(msg, *args))
 
     def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
         """
-        Write a line of this level.
+        Write a warning line.
         """
         _log.warning(self.format(msg, *args))
 
     def error(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
         """
-        Write a line of this level.
+        Write an error line.
         """
         _log.error(self.format(msg, *args))
 
     def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
         """
-        Write an error and the traceback of the exception that is handled.
+        Write an error line with the traceback of the exception that is being handled.
         """
         _log.exception(self.format(msg, *args))
 

@@ -1,6 +1,8 @@
 """
-What an orchestrator says to the controller (`mindio_ttp.controller_ttp.ttp_mindx_api` of MindIO TFT 7.3.0). Every
-function returns 0, or 1 where the controller cannot follow it; the log then says why.
+The calls of an orchestrator to the controller.
+
+The names are those of `mindio_ttp.controller_ttp.ttp_mindx_api` of MindIO TFT 7.3.0. Every function
+returns 0, or 1 where the controller cannot carry out the call. The log then says why.
 """
 
 from collections.abc import Callable
@@ -25,9 +27,12 @@ ACTIONS = ("hot switch", "stop switch")
 
 def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
     """
-    `func` is called with what the controller reports: `report_fault_ranks(ranks, error_codes)`,
-    `report_stop_complete(code, message, ranks)`, `report_strategies(ranks, strategies)`,
-    `report_result(code, message, ranks, strategy)`. All four are needed before the controller is started.
+    Register `func`, which is called with one kind of report of the controller.
+
+    The values of `action` and the arguments of `func` are `report_fault_ranks(ranks, error_codes)`,
+    `report_stop_complete(code, message, ranks)`, `report_strategies(ranks, strategies)` and
+    `report_result(code, message, ranks, strategy)`. Register all four before the controller is
+    started.
     """
     if action not in REPORTS or not callable(func):
         return _refused("tft_register_mindx_callback", f"{action!r} with {func!r}")
@@ -39,8 +44,11 @@ def tft_notify_controller_stop_train(
     fault_ranks: dict[int, int], stop_type: str = "stop", timeout: int | None = None
 ) -> int:
     """
-    `stop`: the cluster has seen faults, rank to type (0 memory, 1 process, 2 network). `pause`: stand still
-    between two steps, for `timeout` seconds at most.
+    Report faults that the cluster has seen, or pause training.
+
+    With `stop`, `fault_ranks` maps a rank to its type of fault (0 memory, 1 process, 2 network).
+    With `pause`, all ranks wait between two steps, for `timeout` seconds at most. Raises
+    `TypeError` for a pause whose `timeout` is not a number of seconds, 0 or more.
     """
     call = "tft_notify_controller_stop_train"
     if stop_type == "pause":
@@ -56,7 +64,9 @@ def tft_notify_controller_stop_train(
 
 def tft_notify_controller_on_global_rank(fault_ranks: dict[int, int], time: int = 1) -> int:
     """
-    All faults that the cluster knows of. `time`: seconds that links need to settle (1 to 3600).
+    Report all faults that the cluster knows, as a map from rank to type of fault.
+
+    `time`: the seconds that links need to settle (1 to 3600).
     """
     call = "tft_notify_controller_on_global_rank"
     if not _are_faults(fault_ranks) or not 1 <= time <= 3600:
@@ -68,7 +78,10 @@ def tft_notify_controller_prepare_action(
     action: str, fault_ranks: dict[int, int] | None = None
 ) -> int:
     """
-    `hot switch`: these ranks are to get another process while they train. `stop switch`: they are not.
+    Start or cancel the preparation of other processes for ranks.
+
+    `hot switch`: the ranks of `fault_ranks` get another process while they train. `stop switch`:
+    they do not.
     """
     if action not in ACTIONS or not _are_faults(fault_ranks or {}):
         return _refused("tft_notify_controller_prepare_action", f"{action!r}, {fault_ranks!r}")
@@ -77,18 +90,20 @@ def tft_notify_controller_prepare_action(
 
 def tft_notify_controller_change_strategy(strategy: str, params: str = "") -> int:
     """
-    What is to be done, of what was offered; `continue` ends a pause.
+    Choose one of the strategies that the controller has offered. `continue` ends a pause.
+
+    `downgrade` and `upgrade` need `params` of 1 to 1023 characters.
     """
     call = "tft_notify_controller_change_strategy"
     if strategy in WITH_PARAMETER and not 1 <= len(params) <= LONGEST_PARAMETER:
         return _refused(call, f"{strategy} needs params of 1 to {LONGEST_PARAMETER} characters")
-    # one that nobody knows was not offered: the controller reports that, and ends the job
+    # an unknown strategy was not offered: the controller reports that, and ends the job
     return orchestrator.call("change_strategy", strategy)
 
 
 def tft_notify_controller_dump() -> int:
     """
-    Save a last checkpoint, and end.
+    Save a last checkpoint, and end the job.
     """
     return orchestrator.call("dump")
 

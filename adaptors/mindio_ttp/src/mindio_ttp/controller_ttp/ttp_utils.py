@@ -1,5 +1,7 @@
 """
-Addresses and numbers out of variables (`mindio_ttp.controller_ttp.ttp_utils` of MindIO TFT 7.3.0).
+Functions that read addresses, and numbers from environment variables.
+
+The names are those of `mindio_ttp.controller_ttp.ttp_utils` of MindIO TFT 7.3.0.
 """
 
 import ipaddress
@@ -11,8 +13,10 @@ from mindio_ttp.controller_ttp import ttp_logger
 
 def input_ip_transform(input_ip: str, max_retries: int = 3) -> str:
     """
-    Return the address of a name; the name itself where it has none, and an address as it is. A name server is
-    asked `max_retries` times.
+    Return the IPv4 address of a host name.
+
+    An address is returned unchanged, and so is a name without an address. The name server is asked
+    up to `max_retries` times.
     """
     if not input_ip or is_valid_ip(input_ip):
         return input_ip
@@ -26,28 +30,28 @@ def input_ip_transform(input_ip: str, max_retries: int = 3) -> str:
 
 def is_valid_ip(ip_str: str) -> bool:
     """
-    Whether this is an address, and no name.
+    Return whether the text is an IPv4 or IPv6 address. False for a host name.
     """
     return is_valid_ipv4(ip_str) or is_valid_ipv6(ip_str)
 
 
 def is_valid_ipv4(ip: str) -> bool:
     """
-    Whether this is an address of IPv4.
+    Return whether the text is an IPv4 address.
     """
     return _is_address(socket.AF_INET, ip)
 
 
 def is_valid_ipv6(ip: str) -> bool:
     """
-    Whether this is an address of IPv6.
+    Return whether the text is an IPv6 address.
     """
     return _is_address(socket.AF_INET6, ip)
 
 
 def is_zero_ip(ip_str: str) -> bool:
     """
-    Whether this is the address that stands for all addresses of a machine.
+    Return whether the text is the address that stands for all addresses of a machine.
     """
     try:
         return ipaddress.ip_address(ip_str.strip()).is_unspecified
@@ -62,7 +66,10 @@ def get_env_var_int_safely(
     max_value: int | None = None,
 ) -> int:
     """
-    Return the number in a variable; `default_value` where it holds none, or one out of its range.
+    Return the number in an environment variable.
+
+    Returns `default_value` where the variable is not set, is not a number, or is out of the range
+    from `min_value` to `max_value`.
     """
     text = environment.text(env_var_name)
     if text is None:

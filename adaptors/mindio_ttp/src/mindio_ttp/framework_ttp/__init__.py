@@ -1,5 +1,7 @@
 """
-What a training process imports. The names are those of MindIO TFT 7.3.0 (`mindio_ttp.framework_ttp`).
+The functions and types that a training process imports.
+
+The names are those of MindIO TFT 7.3.0 (`mindio_ttp.framework_ttp`).
 """
 
 from mindio_ttp.controller_ttp import (

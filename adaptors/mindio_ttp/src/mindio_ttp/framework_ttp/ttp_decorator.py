@@ -1,7 +1,9 @@
 """
-What a training process calls. The names, arguments, ranges and results are those of MindIO TFT 7.3.0
-(`mindio_ttp.framework_ttp.ttp_decorator`); every function that says nothing else returns None and raises an
-`Exception` for what it cannot follow, with the reason.
+The functions that a training process calls.
+
+The names, arguments, ranges and results are those of MindIO TFT 7.3.0
+(`mindio_ttp.framework_ttp.ttp_decorator`). Unless its docstring says otherwise, a function returns
+None. A function raises an `Exception` with the reason for a call that it cannot carry out.
 """
 
 import re
@@ -60,16 +62,16 @@ from mindio_ttp.words import (
 log = logs.get_logger()
 
 ACTION_TIMEOUT = processor.variables.action_limit
-"""Seconds that a function of the program may take before a line says so."""
+"""Seconds that a function of the program may take. A function that takes longer is logged."""
 TTP_MAX_WORLD_SIZE = LARGEST_WORLD
 mindx_agent = processor.variables.task or None
-"""What an orchestrator calls the job; None where there is no orchestrator."""
+"""The name that an orchestrator gave to the job (MINDX_TASK_ID); None without an orchestrator."""
 mind_spore = processor.variables.mindspore
-"""Whether the environment says that the program is one for MindSpore."""
+"""Whether the environment says that the program uses MindSpore."""
 fault_handles: dict[str, Handle] = _patterns.handles
-"""By the text that an error is searched for: what says the error's name."""
+"""Maps a text that is searched for in an error to the function that returns the error's name."""
 fault_types: dict[str, str] = _patterns.types
-"""By the name of an error: the name of the `ReportState` it stands for."""
+"""Maps the name of an error to the name of its `ReportState`."""
 EXPORTS = ("MindSpeed", "MindSpeed-LLM")
 
 
@@ -87,9 +89,15 @@ def tft_init_processor(
     enable_zit: bool = False,
 ) -> None:
     """
-    Who this process is, and what is to be done about faults: `enable_uce` has ranks brought to one step
-    in place, `enable_arf` has lost ones replaced, `enable_zit` has the job go on without them until they are
-    back.
+    Set the rank of this process, the size of the world, and the allowed recoveries.
+
+    `enable_uce`: ranks are brought to one step in place. `enable_arf`: lost ranks are replaced.
+    `enable_zit`: the job goes on without the lost ranks until they are back. `enable_tls` and
+    `tls_info`: whether the bus is encrypted, and from which files. `enable_local_copy` only logs a
+    warning: lost state is fetched from the replicas on other ranks.
+
+    Raises `Refused` for a value out of its range, and with MindSpore for `enable_local_copy` or
+    `enable_zit`.
     """
     call = "tft_init_processor"
     checks.rank_and_world(call, rank, world_size)
@@ -114,35 +122,40 @@ def tft_init_processor(
 
 def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
     """
-    Join the job at the controller's address. A process that no tft agent has started becomes the `tft
-    run` of a node with one rank here, and that rank runs the script from its beginning: call it before
-    process groups are formed.
+    Join the job at the controller's address.
+
+    A process that no tft agent has started becomes the `tft run` of a node with one rank. That rank
+    runs the script from its beginning, so call this function before process groups are formed.
     """
     processor.start(master_ip, port, local_ip, "mindio")
 
 
 def tft_destroy_processor() -> None:
     """
-    This rank has trained all it was to; returns when all have.
+    Report that this rank has trained all its steps. Returns when all ranks have.
     """
     processor.destroy()
 
 
-# ---------------------------------------------------------------- what the loop says
+# ---------------------------------------------------------------- reports of the loop
 
 
 def tft_set_optimizer_replica(rank: int, replica_info: list[dict[str, Any]]) -> None:
     """
-    Who holds copies of what: a dict with `rank_list`, `replica_cnt`, `replica_shift` for each kind of
-    groups, dense first, then experts.
+    Set which ranks hold copies of the optimizer state of this rank.
+
+    `replica_info` has one dict with `rank_list`, `replica_cnt` and `replica_shift` for each kind of
+    group: dense first, then experts.
     """
     processor.replicas(rank, replica_info)
 
 
 def tft_set_dp_group_info(rank: int, dp_rank_list: list[int]) -> None:
     """
-    The data-parallel group of this rank, where the optimizer's groups are larger than that: who has its place
-    in any such group leaves with it.
+    Set the data-parallel group of this rank, where the optimizer's groups are larger than that
+    group.
+
+    A rank that has the same place as this rank in any such group leaves the job together with it.
     """
     call = "tft_set_dp_group_info"
     program = processor.program
@@ -155,36 +168,44 @@ def tft_set_dp_group_info(rank: int, dp_rank_list: list[int]) -> None:
 
 def tft_start_updating_os(backup_step: int = -1) -> None:
     """
-    The optimizer's state is about to be changed in place: all all-reduces of the step are complete. May wait; raises a
-    `RuntimeError` with FORCE STOP when the loop is to be left. Said twice of one update it counts once.
+    Report that the optimizer state is about to be changed in place.
+
+    All all-reduces of the step must be complete. The call may wait. Raises a `RuntimeError` with
+    FORCE STOP when the program must leave its loop. A second call for the same update has no
+    effect.
     """
     processor.open(backup_step)
 
 
 def tft_end_updating_os(step: int) -> None:
     """
-    The state of `step` is whole.
+    Report that the state of `step` is complete.
     """
     processor.close(step)
 
 
 def tft_start_copy_os() -> None:
     """
-    A copy of the state is about to be made on this node. tft makes none of a program's own state.
+    Report that the program is about to copy its state on this node.
+
+    tft itself makes no copy of a program's own state.
     """
     processor.check_trains("tft_start_copy_os")
 
 
 def tft_set_step_args(args: Any) -> None:
     """
-    What is handed to every function that is registered. None is ignored.
+    Set the `args` that every registered function receives. None is ignored.
     """
     processor.set_args(args)
 
 
 def tft_pause_train(cur_step: int) -> None:
     """
-    The end of an iteration. Raises a `RuntimeError` with STEP FINISH when the loop is to be left.
+    Report the end of an iteration.
+
+    Raises a `RuntimeError` with STEP FINISH when the program must leave its loop. A negative
+    `cur_step` is only logged.
     """
     if checks.number("tft_pause_train", "cur_step", cur_step, -LARGEST_STEP, LARGEST_STEP) < 0:
         log.warning("pause_ignored", step=cur_step)
@@ -194,14 +215,16 @@ def tft_pause_train(cur_step: int) -> None:
 
 def tft_reset_limit_step() -> None:
     """
-    Lift the limit on steps. tft lifts it when the loop is entered again.
+    Do nothing. In MindIO this call lifts the limit on steps; tft lifts it on the next loop entry.
     """
 
 
 def tft_report_load_ckpt_step(step: int) -> None:
     """
-    Which step a periodic checkpoint is of that the program has loaded: before it trains, or in its repair
-    function, where that was told to.
+    Report the step of the periodic checkpoint that the program has loaded.
+
+    Call it before training begins, or in the repair function when that was told to load a
+    checkpoint.
     """
     processor.loaded(step)
 
@@ -211,61 +234,66 @@ def tft_report_load_ckpt_step(step: int) -> None:
 
 def tft_report_error(error_type: int, error_code: str = "") -> None:
     """
-    The loop was left, for the reason that the value of a `ReportState` says. Of what is unknown it returns
-    when the job has ended for this rank.
+    Report that the program has left its loop. `error_type` is the value of a `ReportState`.
+
+    For RS_UNKNOWN the call returns when the job has ended for this rank.
     """
-    handled = sys.exc_info()[1]  # a loop that catches its errors itself says no more than the state
+    handled = sys.exc_info()[1]  # a loop with its own `except` reports only the state
     said = "" if handled is None else f"{type(handled).__name__}: {handled}"
     processor.report(checks.error(error_type, error_code), error_code, said)
 
 
 def tft_wait_next_action() -> int:
     """
-    Waits until this rank is to go on, 0, or to exit, 1: the values of `Action`.
+    Wait until this rank must go on (0) or exit (1): the values of `Action`.
     """
     return processor.wait().value
 
 
 def tft_wait_repair_action() -> int:
     """
-    The same; what is to be repaired is repaired meanwhile. One wait is enough here, a second one returns
-    at once.
+    Wait until this rank must go on (0) or exit (1), as `tft_wait_next_action` does.
+
+    The repair is carried out during the wait. One wait is enough here: a second wait returns at
+    once.
     """
     return processor.wait().value
 
 
 def tft_is_reboot_node() -> bool:
     """
-    Whether this process takes the place of one that was lost.
+    Return whether this process takes the place of an earlier process of its rank.
     """
     return processor.reboot
 
 
 def tft_get_reboot_type() -> str:
     """
-    For what reason: `arf`, it was lost, or `hot switch`.
+    Return why this process replaces another one: `arf` (that one was lost) or `hot switch`.
     """
     return processor.reboot_type
 
 
 def tft_get_repair_step() -> int:
     """
-    The step that this rank was brought to last; 0: none.
+    Return the step that this rank was last brought to; 0 where it was brought to none.
     """
     return processor.repair_step()
 
 
 def tft_get_repair_type() -> str:
     """
-    What is being done: `retry`, `recover`, `dump` or `unknow`.
+    Return the repair that is being carried out: `retry`, `recover`, `dump` or `unknow`.
     """
     return processor.repair_type
 
 
 def set_mindio_export_version(framework_type: str) -> None:
     """
-    Say which of MindIO's users the program is: `MindSpeed` or `MindSpeed-LLM`. They stop and clean before a
-    last checkpoint.
+    Set which of MindIO's known users the program is: `MindSpeed` or `MindSpeed-LLM`.
+
+    Such a program is stopped and cleaned before a last checkpoint. Raises `Refused` for another
+    name.
     """
     if framework_type not in EXPORTS:
         names = ", ".join(EXPORTS)
@@ -275,21 +303,21 @@ def set_mindio_export_version(framework_type: str) -> None:
 
 def get_mindio_export_version() -> str | None:
     """
-    Return what `set_mindio_export_version` was told; None where it was not called.
+    Return the argument of `set_mindio_export_version`; None where that was not called.
     """
     return processor.exported or None
 
 
 def get_device() -> int | None:
     """
-    Return the device that was the process's own when `tft_init_processor` was called; None without one.
+    Return the device of this process at its call of `tft_init_processor`; None without a device.
     """
     return processor.device
 
 
 def set_device() -> None:
     """
-    Make that device the current one of the calling thread.
+    Make the device of `get_device` the current device of the calling thread.
     """
     device.use(processor.device)
 
@@ -303,8 +331,10 @@ def get_stream() -> Any:  # Any: torch_npu has no types
 
 def handle_l2_hbm_error(err_str: str) -> str:
     """
-    Return the name of an HBM MULTI BIT ECC error: whether what is lost can be had from other ranks; `OTHER`
-    where `tft_init_processor` was not told to repair devices.
+    Return the name of an HBM MULTI BIT ECC error.
+
+    The name says whether the lost memory can be restored from other ranks. It is `OTHER` where
+    `tft_init_processor` was called without `enable_uce`, or not called.
     """
     try:
         repairs = processor.told.uce
@@ -315,8 +345,9 @@ def handle_l2_hbm_error(err_str: str) -> str:
 
 def check_pytorch_version() -> bool:
     """
-    Return whether process groups can be formed anew (`reinit_process_group`): torch_npu 2.1.0 can from its
-    post11 on. True without torch_npu, and for MindSpore.
+    Return whether process groups can be formed again in place (`reinit_process_group`).
+
+    torch_npu 2.1.0 can do so from its post11 on. True without torch_npu, and for MindSpore.
     """
     parts = [] if mind_spore else device.version().split(".")
     if parts[:3] != ["2", "1", "0"]:
@@ -330,14 +361,14 @@ def check_pytorch_version() -> bool:
 
 def is_valid_ip(ip_str: str) -> bool:
     """
-    Return whether this is an address of IPv4.
+    Return whether `ip_str` is an IPv4 address.
     """
     return is_valid_ipv4(ip_str)
 
 
 def is_loopback_address(ip: str) -> bool:
     """
-    Return whether this is 127.0.0.1, with however many zeros its parts are written.
+    Return whether `ip` is 127.0.0.1. Its parts may be written with any number of zeros.
     """
     network, *host = ip.split(".")
     return (
@@ -347,15 +378,18 @@ def is_loopback_address(ip: str) -> bool:
 
 def get_local_ip(master_ip: str, local_ip: str) -> str:
     """
-    Return `local_ip`; where it is empty, the address by which this machine reaches `master_ip`. It stays empty
-    where that is of this machine alone, no address, or not reached.
+    Return `local_ip`. Where it is empty, return the address by which this machine reaches
+    `master_ip`.
+
+    The result is empty where `master_ip` is a loopback address, is not an address, or is not
+    reachable.
     """
     alone = is_loopback_address(master_ip) or is_zero_ip(master_ip)
     if local_ip or alone or not is_valid_ip(master_ip):
         return local_ip
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((master_ip, 9))  # of UDP: chooses the interface, and sends nothing
+            probe.connect((master_ip, 9))  # UDP: selects the interface, sends no packet
         except OSError:
             return local_ip
         return str(probe.getsockname()[0])
@@ -366,16 +400,19 @@ def get_local_ip(master_ip: str, local_ip: str) -> str:
 
 def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
     """
-    Return the name of the next process group of `ranks`: it carries the repair, so that survivors and
-    replacements form a group of the same name.
+    Return the name of the next process group of `ranks`.
+
+    The name contains the repair, so that survivors and replacements form a group of the same name.
     """
     return processor.group_names.name(ranks, use_hashed_name)
 
 
 def launch_tcp_store_client(url: str, save_rank: int = -1, world_size: int = -1) -> int:
     """
-    Have the default process group meet at the store at `tcp://HOST:PORT`; return 0, or 1 where no store answers
-    there. tft calls it by itself when its store was started again.
+    Connect the default process group to the store at `tcp://HOST:PORT`.
+
+    Returns 0, or 1 where no store answers there. tft connects the groups by itself when its store
+    was started again.
     """
     place = urlsplit(url)
     try:
@@ -388,7 +425,7 @@ def launch_tcp_store_client(url: str, save_rank: int = -1, world_size: int = -1)
 
 def launch_tcp_store_server(url: str, world_size: int) -> int:
     """
-    Return 0: the store of a job is served by a process of tft's, and outlives every rank.
+    Return 0. A process of tft serves the job's store and outlives every rank.
     """
     return RET_OK
 
@@ -401,100 +438,121 @@ Function = Callable[..., Any]
 
 def tft_register_save_ckpt_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(step, save_info, args, ctx)` saves what this rank was chosen for.
+    Register `func(step, save_info, args, ctx)`, which saves the parts that this rank was chosen
+    for.
     """
     register("save_ckpt", func, ctx)
 
 
 def tft_register_rename_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(step, args)`, with MindSpore `func(step, ctx)`, gives the checkpoint its name when all is saved.
+    Register `func(step, args)` (with MindSpore `func(step, ctx)`).
+
+    It gives the checkpoint its final name when all parts are saved.
     """
     register("rename", func, ctx)
 
 
 def tft_register_exit_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(ctx)` ends the process; MindSpore only.
+    Register `func(ctx)`, which ends the process. Called with MindSpore only.
     """
     register("exit", func, ctx)
 
 
 def tft_register_stop_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(args, ctx)` has the training thread raise, whatever it waits in.
+    Register `func(args, ctx)`.
+
+    It makes the training thread raise an error, whatever the thread waits for.
     """
     register("stop", func, ctx)
 
 
 def tft_register_clean_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(is_uce_error, args, ctx)` says 0: clean, 1: it could not be cleaned, 2: the memory was cleaned,
-    and nothing in it was lost.
+    Register `func(is_uce_error, args, ctx)`, which cleans the device.
+
+    It returns 0 (clean), 1 (it could not clean) or 2 (the memory was cleaned, and nothing in it was
+    lost).
     """
     register("clean", func, ctx)
 
 
 def tft_register_rebuild_group_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(fault_ranks, args, ctx)` forms the process groups anew.
+    Register `func(fault_ranks, args, ctx)`, which forms the process groups again.
     """
     register("rebuild_group", func, ctx)
 
 
 def tft_register_repair_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(step, need_rebuild, error_ranks, repair_info, args, ctx)` sends or receives state.
+    Register `func(step, need_rebuild, error_ranks, repair_info, args, ctx)`.
+
+    It sends or receives state.
     """
     register("repair", func, ctx)
 
 
 def tft_register_rollback_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(step, args, ctx)` brings data, schedulers and counters to the end of `step`.
+    Register `func(step, args, ctx)`.
+
+    It sets data, schedulers and counters to the end of `step`.
     """
     register("rollback", func, ctx)
 
 
 def tft_register_stream_sync_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func()` waits for the device. Kept; not called by this version: an update ends when it is complete.
+    Register `func()`, which waits for the device.
+
+    The function is kept, and not called by this version: an update ends when it is complete.
     """
     register("stream_sync", func, ctx)
 
 
 def tft_register_zit_downgrade_rebuild_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(new_dp_ranks, new_world_ranks, args, params)`: these go on without the others; it forms groups of them,
-    and takes back what of its data the broken step has used.
+    Register `func(new_dp_ranks, new_world_ranks, args, params)`.
+
+    The ranks of `new_world_ranks` go on without the others. The function forms their process
+    groups, and takes back the data that the broken step has used.
     """
     register("zit_downgrade_rebuild", func, ctx)
 
 
 def tft_register_zit_upgrade_rebuild_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(fault_ranks, args, params)`: these are back; it forms the groups of all ranks.
+    Register `func(fault_ranks, args, params)`.
+
+    The ranks of `fault_ranks` are back. The function forms the process groups of all ranks.
     """
     register("zit_upgrade_rebuild", func, ctx)
 
 
 def tft_register_zit_upgrade_repair_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(step, need_rebuild, error_ranks, repair_info, args, params)`: sends to those who are back, or receives.
+    Register `func(step, need_rebuild, error_ranks, repair_info, args, params)`.
+
+    It sends state to the ranks that are back, or receives state.
     """
     register("zit_upgrade_repair", func, ctx)
 
 
 def tft_register_zit_upgrade_rollback_handler(func: Function, ctx: Any = None) -> None:
     """
-    `func(step, args, params)`: data, schedulers and counters as at the end of the step.
+    Register `func(step, args, params)`.
+
+    It sets data, schedulers and counters to the end of `step`.
     """
     register("zit_upgrade_rollback", func, ctx)
 
 
 def tft_register_decrypt_handler(decryptor: Function | None) -> None:
     """
-    `decryptor(cipher)` says the password of a private key. None is ignored.
+    Register `decryptor(cipher)`, which returns the password of a private key. None is ignored.
     """
     if decryptor is not None:
         register("decrypt", decryptor, None)

@@ -1,8 +1,8 @@
 """
-Whether memory that a device has lost can be had from the copies of others.
+The decision whether memory that a device has lost can be restored from the copies on other ranks.
 
-An error that came before the last update began may have been in the gradients that all ranks have added
-up: then every copy has it.
+An error that came before the last update began may have changed the gradients that the all-reduce
+gave to all ranks. Then every copy of the state is wrong.
 """
 
 import re
@@ -12,26 +12,32 @@ from mindio_ttp import device, environment
 from mindio_ttp.checks import Refused
 
 TIME_US_PATTERN = r"time us=\s*(\d+)"
-"""How an error of a device says when it came; torch_npu writes a space before the number."""
+"""The text by which an error of a device gives its time. torch_npu writes a space before the
+number."""
 
 
 START, END = "START_TIME", "END_TIME"
 TRAIN_STEP_TIME: dict[str, int] = {}
-"""When the last update of the optimizer began and ended, in microseconds of the device; 0: not known."""
+"""The times at which the last update of the optimizer began and ended, in microseconds of the
+device. 0: not known."""
 mind_spore = environment.variables().mindspore
-"""Whether the environment says that the program is one for MindSpore."""
+"""Whether the environment says that the program uses MindSpore."""
 
 
 def tft_set_update_start_time(start_time: int | None = None) -> None:
     """
-    When the update began. None: what the device says; 0 where it cannot say it.
+    Set the time at which the update began.
+
+    None: the present time of the device; 0 where the device cannot tell it.
     """
     TRAIN_STEP_TIME[START] = _time("tft_set_update_start_time", start_time)
 
 
 def tft_set_update_end_time(end_time: int | None = None) -> None:
     """
-    When it ended.
+    Set the time at which the update ended.
+
+    None: the present time of the device; 0 where the device cannot tell it.
     """
     TRAIN_STEP_TIME[END] = _time("tft_set_update_end_time", end_time)
 
@@ -40,8 +46,9 @@ def tft_can_do_uce_repair(
     hbm_error_time: int, start_time: int | None = None, end_time: int | None = None
 ) -> bool:
     """
-    Whether an error at that time cannot have come into the copies of others. Times that are not given are
-    those that were set.
+    Return whether an error at that time cannot have reached the copies on other ranks.
+
+    Times that are not given are those that were set. False where a time is not known.
     """
     start = TRAIN_STEP_TIME.get(START) if start_time is None else start_time
     end = TRAIN_STEP_TIME.get(END) if end_time is None else end_time
@@ -50,7 +57,8 @@ def tft_can_do_uce_repair(
 
 def get_l2_hbm_error_time(log_string: str) -> int | None:
     """
-    Return when an error came, in microseconds of the device, from its text; None where that says no time.
+    Return the time of an error, in microseconds of the device, from its text; None if it has no
+    time.
     """
     match = re.search(TIME_US_PATTERN, log_string)
     return int(match[1]) if match else None
@@ -58,14 +66,14 @@ def get_l2_hbm_error_time(log_string: str) -> int | None:
 
 def get_event_time() -> int:
     """
-    Return the time of the device in microseconds; 0 where it cannot say the time.
+    Return the time of the device in microseconds; 0 where the device cannot tell it.
     """
     return device.time_now()
 
 
 def get_update_start_end_time() -> tuple[int | None, int | None]:
     """
-    Return when the last update began and ended; None for what was not said.
+    Return the times at which the last update began and ended; None for a time that was not set.
     """
     return TRAIN_STEP_TIME.get(START), TRAIN_STEP_TIME.get(END)
 

@@ -1,3 +1,3 @@
 """
-What msrun imports.
+The modules that msrun imports.
 """

@@ -13,22 +13,24 @@ from tft.errors import UsageError
 from tft.starter import Node
 
 _REFUSED = 2
-"""The exit code of `tft run` for what is refused before anything has started."""
+"""The exit code of `tft run` for a job that is refused before anything has started."""
 
 _node: Node | None = None
-_functions: dict[str, Callable[..., Any]] = {}  # Any: each has its own
+_functions: dict[str, Callable[..., Any]] = {}  # Any: each function has its own arguments
 
 
 def init_taskd_agent(settings: dict[str, str]) -> bool:
     """
-    Whether tft looks after the processes of this msrun; if not, msrun does. Nothing has been started.
-    Ends msrun, with a sentence, where a job cannot be what it was asked to be.
+    Return whether tft manages the processes of this msrun. If not, msrun does.
+
+    Nothing has been started at this time. Ends msrun with a message where the job cannot run as
+    requested.
     """
     global _node
     if settings.get("Framework") != "MindSpore":
         _say(f"taskd of tft is for MindSpore, and not for {settings.get('Framework')}")
         return False
-    from mindspore.parallel.cluster.run import get_args  # late: only msrun has it for sure
+    from mindspore.parallel.cluster.run import get_args  # late: MindSpore may be missing
 
     try:
         facts = facts_of(get_args(), os.environ)
@@ -46,14 +48,15 @@ def init_taskd_agent(settings: dict[str, str]) -> bool:
 
 def register_func(name: str, function: Callable[..., Any]) -> None:
     """
-    A function of msrun's that starts, ends or looks at its processes.
+    Register a function of msrun's that starts, ends or monitors its processes.
     """
     _functions[name] = function
 
 
 def start_taskd_agent() -> None:
     """
-    Be the node of this msrun until the job is over. Ends msrun with the exit code of `tft run`.
+    Run the node of this msrun until the job is over. Ends msrun with the exit code of `tft run`,
+    unless that is 0.
     """
     assert _node is not None, "msrun calls init_taskd_agent first"
     code = _node.run(
