@@ -1,5 +1,5 @@
 """
-What the job machine asks for, beside the orders of the protocol.
+Define the commands of the job machine, in addition to the orders of the protocol.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tft.protocol.messages import Order
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOver:
     """
-    Nothing is left to be done: write the report and leave with `code`.
+    The job is over: write the report and exit with `code`.
     """
 
     result: str
@@ -25,24 +25,24 @@ class JobOver:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consult:
     """
-    Ask the recovery plugins which strategy to follow; an `Advised` for this incident and round
-    is the answer.
+    Ask the recovery plugins which strategy to follow. The answer is an `Advised` for this incident
+    and this round.
     """
 
     incident: int
     round: int
     faults: tuple[Fault, ...]
     offers: tuple[Offer, ...]
-    """In the order in which they would be tried; the first that nothing rules out is followed
-    unless somebody advises otherwise."""
+    """The offers, in the order in which they would be tried. The first that nothing rules out is
+    followed, unless a plugin advises otherwise."""
     until: float
-    """When the machine decides without advice."""
+    """The time at which the machine decides without advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
     """
-    Something an operator wants to read: an event and its facts.
+    An event for operators to read, with its facts.
     """
 
     event: str

@@ -1,9 +1,10 @@
 """
-Reports that arrive once and in order over a bus that promises neither.
+Make reports arrive once and in order over a bus that guarantees neither.
 
-The sender numbers its reports and repeats them until they are acknowledged (`Outbox`); the
-receiver takes from each sender exactly the next number (`Inbox`), and says with `Lead.heard` how
-far it has come. What is lost is repeated, what is doubled or early is absorbed.
+The sender numbers its reports and repeats each one until it is acknowledged (`Outbox`). The
+receiver accepts from each sender exactly the next number (`Inbox`), and acknowledges with
+`Lead.heard` the highest number that it has accepted. A lost report is sent again; a repeated or
+early report is ignored.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ class Outbox:
 
     def add(self, report: Report) -> int:
         """
-        Keep a report until it is acknowledged; the number to send it under, from 1.
+        Keep a report until it is acknowledged. Return the number to send it under; the first number
+        is 1.
         """
         self._last += 1
         self._pending[self._last] = report
@@ -30,22 +32,22 @@ class Outbox:
 
     def acknowledge(self, number: int) -> None:
         """
-        Everything up to `number` was heard. An older acknowledgement that comes late changes
-        nothing.
+        Drop all reports up to `number`: the receiver has them. An older acknowledgement that comes
+        late changes nothing.
         """
         for heard in [kept for kept in self._pending if kept <= number]:
             del self._pending[heard]
 
     def pending(self) -> list[tuple[int, Report]]:
         """
-        What is to be sent again, in order.
+        Return the reports that have to be sent again with their numbers, in order.
         """
         return list(self._pending.items())
 
 
 class Inbox:
     """
-    How far each sender has been heard.
+    The highest number accepted from each sender.
     """
 
     def __init__(self, heard: Mapping[str, int] | None = None) -> None:
@@ -53,10 +55,10 @@ class Inbox:
 
     def accept(self, sender: str, number: int) -> bool:
         """
-        True for exactly the next report of `sender`, which is then heard.
+        Return True for exactly the next report of `sender`, and count it as accepted.
 
-        False for a repeated one, and for one whose predecessor was lost: that one is sent again,
-        and this one after it.
+        Return False for a repeated report, and for a report whose predecessor was lost: the sender
+        repeats the predecessor first and then this report.
         """
         if number != self._heard.get(sender, 0) + 1:
             return False
@@ -65,7 +67,7 @@ class Inbox:
 
     def heard(self) -> dict[str, int]:
         """
-        Sender to the highest number accepted: the content of `Lead.heard`, and of the next
-        `Inbox` should this one's process be lost.
+        Return, by sender, the highest number accepted. This is the content of `Lead.heard`. A new
+        `Inbox` starts with it if the process of this one is lost.
         """
         return dict(self._heard)

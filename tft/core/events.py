@@ -1,5 +1,6 @@
 """
-What the job machine is told. Past tense; `at` is the controller's clock.
+Define the events that the job machine receives. Event names are in the past tense, and `at` is the
+time by the clock of the controller.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from tft.protocol.messages import Report
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """
-    A report came in, for the first time and in its sender's order.
+    A report came in, for the first time and in the order of its sender.
     """
 
     at: float
@@ -22,7 +23,7 @@ class Received:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlinePassed:
     """
-    The moment named by `Machine.next_deadline` has come.
+    The time returned by `Machine.next_deadline` has come.
     """
 
     at: float
@@ -31,14 +32,14 @@ class DeadlinePassed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
     """
-    No rank has moved for longer than the job's own step times allow.
+    No rank has made progress for longer than the job's own step times allow.
     """
 
     at: float
     silence: float
-    """Seconds since the last movement of any rank."""
+    """Seconds since the last progress of any rank."""
     limit: float
-    """The limit that was learnt."""
+    """The limit in seconds, as learnt from the step times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

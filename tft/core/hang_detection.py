@@ -1,7 +1,7 @@
 """
-Notices that nobody moves: learns the job's own step times from the beats and says when the
-silence is longer than they allow. Pure; beats come by the ten thousand, so they are judged here
-and only the verdict becomes an event of the job machine.
+Detect that no rank makes progress. The step times of the job are learnt from the beats of the
+nodes; a silence that is longer than these step times allow is a stall. Pure. Beats come in tens of
+thousands, so they are judged here, and only the verdict becomes an event of the job machine.
 """
 
 import math
@@ -12,16 +12,19 @@ from tft.core.policy import Policy
 from tft.protocol.messages import Beat
 
 LEARNT = 5
-"""Steps seen before their times are believed: the first ones warm caches up."""
+"""The number of steps to see before their times are used. The first steps are slow, since they warm
+up caches."""
 ASLEEP = 1.0
-"""Seconds between two beats as sent: after more, the whole node was paused, not one rank of it."""
+"""Seconds between the sending times of two beats. After a longer gap the whole node was paused, not
+one rank of it."""
 REMEMBERED = 64
-"""Steps remembered: enough for a median, few enough to follow a job that changes."""
+"""The number of step times that are remembered: enough for a median, few enough to follow a job
+that changes."""
 
 
 class HangDetection:
     """
-    Fed with every beat; asked for its verdict after each.
+    The detector. Every beat is passed to it, and its verdict is read after each beat.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -30,13 +33,13 @@ class HangDetection:
         self._last: dict[int, tuple[int, int, float]] = {}  # rank: incarnation, step, moved
         self._moved = float("-inf")
         self._warming = False
-        self._beats: dict[int, float] = {}  # node: when it was heard last, the longest silent first
+        self._beats: dict[int, float] = {}  # node: time of last beat, oldest first
         self._sent: dict[int, float] = {}
-        self._offsets: dict[int, float] = {}  # node: what its clock lacks of ours, at most
+        self._offsets: dict[int, float] = {}  # node: lag of its clock, at most
 
     def limit(self) -> float:
         """
-        How long nobody may move, in seconds.
+        Return how many seconds may pass without progress of any rank.
         """
         if len(self._durations) < LEARNT:
             return self._policy.first_step
@@ -49,7 +52,7 @@ class HangDetection:
 
     def resumed(self, at: float) -> None:
         """
-        Training goes on from here: silence before `at` is not held against it.
+        Note that training goes on from here: silence before `at` does not count.
         """
         self._moved = max(self._moved, at)
         self._last.clear()
@@ -57,22 +60,24 @@ class HangDetection:
 
     def expect(self, node: int, at: float) -> None:
         """
-        A node is up, and will beat: from now on its silence counts, even if it was never heard.
+        Note that a node is up and will send beats. From now on its silence counts, even if no beat
+        of it ever arrives.
         """
         self._beats.setdefault(node, at)
 
     def heard(self, beat: Beat, at: float) -> float | None:
         """
-        Takes a beat that arrived `at`; returns the seconds of silence when it is a stall.
+        Take in a beat that arrived at time `at`. Return the seconds of silence if this is a stall,
+        else None.
 
-        The silence is taken from the node's own clock: a broker that was away delays beats, and
-        a delayed beat is not a rank that hangs. What lies between that clock and ours is known
-        from the beat that took the shortest time to come.
+        The silence is measured by the clock of the node: a broker that was away delays beats, and a
+        delayed beat does not mean that a rank hangs. The offset between that clock and the local
+        clock is known from the beat with the shortest delivery time.
         """
         self._beats.pop(beat.node, None)
         self._beats[beat.node] = at
         before = self._sent.get(beat.node, beat.at)
-        if beat.at < before:  # the node was started anew, and its clock with it
+        if beat.at < before:  # the node was restarted, and its clock with it
             self._offsets.pop(beat.node, None)
         offset = min(self._offsets.get(beat.node, math.inf), at - beat.at)
         self._offsets[beat.node] = offset
@@ -94,14 +99,15 @@ class HangDetection:
 
     def silent(self, at: float) -> list[int]:
         """
-        The nodes without a beat for too long while another one beats.
+        Return the nodes that have sent no beat for too long while another node still sends beats.
+        Each of them is returned once.
         """
         if not self._beats or at - next(reversed(self._beats.values())) > 1.0:
-            return []  # nobody is heard: that is the bus, or us
+            return []  # no node is heard: then the bus or this controller is the cause
         gone = []
         for node, last in self._beats.items():
             if at - last <= self._policy.node_silence:
-                break  # it is asked after every beat: no further than to the first that was heard
+                break  # called after every beat: stop at the first node that was heard in time
             gone.append(node)
         for node in gone:
             del self._beats[node]

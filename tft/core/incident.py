@@ -1,5 +1,5 @@
 """
-What is known of one incident: its faults, what was tried, when each part of it took place.
+Own what is known of one incident: its faults, what was tried, and when each phase took place.
 """
 
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder
 
 COMPARED: frozenset[OrderName] = frozenset({"compare", "fetch", "restore", "reload"})
-"""Orders after which a rank says digests of what it holds."""
+"""Orders after which a rank reports digests of the state that it holds."""
 PHASES: dict[OrderName, str] = {
     "stop": "clear",
     "load": "repair",
@@ -17,32 +17,34 @@ PHASES: dict[OrderName, str] = {
     "regroup": "rebuild",
     "commit": "save",
 }
-"""The phase of the report an order's time is counted under, where it is not the order's own name."""
+"""Order to the phase of the report that its time is counted under, for orders whose phase has
+another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """
-    One observed wrong.
+    One observed fault.
     """
 
     kind: FaultKind
     rank: int | None
-    """None where no rank could be singled out."""
+    """None if no single rank could be named."""
     step: int
-    """The step that was being computed; 0 until the ranks have said where they are."""
+    """The step that was being computed. 0 until the ranks have reported their positions."""
     seen: float
-    """When its first evidence was (CLOCK_MONOTONIC)."""
+    """The time of the first evidence, in seconds (CLOCK_MONOTONIC)."""
     evidence: str
-    """The traceback, the stacks, or the sentence that says how it was noticed."""
+    """The traceback, the stacks, or a sentence that says how the fault was noticed."""
     certain: bool = False
-    """It is a cause, even if others of its kind are only seen from the other side of one."""
+    """True if this fault is a cause even where other faults of its kind are only consequences of
+    another fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """
-    A stretch of an incident, of one rank or of the whole job.
+    A stretch of time of an incident, for one rank or for the whole job. Times are in seconds.
     """
 
     name: str
@@ -54,113 +56,124 @@ class Phase:
 @dataclass(slots=True, kw_only=True)
 class Task:
     """
-    One order to several ranks, until the last of them has answered.
+    One kind of order to several ranks, open until the last of them has answered.
     """
 
     orders: tuple[RankOrder, ...]
     waiting: set[int]
     issued: float
     limit: float
-    """Seconds it may take."""
+    """Seconds that the order may take."""
     deadline: float
     renewed: int = 0
-    """How often it was given that time again."""
+    """How many times the order was given this limit again."""
     spared: bool = False
-    """Who owes the answer was given the time of a repair, since a shard would be lost with it."""
+    """True if the ranks that owe the answer were given the time of a repair, because a shard would
+    be lost with them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Incident:
     """
-    From the first fault until the job runs again or ends. Number 0 is the job's own start.
+    One incident, from its first fault until the job runs again or ends. Number 0 is the start of
+    the job itself.
     """
 
     number: int
     opened: float
     faults: list[Fault] = field(default_factory=list)
     suspicion: str = ""
-    """Why ranks are being asked where they are, while no fault is known."""
+    """Why the ranks are asked for their positions while no fault is known."""
     forced: str = ""
-    """Why nothing but `dump` or `exit` comes into question."""
+    """Why only `dump` or `exit` is possible. Empty: every strategy may be."""
     ceiling: int | None = None
-    """No copy of a later step is sound: what is wrong may have spread."""
+    """The last step whose copies can be sound: the error may have spread to copies of later steps.
+    None: no limit."""
     spread_by: set[int] = field(default_factory=set)
-    """Ranks whose last update may have spread what is wrong, and who have yet to say which."""
+    """Ranks whose last update may have spread wrong numbers, and which have not yet reported the
+    step of that update."""
     tentative: bool = False
-    """The ceiling is a guess, after a fault that came back: better none than to save nothing."""
+    """True if the ceiling is a guess after a fault that came back. The ceiling is dropped if with
+    it nothing could be saved."""
     guessed: bool = False
-    """Going back further than the fault demanded was tried once."""
+    """True if a ceiling lower than the fault demanded was tried once."""
     joining: frozenset[int] = frozenset()
-    """The ranks that come back with it, after having been away."""
+    """The ranks that come back to the job in this incident."""
     skip: int = 0
-    """How many batches are left out after going back."""
+    """How many batches are left out after the rollback."""
     skip_at: int | None = None
-    """The step after which they are left out; None: that is not known yet."""
+    """The step after which these batches are left out. None: not known yet."""
     advice: Advised | None = None
-    """What the recovery plugins said to the present offers."""
+    """The answer of the recovery plugins to the present offers."""
     awaited: bool = False
-    """They have asked for time, and are asked again when it is over."""
+    """True if the recovery plugins have asked for time. They are consulted again when it is
+    over."""
     waited: float = 0.0
-    """Seconds for which they have had everyone wait."""
+    """Seconds that the job has waited for the recovery plugins so far."""
     strategy: str = ""
-    """The one that is followed, under the name it was advised by; empty: none yet."""
+    """The strategy that is followed. If a recovery plugin advised it, this is the name that the
+    plugin gave it. Empty: none yet."""
     base: str = "retry"
-    """The one of ours that was followed last."""
+    """The built-in strategy that was followed last."""
     tried: list[tuple[str, str]] = field(default_factory=list)
-    """The strategies passed over when the present one was chosen, and why."""
+    """The strategies that were passed over when the present one was chosen, and why."""
     failed: dict[str, str] = field(default_factory=dict)
     """The strategies that were followed and did not help, and why."""
     round: int = 0
     attempts: int = 0
-    """How often the present strategy was begun."""
+    """How many attempts of the present strategy have failed. A new fault sets this to 0."""
     furthest: int = 0
     """The highest step that some rank had completed."""
     begun: int = 0
-    """The highest step whose update some rank had begun: whoever had may have finished it on its way
-    out."""
+    """The highest step whose update some rank had begun. Such a rank may have finished the update
+    while it left the loop."""
     reached: int = 0
-    """The same, as far as is known in this round."""
+    """The same as `begun`, but only from the positions that are known in this round."""
     step: int | None = None
-    """The first step to be computed after the incident; None: that is not known, yet or ever."""
+    """The first step to be computed after the incident. None: not known yet, or never."""
     store: tuple[str, int] | None = None
-    """Where its groups are formed."""
+    """The address of the rendezvous store where the process groups are formed."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
     spare: bool = False
-    """The last checkpoint had to be planned anew: no more is written than it takes."""
+    """True if the last checkpoint had to be planned again: then one copy of each shard is written
+    and no more."""
     writers: set[int] = field(default_factory=set)
-    """Who has a part in the last checkpoint as it was planned."""
+    """The ranks that write a part of the last checkpoint, as it was planned."""
     phases: list[Phase] = field(default_factory=list)
     processes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Pid and start time of each rank when the incident began."""
+    """By rank: pid and start time of its process when the incident began."""
     kept: dict[int, bool] = field(default_factory=dict)
-    """Filled at the end: whether each of these ranks still has the process it began with."""
+    """By rank: whether it still has the process that it began the incident with. Filled in when the
+    incident ends."""
     started: int = 0
-    """How many processes were started for it."""
+    """How many processes were started for this incident."""
     respawns: dict[int, int] = field(default_factory=dict)
-    """How often each rank has lost its process and was given another."""
+    """By rank: how many times it has lost its process and was given another."""
     counted: set[int] = field(default_factory=set)
-    """The ranks whose part in it has been held against them."""
+    """The ranks that this incident was held against already."""
     reservations: list[tuple[int, str]] = field(default_factory=list)
-    """Why training does not go on bit for bit as it would have without the incident, and from the end of which
-    step on."""
+    """Why training does not go on bit for bit as without the incident: the step from whose end on
+    this holds, and the sentence."""
     tails: dict[str, int] = field(default_factory=dict)
-    """For each line in the tail of a step that nobody has come further than who holds a shard: the sentence, and the
-    step."""
+    """Shards of which no holder came to the end of a step's tail: for each line at which the tail
+    was cut off, the sentence and the step."""
     marks: dict[int, int] = field(default_factory=dict)
-    """By rank: the last step after which all was called that is to be, at least."""
+    """By rank: the last step after which all functions that are to be called were called, at
+    least."""
     closed: float | None = None
 
     def marked(self, rank: int, position: Position) -> None:
         """
-        A rank stands, or stood when it died, at this position. What it says later, when it was brought to another step,
-        says nothing of that.
+        Update `marks` from the position of a rank, alive or dead. The lowest step counts: a
+        position that is reported after the rank was brought to another step says nothing about
+        these calls.
         """
         step = position.step - (position.tail or position.after)
         self.marks[rank] = min(step, self.marks.get(rank, step))
 
     def saw(self, position: Position) -> None:
         """
-        Some rank stands, or stood when it died, at this position.
+        Update `furthest`, `reached` and `begun` from the position of some rank, alive or dead.
         """
         self.furthest = max(self.furthest, position.step)
         self.reached = max(self.reached, position.step + position.window)
@@ -168,68 +181,70 @@ class Incident:
 
     def given_another(self, rank: int) -> None:
         """
-        A rank has lost its process, and another takes its place.
+        Note that a rank has lost its process and gets another.
         """
         self.respawns[rank] = self.respawns.get(rank, 0) + 1
 
     @property
     def inexact(self) -> list[str]:
         """
-        Why training does not go on bit for bit as it would have without the incident.
+        The sentences that say why training does not go on bit for bit as without the incident.
         """
         return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations)]))
 
     def returns_to(self, step: int) -> None:
         """
-        All go on from the end of this step: what was inexact about later ones is computed again. What an earlier
-        round has done to this one stays.
+        Note that all members go on from the end of `step`. Reservations about later steps are
+        dropped, since these steps are computed again. Reservations from an earlier round about
+        `step` itself stay.
         """
         self.reservations = [(since, why) for since, why in self.reservations if since <= step]
 
     def lower(self, ceiling: int) -> None:
         """
-        No copy of a later step than this is sound.
+        Lower the ceiling: no copy of a step later than `ceiling` is sound.
         """
         known = ceiling if self.ceiling is None else self.ceiling
         self.ceiling, self.tentative = max(0, min(ceiling, known)), False
 
     def gone_back(self) -> None:
         """
-        Everyone has been brought to a step below the ceiling: what is held from now on is newer
-        than what was wrong.
+        Drop the ceiling. All members were brought to a step that is not later, so every state that
+        they hold from now on is newer than the error.
         """
         self.ceiling, self.tentative = None, False
 
     def roots(self) -> list[Fault]:
         """
-        The faults that are causes: when a process is gone, the broken connections its peers
-        report are the same fault seen from the other side.
+        Return the faults that are causes. When a process is gone, the broken connections that its
+        peers report are consequences of the same fault.
         """
         causes = [fault for fault in self.faults if fault.kind != "network" or fault.certain]
         return causes or self.faults
 
     def numeric_step(self) -> int:
         """
-        The last step at which numbers went wrong; 0: at none.
+        Return the last step with a numeric fault. 0: there is none.
         """
         return max((fault.step for fault in self.faults if fault.kind == "numeric"), default=0)
 
     def faulty(self) -> set[int]:
         """
-        The ranks named in the faults.
+        Return the ranks that are named in the faults that are causes.
         """
         return {fault.rank for fault in self.roots() if fault.rank is not None}
 
     @property
     def is_open(self) -> bool:
         """
-        Something is being done about it. The job's own start is none while it has no fault.
+        True while the incident is being handled. The start of the job (number 0) does not count as
+        an incident while it has no fault.
         """
         return self.number > 0 and self.closed is None
 
     @property
     def steps_lost(self) -> int:
         """
-        Completed steps that have to be computed again.
+        The number of completed steps that have to be computed again.
         """
         return 0 if self.step is None else max(0, self.furthest - (self.step - 1))

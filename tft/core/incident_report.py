@@ -1,5 +1,5 @@
 """
-The report of a job (schema 1), made from its incidents. The words are those of
+Make the report of a job (schema 1) from its incidents. The field names are those of
 `docs/contracts.md`.
 """
 
@@ -19,15 +19,17 @@ SECONDS = (
     "rollback",
     "resume",
 )
-"""The phases of the report whose spans are always named, in the order they usually begin."""
+"""The phases of the report whose spans are always present, in the order in which they usually
+begin."""
 
 Moment = Callable[[Fault], float | None]
-"""When a fault really happened, where somebody knows better than its first evidence."""
+"""Returns the time at which a fault really happened. None: no time is known that is better than the
+time of its first evidence."""
 
 
 def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
     """
-    One entry of `incidents`. Times are seconds from the fault.
+    Return one entry of `incidents`. Times are in seconds since the fault.
     """
     roots = incident.roots()
     known = [at for fault in roots if (at := moment(fault)) is not None]
@@ -65,7 +67,8 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
 
 def missed_report(missed: Mapping[tuple[int, str], Sequence[int]]) -> list[dict[str, object]]:
     """
-    The entries of `missed`: periodic checkpoints that could not be written, by rank and reason.
+    Return the entries of `missed`: the periodic checkpoints that could not be written, by rank and
+    reason.
     """
     return [
         {"rank": rank, "why": why, "step": steps[0], "times": len(steps)}
@@ -80,8 +83,8 @@ def job_report(
     missed: Sequence[dict[str, object]],
 ) -> dict[str, object]:
     """
-    The whole report; `incidents` and `missed` are those of earlier runs of a resumed job, then this
-    one's.
+    Return the whole report. `incidents` and `missed` hold the entries of earlier runs of a resumed
+    job, followed by the entries of this run.
     """
     return {
         "schema": 1,
@@ -114,7 +117,8 @@ def _span(incident: Incident, name: str) -> float:
 
 def _longest(incident: Incident, name: str) -> float:
     """
-    What this has taken on the rank on which it has taken longest: it comes in several stretches, with others between.
+    Return the total seconds of this phase on the rank where the total is largest. A rank may go
+    through the phase several times, with other phases between.
     """
     taken: dict[int | None, float] = {}
     for phase in incident.phases:

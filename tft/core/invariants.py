@@ -1,5 +1,6 @@
 """
-What holds of a job between two events, whatever has happened. A promise that is broken is our bug.
+Define what is true of a job between two events, whatever has happened. A broken invariant is a bug
+of tft.
 """
 
 from collections.abc import Iterator
@@ -11,12 +12,13 @@ from tft.core.table import State
 S = State
 
 STANDING = frozenset({S.REPAIRING, S.REBUILDING, S.ROLLING_BACK, S.DUMPING})
-"""State is copied, groups are formed or a checkpoint is written: nobody is in the loop."""
+"""States in which shards are copied, process groups are formed, a rollback runs or a checkpoint is
+written: no rank is in the loop."""
 
 
 def broken(job: Job) -> Iterator[str]:
     """
-    The promises that are broken, a sentence each.
+    Yield one sentence for each invariant that is broken.
     """
     training = [rank_state.rank for rank_state in job.rank_states.values() if rank_state.training]
     if training and job.state in STANDING:

@@ -1,5 +1,6 @@
 """
-What is known of a job, and the small parts every decision is made with. Decides nothing.
+Own what the controller knows of a job, and the small operations that every decision is made with.
+Nothing is decided here.
 """
 
 from collections import Counter
@@ -32,7 +33,7 @@ S = State
 
 class Job:
     """
-    One job of `world` ranks. Written by the machine and the parts it is made of only.
+    The state of one job of `world` ranks. Only the job machine and its parts write to it.
     """
 
     def __init__(
@@ -51,16 +52,16 @@ class Job:
         self.name = name
         self.policy = policy
         self.directory = checkpoints
-        """Where last checkpoints go."""
+        """The directory that last checkpoints are written to."""
         self.checkpoint_name = checkpoint_name
-        """What they are called."""
+        """The name of a last checkpoint: a format string with the field `step`."""
         known = older if resume is None else (*older, resume)
         self.checkpoints = {step: directory for directory, step in known}
-        """Step to directory: the checkpoints of all ranks that are known."""
+        """Step to directory: the known checkpoints of all ranks."""
         self.unread: Counter[int] = Counter()
-        """By step, how often some rank could not load its checkpoint."""
+        """By step: how many times a rank could not load the checkpoint of that step."""
         self.missed: dict[tuple[int, str], list[int]] = {}
-        """By rank and reason: the steps of which there is no checkpoint for it."""
+        """By rank and reason: the steps whose checkpoint could not be written."""
         self.resumed = resume is not None
         self.state = State.AWAITING
         self.epoch = 0
@@ -68,90 +69,102 @@ class Job:
         self.said: list[Command] = []
         self.rank_states = {rank: RankState(rank=rank) for rank in range(world)}
         self.members = frozenset(range(world))
-        """The ranks that take part: fewer than the world once the job has shrunk."""
+        """The ranks that take part in the training. After the job has shrunk they are fewer than
+        the world."""
         self.successors: dict[int, RankState] = {}
-        """By rank: a process that gets ready to take over from one that still trains."""
+        """By rank: a process that prepares to take over the rank from a process that still
+        trains."""
         self.switch: frozenset[int] = frozenset()
-        """The ranks that are to go to other processes, together, because somebody has asked for it."""
+        """The ranks that are to be switched to other processes, all together, because of a
+        request."""
         self.switch_why = ""
-        """Why they are."""
+        """The reason for this switch."""
         self.gathering = False
-        """Everyone is on the way to one boundary, where somebody is to take over."""
+        """True while all members go to one step boundary, where successors are to take over."""
         self.joined = False
         self.gathered: float | None = None
-        """When the last node joined."""
+        """The time at which the last node joined. None: no node has joined yet."""
         self.displaced: list[RankState] = []
-        """Those who hold a rank, were told to be ended, and have not ended yet."""
+        """The processes that hold a rank and are being ended: the agent has the order, and their
+        end is not reported yet."""
         self.starting: dict[tuple[int, int], RankState] = {}
-        """By rank and incarnation: the processes that take no orders yet, the oldest first."""
+        """By rank and incarnation: the processes that take no orders yet. The oldest comes
+        first."""
         self.running: set[tuple[int, int]] = set()
         """Rank and incarnation of every process that is known to run."""
         self.finished: set[int] = set()
         """The ranks whose `train` has returned."""
         self.retiring: list[RankState] = []
-        """Processes whose ranks were taken over, until they have ended."""
+        """The processes whose ranks were taken over by a successor, until these processes have
+        ended."""
         self.refused: dict[str, tuple[Refused, float]] = {}
-        """By sender: processes whose claim to a rank was refused, and when."""
+        """By sender: the refusal of a process's claim to a rank, and the time of the refusal."""
         self.handed: dict[int, int] = {}
-        """By rank: the incarnation that was handed out last."""
+        """By rank: the incarnation that was given out last."""
         self.nodes: dict[int, tuple[int, ...]] = {}
         self.agents: dict[int, tuple[str, int]] = {}
-        """By node: host and pid of its agent."""
+        """By node: host and pid of the agent of the node."""
         self.came: dict[int, float] = {}
-        """By node: when that agent came up, by the clock of the node."""
+        """By node: the time at which this agent came up, by the clock of the node."""
         self.room: dict[int, int] = {}
-        """By node: for how many more ranks it has room."""
+        """By node: how many more ranks the node has room for."""
         self.lost_nodes: set[int] = set()
-        """Nodes that are gone, or that nothing is to be started on."""
+        """The nodes that are gone, and the nodes on which nothing is to be started any more."""
         self.isolated: set[int] = set()
-        """Those of them that are not taken back."""
+        """The nodes that were given up for good: an agent that joins from one of them again is
+        ignored."""
         self.node_orders: dict[int, list[Spawn | Kill]] = {}
-        """`Spawn` and `Kill`, by rank, until they are answered."""
+        """By rank: the `Spawn` and `Kill` orders that agents have not answered yet."""
         self.stores: dict[int, tuple[str, int]] = {}
-        """By node: where its rendezvous store listens; the one that was opened last comes last."""
+        """By node: the address of its rendezvous store. The store that was opened last comes
+        last."""
         self.incident = Incident(number=0, opened=at, strategy="start")
         self.incidents: list[Incident] = []
         self.next_number = first_incident
         self.troubles: dict[int, list[float]] = {}
-        """By rank: when it was the cause of an incident."""
+        """By rank: the times at which an incident was held against the rank."""
         self.last_step = 0 if resume is None else resume[1]
         self.first = self.last_step
         """The step whose end the job begins with."""
         self.compared = self.last_step
-        """The last step at whose end all copies of each shard were equal: what is later may have come to differ."""
+        """The last step at whose end all copies of each shard were equal. Copies of later steps may
+        differ."""
         self.untrained = True
-        """No rank has built its wrapper yet: every fresh state is as good as another."""
+        """True until the ranks have built their wrappers for the first time. Until then one initial
+        state is as good as another."""
         self.tails = False
-        """The loops of ranks say where their steps end."""
+        """True if the loops of ranks report where their steps end."""
         self.began = False
-        """What the ranks begin with has been compared."""
+        """True once the states that the ranks begin with were compared."""
         self.trained: set[int] = set()
-        """The ranks that have done a step since the last resume."""
+        """The ranks that have completed a step since the last resume."""
         self.saved: dict[str, SavedFile] = {}
         self.pause: PauseRequested | None = None
-        """A pause that is under way, or is kept until the job is healthy."""
+        """A pause that is under way, or that is pending until the job is healthy."""
         self.checked = ""
-        """What became of the last check: `passed`, or a sentence."""
+        """The result of the last check: `passed`, or a sentence that says what was found."""
         self.deadline: float | None = None
-        """When the state is left whatever comes: a pause, a consultation, the ranks' leaving."""
+        """The time at which the present state is left in any case: a pause, a consultation, the
+        exit of the ranks. None: no such limit."""
         self.allowed = 0.0
-        """How many seconds that was, when it was set."""
+        """The limit behind `deadline` in seconds, as `stay` set it."""
         self.stop: StopRequested | None = None
         self.outcome: JobOver | None = None
         self.ending: list[Order] = []
         self._topology: Topology | None = None
 
-    # ---------------------------------------------------------------- who is there
+    # ---------------------------------------------------------------- ranks and processes
 
     def member_states(self) -> list[RankState]:
         """
-        The states of the ranks that are members.
+        Return the states of the ranks that are members.
         """
         return [rank_state for rank, rank_state in self.rank_states.items() if rank in self.members]
 
     def find(self, rank: int, incarnation: int) -> RankState | None:
         """
-        The state of exactly this process: it holds its rank, is a successor, or is retiring. None: it is not known.
+        Return the state of exactly this process. The process holds its rank, is a successor, or is
+        retiring. None: the process is not known.
         """
         for rank_state in (self.rank_states.get(rank), self.successors.get(rank), *self.retiring):
             if rank_state is not None and (rank_state.rank, rank_state.incarnation) == (
@@ -163,19 +176,21 @@ class Job:
 
     def holds_rank(self, rank_state: RankState) -> bool:
         """
-        Whether it is the state of the process that holds the rank, and not that of a successor.
+        Return whether this is the state of the process that holds the rank, and not the state of a
+        successor.
         """
         return self.rank_states.get(rank_state.rank) is rank_state
 
     def anyone_joined(self) -> bool:
         """
-        Some rank has called `tft.init`, whether it still lives or not.
+        Return whether some rank has called `tft.init`, even if that process is gone by now.
         """
         return self.joined
 
     def placeless(self) -> list[int]:
         """
-        The members that were never asked for: no node has come that has a place for them.
+        Return the members whose process was never ordered, because no node with a place for them
+        has joined.
         """
         return [
             rank_state.rank
@@ -185,19 +200,21 @@ class Job:
 
     def terminating(self) -> list[RankState]:
         """
-        Those who were told to be ended and whose end has not come in: what they leave is not known.
+        Return the processes that are being ended and whose end is not reported yet: what they leave
+        behind is not known.
         """
         return [*self.displaced, *self.retiring]
 
     def every(self, holds: Callable[[RankState], bool]) -> bool:
         """
-        Something holds for every member.
+        Return whether `holds` is true for every member.
         """
         return all(holds(self.rank_states[rank]) for rank in self.members)
 
     def warm(self) -> list[RankState]:
         """
-        Those who are ready to take over: of the ranks that are switched together, all or none.
+        Return the successors that are ready to take over. Of the ranks that are switched together,
+        all successors are returned or none.
         """
         ready = {
             rank: successor
@@ -209,7 +226,8 @@ class Job:
 
     def returning(self) -> frozenset[int]:
         """
-        The ranks outside that could come back: whole columns of them, ready to take orders.
+        Return the non-members that could come back: whole model replicas (columns) of ranks that
+        are ready to take orders and are not flapping. Empty if `scale_out` is not enabled.
         """
         if len(self.members) == len(self.rank_states) or "scale_out" not in self.policy.enable:
             return frozenset()
@@ -226,29 +244,30 @@ class Job:
 
     def checkpointed(self, step: int, directory: str) -> None:
         """
-        There is another checkpoint. Ranks remove older ones when we have heard of it: so these are none
-        to go back to any more.
+        Add a checkpoint, and drop the oldest ones beyond `policy.keep_checkpoints`. Ranks remove
+        these from disk once the new checkpoint is reported, so no rank can go back to them.
         """
         known = {**self.checkpoints, step: directory}
-        kept = sorted(known)[-self.policy.keep_checkpoints :]  # all, where that is 0
+        kept = sorted(known)[-self.policy.keep_checkpoints :]  # 0: keep all
         self.checkpoints = {each: known[each] for each in kept}
 
     def not_checkpointed(self, rank: int, step: int, why: str) -> None:
         """
-        There is no checkpoint of `step`. For the log the first time is news: a full disk stays full.
+        Note that the checkpoint of `step` could not be written. Only the first failure per rank and
+        reason is logged: a full disk stays full.
         """
         steps = self.missed.setdefault((rank, why), [])
         if not steps:
             self.tell("checkpoint_failed", rank=rank, step=step, why=why)
         steps.append(step)
 
-    # ---------------------------------------------------------------- where they could be
+    # ---------------------------------------------------------------- places on nodes
 
     @property
     def store(self) -> tuple[str, int] | None:
         """
-        The rendezvous store for the next groups: not that of a node that is gone, if there is
-        another.
+        The rendezvous store for the next process groups. A store on a lost node is taken only if
+        there is no other. None: no store is known.
         """
         there = [store for node, store in self.stores.items() if node not in self.lost_nodes]
         known = there or list(self.stores.values())
@@ -256,7 +275,9 @@ class Job:
 
     def home(self, rank_state: RankState) -> int | None:
         """
-        The node on which a process for this rank can be started: its own, else one with room.
+        Return the node on which a process for this rank can be started: the rank's own node, or
+        another node with room if the own node is lost or excluded. None: there is no such node, or
+        the rank never had a node.
         """
         if rank_state.node not in self.lost_nodes | rank_state.excluded_nodes:
             return rank_state.node
@@ -264,7 +285,8 @@ class Job:
 
     def elsewhere(self, rank_state: RankState, room: Mapping[int, int]) -> int | None:
         """
-        Another node, of those that have `room`.
+        Return another node with `room` on which this rank may be started. None: there is no such
+        node. `room` is the number of free places by node.
         """
         for node in sorted(room):
             if room[node] > 0 and node not in {
@@ -277,7 +299,7 @@ class Job:
 
     def settle(self, rank_state: RankState, node: int) -> None:
         """
-        A rank has its place on this node from now on.
+        Give a rank its place on this node from now on.
         """
         if rank_state.node != node:
             self.room[node] -= 1
@@ -286,11 +308,11 @@ class Job:
             rank_state.node = node
             self._topology = None
 
-    # ---------------------------------------------------------------- what the planner is told
+    # ---------------------------------------------------------------- input of the planner
 
     def topology(self) -> Topology:
         """
-        Shard groups, columns and nodes, as the ranks named them.
+        Return shard groups, model replicas (columns) and nodes, as the ranks reported them.
         """
         if self._topology is None:
             rank_states = self.rank_states.values()
@@ -311,13 +333,14 @@ class Job:
 
     def placed(self) -> None:
         """
-        A rank has said what it holds, or another process speaks for it: the topology may be another.
+        Drop the cached topology: a rank has reported what it holds, or another process holds the
+        rank now.
         """
         self._topology = None
 
     def only_on(self, ranks: Iterable[int]) -> list[str]:
         """
-        The shards that no sound rank has but these.
+        Return the shards that no sound rank outside `ranks` holds.
         """
         going = set(ranks)
         staying = {
@@ -332,7 +355,8 @@ class Job:
 
     def standings(self, unplaceable: Callable[[RankState], str]) -> dict[int, planner.Standing]:
         """
-        Where every rank stands. `unplaceable` says why a rank cannot get another process.
+        Return the state of every rank as the planner sees it. `unplaceable` says why a rank whose
+        process is gone cannot get another process.
         """
         return {
             rank_state.rank: rank_state.standing(
@@ -343,7 +367,7 @@ class Job:
 
     def terms(self) -> planner.Terms:
         """
-        What a plan for the present incident has to respect.
+        Return what a plan for the present incident has to respect.
         """
         incident = self.incident
         kept = {
@@ -376,18 +400,19 @@ class Job:
 
     def without_local_state(self, rank_state: RankState) -> bool:
         """
-        What a rank had captured of its own is out of reach of its process, or is of a time that
-        is over.
+        Return whether the process of a rank cannot reach the rank-local state that the rank had
+        captured, or whether that state is out of date.
         """
         if rank_state.rank in self.incident.joining:
             return True
         if rank_state.page is None:
-            return self.resumed  # what it is to begin with stands in the checkpoint, and there only
+            return self.resumed  # then only the checkpoint has that state
         return rank_state.page in self.lost_nodes or rank_state.page != rank_state.node
 
     def _on_page(self, rank_state: RankState, steps: Set[int]) -> frozenset[int]:
         """
-        The steps of which the page of its process can hold what the rank had captured.
+        Return those of `steps` whose captured rank-local state can be on the page of the rank's
+        process.
         """
         return frozenset(
             ()
@@ -397,8 +422,9 @@ class Job:
 
     def captures(self, rank_state: RankState) -> None:
         """
-        A rank has what is its own at the agreed step on the page of its process. What it had captured
-        earlier on another page is not there, but may have been told.
+        Note that a rank has its rank-local state of the agreed step on the page of its process.
+        Captures on an earlier page are not on this page, but they may have been reported: then they
+        stay in `private`.
         """
         step = self.agreed()
         rank_state.since = (
@@ -412,38 +438,41 @@ class Job:
 
     def _may_derive(self, rank_state: RankState) -> bool:
         """
-        Its private state may be made anew: it is not to be had as it was.
+        Return whether the rank-local state of a rank may be made anew, because the original is not
+        available.
         """
         in_checkpoint = rank_state.page is None and bool(self.checkpoints)
         return rank_state.rank in self.incident.joining or not in_checkpoint
 
     def see(self, rank_state: RankState) -> None:
         """
-        Takes in where a rank stands, or stood when it died: not where what it has found may be of another
-        run. What is known to be loaded is of this one.
+        Take in the position of a rank, alive or dead. The position of a rank that searches for a
+        checkpoint is left out while the agreed step is unknown: the checkpoint may be of another
+        run. A checkpoint that the job chose is of this run.
         """
         if not rank_state.searching or self.incident.step is not None:
             self.incident.saw(rank_state.position)
 
     def search(self, *, over: bool = False) -> None:
         """
-        Every member loads a checkpoint, until that is `over`: what some have loaded by then the others have
-        not, and what is their own at that step nobody else has.
+        Note that every member loads a checkpoint, or with `over` that this has ended. When it ends,
+        some ranks may have loaded a step that others have not, and no other rank has their
+        rank-local state of that step.
         """
         for rank_state in self.member_states():
             rank_state.searching = not over
 
     def agreed(self) -> int:
         """
-        The step at whose end everyone is to stand: to go on from there, or to save it.
+        Return the step at whose end all members are to be: to go on from there, or to save it.
         """
         return (self.incident.step or 1) - 1
 
-    # ---------------------------------------------------------------- what is held against a rank
+    # ---------------------------------------------------------------- flapping ranks
 
     def count(self, rank: int) -> None:
         """
-        The present incident is held against a rank, once.
+        Hold the present incident against a rank. A second call for the same incident does nothing.
         """
         if rank not in self.incident.counted:
             self.incident.counted.add(rank)
@@ -451,7 +480,8 @@ class Job:
 
     def flapping(self, rank: int) -> str:
         """
-        The sentence that says that a rank has failed too often lately; empty: it has not.
+        Return the sentence that says that a rank has failed too often lately. Empty: the rank has
+        not.
         """
         since = self.now - self.policy.flap_window
         recent = [at for at in self.troubles.get(rank, ()) if at >= since]
@@ -462,11 +492,12 @@ class Job:
             f"{self.policy.flap_window:.0f} s"
         )
 
-    # ---------------------------------------------------------------- moving on
+    # ---------------------------------------------------------------- states and orders to ranks
 
     def move(self, state: State) -> None:
         """
-        From one state to the next. Raises `InternalError` for a move that is not in the table.
+        Go from the present state to `state`, and drop the deadline. Raises `InternalError` for a
+        move that is not in the table.
         """
         if state not in TRANSITIONS[self.state]:
             raise InternalError(f"no way leads from {self.state} to {state}")
@@ -475,19 +506,19 @@ class Job:
 
     def stay(self, seconds: float) -> None:
         """
-        The present state is left after so many seconds, whatever comes.
+        Set the deadline of the present state, in seconds from now.
         """
         self.deadline, self.allowed = self.now + seconds, seconds
 
     def expired(self) -> bool:
         """
-        The present state has lasted as long as it may.
+        Return whether the deadline of the present state has passed.
         """
         return self.deadline is not None and self.deadline <= self.now
 
     def step_to(self, state: State, order: RankOrder, limit: float) -> None:
         """
-        The next state, whose work is this one order.
+        Go to `state`, whose only work is this order. `limit` is in seconds.
         """
         self.move(state)
         self.incident.tasks = {}
@@ -495,13 +526,13 @@ class Job:
 
     def to_all(self, order: Callable[..., RankOrder], **facts: object) -> RankOrder:
         """
-        An order for every member.
+        Make an order for every member.
         """
         return order(**self.key(), to=tuple(sorted(self.members)), **facts)
 
     def key(self) -> dict[str, Any]:  # Any: the fields' own types
         """
-        What every order to ranks carries.
+        Return the fields that every order to ranks carries.
         """
         return {
             "epoch": self.epoch,
@@ -514,7 +545,7 @@ class Job:
 
     def issue(self, *orders: RankOrder, limit: float) -> None:
         """
-        Says an order; it is owed an answer within `limit` seconds.
+        Send an order to its ranks. They have to answer it within `limit` seconds.
         """
         self.incident.tasks[ORDER_NAMES[type(orders[0])]] = Task(
             orders=orders,
@@ -527,21 +558,22 @@ class Job:
 
     def answered_all(self, *orders: OrderName) -> bool:
         """
-        Nobody owes an answer to any of these orders.
+        Return whether every rank has answered these orders. An order that was not issued counts as
+        answered.
         """
         tasks = self.incident.tasks
         return not any(tasks[order].waiting for order in orders if order in tasks)
 
     def excuse(self, rank: int) -> None:
         """
-        A rank owes no answer any more.
+        Expect no answer from a rank to any open order.
         """
         for task in self.incident.tasks.values():
             task.waiting.discard(rank)
 
     def issued(self, order: OrderName) -> float:
         """
-        When an order was said.
+        Return the time at which an order was issued. If it was not issued, return the present time.
         """
         task = self.incident.tasks.get(order)
         return self.now if task is None else task.issued
@@ -550,7 +582,7 @@ class Job:
 
     def spawn(self, rank_state: RankState, node: int, cause: str) -> None:
         """
-        Has another process started for a rank, on this node.
+        Order the agent of this node to start another process for a rank.
         """
         successor = not self.holds_rank(rank_state)
         self.settle(rank_state, node)
@@ -572,7 +604,7 @@ class Job:
 
     def respawn(self, rank_state: RankState) -> None:
         """
-        Has another process started for a rank that has lost its own, where there is a place.
+        Start another process for a rank that has lost its process, if a node has a place for it.
         """
         node = self.home(rank_state)
         self.switch -= {rank_state.rank}
@@ -582,7 +614,7 @@ class Job:
 
     def starts(self, rank_state: RankState) -> None:
         """
-        A process is on its way, and its time begins now.
+        Note that a process starts. Its time limit to join begins now.
         """
         self.starting.pop((rank_state.rank, rank_state.incarnation), None)
         rank_state.spawned = self.now
@@ -590,13 +622,13 @@ class Job:
 
     def waits_for_starters(self) -> bool:
         """
-        Some member's process is still starting.
+        Return whether the process of some member is still starting.
         """
         return any(self.is_current(*process) for process in self.starting)
 
     def kill(self, rank_state: RankState, why: str, *, last_words: bool) -> None:
         """
-        Has the process of a rank ended.
+        Order the agent to end the process of a rank.
         """
         if rank_state.node is not None:
             self.order_node(
@@ -612,14 +644,14 @@ class Job:
 
     def order_node(self, order: Spawn | Kill) -> None:
         """
-        Says an order to an agent; it is repeated until it is answered.
+        Send an order to an agent. The order is repeated until the agent has answered it.
         """
         self.node_orders.setdefault(order.rank, []).append(order)
         self.said.append(order)
 
     def forget(self, rank: int, incarnation: int, *kinds: type) -> None:
         """
-        These orders to an agent need no answer any more.
+        Drop the orders of these kinds to an agent: they need no answer any more.
         """
         self.node_orders[rank] = [
             order
@@ -627,30 +659,31 @@ class Job:
             if order.incarnation != incarnation or not isinstance(order, kinds)
         ]
 
-    # ---------------------------------------------------------------- telling
+    # ---------------------------------------------------------------- reports and events
 
     def phase(self, name: str, rank: int | None, start: float, end: float) -> None:
         """
-        A stretch of time for the report of the incident that is open.
+        Add a stretch of time to the report of the incident, unless the incident is closed.
         """
         if self.incident.closed is None:
             self.incident.phases.append(Phase(name=name, rank=rank, start=start, end=end))
 
     def say(self, order: Order) -> None:
         """
-        Says an order that is owed no answer.
+        Send an order that needs no answer.
         """
         self.said.append(order)
 
     def tell(self, event: str, **facts: object) -> None:
         """
-        Says something for the log.
+        Send an event for the log.
         """
         self.said.append(Tell(event=event, facts=facts))
 
     def present(self) -> Iterable[RankState]:
         """
-        The processes that can hear an order, members or not.
+        Return the states of the processes that hold a rank and can hear an order. They may be
+        members or not. Successors are not included.
         """
         there = (Process.JOINED, Process.READY)
         return [
@@ -659,15 +692,16 @@ class Job:
 
     def all_left(self) -> bool:
         """
-        No process of the job runs any more. Where all is done, nobody waits for those that had no
-        part in it: they are ended with their nodes.
+        Return whether no process of the job runs any more. If the job has completed, only the
+        processes that hold the rank of a member count: the others are ended together with their
+        nodes.
         """
-        if not self.ending:  # the nodes were not told to end: all is done
+        if not self.ending:  # the nodes were not ordered to end: the job has completed
             return not any(self.is_current(*process) for process in self.running)
         return not self.running
 
     def is_current(self, rank: int, incarnation: int) -> bool:
         """
-        This process holds the rank of a member.
+        Return whether this process holds the rank of a member.
         """
         return rank in self.members and self.rank_states[rank].incarnation == incarnation

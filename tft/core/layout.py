@@ -1,7 +1,7 @@
 """
-From the sizes of a job's parallelism to its shard groups: which rank holds what, before anything
-runs. The one place in the judgement that knows a parallelism by its name; what comes out is a
-`Topology` like any other.
+Derive the shard groups of a job from the sizes of its parallelism: which rank holds which shard,
+before anything runs. Except for `memory`, which counts bytes with these sizes, no other module of
+`core` knows kinds of parallelism by name. The result is an ordinary `Topology`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,38 +13,39 @@ from tft.errors import UsageError
 
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 """Tensor, context, expert, data and pipeline parallelism, in the order in which Megatron counts
-ranks unless it is told otherwise: neighbours differ in the first. MindSpore's is the same: pipeline
-stages outermost, then data, then tensors."""
+ranks by default: neighbouring ranks differ in the first dimension. The order of MindSpore is the
+same: pipeline stages outermost, then data, then tensors."""
 WORLD = 1_000_000
-"""Ten times the largest job anybody plans for; a world beyond it is a slip of the finger."""
+"""Ten times the largest job that anybody plans for. A larger world is a typing error."""
 
 
 Places = list[tuple[str, tuple[int, ...]]]
-"""The data-parallel groups of all places in the model, each with what tells its place."""
+"""The data-parallel groups of all places in the model, each with the name part that identifies its
+place."""
 
 
 class Scheme(Enum):
     """
-    Whose optimizer it is that is cut.
+    The framework whose optimizer is cut into shards.
     """
 
     MEGATRON = "megatron"
-    """The optimizer state is cut, the parameters are whole on every rank of a data-parallel group.
-    The state of experts has as many copies as that of what is dense."""
+    """The optimizer state is cut, and the parameters are whole on every rank of a data-parallel
+    group. The state of experts has as many copies as the dense state."""
     MINDSPORE = "mindspore"
-    """The parameters are cut together with their optimizer state, but for small ones. The state of
-    experts is cut into as many shards as that of what is dense."""
+    """The parameters are cut together with their optimizer state, except small ones. The state of
+    experts is cut into as many shards as the dense state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """
-    One kind of state, and where it is.
+    One kind of state, and the ranks that hold it.
     """
 
     kind: str
     what: str
-    """What it consists of, in words."""
+    """A text that says what the state consists of."""
     copies: int
     groups: Mapping[str, tuple[int, ...]]
     """Shard to the ranks that hold a copy of it."""
@@ -53,8 +54,8 @@ class State:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """
-    The sizes of a job's parallelism, and how its ranks are counted. Raises `UsageError` for sizes
-    that cannot be, and where some state would have no replica.
+    The sizes of a job's parallelism, and the order in which its ranks are counted. Raises
+    `UsageError` for impossible sizes, and if some state would have no replica.
     """
 
     dp: int = 1
@@ -62,14 +63,17 @@ class Layout:
     pp: int = 1
     cp: int = 1
     ep: int = 1
-    """Experts are spread over so many of the dp * cp ranks of a dense group."""
+    """The number of ranks that experts are spread over, out of the dp * cp ranks of a dense
+    group."""
     shards: int = 1
-    """Into so many shards is the optimizer state of a dense group cut; 1: it is not cut."""
+    """The number of shards that the optimizer state of a dense group is cut into. 1: it is not
+    cut."""
     order: tuple[str, ...] = DIMENSIONS
-    """The dimensions, that in which neighbouring ranks differ first."""
+    """The dimensions in the order in which ranks are counted: neighbouring ranks differ in the
+    first."""
     scheme: Scheme = Scheme.MEGATRON
     threshold_kb: int = 0
-    """MindSpore leaves smaller parameters than this whole."""
+    """In kilobytes. MindSpore leaves parameters that are smaller than this whole."""
 
     def __post_init__(self) -> None:
         for name in (*DIMENSIONS, "shards"):
@@ -92,35 +96,36 @@ class Layout:
     @property
     def world(self) -> int:
         """
-        How many ranks the job has.
+        The number of ranks of the job.
         """
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def dense(self) -> int:
         """
-        How many ranks have the same place in the model: the size of a dense data-parallel group.
+        The number of ranks with the same place in the model: the size of a dense data-parallel
+        group.
         """
         return self.dp * self.cp
 
     @property
     def dense_copies(self) -> int:
         """
-        How many of them hold each shard of the optimizer state.
+        The number of ranks of a dense group that hold each shard of the optimizer state.
         """
         return self.dense // self.shards
 
     @property
     def expert(self) -> int:
         """
-        How many ranks have the same experts: the size of an expert data-parallel group.
+        The number of ranks with the same experts: the size of an expert data-parallel group.
         """
         return self.dense // self.ep
 
     @property
     def expert_shards(self) -> int:
         """
-        Into how many shards the optimizer state of an expert group is cut.
+        The number of shards that the optimizer state of an expert group is cut into.
         """
         if self.shards == 1 or self.scheme is Scheme.MINDSPORE:
             return self.shards
@@ -129,13 +134,13 @@ class Layout:
     @property
     def expert_copies(self) -> int:
         """
-        How many ranks hold each of these shards.
+        The number of ranks that hold each shard of the optimizer state of an expert group.
         """
         return self.expert // self.expert_shards
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """
-        Where a rank stands in each dimension.
+        Return the coordinate of a rank in each dimension.
         """
         sizes = self._dense_sizes()
         at = {name: rank // far % sizes[name] for name, far in self._strides(sizes).items()}
@@ -146,8 +151,8 @@ class Layout:
 
     def states(self) -> tuple[State, ...]:
         """
-        All kinds of state with their shard groups: per pipeline stage and tensor rank, and per
-        part of the experts.
+        Return all kinds of state with their shard groups: one set of groups per pipeline stage and
+        tensor rank, and for experts one per part of the experts.
         """
         dense, experts = self._dense_places(), self._expert_places()
         if self.scheme is Scheme.MINDSPORE and self.shards > 1:
@@ -167,7 +172,7 @@ class Layout:
 
     def _with_parameters(self, dense: Places, experts: Places) -> tuple[State, ...]:
         """
-        Where parameters are cut with their optimizer state.
+        Return the kinds of state if parameters are cut together with their optimizer state.
         """
         found = []
         if self.threshold_kb:
@@ -207,7 +212,8 @@ class Layout:
 
     def _model_places(self, strides: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """
-        The pipeline stages and tensor ranks, each with the first of its ranks.
+        Yield each pair of pipeline stage and tensor rank: its name part, and the first of its
+        ranks.
         """
         for stage in range(self.pp):
             for tensor in range(self.tp):
@@ -215,8 +221,8 @@ class Layout:
 
     def _place(self, stage: int, tensor: int) -> str:
         """
-        What tells the shards of one place in the model from those of another; nothing where there
-        is only one.
+        Return the part of a shard's name that identifies one place in the model. Empty if there is
+        only one place.
         """
         of_stage = f".stage{stage}" if self.pp > 1 else ""
         of_tensor = f".tensor{tensor}" if self.tp > 1 else ""
@@ -227,13 +233,14 @@ class Layout:
 
     def _expert_sizes(self) -> dict[str, int]:
         """
-        Experts know no context parallelism: its ranks are data-parallel ranks to them.
+        Return the sizes for experts. Experts have no context parallelism: the ranks of that
+        dimension are data-parallel ranks for them.
         """
         return {"tp": self.tp, "cp": 1, "ep": self.ep, "dp": self.expert, "pp": self.pp}
 
     def _strides(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """
-        How far apart two ranks are that differ by one in a dimension.
+        Return, by dimension, the distance between two ranks that differ by one in that dimension.
         """
         strides: dict[str, int] = {}
         width = 1
@@ -299,7 +306,8 @@ class Layout:
 
 def _spread(*dimensions: tuple[int, int]) -> list[int]:
     """
-    How far the ranks of a group are from its first, for the sizes and strides of its dimensions.
+    Return the distances of the ranks of a group from its first rank. Each argument is the size and
+    the stride of one dimension.
     """
     members = [0]
     for size, stride in dimensions:
@@ -313,7 +321,7 @@ def _ranks(number: int) -> str:
 
 def _possible(ranks: int) -> str:
     """
-    The numbers of shards of which each has a replica.
+    Return a text with the numbers of shards for which every shard has a replica.
     """
     several = [shards for shards in range(2, ranks // 2 + 1) if ranks % shards == 0]
     if not several:
@@ -324,8 +332,9 @@ def _possible(ranks: int) -> str:
 
 def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
     """
-    The shard groups of a layout; with `ranks_per_node`, the nodes of so many ranks, too, filled one
-    after another. Raises `UsageError` where the last node would not be full.
+    Return the shard groups of a layout. With `ranks_per_node` the topology also has nodes, each
+    filled with this many ranks, one node after another. Raises `UsageError` if the last node would
+    not be full.
     """
     groups = {shard: ranks for state in layout.states() for shard, ranks in state.groups.items()}
     if ranks_per_node is None:
@@ -339,9 +348,9 @@ def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
 
 def report_lines(topology: Topology) -> Iterator[str]:
     """
-    For every rank, who holds a copy of what it holds with the fewest copies, in the form of
-    MindIO's log: `rank:4, report group list: [0, 4]`. A rank has several lines where there are
-    several such groups. MindIO prints a group once, for the rank that is the first to report it.
+    Yield for every rank the holders of its state with the fewest copies, in the form of MindIO's
+    log: `rank:4, report group list: [0, 4]`. A rank has several lines if several such groups have
+    the same number of holders. MindIO prints a group only once, for the rank that reports it first.
     """
     fewest: dict[int, list[tuple[int, ...]]] = {}
     for ranks in {tuple(sorted(set(ranks))): None for ranks in topology.groups.values()}:

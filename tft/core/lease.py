@@ -1,20 +1,22 @@
 """
-Who leads: a controller that stands by claims the next epoch when the leader has fallen silent.
+Decide which controller leads: a standby controller claims the next epoch when the leader has fallen
+silent.
 
-Two may claim at once, and a leader that was only cut off may still talk. Neither does harm: a claim
-is an entry in the shared story, which takes each epoch once and nothing from an older one, and
-ranks and agents obey the newest epoch they have heard of.
+Two standby controllers may claim at the same time, and a leader that was only cut off may still
+send. Neither does harm. A claim is an entry in the shared log of events, which takes each epoch
+once and nothing from an older epoch, and ranks and agents obey the newest epoch that they have
+heard of.
 """
 
 
 class Lease:
     """
-    One controller that stands by. Pure: it is told what is heard and when time has passed.
+    The lease of one standby controller. Pure: the caller passes in what is heard and the time.
     """
 
     def __init__(self, *, patience: float, at: float) -> None:
         """
-        `patience` is how many seconds without a `Lead` are taken for the leader's end.
+        `patience` is the number of seconds without a `Lead` after which the leader counts as gone.
         """
         self._patience = patience
         self._heard = at
@@ -22,20 +24,20 @@ class Lease:
 
     def heard(self, epoch: int, at: float) -> None:
         """
-        Somebody says that it leads in this epoch, or is found to have claimed it. One that leads in
-        an older epoch than another has claimed is no leader.
+        Note that a controller says that it leads in this epoch, or has claimed the epoch. A `Lead`
+        of an epoch older than the newest known epoch is ignored.
         """
         if epoch >= self._epoch:
             self._epoch, self._heard = epoch, max(at, self._heard)
 
     def next_deadline(self) -> float:
         """
-        When `claim` is to be asked.
+        Return the time at which to call `claim`.
         """
         return self._heard + self._patience
 
     def claim(self, at: float) -> int | None:
         """
-        The epoch to claim, when nobody leads any more.
+        Return the epoch to claim. None: a leader is still there.
         """
         return self._epoch + 1 if at >= self.next_deadline() else None

@@ -1,7 +1,8 @@
 """
-What can be done about an incident: which step everyone can be brought to, who copies what from
-whom, who saves what, and for each strategy why it can or cannot work. Pure functions of a
-topology, of where every rank stands, and of the terms of the incident.
+Find what can be done about an incident: the step that all members can be brought to, which rank
+copies which shards from which ranks, which rank saves which shards, and for each strategy why it
+can or cannot work. Pure functions of a topology, of the state of every rank, and of the terms of
+the incident.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,45 +12,47 @@ from tft.core.topology import Topology
 from tft.protocol.messages import Source, Transfer
 
 SOURCES = 8
-"""From how many ranks one shard is fetched at most: more do not make it faster, and every one
-stands in a message."""
+"""The maximum number of ranks that one shard is fetched from. More sources do not make the fetch
+faster, and each of them is named in a message."""
 NOTHING: frozenset[int] = frozenset()
 RELOADING = ("retry", "recover")
-"""Strategies after which everyone can go on from a checkpoint that the ranks find themselves: they
-keep those of the whole world."""
+"""Strategies after which all members can go on from a checkpoint that the ranks find themselves:
+with these strategies the ranks of the whole world take part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """
-    A rank, and what it says it holds.
+    A rank and the copies that it reports to hold, as the planner sees them.
     """
 
     rank: int
     address: str = ""
-    """Where its shards can be fetched."""
+    """The address from which the shards of the rank can be fetched."""
     alive: bool = True
-    """It takes orders. A rank that does not holds nothing."""
+    """True if the rank takes orders. A rank that takes no orders holds nothing."""
     coming: bool = False
-    """It takes none yet: its process is starting."""
+    """True if the rank takes no orders yet because its process is starting."""
     held: int | None = None
-    """The step whose whole state it has in use; None while it is torn or new."""
+    """The step whose whole state the rank has in use. None while the state is torn or new."""
     sound: bool = True
-    """No fault has touched what it has in use."""
+    """True if no fault has touched the state in use."""
     outrun: frozenset[str] = frozenset()
-    """The shards of which its copy in use does not count: others have come further in the tail of that step."""
+    """The shards of which the copy in use does not count: other ranks have come further in the tail
+    of that step."""
     tail: bool = False
-    """It has left the loop in the tail of step `held`: of what stands there some may not be done."""
+    """True if the rank has left the loop in the tail of step `held`: a part of that tail may not be
+    done."""
     backups: tuple[int, ...] = ()
-    """Earlier steps of which it keeps a sound copy."""
+    """Earlier steps of which the rank keeps a sound copy."""
     unplaceable: str = ""
-    """Why no other process can be started for it; empty: one can."""
+    """Why no other process can be started for the rank. Empty: one can."""
     strategies: frozenset[str] = frozenset()
-    """What its adaptor can take part in."""
+    """The strategies that the adaptor of the rank can take part in."""
 
     def copies(self, ceiling: int | None) -> frozenset[int]:
         """
-        The steps of which this rank can give its whole state, none later than `ceiling`.
+        Return the steps of which this rank can give its whole state, none later than `ceiling`.
         """
         if not self.alive:
             return NOTHING
@@ -62,14 +65,14 @@ class Standing:
 
     def has(self, shard: str, step: int, ceiling: int | None) -> bool:
         """
-        It can give this shard as it was at the end of `step`.
+        Return whether the rank can give this shard as it was at the end of `step`.
         """
         outrun = shard in self.outrun and step == self.held and step not in self.backups
         return not outrun and step in self.copies(ceiling)
 
     def uses(self, step: int, ceiling: int | None) -> bool:
         """
-        It has this step in use, and nothing is wrong with it.
+        Return whether the rank has the state of this step in use and that state is sound.
         """
         sound = self.alive and self.sound and (ceiling is None or step <= ceiling)
         return sound and self.held == step
@@ -86,35 +89,38 @@ class Terms:
 
     enabled: frozenset[str]
     ceiling: int | None = None
-    """No copy of a later step is sound; None: no such limit."""
+    """No copy of a later step is sound. None: no such limit."""
     checkpoints: Mapping[int, str] = field(default_factory=dict)
-    """Step to directory: the checkpoints of all ranks. The directory is empty where nothing was
-    trained yet: then each rank's own initial state will do."""
+    """Step to directory: the checkpoints of all ranks. The directory is empty if nothing was
+    trained yet: then the initial state of each rank is enough."""
     trained: bool = True
-    """Some step has been trained: there is something to save."""
+    """True if some step may have been trained, so that there is something to save."""
     faulty: frozenset[int] = frozenset()
     """The ranks that are the cause of the incident."""
     replaced: frozenset[int] = frozenset()
-    """The ranks that have lost their process in this incident, even if they have another now."""
+    """The ranks that have lost their process in this incident, including those that have another
+    process now."""
     flapping: Mapping[int, str] = field(default_factory=dict)
-    """Ranks that have failed too often, and the sentence that says so."""
+    """Ranks that have failed too often, with the sentence that says so."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Strategies that were followed and did not help, or were ruled out, and why."""
     forced: str = ""
-    """Why nothing but `dump` or `exit` comes into question."""
+    """Why only `dump` or `exit` is possible. Empty: every strategy may be."""
     without_local_state: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Ranks whose private state (RNG, data position) went with their node: the steps of which it
-    is known all the same."""
+    """Ranks whose rank-local state (RNG, data position) is lost with their node. For each of them:
+    the steps of which that state is known nevertheless."""
     excluded: frozenset[int] = frozenset()
-    """Of those that are ready to come back, the ones that could not go on where the others are."""
+    """Of the ranks that are ready to come back, those that could not go on from the step of the
+    other ranks."""
     strangers: frozenset[int] = frozenset()
-    """Ranks that have never said what they hold."""
+    """Ranks that have never reported what they hold."""
     successors: frozenset[int] = frozenset()
     """The ranks for which another process is ready to take over."""
     returning: frozenset[int] = frozenset()
-    """The ranks outside that are ready to come back."""
+    """The non-members that are ready to come back."""
     reloads: bool = False
-    """All ranks of the world take part, and find the newest checkpoint that they keep themselves."""
+    """True if all ranks of the world take part and each can find the newest checkpoint that it
+    keeps itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +130,13 @@ class Repair:
     """
 
     step: int | None
-    """None: that of the checkpoint that all members find themselves, and load."""
+    """The step. None: the step of the checkpoint that all members find and load themselves."""
     restore: tuple[int, ...] = ()
-    """Who takes back a copy of its own."""
+    """The ranks that restore a copy that they keep themselves."""
     transfers: Mapping[int, tuple[Transfer, ...]] = field(default_factory=dict)
-    """Who fetches what, from whom."""
+    """By rank: the shards that it fetches, and the ranks that it fetches them from."""
     load: str = ""
-    """The directory of the checkpoint that all members load; empty: none is needed."""
+    """The directory of the checkpoint that all members load. Empty: no checkpoint is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,21 +147,20 @@ class Offer:
 
     strategy: str
     why_not: str | None
-    """The sentence that rules it out; None: it can be followed."""
+    """The sentence that rules the strategy out. None: the strategy can be followed."""
     why: str = ""
-    """What it would do."""
+    """What the strategy would do."""
     step: int | None = None
-    """The step whose end everyone would be brought to."""
+    """The step to whose end all members would be brought."""
     leaving: tuple[int, ...] = ()
     """For `scale_in`: the ranks that would leave."""
     joining: tuple[int, ...] = ()
     """For `scale_out`: the ranks that would come back."""
     replace: tuple[int, ...] = ()
-    """For `recover` and `migrate`: the ranks that live, and would get another process all the
-    same."""
+    """The living ranks that would get another process nevertheless: for `recover` and `migrate`."""
     reload: bool = False
-    """Everyone would load the newest checkpoint that the ranks keep themselves: its step is not known
-    before."""
+    """True if all members would load the newest checkpoint that the ranks keep themselves. The step
+    of that checkpoint is not known in advance."""
 
 
 # ---------------------------------------------------------------- the step
@@ -165,11 +170,11 @@ def covered_step(
     groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None = None
 ) -> int | str:
     """
-    The highest step of which every shard has a sound copy, in use or kept, or the sentence why
-    there is none.
+    Return the highest step of which every shard has a sound copy, in use or kept. If there is no
+    such step, return the sentence that says why.
 
-    By coverage, not by maximum: a rank that is ahead alone does not set the step, and a faulty
-    one never does.
+    The step is found by coverage, not by maximum: a single rank that is ahead does not set the
+    step, and a faulty rank never does.
     """
     steps = _covered(groups, standings, ceiling)
     return steps if isinstance(steps, str) else max(steps)
@@ -179,7 +184,8 @@ def _covered(
     groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None
 ) -> frozenset[int] | str:
     """
-    All such steps.
+    Return all steps of which every shard has a sound copy, or the sentence that says why there is
+    none.
     """
     copies = {rank: standing.copies(ceiling) for rank, standing in standings.items()}
     common: frozenset[int] | None = None
@@ -200,8 +206,8 @@ def _covered(
 
 def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
     """
-    The step everyone can be brought to: the highest that is covered, or that of a checkpoint where
-    it is a later one.
+    Return the step that all members can be brought to: the highest covered step, or the step of a
+    checkpoint if that is later. If there is none, return the sentence that says why.
     """
     return _agreed(_covered(topology.groups, standings, terms.ceiling), terms)
 
@@ -215,8 +221,8 @@ def _agreed(steps: frozenset[int] | str, terms: Terms) -> int | str:
 
 def _held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
     """
-    The highest of the covered steps of which everyone has, or can be given, its own RNG and data
-    position.
+    Return the highest covered step for which every rank has, or can be given, its own RNG and data
+    position. If there is none, return the sentence that says why.
     """
     if isinstance(steps, str):
         return steps
@@ -233,7 +239,8 @@ def _held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
 
 def _checkpoint(terms: Terms) -> int | None:
     """
-    The step of the newest checkpoint that is early enough.
+    Return the step of the newest checkpoint that is not later than the ceiling. None: there is no
+    such checkpoint.
     """
     early = [s for s in terms.checkpoints if terms.ceiling is None or s <= terms.ceiling]
     return max(early, default=None)
@@ -246,7 +253,8 @@ def repair(
     topology: Topology, standings: Standings, members: Collection[int], terms: Terms
 ) -> Repair | str:
     """
-    How every member gets the state of the agreed step, or the sentence why that cannot be.
+    Return how every member gets the state of the agreed step, or the sentence that says why this is
+    not possible.
     """
     covered = _covered(topology.groups, standings, terms.ceiling)
     held = _held_step(covered, terms)
@@ -281,7 +289,8 @@ def _unfit(
     standings: Standings, members: Iterable[int], step: int, terms: Terms
 ) -> tuple[int, ...]:
     """
-    Where each rank goes on with its own initial state: those that live, and have it no more.
+    Return the living members that do not have their initial state any more, if each rank would go
+    on from its own initial state. Empty if the checkpoint of `step` is on disk.
     """
     if terms.checkpoints[step]:
         return ()
@@ -298,15 +307,17 @@ def _transfers(
     terms: Terms,
 ) -> dict[int, tuple[Transfer, ...]]:  # fmt: skip
     """
-    Every source can serve every byte of a shard, and each of those named serves a part of it. Who
-    is named is balanced: within a shard by turns, over the shards by who has least to give so far.
+    Return, for each rank that needs shards, the shards and the sources to fetch them from. Every
+    source can serve every byte of a shard, and each named source serves a part of the bytes. The
+    load is balanced: within a shard the receivers take turns over the holders, and across shards
+    the holders with the least load come first.
     """
     plan: dict[int, list[Transfer]] = {}
     load: dict[int, float] = {}
     for shard, ranks in topology.groups.items():
         found = sound(shard, ranks, standings, step, terms.ceiling)
         givers = {holder.rank for holder in found}
-        # who was left in the tail takes what others have that have ended the step
+        # a rank that was left in the tail fetches from the ranks that have ended the step
         there = [r for r in ranks if r in members and r in standings]
         late = {r for r in there if _is_late(standings[r], step)} - givers
         receivers = [rank for rank in ranks if rank in needy | late]
@@ -326,7 +337,7 @@ def _transfers(
 
 def _is_late(standing: Standing, step: int) -> bool:
     """
-    It takes part, and stands in the tail of this step.
+    Return whether the rank takes orders and stands in the tail of this step.
     """
     return standing.alive and standing.held == step and standing.tail
 
@@ -335,8 +346,8 @@ def sound(
     shard: str, ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
 ) -> list[Standing]:
     """
-    Return those holders of a shard that can give it at `step`, in the order of `ranks`. If some of them have ended the
-    step, those that were left in its tail do not count.
+    Return the holders of a shard that can give it at `step`, in the order of `ranks`. If some of
+    them have ended the step, the holders that were left in its tail do not count.
     """
     holders = [standings[rank] for rank in ranks if rank in standings]
     found = [holder for holder in holders if holder.has(shard, step, ceiling)]
@@ -347,14 +358,15 @@ def savers(
     topology: Topology, standings: Standings, step: int, ceiling: int | None, *, spread: bool
 ) -> dict[int, tuple[str, ...]]:
     """
-    Each shard to exactly one rank that has it at `step`: the lowest-placed one, or with `spread`
-    one on the node that has least to write so far.
+    Assign each shard to exactly one rank that has it at `step`. Without `spread` this is the first
+    such rank in the order of placement; with `spread` it is a rank on the node with the fewest
+    shards to write so far.
     """
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}
     for shard, ranks in topology.groups.items():
         holders = sound(shard, ranks, standings, step, ceiling)
-        # what is in use was compared just now; a copy that is kept, maybe by a rank that has left, was not
+        # copies in use were compared just now; kept copies, maybe of ranks that have left, were not
         holders = [holder for holder in holders if holder.uses(step, ceiling)] or holders
         chosen = holders[0].rank
         if spread:
@@ -372,7 +384,8 @@ def copiers(
     savers: Mapping[int, Sequence[str]],
 ) -> dict[int, tuple[str, ...]]:  # fmt: skip
     """
-    Who can write which shards once more, beside the one that has to: all who have them in use.
+    Return which ranks can write further copies of which shards, in addition to the saver of each
+    shard: all ranks that have the shard in use.
     """
     return {
         rank: tuple(
@@ -397,8 +410,8 @@ def offers(
     topology: Topology, standings: Standings, members: frozenset[int], terms: Terms
 ) -> tuple[Offer, ...]:
     """
-    The strategies for an incident, in the order in which they are tried, each with its reasons.
-    `exit` is the last, and always possible.
+    Return the strategies for an incident in the order in which they are tried, each with its
+    reasons. `exit` is the last one and always possible.
     """
     covered = _covered(topology.groups, standings, terms.ceiling)
     there = {rank for rank, standing in standings.items() if standing.alive}
@@ -413,7 +426,8 @@ def _why_not(
     strategy: str, standings: Standings, members: Collection[int], terms: Terms
 ) -> str | None:
     """
-    What rules out a strategy, whatever is held.
+    Return what rules out a strategy independently of the copies that ranks hold. None: nothing
+    does.
     """
     if strategy == "exit":
         return None
@@ -435,7 +449,8 @@ def _is_saved(
     covered: frozenset[int] | str, standings: Standings, members: Collection[int], terms: Terms
 ) -> bool:
     """
-    All of some step is there, and a last checkpoint of it can be written, where it cannot be gone on from.
+    Return whether some step is held whole and a last checkpoint of it can be written. This may be
+    true even if training cannot go on from that step.
     """
     possible = _why_not("dump", standings, members, terms) is None
     return possible and not isinstance(covered, str)
@@ -452,7 +467,8 @@ class _Case:
     members: frozenset[int]
     terms: Terms
     covered: frozenset[int] | str
-    """The steps of which every shard has a sound copy, with everyone who is there."""
+    """The steps of which every shard has a sound copy, counting all ranks that take orders. A
+    sentence says why there is none."""
     lost: frozenset[int]
     """The members that take no orders."""
 
@@ -469,7 +485,8 @@ class _Case:
 
     def offer(self, strategy: str, judge: Callable[[], Offer]) -> Offer:
         """
-        What rules out any strategy comes before what rules out this one.
+        Return the offer for a strategy. The reasons of `_why_not` come first; only if there is
+        none, `judge` is called.
         """
         why_not = _why_not(strategy, self.standings, self.members, self.terms)
         return judge() if why_not is None else Offer(strategy=strategy, why_not=why_not)
@@ -493,7 +510,8 @@ class _Case:
 
     def _whole(self, strategy: str) -> Offer | None:
         """
-        A change of who takes part is left for later while somebody is lost.
+        Return an offer that rules the strategy out while some member is lost or flapping: the set
+        of ranks or their processes is changed later. None: no member is.
         """
         lost = sorted(self.lost)
         if lost:
@@ -525,7 +543,7 @@ class _Case:
         return self._in_place("recover", why, going=tuple(faulty))
 
     def scale_in(self) -> Offer:
-        # who starts with the job is only late; who was lost, and starts again, can be done without
+        # a rank that starts with the job is only late; a lost rank that starts again may leave
         late = {rank for rank in self.lost if self._standing(rank).coming}
         lost = self.lost - (late - self.terms.replaced)
         leaving = self.topology.columns_of(lost | self.terms.flapping.keys())
@@ -568,8 +586,9 @@ class _Case:
         going: tuple[int, ...] = (),
     ) -> Offer:
         """
-        A strategy after which training goes on: it can work when there is a step to go on from,
-        without those whose processes are `going`.
+        Return the offer for a strategy after which training goes on. The strategy can work if there
+        is a step to go on from, without the copies of the ranks in `going`, whose processes are
+        replaced.
         """
         covered = self.covered
         if going:
@@ -585,7 +604,7 @@ class _Case:
         if isinstance(step, str):
             without = f"with ranks {_list(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
-        if isinstance(covered, str):  # then it is that of a checkpoint
+        if isinstance(covered, str):  # then it is the step of a checkpoint
             staying_on = self.members - {*leaving, *going}
             unfit = _unfit(self.standings, staying_on, step, self.terms)
             if unfit and strategy != "recover":
@@ -599,8 +618,9 @@ class _Case:
 
     def _is_searched(self, strategy: str) -> bool:
         """
-        Everyone would go on from what the ranks find. Not where all is still there, even if it is not
-        where it is needed, and can be saved: what will be found nobody knows.
+        Return whether all members would go on from a checkpoint that the ranks find themselves.
+        This is ruled out if some step is still held whole and can be saved, even if a member that
+        needs it cannot get it: nobody knows which checkpoint the ranks would find.
         """
         if not self.terms.reloads or strategy not in RELOADING:
             return False
@@ -617,7 +637,8 @@ class _Case:
 
 def _list(ranks: Iterable[int]) -> str:
     """
-    Ranks for a sentence: a hundred thousand of them are no sentence.
+    Return ranks as text for a sentence. Only the first 16 are named: a hundred thousand ranks do
+    not fit into a sentence.
     """
     named = list(ranks)
     if len(named) <= 16:

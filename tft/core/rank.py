@@ -1,12 +1,16 @@
 """
-The rank machine: what one worker makes of the orders it hears. Pure, like the job machine.
+Own the rank machine: it decides what one rank's process does with the orders that it receives.
+Pure, like the job machine.
 
-Its shell is the control thread. The training thread is either in the user's loop, or out of it and
-carrying out one order after another; `Left` says that it is out. It may also stand still inside the
-loop, at the edge of an update window: `Standing`. A newer round of an incident makes everything
-older void: what is under way is aborted, what is queued is dropped. A check is not aborted, since
-that would shut the groups which a pause is to keep: it is taken back if it has not begun, and else
-runs to its end, unless the rank is to leave the loop.
+The control thread is the shell of this machine. The training thread is either in the user's loop,
+or out of the loop, where it carries out one order after another; the event `Left` reports that it
+is out. The training thread may also stand still inside the loop, at the edge of an update window:
+the event `Standing` reports that.
+
+A newer round of an incident makes all older orders void: what is under way is aborted, and what is
+queued is dropped. A check is not aborted, since an abort would shut the process groups that a pause
+is to keep. A check that has not begun is withdrawn. A check that has begun runs to its end, unless
+the rank is to leave the loop.
 """
 
 from dataclasses import dataclass, field
@@ -45,27 +49,27 @@ from tft.protocol.messages import (
 )
 
 AGAIN = 0.05
-"""Seconds between aborts: one that comes just before the training thread enters a collective, or
-begins to form a group, finds nothing to abort."""
+"""Seconds between two aborts. An abort that comes just before the training thread enters a
+collective, or begins to form a process group, finds nothing to abort."""
 
 
 @dataclass(slots=True)
 class RankMachine:
     """
-    One process of one rank. Starts out of the loop, with nothing to do.
+    One process of one rank. It starts out of the loop, with nothing to do.
     """
 
     rank: int
     incarnation: int
     epoch: int = 0
     key: tuple[int, int] = (-1, 0)
-    """Incident and round that are obeyed."""
+    """The incident and the round whose orders are obeyed."""
     inside: bool = False
-    """The training thread is in the loop, or on its way into it."""
+    """True if the training thread is in the loop or on its way into the loop."""
     doing: OrderName | None = None
-    """What the training thread is carrying out."""
+    """The order that the training thread is carrying out. None: no order."""
     standing: bool = False
-    """The training thread stands still in the loop, as it was ordered to."""
+    """True if the training thread stands still in the loop, because of a `Hold`."""
     _hold: Hold | None = None
     _hold_at: float = 0.0
     _release_at: float | None = None
@@ -79,7 +83,8 @@ class RankMachine:
 
     def handle(self, event: RankEvent) -> list[RankCommand]:
         """
-        The one door.
+        Handle an event and return the commands for the shell. Every input of the machine goes
+        through this method.
         """
         match event:
             case Ordered():
@@ -107,7 +112,7 @@ class RankMachine:
 
     def next_deadline(self) -> float | None:
         """
-        When `Woken` is due, or None.
+        Return the time at which `Woken` is due. None: no such time.
         """
         return self._wake
 
@@ -119,9 +124,9 @@ class RankMachine:
         order = event.order
         key = (order.incident, order.round)
         if order.epoch < self.epoch or key < self.key:
-            return []  # of a controller, or a round, that is over
+            return []  # from a controller or a round that is over
         if order.incarnations.get(self.rank, 0) != self.incarnation:
-            return []  # for the process that holds this rank: not this one, or not yet
+            return []  # the order is not for this incarnation of the rank
         self.epoch = order.epoch
         if key == self.key and event.name in self._heard:
             answer = self._answers.get(event.name)
@@ -150,7 +155,7 @@ class RankMachine:
                 self.standing = False
                 commands.append(Unlock())
             case Complete() | End() if self.inside or self.doing == "check":
-                # the job is over for this rank wherever it is: it leaves at the next edge
+                # the job is over for this rank: it leaves the loop at the next window edge
                 self._queue.append(Execute(name=event.name, order=order))
                 commands += [LeaveAfter(step=0)] if self.inside else []
                 commands += self._abort(event.at)
@@ -186,8 +191,9 @@ class RankMachine:
 
     def _stands(self, event: Standing) -> list[RankCommand]:
         """
-        A hold is answered by a rank that stands still at its step, or beyond it, and by one that
-        is out of the loop: it stands as still as can be.
+        Answer a hold if the training thread stands still at the step of the hold, or at a later
+        one. A rank that is out of the loop answers too, since its training thread does not move;
+        the answer is a failure if the rank left before that step.
         """
         hold = self._hold
         reached = hold is not None and event.position.step >= hold.step
@@ -227,7 +233,7 @@ class RankMachine:
         self.inside = self.standing = False
         self._wake = None
         if self._hold is not None:
-            return [HoldAfter(step=self._hold.step)]  # how far has it come?
+            return [HoldAfter(step=self._hold.step)]  # ask for the position that it left at
         return self._next()
 
     def _leaving(self, event: Leaving) -> list[RankCommand]:
@@ -237,7 +243,7 @@ class RankMachine:
         there = at.step == self._stop.finish and not (at.tail or at.after)
         ended = at.step > self._stop.finish or there
         if ended and self.doing != "check":
-            return self._abort(event.at)  # what it computes now will not be finished by anyone
+            return self._abort(event.at)  # no rank will finish the step that it computes now
         self._wake = event.at + self._stop.grace
         return []
 
@@ -260,7 +266,8 @@ class RankMachine:
 
     def _errand(self) -> list[RankCommand]:
         """
-        What a rank may be sent to do from where it stands in the loop: a check, and nothing else.
+        Return the next order that the training thread can carry out while it stands still in the
+        loop. Only a check can be.
         """
         if not self.standing or not self._queue or self._queue[0].name != "check":
             return []
@@ -299,10 +306,10 @@ class RankMachine:
 
     def _free(self) -> list[RankCommand]:
         """
-        The training thread has nothing under way.
+        Note that the training thread has nothing under way, and return its next order.
         """
         self.doing = None
-        if self._stop is None or not self.inside:  # else the time belongs to a rank that is to stop
+        if self._stop is None or not self.inside:  # else `_wake` is the time limit of a stop
             self._wake = None
         return self._next()
 

@@ -1,7 +1,8 @@
 """
-The words between a rank machine and its shell: what the machine is told, and what it says is to be
-done. `Left`: the training thread is out of the user's loop; `Standing`: it may stand still inside,
-at the edge of an update window.
+Define the events and commands between a rank machine and its shell: the events that the machine
+receives, and the commands that it returns. `Left` means that the training thread is out of the
+user's loop. `Standing` reports whether it stands still inside the loop, at the edge of an update
+window.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from tft.protocol.messages import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
     """
-    An order for this rank was heard, maybe not for the first time.
+    An order for this rank was received. It may be a repetition.
     """
 
     at: float
@@ -32,7 +33,7 @@ class Ordered:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locked:
     """
-    No update window opens any more; this is where the training thread stands.
+    No update window opens any more. The event carries the position of the training thread.
     """
 
     at: float
@@ -45,8 +46,9 @@ class Locked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """
-    Where the training thread stands, and whether it stands still there: it does when it waits at
-    the edge of an update window with its all-reduces complete, until somebody lets it in.
+    The position of the training thread, and whether it stands still there. It stands still while it
+    waits at the edge of an update window, with its all-reduces complete, until it is let into the
+    window.
     """
 
     at: float
@@ -59,7 +61,7 @@ class Standing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlocked:
     """
-    Update windows open again; this is where the training thread stood.
+    Update windows open again. The event carries the position at which the training thread stood.
     """
 
     at: float
@@ -71,8 +73,8 @@ class Unlocked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """
-    From now on the training thread leaves the loop at the next end of a step; this is where it
-    stands.
+    From now on the training thread leaves the loop at the next end of a step. The event carries its
+    position.
     """
 
     at: float
@@ -91,7 +93,7 @@ class Left:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """
-    The training thread has carried out an order, or failed to.
+    The training thread has carried out an order, or has failed to.
     """
 
     order: RankOrder
@@ -118,14 +120,14 @@ class Done:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
     """
-    The order the training thread had not begun was taken back from it.
+    The order that the training thread had not begun was taken back.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Woken:
     """
-    The moment named by `next_deadline` has come.
+    The time returned by `next_deadline` has come.
     """
 
     at: float
@@ -139,15 +141,15 @@ RankEvent = Ordered | Locked | Standing | Unlocked | Leaving | Left | Done | Wit
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
     """
-    Hold the training thread back from its next update window, and say where it stands.
+    Keep the training thread out of its next update window, and report its position.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldAfter:
     """
-    Let the training thread finish step `step`, hold it back from the window after that, and say
-    whether it stands there. When it comes there later, that is to be said then.
+    Let the training thread finish step `step`, keep it out of the next update window, and report
+    whether it stands there. If it comes there later, report that then.
     """
 
     step: int
@@ -156,14 +158,16 @@ class HoldAfter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlock:
     """
-    Hold the training thread back no longer, and announce the step it completes next.
+    Keep the training thread out of update windows no longer, and report the step that it completes
+    next.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAfter:
     """
-    Let the training thread finish step `step` with its tail if it has not; then it leaves the loop.
+    Let the training thread finish step `step` with its tail, if it has not. Then it leaves the
+    loop.
     """
 
     step: int
@@ -172,7 +176,7 @@ class LeaveAfter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
     """
-    Bring the training thread out of whatever it may hang in.
+    Bring the training thread out of any call that it may hang in.
     """
 
 
@@ -189,14 +193,14 @@ class Execute:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw:
     """
-    Take back the order that the training thread was handed, if it has not begun with it.
+    Take back the order that the training thread was handed, if it has not begun it.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """
-    Report this.
+    Send this answer to the controller.
     """
 
     answer: Answered

@@ -1,5 +1,5 @@
 """
-The ranks as the controller knows them.
+Own what the controller knows of each rank.
 """
 
 from dataclasses import dataclass, field
@@ -15,127 +15,140 @@ class Process(StrEnum):
     """
 
     ABSENT = "absent"
-    """None was asked for yet."""
+    """No process was ordered yet."""
     ORDERED = "ordered"
-    """The agent was told to start one."""
+    """The agent has the order to start a process."""
     SPAWNED = "spawned"
-    """It runs; whether it will ever call `tft.init` is not known."""
+    """The process runs. It is not known whether it will ever call `tft.init`."""
     JOINED = "joined"
-    """It has called `tft.init`."""
+    """The process has called `tft.init`."""
     READY = "ready"
-    """It has adopted its state and takes orders."""
+    """The process has adopted its state and takes orders."""
     GONE = "gone"
-    """It has ended."""
+    """The process has ended."""
 
 
 STARTING = frozenset({Process.ORDERED, Process.SPAWNED, Process.JOINED})
 START = Position(step=0, window=False)
 NOWHERE = -1
-"""In the place of a node: what was there is gone."""
+"""Stands in `page` instead of a node number: the page on that node is gone."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankState:
     """
-    What the controller knows of a rank: where it is placed, which process holds it, what that has in memory.
+    What the controller knows of a rank: its place, the process that holds it, and the state in the
+    memory of that process.
     """
 
     rank: int
     node: int | None = None
     incarnation: int = -1
-    """Of the process that was ordered last."""
+    """The incarnation of the process that was ordered last."""
     process: Process = Process.ABSENT
     pid: int = 0
     started: int = 0
     sender: str = ""
-    """Who speaks for it: the process whose claim to the rank was accepted."""
+    """The sender whose reports count for this rank: the process whose claim to the rank was
+    accepted."""
     address: str = ""
     strategies: frozenset[str] = frozenset()
     derives: bool = False
-    """Its adaptor can make its private state from a step alone."""
+    """True if the adaptor can make the rank-local state of this rank from a step number alone."""
     shards: dict[str, tuple[int, ...]] = field(default_factory=dict)
     position: Position = START
     held: int | None = None
     backups: tuple[int, ...] = ()
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of the state of step `held`, by shard and part."""
+    """Digests of the state of step `held`, by shard and part."""
     after: float = 0.0
-    """Seconds that what it calls after a step may take."""
+    """Seconds that the functions which the rank calls after a step may take."""
     line: str = ""
-    """Where in the tail of step `held` it has left the loop."""
+    """The line in the tail of step `held` at which the rank has left the loop."""
     inexact: tuple[str, ...] = ()
-    """What its loop does in tails that an incident cannot undo or do again as it was."""
+    """What the loop of the rank does in tails that an incident cannot undo or repeat exactly:
+    sentences."""
     outrun: frozenset[str] = frozenset()
-    """The shards of which others have come further in the tail of step `held`, and none to its end: their copies count."""
+    """The shards of which the copy of this rank does not count. Other ranks have come further in
+    the tail of step `held`, though none to its end: their copies count."""
     brought: bool = False
-    """It was fetched from others in this incident: its copy says nothing of theirs."""
+    """True if the copy was fetched from other ranks in this incident. It is then no evidence for
+    the copies of those ranks."""
     disputed: bool = False
-    """Another rank holds another copy of step `held`, and nobody can say which is right."""
+    """True if another rank holds another copy of step `held` and it is not known which copy is
+    right."""
     column: tuple[int, ...] = ()
     reloads: bool = False
-    """It finds the newest checkpoint that it keeps itself."""
+    """True if the rank keeps checkpoints itself and can find its newest one."""
     trusted: bool = True
-    """No fault has touched what it has in use."""
+    """True if no fault has touched the state that the rank has in use."""
     damaged: bool = False
-    """A fault has touched its memory: what it keeps besides is not trusted either."""
+    """True if a fault has touched the memory of the rank: the copies that it keeps are not trusted
+    either."""
     doubted: int = -1
-    """Copies it keeps of this step and earlier ones may be from before its memory was repaired."""
+    """Kept copies of this step and of earlier steps may be from before the memory of the rank was
+    repaired."""
     searching: bool = False
-    """It loads a checkpoint, one that is known or what it finds of its own: what it holds, and where it
-    stands, is not the job's until all have loaded the same."""
+    """True while the rank loads a checkpoint, a known one or one that it finds itself. Its state
+    and its position do not count for the job until all ranks have loaded the same checkpoint."""
     training: bool = False
     finished: bool = False
     unable: str = ""
-    """Why it could not write its part of a checkpoint."""
+    """Why the rank could not write its part of a checkpoint."""
     no_restore: str = ""
-    """Why it could not take back the copy it was to save; what is its own it can write all the same."""
+    """Why the rank could not restore the copy that it was to save. It can still write its
+    rank-local state."""
     no_commit: str = ""
-    """Why it could not commit one; its own part it can write all the same."""
+    """Why the rank could not commit a checkpoint. It can still write its own part."""
     repaired: bool = False
-    """This process has been in the loop: its position is the job's."""
+    """True if this process has been in the loop: its position is the position of the job."""
     terminating: str = ""
-    """Why the agent was told to end it; empty while it was not."""
+    """Why the agent was ordered to end the process. Empty: it was not."""
     terminating_since: float = 0.0
     excluded_nodes: frozenset[int] = frozenset()
     """Nodes on which a process of this rank could not be ended."""
     blame: str = ""
-    """The kind of fault its end will be reported as; empty: `process`."""
+    """The kind of fault that the end of the process is reported as. Empty: `process`."""
     spawned: float = 0.0
-    """When it was asked for, or heard of first: the controller's clock."""
+    """The time at which the process was ordered or first heard of, by the clock of the
+    controller."""
     began: float = 0.0
-    """When it was started: the clock of its node."""
+    """The time at which the process was started, by the clock of its node."""
     straggles: str = ""
-    """Why it is to be taken over from."""
+    """Why another process is to take over from this one."""
     invited: bool = False
-    """It was ready to take over or to come back, and the job has stopped for that once."""
+    """True if the process was ready to take over or to come back, and the job has already stopped
+    once for that."""
     verdict: Verdict = "pass"
-    """What the last check said of it."""
+    """The verdict of the last check on this rank."""
     finding: str = ""
     page: int | None = None
-    """The node where what it captures is kept; None: it has captured nothing yet."""
+    """The node whose page keeps the rank-local state that the process captures. None: the process
+    has captured nothing yet."""
     since: int = 0
-    """The first step of which its page can hold what it captured: before that it had another page."""
+    """The first step whose captured state this page can hold. Before that step the rank used
+    another page."""
     private: dict[int, str] = field(default_factory=dict)
-    """What a lost process had captured last, by step."""
+    """By step: the rank-local state that a lost process had captured last."""
 
     @property
     def ready(self) -> bool:
         """
-        The rank takes orders.
+        True if the rank takes orders.
         """
         return self.process is Process.READY
 
     @property
     def able(self) -> bool:
         """
-        The rank can take part in a last checkpoint.
+        True if the rank can take part in a last checkpoint.
         """
         return self.ready and not self.terminating and not self.unable
 
     @property
     def kept(self) -> tuple[int, ...]:
         """
-        The earlier steps of which it keeps a copy that nothing is known against.
+        The earlier steps of which the rank keeps a copy that is not known to be wrong.
         """
         if self.damaged or self.searching:
             return ()
@@ -143,7 +156,8 @@ class RankState:
 
     def standing(self, unplaceable: str) -> Standing:
         """
-        The rank as the planner sees it; `unplaceable` says why no other process can be started.
+        Return the state of the rank as the planner sees it. `unplaceable` says why no other process
+        can be started for the rank; empty: one can.
         """
         return Standing(
             rank=self.rank,
@@ -161,15 +175,15 @@ class RankState:
 
     def holds_another(self, *, brought: bool = False) -> None:
         """
-        Forget what comparisons found about the copies before: the rank has other copies now. `brought`: it has fetched
-        them from other ranks.
+        Forget what comparisons found about the earlier copies: the rank has other copies now.
+        `brought`: the rank has fetched them from other ranks.
         """
         self.outrun = frozenset()
         self.disputed, self.brought = False, brought
 
     def order(self, incarnation: int, at: float) -> None:
         """
-        A new process was asked for.
+        Reset the state for a new process, which was ordered at time `at`.
         """
         self.incarnation = incarnation
         self.process = Process.ORDERED
@@ -188,7 +202,7 @@ class RankState:
 
     def join(self, message: Joined, sender: str) -> None:
         """
-        The process that was asked for has called `tft.init`.
+        Note that the ordered process has called `tft.init`.
         """
         self.process = Process.JOINED
         self.pid, self.started, self.sender = message.pid, message.started, sender

@@ -1,6 +1,6 @@
 """
-What can be lost at once without losing state: which ranks or nodes cannot be lost alone, and which
-two cannot be lost together.
+Find what can be lost at once without losing state: the ranks or nodes that cannot be lost alone,
+and the pairs that cannot be lost together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,26 +12,27 @@ from tft.core.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
     """
-    The ranks, or the nodes, that hold all there is of something; each with a shard that is lost
-    with them. Whatever is not named here can be lost, alone or as one of two.
+    The ranks or nodes that hold all copies of some shard, each with a shard that is lost with it.
+    Everything that is not named here can be lost, alone or as one of two.
     """
 
     alone: Mapping[int, str]
     pairs: Mapping[tuple[int, int], str]
-    """Of those that can be lost alone: the two that hold all copies of a shard between them."""
+    """Pairs of ranks or nodes that can each be lost alone, but that together hold all copies of a
+    shard."""
 
 
 def of_ranks(topology: Topology) -> Survival:
     """
-    What becomes of the state when one rank is lost, or two.
+    Return what state is lost when one rank or two ranks are lost.
     """
     return _survival((shard, set(ranks)) for shard, ranks in topology.groups.items())
 
 
 def of_nodes(topology: Topology) -> Survival:
     """
-    What becomes of the state when one node is lost with all its ranks, or two. The topology has to
-    know the node of every rank.
+    Return what state is lost when one node or two nodes are lost with all their ranks. The topology
+    has to know the node of every rank.
     """
     nodes = topology.nodes
     return _survival(
@@ -41,8 +42,8 @@ def of_nodes(topology: Topology) -> Survival:
 
 def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
     """
-    Only a shard with one holder, or with two, makes a difference: so this takes as long as it takes
-    to read the groups, and no longer.
+    Return the result for shards and their holders. Only a shard with one or two holders matters, so
+    the time is linear in the size of the groups.
     """
     alone: dict[int, str] = {}
     pairs: dict[tuple[int, int], str] = {}
@@ -63,7 +64,7 @@ def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
 
 def stretches(numbers: Sequence[int]) -> list[str]:
     """
-    Sorted numbers in short: `0-3`, `7`.
+    Return sorted numbers as short ranges: `0-3`, `7`.
     """
     found: list[list[int]] = []
     for number in numbers:
@@ -76,8 +77,9 @@ def stretches(numbers: Sequence[int]) -> list[str]:
 
 def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None) -> list[str]:
     """
-    Pairs by how far apart they are, which is mostly the same for all of them: `ranks 0-3, each with
-    the rank 4 further on`. What is paired is a `rank` or a `node`.
+    Return pairs as text, grouped by the distance between the two, which is mostly the same for all
+    pairs: `ranks 0-3, each with the rank 4 further on`. `what` is `rank` or `node`. At most `most`
+    ranges are named for each distance; None: all.
     """
     firsts: dict[int, list[int]] = {}
     for first, second in pairs:
@@ -92,7 +94,8 @@ def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None
 
 def shortened(words: Sequence[str], most: int | None) -> str:
     """
-    A list for a sentence, of which the rest is counted.
+    Return a list as text for a sentence. After `most` items the rest is only counted; None: all are
+    named.
     """
     if most is None or len(words) <= most:
         return ", ".join(words)
