@@ -1,76 +1,79 @@
 """
-Every error that tft raises, and whose fault it is.
+All errors that tft raises, sorted by the side that causes them.
 
     TftError
-    ├── UsageError            the caller's: refused before anything was changed
+    ├── UsageError            the caller: refused before anything was changed
     │   ├── UnknownAdaptor
     │   ├── AddressTaken
     │   └── RankTaken
-    ├── PeerError             somebody else's: what they sent or did not send
+    ├── PeerError             another process: what it sent or did not send
     │   ├── MalformedMessage
     │   ├── TransferFailed
     │   └── OrderRefused
-    ├── CheckpointCorrupt     the world's: what is on the disk is not what was written
-    ├── StoryCorrupt          the same of the record of a run
-    └── InternalError         ours: please report it
-    JobEnded(SystemExit)      not an error: the job is over and this process is to leave
+    ├── CheckpointCorrupt     the disk: a checkpoint is not as it was written
+    ├── StoryCorrupt          the disk: the record of a run is not as it was written
+    └── InternalError         tft itself: please report it
+    JobEnded(SystemExit)      not an error: the job is over and this process must end
     Interrupted(BaseException)  not an error: the training loop is left, to be entered again
 
-Messages are sentences an operator can act on: what was expected, what came, from whom.
+Each message is a sentence on which an operator can act: what was expected, what came, and from
+which process.
 """
 
 
 class TftError(Exception):
     """
-    The root: catches everything of ours except `JobEnded`.
+    The base class of all errors of tft; `JobEnded` and `Interrupted` are not errors.
     """
 
 
 class UsageError(TftError):
     """
-    What was asked for cannot be done as asked. The command line exits 2 with the sentence.
+    The request of the caller cannot be carried out as it was made.
+
+    The command line prints the message and exits with code 2.
     """
 
 
 class UnknownAdaptor(UsageError):
     """
-    No installed package offers an adaptor of that name.
+    No installed package has an adaptor with the requested name.
     """
 
 
 class AddressTaken(UsageError):
     """
-    Something else listens where tft was told to bind.
+    Another process listens on the address to which tft was told to bind.
     """
 
 
 class RankTaken(UsageError):
     """
-    Two processes claim one rank; this one came second.
+    Two processes claim one rank, and this process came second.
     """
 
 
 class PeerError(TftError):
     """
-    What another process sent, or failed to send.
+    Another process sent something wrong, or failed to send something.
     """
 
 
 class MalformedMessage(PeerError):
     """
-    A frame that is no message of this version of tft.
+    A received frame is not a message of this version of tft.
     """
 
 
 class TransferFailed(PeerError):
     """
-    A shard could not be fetched whole from any of its sources.
+    A shard could not be fetched completely from any of its sources.
     """
 
 
 class OrderRefused(PeerError):
     """
-    An order cannot be carried out by the one it was given to.
+    The process that received an order cannot carry it out.
     """
 
 
@@ -82,29 +85,29 @@ class CheckpointCorrupt(TftError):
 
 class StoryCorrupt(TftError):
     """
-    The record of a run is not as it was written: a line is missing, or cannot be read.
+    The record of a run is not as it was written: a line is missing or unreadable.
     """
 
 
 class InternalError(TftError):
     """
-    A bug of ours: a move that is not in the table.
+    A bug in tft, such as a transition that is not in the table of a state machine.
     """
 
 
 class JobEnded(SystemExit):
     """
-    Raised out of `Session.run` in the training thread when the job is over before its script is.
+    Raised by `Session.run` on the training thread when the job ends before the script does.
 
-    A `SystemExit`, so that an ordinary script unwinds, runs its `finally` blocks and leaves
-    with `code` without a traceback: the fault that ended the job has been reported already.
+    It is a `SystemExit`, so an ordinary script unwinds, runs its `finally` blocks and exits with
+    `code` without a traceback. The fault that ended the job has been reported already.
     """
 
 
 class Interrupted(BaseException):
     """
-    Raised in the training thread at the edge of an update window while an incident is handled.
+    Raised on the training thread at the edge of an update window while an incident is handled.
 
-    A `BaseException`, so that an ordinary `except Exception` in a training loop does not keep it:
+    It is a `BaseException`, so an ordinary `except Exception` in a training loop does not catch it.
     `Session.run` catches it and enters the loop again at the agreed step.
     """

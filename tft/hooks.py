@@ -1,12 +1,13 @@
 """
-The hook specifications: what an adaptor answers, and what a plugin may watch or add.
+The hook specifications of adaptors and plugins, and the types that hooks take and return.
 
-An adaptor knows one framework; a worker loads exactly one, by name, and calls its hooks on the
-training thread while that thread is out of the training loop, unless a hook says otherwise. An
-exception from an adaptor's hook fails the order it served, and the controller decides what next.
+An adaptor knows one framework. A worker loads exactly one adaptor, by name. The worker calls its
+hooks on the training thread while that thread is out of the training loop, unless a hook says
+otherwise. If a hook of an adaptor raises an exception, the order that the hook served fails, and
+the controller decides what to do next.
 
-A plugin may implement any of the plugin hooks. They run under a guard: what a plugin raises is
-logged, and the job goes on.
+A plugin may implement any of the plugin hooks. tft guards them: an exception of a plugin is
+logged, and the job goes on. The hooks that differ say so.
 """
 
 import re
@@ -29,52 +30,56 @@ hookimpl = pluggy.HookimplMarker("tft")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
     """
-    One named piece of memory of a shard: contiguous bytes, in place where that is possible.
+    One named piece of the memory of a shard: contiguous bytes, without a copy where possible.
     """
 
     name: str
     view: memoryview
-    """Flat, of format `B`. Writable when it comes from `tft_take`."""
+    """The bytes: a flat view of format `B`. Writable if the buffer comes from `tft_take`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """
-    What a user's factory makes over the groups of now, for `session.adopt(make=...)`; it is
-    `session.model` until the groups are lost.
+    The objects that a user's factory (`session.adopt(make=...)`) makes over the process groups.
+
+    This object is `session.model` until the process groups are lost.
     """
 
     model: Any  # Any: the framework's own types
     optimizer: Any
     scheduler: Any = None
     others: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else has a state that is to be kept, by name, such as a moving average."""
+    """Other objects with a state that tft keeps, by name, such as a moving average."""
     more: Any = None
-    """What else training needs of these groups, such as the schedule of a pipeline. Nothing of it is
-    kept."""
+    """Anything else that training needs from these groups, such as a pipeline schedule. tft keeps
+    no state of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPayload:
     """
-    A shard, ready to be moved: `meta` first, then its buffers.
+    A shard in the form in which it is moved: `meta` is sent first, then the buffers.
     """
 
     meta: bytes
-    """What the receiver must know before it can take the buffers, and all that is no tensor."""
+    """What the receiver must know before it can take the buffers, and all state that is not in
+    tensors."""
     buffers: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
     """
-    What a check has found on one rank.
+    The result of a check on one rank.
+
+    Raises `UsageError` if the verdict is unknown or the finding is not a text.
     """
 
     verdict: Verdict
     """`pass`: go on; `isolate`: take this rank's node out of the job; `end`: end the job."""
     finding: str = ""
-    """The sentence behind a verdict that is not `pass`, for an operator to act on."""
+    """The reason for a verdict that is not `pass`: a sentence on which an operator can act."""
 
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict) or not isinstance(self.finding, str):
@@ -87,17 +92,19 @@ class CheckResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFault:
     """
-    A line of the table of device faults: what an error says, and what that means.
+    One line of the table of device faults: the text of an error, and the fault that it means.
+
+    Raises `UsageError` if the kind is unknown or `words` is not a regular expression.
     """
 
     words: str
-    """A regular expression that is looked for in the message of a `RuntimeError`."""
+    """A regular expression, searched in the message of a `RuntimeError`."""
     kind: FaultKind | None
-    """None: it is the user's own bug, or more memory was asked for than there is."""
+    """The kind of fault. None: a bug of the user, or a request for more memory than there is."""
     context_lost: bool = False
-    """The device takes no more work from this process: another one has to take its place."""
+    """The device accepts no more work from this process: another process must replace it."""
     source: str = ""
-    """Where it is written that this is so."""
+    """The documentation or source code that says so."""
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *get_args(FaultKind)):
@@ -114,16 +121,16 @@ class DeviceFault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """
-    What an exception stands for, where the kind of fault does not say all.
+    The meaning of an exception, for cases in which the kind of fault is not enough.
     """
 
     kind: FaultKind
     polluted: bool = False
-    """The last update may have spread what is wrong: no copy of that step is sound, on any rank."""
+    """The last update may have spread wrong numbers: no copy of that step is sound, on any rank."""
     not_after: int | None = None
-    """It is known to be older: no copy of a later step than this is sound."""
+    """The last sound step, if it is known: no copy of a later step is sound. None: not known."""
     context_lost: bool = False
-    """The device takes no more work from this process: another one has to take its place."""
+    """The device accepts no more work from this process: another process must replace it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +141,7 @@ class FaultView:
 
     kind: FaultKind
     rank: int | None
-    """None where no rank could be singled out."""
+    """The rank at fault; None if no single rank could be identified."""
     step: int
     """The step that was being computed."""
     evidence: str
@@ -148,58 +155,60 @@ class OfferView:
 
     strategy: str
     why: str
-    """What it would do."""
+    """A sentence that says what the strategy would do."""
     why_not: str | None
-    """The sentence that rules it out; None: it can be followed."""
+    """The reason why the strategy cannot be used; None: it can be used."""
     step: int | None
-    """The step whose end everyone would be brought to; None where it is that of a checkpoint which the
-    ranks find themselves."""
+    """The step to whose end all ranks would return. None: the step of a checkpoint that the ranks
+    find themselves."""
     leaving: tuple[int, ...]
-    """For `scale_in`: the ranks that would leave."""
+    """For `scale_in`: the ranks that would leave the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentView:
     """
-    An incident, when everyone stands still and a strategy is to be chosen.
+    An incident at the moment when all ranks have stopped and a strategy must be chosen.
     """
 
     number: int
     round: int
     faults: tuple[FaultView, ...]
     offers: tuple[OfferView, ...]
-    """In the order in which they would be tried."""
+    """The strategies, in the order in which they would be tried."""
     until: float
-    """When the choice is made without advice (CLOCK_MONOTONIC of the controller)."""
+    """The time at which the strategy is chosen without advice (CLOCK_MONOTONIC of the controller,
+    seconds)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """
-    What a recovery plugin says to an incident. All of it may be left out.
+    The advice of a recovery plugin for one incident. All fields are optional.
     """
 
     strategy: str = ""
-    """The strategy to follow: an offered one, or a name of the plugin's own for `base`."""
+    """The strategy to follow: an offered strategy, or the plugin's own name for a variant of
+    `base`."""
     base: str = ""
-    """For a name of its own: the offered strategy it is a variant of."""
+    """With a name of the plugin's own: the offered strategy of which it is a variant."""
     not_after: int | None = None
-    """For a name of its own: go back to this step or an earlier one."""
+    """With a name of the plugin's own: return to this step or an earlier one."""
     skip: int = 0
-    """For a name of its own: how many batches to leave out after going back."""
+    """With a name of the plugin's own: the number of batches to leave out after the rollback."""
     replace: tuple[int, ...] = ()
-    """For a name of its own: ranks whose processes are replaced although they live."""
+    """With a name of the plugin's own: ranks whose processes are replaced although they live."""
     veto: tuple[str, ...] = ()
-    """Strategies not to be followed in this incident."""
+    """Strategies that must not be used in this incident."""
     wait: float = 0.0
-    """Seconds after which to ask again, before anything is chosen."""
+    """Seconds after which the plugin is asked again, before a strategy is chosen."""
     why: str = ""
-    """The sentence for the operator."""
+    """The reason: a sentence for the operator."""
 
 
 class SessionView(Protocol):
     """
-    What a plugin sees of a worker's session.
+    The part of a worker's session that a plugin can read.
     """
 
     @property
@@ -208,7 +217,7 @@ class SessionView(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """How many processes held this rank before."""
+        """The number of processes that held this rank before this one."""
 
     @property
     def world(self) -> int:
@@ -216,15 +225,15 @@ class SessionView(Protocol):
 
     @property
     def step(self) -> int:
-        """The step being computed, 1-based."""
+        """The step that is being computed, counted from 1."""
 
     @property
     def evaluating(self) -> bool:
-        """A function that is called after a step runs; `step` is that of the next."""
+        """Whether a function runs that is called after a step; `step` is then the next step."""
 
     @property
     def run_dir(self) -> Path:
-        """Where this run keeps its records."""
+        """The run directory, in which this run keeps its records."""
 
 
 class LauncherStore(Protocol):
@@ -233,18 +242,20 @@ class LauncherStore(Protocol):
     """
 
     def keep(self, key: str, words: str) -> str:
-        """What is there under `key`: `words`, unless somebody was earlier."""
+        """Store `words` under `key` if the key has no value yet. Return the stored value."""
 
     def put(self, key: str, words: str) -> None:
-        """Have `words` under `key`, whatever was there."""
+        """Store `words` under `key`, and overwrite an earlier value."""
 
     def take(self, key: str) -> str:
-        """Wait for what is put there, and take it away."""
+        """Wait for a value under `key`, remove it from the store, and return it."""
 
 
 class AdaptorSpecs:
     """
-    What an adaptor answers. All are needed, except those that say what their absence means.
+    The hooks of an adaptor.
+
+    An adaptor must implement all of them, except the hooks marked "Not needed".
     """
 
     # ------------------------------------------------------------ the process
@@ -252,27 +263,30 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_strategies(self) -> Sequence[str]:
         """
-        The strategies this adaptor can take part in, of `retry`, `recover`, `scale_in`,
-        `scale_out`, `migrate`, `dump`. Asked again when this rank is ready, and before groups are formed
-        without ranks that have left.
+        Return the strategies that this adaptor supports, out of `retry`, `recover`, `scale_in`,
+        `scale_out`, `migrate`, `dump`.
+
+        Called in `tft.init`, again when this rank is ready, and again before process groups are
+        formed without ranks that have left.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_preload(self) -> None:
         """
-        Import what the framework imports late, before the user's script starts.
+        Import the modules that the framework imports late, before the user's script starts.
 
-        A replacement is started while the others wait: what is imported here is not imported
-        after it has joined.
+        A replacement starts while the other ranks wait. A module that is imported here need not be
+        imported after the replacement has joined.
         """
 
     @hookspec(firstresult=True)
     def tft_store(self, host: str, port: int, opened: Callable[[int], None]) -> None:
         """
-        Serve the rendezvous store at `host`, in a process of its own, until it is ended.
+        Serve the rendezvous store at `host` and `port` until the process is ended.
 
-        Call `opened(port)` once connections are accepted; `port` 0 asks for a free one.
+        The hook runs in a process of its own. Call `opened(port)` once the store accepts
+        connections. `port` 0 asks for a free port.
         """
 
     # ------------------------------------------------------------ under another launcher
@@ -280,16 +294,20 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_begun(self) -> str | None:
         """
-        What the framework has begun in this process that ties it to others, in words: a process
-        group. The process is about to become a `tft run`, and would leave them waiting. Not needed:
-        without it nothing is thought to have begun.
+        Return a text that names what the framework has already started in this process and what
+        ties it to other processes, such as a process group; None if there is nothing.
+
+        The process is about to become a `tft run`, and the other processes would wait for it for
+        ever. Not needed: without this hook tft assumes that the framework has started nothing.
         """
 
     @hookspec(firstresult=True)
     def tft_launcher_store(self, host: str, port: int) -> LauncherStore:
         """
-        The store that the framework's own launcher serves there. Raise a `UsageError` if it does not
-        answer. Not needed: only of the adaptor whose framework has such a launcher.
+        Return the store that the framework's own launcher serves at `host` and `port`.
+
+        Raise a `UsageError` if the store does not answer. Not needed: only for an adaptor whose
+        framework has such a launcher.
         """
         raise NotImplementedError
 
@@ -302,168 +320,205 @@ class AdaptorSpecs:
         wrap: Callable[[], Any] | None,
     ) -> None:
         """
-        Take charge of the user's objects. `parts` has `model`, `optimizer`, and may have
-        `scheduler` and `data`; `wrap` builds the wrapper (DDP) round the model.
+        Take charge of the user's objects.
 
-        Refuse what cannot be handled with a `UsageError`, before anything is changed.
+        `parts` has `model` and `optimizer`, and may have `scheduler` and `data`. `wrap` builds the
+        wrapper (DDP) around the model; None: there is no wrapper. If the adaptor cannot handle an
+        object, raise a `UsageError` before anything is changed.
         """
 
     @hookspec(firstresult=True)
     def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
         """
-        The shards this rank holds, and for each all the ranks that hold a copy of it.
+        Return the shards that this rank holds, each with all ranks that hold a copy of it.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_column(self, rank: int, world: int) -> Sequence[int]:
         """
-        The ranks that can only leave and come back together with this one, it among them, where the job
-        goes on with fewer ranks. Not needed: without it each rank goes alone.
+        Return the model replica of this rank: the ranks, this one included, that can leave and
+        return only together when the job goes on with fewer ranks.
+
+        Not needed: without this hook each rank leaves alone.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_capture(self, closing: bool) -> bytes:
         """
-        The private state of this rank: RNG and data position. Called at the edges of every
-        update window: a few microseconds, no device synchronisation. `closing`: the window closes, and
-        with it the step.
+        Return the rank-local state of this rank: RNG and data position.
+
+        Called at the edges of every update window, so the hook may take a few microseconds and must
+        not synchronise the device. `closing`: the window closes, and the step with it.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_watch(self, contributing: Callable[[], None]) -> None:
         """
-        Call `contributing()` on the training thread in every step, when this rank has drawn its
-        batch and its random numbers and before it contributes to the last all-reduce of the step.
+        Arrange that `contributing()` is called on the training thread in every step: after this
+        rank has drawn its batch and its random numbers, and before it contributes to the last
+        all-reduce of the step.
 
-        From then on the others can finish the step without this rank; should it die, its
-        replacement goes on with the private state of this moment. Called once, before `tft_adopt`.
+        From that moment on the other ranks can finish the step without this rank. If this rank dies
+        later, its replacement continues with the rank-local state of that moment. This hook is
+        called once, before `tft_adopt`.
         """
 
     @hookspec(firstresult=True)
     def tft_rollback(self, private: bytes) -> None:
         """
-        Put back what `tft_capture` returned, here or in the process that held this rank before,
-        and drop the gradients.
+        Restore the rank-local state that `tft_capture` returned, in this process or in the process
+        that held this rank before. Drop the gradients.
         """
 
     @hookspec(firstresult=True)
     def tft_skip(self, batches: int) -> None:
         """
-        Draw so many batches and drop them, after a rollback. Not needed: without it no batch can
-        be left out.
+        Draw this number of batches and drop them, after a rollback.
+
+        Not needed: without this hook no batch can be left out.
         """
 
     @hookspec(firstresult=True)
     def tft_derive(self, step: int) -> bytes:
         """
-        Make the private state of this rank at the end of `step` anew, as `tft_capture` would
-        return it: what was captured went with a node, or the rank comes back after the others
-        went on without it. What cannot be known (the RNG) is made as at a fresh start. Not
-        needed: without it such a rank cannot go on, and nothing is pretended.
+        Make the rank-local state of this rank at the end of `step` anew, in the form in which
+        `tft_capture` returns it.
+
+        Called when the captured state was lost with a node, or when the rank returns after the
+        other ranks went on without it. Make unknown parts (the RNG) as at a fresh start. Not
+        needed: without this hook such a rank cannot go on, and no state is invented.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_pre_update_barrier(self) -> None:
         """
-        The all-reduces of the step are complete on this rank, and its window is about to open (every step, where
-        no rank holds everything): return when all ranks have come so far. Raises where that cannot be
-        known any more. Not needed where it is so anyway: without it a rank may complete a step that
-        others, which hold something else, cannot complete.
+        Wait until the all-reduces of the step are complete on all ranks (pre-update barrier).
+
+        Called in every step in which some shard is not on all ranks, when this rank's all-reduces
+        are complete and its update window is about to open. Raise an exception if the state of the
+        other ranks cannot be known any more. Not needed where the ranks cannot get apart: without
+        this hook a rank may complete a step that holders of other shards cannot complete.
         """
 
     @hookspec(firstresult=True)
     def tft_updated(self) -> None:
         """
-        The update window has closed on this rank (every step): give the others what it alone has
-        computed of the step. May wait for them; what fails here is a fault in the next step. Not
-        needed: without it every rank computes the whole step.
+        Give the other ranks the part of the step that only this rank has computed.
+
+        Called in every step, when the update window has closed on this rank. The hook may wait for
+        the other ranks. A failure here counts as a fault in the next step. Not needed: without this
+        hook every rank computes the whole step.
         """
 
     @hookspec(firstresult=True)
     def tft_end_step(self, tail: bool) -> bytes | None:
         """
-        The step has ended, with all that the loop does behind the update window (every step): note what a script may set
-        anew at the head of its next iteration, such as the learning rate or the modes of modules. When the loop is
-        left later on, `tft_clear` puts that back, so that all ranks hold the same. Return the private state anew where
-        what belongs to the end of the step has changed since `tft_capture(closing=True)`, with RNG and data
-        position as they were then; else None. `tail`: the loop has said so; else the window has just closed, and what
-        the loop does behind it is still to come. Not needed: without it nothing of that is put back.
+        Note the settings that a script may change at the head of its next iteration, such as the
+        learning rate or the modes of modules.
+
+        Called in every step, when the step has ended with its tail (the code of the loop after the
+        update window). If the loop is left later, `tft_clear` restores the noted settings, so that
+        all ranks hold the same.
+
+        Return the rank-local state anew if something that belongs to the end of the step has
+        changed since `tft_capture(closing=True)`; keep RNG and data position as they were then.
+        Else return None. `tail` True: the loop has marked the end of the step. `tail` False: the
+        window has just closed, and the tail is still to come. Not needed: without this hook no
+        setting is restored.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_set_aside(self) -> Callable[[], None]:
         """
-        A function of the user's that is no part of training is about to be called: return what puts the generators and
-        the modes of modules back to what they are now. Not needed: without it what such a function draws
-        is drawn.
+        Return a function that restores the random generators and the modes of modules to their
+        present state.
+
+        Called before a function of the user that is no part of training. Not needed: without this
+        hook the random numbers that such a function draws are missing in training.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_backup(self, step: int) -> None:
         """
-        `step` is complete (every step): keep a copy of the whole state, and give up the oldest.
-        Not needed: without it no copy is kept, and the next two hooks are not called.
+        Keep a copy of the whole state at the end of `step`, and give up the oldest copy.
+
+        Called in every step, when `step` is complete. Not needed: without this hook no copy is
+        kept, and the next two hooks are not called.
         """
 
     @hookspec(firstresult=True)
     def tft_backups(self) -> Sequence[int]:
         """
-        The steps of whose end a whole copy is kept. Called on any thread.
+        Return the steps of which a copy of the whole state at their end is kept.
+
+        Called on any thread.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_restore(self, step: int) -> None:
         """
-        Take back the copy of the end of `step`; the copy is kept.
+        Restore the state from the copy of the end of `step`. Keep the copy.
         """
 
     @hookspec(firstresult=True)
     def tft_give(self, shard: str, step: int) -> ShardPayload:
         """
-        The buffers of a shard as it was at the end of `step`: the present state's, or those of one
-        of `tft_backups`. Read while the training thread is out of the loop. Called on a transfer
-        thread.
+        Return the shard as it was at the end of `step`: of the present state, or of one of the
+        copies of `tft_backups`.
+
+        Called on a transfer thread. The buffers are read while the training thread is out of the
+        loop.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Make room for a shard whose `meta` is this; the writable buffers in the giver's order.
+        Make room for a shard with this `meta`. Return the writable buffers, in the giver's order.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_taken(self, shard: str, meta: bytes) -> bool | None:
         """
-        Put the shard to use: all buffers have come and their digests hold. True: the shard comes in
-        `tft_rebuild`, which all ranks call at once; until that has returned this rank's state counts as torn.
+        Use the shard that was written into the buffers of `tft_take`. All buffers have arrived, and
+        their digests are correct.
+
+        Return True if the shard is moved only in `tft_rebuild`, which all ranks call at once. Until
+        `tft_rebuild` has returned, this rank's state then counts as torn.
         """
 
     @hookspec(firstresult=True)
     def tft_compare(self, shard: str) -> Mapping[str, str]:
         """
-        Digests of the shard as this rank holds it, by part; they have to be equal on all ranks that hold it. That of a
-        part that is this rank's own, such as a buffer that the forward pass changes, is empty; then that part is not
-        compared on any rank. `tft.state_hooks.part_digests` makes them of what `tft_give` gives, and without
-        this hook it does. Training thread, out of the loop; in the loop too, at the edges of a step, while the
-        loop is audited. There a change from the end of a step to the next update window is no finding in parts
-        called `description`, `settings`, `scheduler`, `modes` and `learning_rate`.
+        Return the digests of the shard as this rank holds it, by part.
+
+        The digests must be equal on all holders of the shard. For a part that is this rank's own,
+        such as a buffer that the forward pass changes, return an empty digest. That part is then
+        compared on no rank. `tft.state_hooks.part_digests` computes digests from the result of
+        `tft_give`; tft uses that function if this hook is missing.
+
+        Called on the training thread, out of the loop. While the loop is audited, also in the loop,
+        at the edges of a step. There, a change between the end of a step and the next update window
+        is no finding in the parts `description`, `settings`, `scheduler`, `modes` and
+        `learning_rate`.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_generators(self) -> Mapping[str, str]:
         """
-        A digest of each random generator in the private state, by its name. In the training thread, in the loop, at
-        both ends of a tail that is audited. Not needed: without it nobody notices a tail that draws.
+        Return a digest of each random generator in the rank-local state, by its name.
+
+        Called on the training thread, in the loop, at both ends of an audited tail. Not needed:
+        without this hook the audit does not notice a tail that draws random numbers.
         """
         raise NotImplementedError
 
@@ -474,16 +529,20 @@ class AdaptorSpecs:
         failed: Callable[[BaseException], None] | None,
     ) -> None:
         """
-        From now on call `entered()` before this process enters a collective, and `failed(error)` when one raises;
-        None: no more. Training thread; `entered` is given in audited tails only, `failed` for the life of the process,
-        and it must cost nothing where nothing fails. Not needed: without it what tails do after a collective is
-        not seen, nor who swallows its fault.
+        From now on call `entered()` before this process enters a collective, and `failed(error)`
+        when a collective raises. None: stop calling that function.
+
+        Called on the training thread. `entered` is given in audited tails only. `failed` is given
+        for the life of the process, and must cost nothing while no collective fails. Not needed:
+        without this hook the audit does not see what a tail does after a collective, nor a tail
+        that swallows the error of a collective.
         """
 
     @hookspec(firstresult=True)
     def tft_digests(self) -> Mapping[str, str]:
         """
-        Digests (XXH3-128, hexadecimal) of `parameters`, `optimizer`, `scheduler`, `rng`, `data`.
+        Return digests (XXH3-128, hexadecimal) of `parameters`, `optimizer`, `scheduler`, `rng` and
+        `data`.
         """
         raise NotImplementedError
 
@@ -492,39 +551,47 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_quiesce(self) -> None:
         """
-        Bring the training thread out of any collective and out of the forming of a group: it
-        is to raise there. Called on the control thread; must not block. May be called when
-        nothing hangs, and more than once.
+        Interrupt the training thread in any collective and in the forming of a process group, so
+        that it raises an exception there.
+
+        Called on the control thread. Must not block. May be called when nothing hangs, and more
+        than once.
         """
 
     @hookspec(firstresult=True)
     def tft_waiting(self, frame: FrameType) -> bool:
         """
-        Whether the training thread, whose innermost Python frame is `frame`, may be waiting for
-        other ranks. Called on the control thread.
+        Return whether the training thread may be waiting for other ranks.
+
+        `frame` is the innermost Python frame of the training thread. Called on the control thread.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_clear(self) -> None:
         """
-        Drop the wrappers and really free the process groups. No traceback holds them any more.
+        Drop the wrappers and really free the process groups. No traceback refers to them any more.
         """
 
     @hookspec(firstresult=True)
     def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:
         """
-        Form the process groups under a name that no earlier group had. All members call it at
-        once; `rank` is the place of this one among them, `world` their number. Ends early, with an
-        exception, when `tft_quiesce` is called.
+        Form the process groups under `name`, which no earlier group had, with the store at `host`
+        and `port`.
+
+        All members call the hook at the same time. `rank` is the place of this rank among the
+        members, `world` their number. The hook must end early, with an exception, when
+        `tft_quiesce` is called.
         """
 
     @hookspec(firstresult=True)
     def tft_rebuild(self) -> Any:  # Any: the user's own wrapper
         """
-        Build the wrapper anew and return it: what the training loop calls. The state of all ranks
-        is equal by now, and nothing here may change it. What decides the order of gradient reduction must be
-        what it was before the groups were lost.
+        Build the wrapper that the training loop calls anew, and return it.
+
+        The state of all ranks is equal at this point, and the hook must not change it. All settings
+        that decide the order of gradient reduction must be as they were before the process groups
+        were lost.
         """
 
     # ------------------------------------------------------------ checkpoints
@@ -534,72 +601,92 @@ class AdaptorSpecs:
         self, directory: Path, shard: str, step: int, shards: Sequence[str], attempt: int
     ) -> Sequence[str]:
         """
-        Write one copy of a shard as it is at the end of `step` under `directory`, synced; the names of
-        the files written, relative to it. `shards` are all that this rank is to write with it. A
-        later `attempt` is made with others when somebody was lost while the checkpoint was written.
+        Write one copy of a shard, as it is at the end of `step`, under `directory`, and sync it.
+
+        Return the names of the written files, relative to `directory`. `shards` are all shards that
+        this rank writes for this checkpoint, this one included. A later `attempt` is made with
+        other ranks when a rank was lost while the checkpoint was written.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_stage(self, shard: str, step: int) -> Callable[[Path], Sequence[str]]:
         """
-        Copy a shard as it is at the end of `step`, on the training thread, quickly. What is returned
-        writes the copy as `tft_save` would, once, on another thread, while training goes on. Needed
-        for periodic checkpoints.
+        Copy a shard as it is at the end of `step`, and return a function that writes the copy.
+
+        Called on the training thread, so it must be quick. The returned function writes the copy
+        under a directory as `tft_save` would. It is called once, on another thread, while training
+        goes on. Needed for periodic checkpoints.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_join(self, directory: Path, files: Sequence[str], step: int) -> Sequence[str]:
         """
-        Every shard has been written under `directory` as it was at the end of `step`, by whoever: write what makes them one
-        checkpoint, synced; the names of the files written, relative to it. `files` are those that
-        belong to it, relative too: there may be others, of an attempt that was killed. May be asked
-        for again, of another rank too. Not needed: without it the shards stand beside each other.
+        Write the files that join the shards under `directory` into one checkpoint, and sync them.
+
+        All shards have been written there, each by one of its holders, as they were at the end of
+        `step`. Return the names of the written files, relative to `directory`. `files` are the
+        files that belong to the checkpoint, relative to `directory`; other files may be left of an
+        attempt that was killed. The hook may be called again, also on another rank. Not needed:
+        without this hook the shards are stored next to each other.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_newest(self, directory: Path, newest: Path | None, step: int) -> None:
         """
-        `newest`, of the end of `step`, is from now on the newest checkpoint under `directory`; None: there
-        is none any more, all have been given up. Say so where the framework looks for that, whole or not
-        at all: several ranks may be told, and one more than once. Training thread, or that which writes
-        checkpoints. Not needed: without it tft alone knows.
+        Record `newest` in the place where the framework looks up its newest checkpoint.
+
+        `newest` is the newest checkpoint under `directory` from now on; it is of the end of `step`.
+        None: no checkpoint is left, all have been given up. Replace the record atomically: the hook
+        may be called on several ranks, and more than once on one rank. Called on the training
+        thread, or on the thread that writes checkpoints. Not needed: without this hook only tft
+        knows the newest checkpoint.
         """
 
     @hookspec(firstresult=True)
     def tft_load(self, directory: Path, shard: str) -> None:
         """
-        Read a shard that `tft_save` wrote, maybe in another process.
+        Read a shard that `tft_save` wrote, possibly in another process.
         """
 
     @hookspec(firstresult=True)
     def tft_reload(self) -> Callable[[int | None], int] | None:
         """
-        How this rank loads the newest checkpoint that its program keeps itself, and tft does not know
-        of: the function is told after which step everything may be wrong (None: nothing is), finds and
-        loads it, the whole state with RNG and data position, and returns the step whose end it is of. It
-        is called on all ranks at once, when the groups are formed; all have to find the same, and nothing
-        of a step that was given up by going back further. Asked for when the rank is ready, and again
-        each time. None: there are no such checkpoints. Not needed: without it there are none either.
+        Return a function that loads the newest checkpoint that the program keeps itself and that
+        tft does not know; None if there are no such checkpoints.
+
+        The argument of the function is the step after which all state may be wrong (None: no state
+        is wrong). The function finds the newest checkpoint that is not later, and loads the whole
+        state with RNG and data position. It returns the step of whose end the checkpoint is.
+
+        The function is called on all ranks at once, when the process groups are formed. All ranks
+        must find the same checkpoint. They must not find a checkpoint of a step that was given up
+        by a return to an earlier step. The hook is called when the rank is ready, and again each
+        time such a checkpoint is to be loaded. Not needed: without this hook there are no such
+        checkpoints.
         """
 
     @hookspec(firstresult=True)
     def tft_beside(self, shard: str) -> bytes:
         """
-        A function of the user's own is about to write a shard in the place of `tft_save` (training
-        thread): what has to be kept beside that is no part of what the user handed over, such as the
-        order of gradient reduction. Raise `OrderRefused` where that has not all of the shard now. Not needed: without
-        it, and without the next one, there is no such thing.
+        Return the state, as bytes, that must be stored next to a shard but that is no part of the
+        objects that the user handed over, such as the order of gradient reduction.
+
+        Called on the training thread, before a function of the user writes the shard in place of
+        `tft_save`. Raise `OrderRefused` if those objects do not have all of the shard now. Not
+        needed: without this hook and the next one there is no such state.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_replaced(self, shard: str, beside: bytes) -> None:
         """
-        A function of the user's own has put another content into what the user handed over of a
-        shard; `beside` is what `tft_beside` returned when it was written.
+        Take note that a function of the user has loaded new content into the user's objects of a
+        shard.
+
+        `beside` is the result of `tft_beside` when the shard was written.
         """
 
     # ------------------------------------------------------------ faults
@@ -607,15 +694,18 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
         """
-        The kind of fault an exception of the framework stands for, or a `Diagnosis` that says more; None: it
-        is none that the adaptor knows. The errors of devices, and what says itself what it is, have been looked at; what it was
-        raised from is asked about by itself.
+        Return the kind of fault that an exception of the framework means, or a `Diagnosis` with
+        more facts; None if the adaptor does not know the exception.
+
+        tft has already checked the table of device faults and the attributes of the exception, such
+        as `tft_fault_kind`. For the exceptions from which this one was raised, the hook is called
+        separately.
         """
 
 
 class PluginSpecs:
     """
-    What a plugin may watch or add. None of it is needed; None means nothing to say.
+    The hooks of a plugin. All of them are optional. A result of None means "no answer".
     """
 
     # ------------------------------------------------------------ the command line
@@ -623,15 +713,17 @@ class PluginSpecs:
     @hookspec
     def tft_options(self) -> Sequence[click.Option]:
         """
-        Options to add to `tft run`. Called once, when the command line is built.
+        Return options to add to `tft run`. Called once, when the command line is built.
         """
         raise NotImplementedError
 
     @hookspec
     def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """
-        Variables to add to the environment of every process of the job. `options` are those of
-        `tft run` by parameter name. Raise a `UsageError` to refuse the run: nothing has started.
+        Return variables to add to the environment of every process of the job.
+
+        `options` are the options of `tft run`, by parameter name. Raise a `UsageError` to refuse
+        the run; no process has been started at this point.
         """
         raise NotImplementedError
 
@@ -640,42 +732,49 @@ class PluginSpecs:
     @hookspec
     def tft_opened(self, session: SessionView) -> object | None:
         """
-        `tft.init` has succeeded, on the training thread. Returns an object with any of the
-        `tft_on_…` hooks of this section to be called from now on; None costs nothing later.
+        Return an object with any of the `tft_on_…` hooks of this section, which are called from now
+        on. None costs nothing later.
+
+        Called on the training thread, when `tft.init` has succeeded. An exception of such a hook
+        with an attribute `tft_fault_kind` is not only logged: it counts as a fault at this rank.
         """
 
     @hookspec
     def tft_on_adopted(self, parts: Mapping[str, Any]) -> None:
         """
-        The user has handed over these objects (training thread). They are the user's own: to be
-        watched, by a tool for tests also disturbed.
+        Take note that the user has handed over these objects (training thread).
+
+        They are the user's own objects: watch them, but do not change them. Only a tool for tests
+        may disturb them.
         """
 
     @hookspec
     def tft_on_window_closed(self, step: int) -> None:
         """
-        The update window of `step` has closed (training thread, every step).
+        Take note that the update window of `step` has closed (training thread, every step).
         """
 
     @hookspec
     def tft_on_tail_ending(self, step: int) -> None:
         """
-        The loop has done what it does behind the update window of `step`, and is about to ask for the next step
-        (training thread, every step).
+        Take note that the tail of `step` is done and the step is about to end (training thread,
+        every step).
         """
 
     @hookspec
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        An order of an incident is about to be carried out (training thread). `step` is the one
-        this rank is at; for `regroup` the one that everyone is heading for.
+        Take note that an order of an incident is about to be carried out (training thread).
+
+        `step` is the present step of this rank; for `regroup`, the step to which all ranks return.
         """
 
     @hookspec
     def tft_device_faults(self) -> Sequence[DeviceFault]:
         """
-        Lines for the table of device faults; they are looked at before its own. Called once, in
-        `tft.init`.
+        Return lines for the table of device faults. They are tried before the table's own lines.
+
+        Called once, in `tft.init`.
         """
         raise NotImplementedError
 
@@ -683,7 +782,9 @@ class PluginSpecs:
     def tft_check(self, session: SessionView, name: str) -> CheckResult | None:
         """
         Run the check called `name` while the job is paused (training thread; all ranks at once).
-        None: this plugin has no check of that name.
+
+        Return None if this plugin has no check of that name. An exception is not guarded here: the
+        check then has no result on this rank.
         """
 
     # ------------------------------------------------------------ in an agent
@@ -691,8 +792,9 @@ class PluginSpecs:
     @hookspec
     def tft_progressed(self, run_dir: Path, node: int, step: int) -> None:
         """
-        A rank of this node is the first to have completed `step` (the agent's loop; must not
-        block).
+        Take note that a rank of this node is the first that has completed `step`.
+
+        Called in the agent's event loop; must not block.
         """
 
     # ------------------------------------------------------------ in the controller
@@ -700,25 +802,30 @@ class PluginSpecs:
     @hookspec
     def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        This controller leads from now on (the controller's loop; must not block). `report` may be
-        called from any thread, at any time: with a `Noticed` for a fault that was seen from
-        outside, a `PauseRequested`, a `StopRequested`. This is how a scheduler has its say
-        without being asked.
+        Take note that this controller is the leader from now on.
+
+        Called in the controller's event loop; must not block. `report` may be called from any
+        thread, at any time: with a `Noticed` for a fault that was seen from outside, a
+        `PauseRequested` or a `StopRequested`. An external scheduler uses it to report by itself.
         """
 
     @hookspec
     def tft_on_event(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Something an operator wants to know has happened (the controller's loop; must not block):
-        `fault`, `stopped`, `strategy_chosen`, `incident_closed`, `job_ends` and what
-        else stands in the controller's log, with its facts.
+        Take note of an event that matters to an operator, with its facts.
+
+        Events are `fault`, `stopped`, `strategy_chosen`, `incident_closed`, `job_ends` and all
+        other entries of the controller's log. Called in the controller's event loop; must not
+        block.
         """
 
     @hookspec
     def tft_advise(self, incident: IncidentView) -> Advice | None:
         """
-        Everyone stands still: which strategy shall be followed? On a thread of its own; what is
-        not said within 30 s is not waited for, unless the plugin asks for time. None: no advice.
+        Advise which strategy to follow in an incident. All ranks have stopped.
+
+        Called on a thread of its own. The controller waits at most 30 s for the advice, unless the
+        plugin asks for more time. None: no advice.
         """
 
     # ------------------------------------------------------------ in the report
@@ -728,6 +835,8 @@ class PluginSpecs:
         self, run_dir: Path, kind: str, rank: int | None, seen: float
     ) -> float | None:
         """
-        When a fault really happened (CLOCK_MONOTONIC), if this plugin knows; `seen` is when its
-        first evidence was.
+        Return when a fault really happened (CLOCK_MONOTONIC, seconds); None if this plugin does not
+        know.
+
+        `seen` is the time of the first evidence of the fault.
         """

@@ -1,12 +1,13 @@
 """
 The page of a rank: shared memory that outlives the rank's process.
 
-The training thread writes where it stands and its private state: a few stores, no lock, no system
-call. The agent, which made the page, reads it at any moment, also after the writer was killed
-between two stores; the next incarnation of the rank inherits it.
+The training thread writes its position and its rank-local state there: a few stores, no lock, no
+system call. The agent has created the page and reads it at any time, also after the writer was
+killed between two stores. The next incarnation of the rank inherits the page.
 
-Words of eight bytes are stored whole, so a reader sees either the old or the new. A capture is
-longer than a word: it counts only if the digest in its header, which is written last, fits.
+A word of eight bytes is stored atomically, so a reader sees either the old or the new value. A
+capture is longer than a word. It is valid only if the digest in its header matches, and the header
+is written last.
 """
 
 import mmap
@@ -18,10 +19,11 @@ from tft.errors import UsageError
 from tft.protocol.messages import Position
 
 SLOT_BYTES = 256 * 1024
-"""For one capture with its header. A CPU's RNG and a data position take 5 KB, each GPU a few bytes."""
+"""Bytes for one capture with its header. The RNG of a CPU and a data position take 5 KB, each GPU a
+few bytes."""
 
 _SLOTS = 4
-"""Two captures (as the window closed, and before that) of the last two steps."""
+"""Two captures for each of the last two steps: one when the window closed, one before that."""
 _HEAD_BYTES = 4096
 _SIZE = _HEAD_BYTES + _SLOTS * SLOT_BYTES
 
@@ -31,36 +33,38 @@ _POSITION, _MOVED, _TRAINING, _TAILED = 0, 1, 2, 3
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 
 CAPTURE_LIMIT = SLOT_BYTES - 8 * _HEADER_WORDS
-"""Bytes of the longest private state."""
+"""Largest size of a rank-local state, in bytes."""
 
 
 class Page:
     """
-    One rank's page. One process writes at a time; any number may read.
+    The page of one rank. One process writes at a time; any number of processes may read.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        """The file descriptor to be inherited by the rank's processes."""
+        """The file descriptor that the rank's processes inherit."""
         self._memory = mmap.mmap(fd, _SIZE)
         self._bytes = memoryview(self._memory)
-        # native formats: those are stored as one word, the standard ones byte by byte
+        # native formats are stored as one word; standard formats are stored byte by byte
         self._words = self._bytes.cast("Q")
         self._stamps = self._bytes.cast("d")
 
     @classmethod
     def create(cls) -> "Page":
         """
-        A new page: step 0, window closed, not training, nothing captured.
+        Create a page: step 0, window closed, not training, no captures.
         """
         fd = os.memfd_create("tft-page")
-        os.ftruncate(fd, _SIZE)  # sparse: memory is taken when a slot is first written
+        os.ftruncate(fd, _SIZE)  # sparse: a slot takes memory only when it is first written
         return cls(fd)
 
     @classmethod
     def open(cls, fd: int) -> "Page":
         """
-        The page behind an inherited file descriptor. Raises `UsageError` if it is none.
+        Open the page behind an inherited file descriptor.
+
+        Raises `UsageError` if the descriptor cannot be used or is not a page.
         """
         try:
             size = os.fstat(fd).st_size
@@ -79,8 +83,8 @@ class Page:
 
     def close(self) -> None:
         """
-        Give the memory and the descriptor back. What was written stays for the others who have
-        the page open.
+        Release the memory and the descriptor. The content stays for other processes that have the
+        page open.
         """
         for view in (self._words, self._stamps, self._bytes):
             view.release()
@@ -93,38 +97,43 @@ class Page:
         self, step: int, window: bool, stamp: float, *, tail: bool = False, after: bool = False
     ) -> None:
         """
-        `step` has ended, and what is called after it is over or (`after`) not; or its window has closed and its
-        `tail` has begun; or (`window`) the window of `step` + 1 has opened, at `stamp`.
+        Write the position of the training thread, which was reached at `stamp` (seconds).
+
+        Without flags: `step` has ended, and so have the functions that are called after it.
+        `after`: the step has ended, but these functions have not. `tail`: the window of `step` has
+        closed and its tail has begun. `window`: the window of `step` + 1 has opened.
         """
         self._words[_POSITION] = 8 * step + 4 * after + 2 * tail + window
         self._stamps[_MOVED] = stamp
 
     def end(self, step: int, *, after: bool) -> None:
         """
-        `step` has ended, and what is called after it is over or (`after`) not. When its window closed counts as the
-        moment of its last move.
+        Write that `step` has ended. `after`: the functions that are called after it have not ended.
+
+        The time of the last move stays the time when the window of `step` closed.
         """
         self._words[_POSITION] = 8 * step + 4 * after
 
     def train(self, inside: bool, stamp: float) -> None:
         """
-        The user's `train` was entered or left, at `stamp`.
+        Write that the user's `train` was entered (`inside`) or left, at `stamp` (seconds).
         """
         self._stamps[_MOVED] = stamp
         self._words[_TRAINING] = inside
 
     def has_tails(self) -> None:
         """
-        The loop says where its steps end: from now on, and for the processes after this one, a step does not end with its
-        window.
+        Write that the loop marks the end of its steps.
+
+        From now on, and in later processes of this rank, a step does not end with its window.
         """
         self._words[_TAILED] = 1
 
     def capture(self, step: int, private: bytes, closed: bool) -> None:
         """
-        Keep the private state of `step`, taken as its update window closed, or (not `closed`)
-        before that. About 1 us for 5 KB.
+        Keep the rank-local state of `step`. Takes about 1 us for 5 KB.
 
+        `closed`: the state was captured when the update window of `step` closed; else before that.
         Raises `UsageError` for a state longer than `CAPTURE_LIMIT`.
         """
         length = len(private)
@@ -138,26 +147,28 @@ class Page:
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = private
         header, words = start // 8, self._words
-        # seeded with the tag: an old digest never fits a new header, whatever the content
+        # seeded with the tag, so that an old digest never matches a new header
         words[header + _DIGEST] = xxhash.xxh3_64_intdigest(private, tag)
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
 
     def forget_after(self, step: int) -> None:
         """
-        What was captured of later steps is of a way that nobody goes on: when they are trained anew,
-        without a batch that was left out, it is not what they lead to.
+        Invalidate the captures of steps later than `step`.
+
+        The job has given up these steps. When they are trained again, for example without a batch
+        that is left out, their rank-local state may differ.
         """
         for slot in range(_SLOTS):
             header = (_HEAD_BYTES + slot * SLOT_BYTES) // 8
             if self._words[header + _TAG] // 2 > step:
-                self._words[header + _LENGTH] = CAPTURE_LIMIT + 1  # as no capture is
+                self._words[header + _LENGTH] = CAPTURE_LIMIT + 1  # no capture has this length
 
     # ------------------------------------------------------------ anybody reads
 
     def position(self) -> Position:
         """
-        Where the training thread stands.
+        Return the position of the training thread.
         """
         step, edges = divmod(self._words[_POSITION], 8)
         return Position(
@@ -166,30 +177,30 @@ class Page:
 
     def tailed(self) -> bool:
         """
-        Whether steps end behind their windows, as some process of this rank has said.
+        Return whether a process of this rank has called `has_tails`: steps end after their windows.
         """
         return bool(self._words[_TAILED])
 
     def training(self) -> bool:
         """
-        Whether it is inside the user's `train`.
+        Return whether the training thread is inside the user's `train`.
         """
         return bool(self._words[_TRAINING])
 
     def moved(self) -> float:
         """
-        When it last moved (CLOCK_MONOTONIC); 0.0 if it never did.
+        Return when the training thread last moved (CLOCK_MONOTONIC, seconds); 0.0 if never.
         """
         return self._stamps[_MOVED]
 
     def private(self) -> dict[int, bytes]:
         """
-        The captures that are whole, by step. Of one step, the one taken as its window closed
-        goes before the earlier one.
+        Return the valid captures, by step. If a step has two captures, return the one that was
+        taken when its window closed.
         """
         captures: dict[int, bytes] = {}
         for tag, private in sorted(self._whole()):
-            captures[tag // 2] = private  # of one step the closed one sorts last, and stays
+            captures[tag // 2] = private  # the capture of the closed window sorts last, so it stays
         return captures
 
     def _whole(self) -> list[tuple[int, bytes]]:

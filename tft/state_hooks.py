@@ -1,6 +1,7 @@
 """
-For adaptors that keep what they have taken charge of as one object, the training state of this process: the
-hooks that do nothing but ask it.
+Hooks for adaptors that keep the training state of this process as one object.
+
+Each hook only calls the method of that object with the same name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,11 @@ _NONE: Mapping[str, bool] = MappingProxyType({})
 
 def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict[str, str]:
     """
-    Digest a shard by parts, to be compared with those of other ranks: XXH3-128 (hexadecimal) of its description and of
-    what has the same name up to the first point. Buffers in `own` stand alone; where that is True the digest is
-    empty: this rank's content is its own.
+    Return the digests of a shard by part (XXH3-128, hexadecimal), to be compared between ranks.
+
+    `description` is the digest of `payload.meta`. Buffers whose names are equal up to the first
+    point form one part. A buffer named in `own` is a part by itself. If its value in `own` is True,
+    its digest is empty: its content belongs to this rank alone.
     """
     sums = {"description": xxhash.xxh3_128(payload.meta)}
     for buffer in payload.buffers:
@@ -33,7 +36,9 @@ def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict
 
 class TrainingState(Protocol):
     """
-    What is asked; each of these is the hook of its name (`tft.hooks.AdaptorSpecs`).
+    The methods of a training state. Each one serves the hook of the same name.
+
+    `tft.hooks.AdaptorSpecs` specifies them.
     """
 
     def shards(self, rank: int, world: int) -> Sequence[ShardCopies]: ...
@@ -66,20 +71,20 @@ State = TypeVar("State", bound=TrainingState)
 
 class StateHooks(Generic[State]):
     """
-    An adaptor's module takes over the hooks it wants: `tft_shards = hooks.tft_shards`.
+    The hooks. An adaptor's module assigns those that it wants: `tft_shards = hooks.tft_shards`.
     """
 
     def __init__(self, hands_over: str = "session.adopt") -> None:
         """
-        `hands_over` is what a script calls to hand its state over, for those who did not.
+        `hands_over` names the call with which a script hands over its state, for error messages.
         """
         self._hands_over = hands_over
         self.adopted: State | None = None
-        """Set by the adaptor's own `tft_adopt`."""
+        """The training state; set by the adaptor's own `tft_adopt`, None before."""
 
     def state(self) -> State:
         """
-        What was handed over; `UsageError` where nothing was.
+        Return the training state. Raises `UsageError` if none was handed over.
         """
         if self.adopted is None:
             raise UsageError(f"there is no training state yet: call {self._hands_over} first")

@@ -148,8 +148,8 @@ class Attempts:
 
     def count(self, attempts: int, why: str) -> None:
         """
-        Note how many times the present strategy was begun. After `policy.attempts` attempts the
-        strategy has failed, for the reason `why`.
+        Note that the present strategy has failed `attempts` times. With `policy.attempts` of them
+        it is not tried again in this incident, for the reason `why`.
         """
         incident = self._job.incident
         incident.attempts = attempts

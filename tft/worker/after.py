@@ -1,6 +1,8 @@
 """
-Functions of the user's that are called after steps: evaluations, logs, whatever has to happen once per step on
-every rank, and is no part of training.
+Functions of the user that are called after steps.
+
+They are evaluations, logs and other work that must happen once per step on every rank and is no
+part of training.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +13,7 @@ import pluggy
 from tft.errors import UsageError
 
 LIMIT = 3600.0
-"""Seconds that one may take, if nothing else is said: an evaluation of a large model."""
+"""Default limit for one function, in seconds: enough for an evaluation of a large model."""
 
 Digests = Callable[[], Mapping[str, Mapping[str, str]]]
 
@@ -19,27 +21,27 @@ Digests = Callable[[], Mapping[str, Mapping[str, str]]]
 @dataclass(slots=True, kw_only=True)
 class AfterStep:
     """
-    One of them.
+    One function that is called after steps.
     """
 
     function: Callable[[int], object]
     every: int
-    """It is called after every so many steps."""
+    """The function is called after each step whose number is a multiple of `every`."""
     limit: float
-    """Seconds that it may take."""
+    """Seconds that the function may take."""
     calls: int = 0
 
     @property
     def name(self) -> str:
         """
-        For a sentence.
+        The name of the function for error messages.
         """
         return getattr(self.function, "__qualname__", repr(self.function))
 
 
 class AfterSteps:
     """
-    Those of one rank. `hook` is the adaptor's.
+    The functions of one rank that are called after steps. `hook` has the adaptor's hooks.
     """
 
     def __init__(self, hook: pluggy.HookRelay) -> None:
@@ -50,13 +52,14 @@ class AfterSteps:
     @property
     def limit(self) -> float:
         """
-        Seconds that all of them may take together; 0 where there are none.
+        Seconds that all functions together may take; 0 if there are none.
         """
         return sum(each.limit for each in self._functions)
 
     def add(self, function: Callable[[int], object], every: int, limit: float) -> None:
         """
-        Call this one, too. Raises `UsageError` for what cannot be called, or not so often.
+        Register a function. Raises `UsageError` if it is not callable or was registered before, or
+        if `every` is less than 1 or `limit` not more than 0.
         """
         if not callable(function):
             raise UsageError(
@@ -77,14 +80,17 @@ class AfterSteps:
 
     def due(self, step: int) -> list[AfterStep]:
         """
-        Those that are to be called after this step.
+        Return the functions that must be called after this step.
         """
         return [each for each in self._functions if step % each.every == 0]
 
     def call(self, after: AfterStep, step: int, digests: Digests) -> None:
         """
-        Call it, and put generators and modes back. Raises what it raises, and `UsageError` where it has changed the state:
-        that is looked at in the first call, the second, the fourth and so on.
+        Call a function, and restore generators and modes afterwards.
+
+        Raises any exception of the function, and `UsageError` if the function has changed the
+        state. The state is compared in the first call, the second, the fourth, the eighth and so
+        on.
         """
         after.calls += 1
         looks = not after.calls & (after.calls - 1)

@@ -1,8 +1,9 @@
 """
-The audit of a loop: what it does outside its update windows, as far as a fault there would do harm.
+The audit of a training loop: it finds work outside the update windows that a fault would damage.
 
-At the end of an update window, at the end of the step and before the next window opens it compares what is kept. A
-habit that an incident could not repair is named once, with the line and the remedy.
+The audit compares the kept state at the end of an update window, at the end of the step and before
+the next window opens. It logs each habit that an incident could not repair once, with the line of
+the script and the remedy.
 """
 
 import sys
@@ -20,9 +21,10 @@ from tft.errors import Interrupted, UsageError
 from tft.state_hooks import part_digests
 
 STEPS = 20
-"""So many steps of a process are audited where not all are."""
+"""The number of steps of a process that are audited, unless all steps are (`strict`)."""
 SET_ANEW = frozenset({"description", "settings", "scheduler", "modes", "learning_rate"})
-"""Parts that a script may set anew at the head of an iteration: they are put back when it is left there."""
+"""Parts that a script may set at the head of an iteration: tft restores them if the loop is left
+there."""
 
 _OWN = str(Path(__file__).parent)
 _CALLED: Mapping[str, str] = {
@@ -40,43 +42,44 @@ _OPTIMIZED = frozenset({"model", "master", "weights", "optim", "kept"})
 log = structlog.get_logger()
 
 Look = Mapping[tuple[str, str], str]
-"""Digest by shard and part; an empty one is of a part that changes in the forward pass of this rank."""
+"""The digests of the state, by (shard, part). Empty: the forward pass of this rank changes the
+part."""
 
 
 @dataclass(slots=True)
 class _Tail:
     """
-    What was seen of a step since its window has closed.
+    What the audit has seen of a step since its update window closed.
     """
 
     step: int
     look: Look
     generators: Mapping[str, str]
     window: str
-    """Where the window was (FILE:LINE)."""
+    """The line of the update window (FILE:LINE)."""
     first: Look | None = None
-    """Before its first collective."""
+    """The digests before the first collective of the tail; None: no collective yet."""
     collective: str = ""
-    """Where that was."""
+    """The line of that collective (FILE:LINE)."""
 
 
 @dataclass(slots=True)
 class _Ended:
     """
-    What was seen as a step ended.
+    What the audit has seen when a step ended.
     """
 
     step: int
     look: Look
     line: str
     tails: bool
-    """It ended where the loop said so, and not with its window."""
+    """The step ended where the loop marked its end, not with its window."""
 
 
 @dataclass(slots=True)
 class _Failure:
     """
-    A collective of a tail that has raised.
+    An exception that a collective in a tail has raised.
     """
 
     step: int
@@ -87,11 +90,13 @@ class _Failure:
 @dataclass(slots=True)
 class Audit:
     """
-    Of one process; all of it on the training thread but `_failed`, which others may call, too.
+    The audit of one process. All methods run on the training thread; other threads may call
+    `_failed` too.
 
-    `loop` is the code that calls the user's function. `strict`: raise `UsageError` instead of naming, in all steps.
-    `awake` is called when the end of the present step must be looked at after all. `position` tells the step whose
-    window has closed last, and whether its tail has not ended.
+    `loop` is the code object that calls the user's function. `strict`: audit all steps, and raise
+    `UsageError` instead of a log entry. `awake` is called when the end of the present step must be
+    checked although the audit was over. `position` returns the step whose window closed last, and
+    whether the loop is in the tail of that step.
     """
 
     hook: pluggy.HookRelay
@@ -102,10 +107,10 @@ class Audit:
     awake: Callable[[], None]
     position: Callable[[], tuple[int, bool]]
     inexact: list[str] = field(default_factory=list)
-    """Why an incident is not bit-identical on this rank: sentences for the report."""
+    """The reasons why a recovery is not bit-identical on this rank: sentences for the report."""
     _steps: int = 0
     _readable: bool = True
-    """The state can be read."""
+    """Whether the state can be read."""
     _tail: _Tail | None = None
     _ended: _Ended | None = None
     _failure: _Failure | None = None
@@ -115,7 +120,7 @@ class Audit:
 
     def begin(self, shards: Iterable[str]) -> None:
         """
-        The state is handed over, in these shards: from now on failing collectives are heard of.
+        Begin the audit of a state with these shards. From now on, failing collectives are noticed.
         """
         self._shards = tuple(shards)
         self._watch(None)
@@ -123,7 +128,7 @@ class Audit:
     @property
     def over(self) -> bool:
         """
-        Whether no further step is to be compared.
+        Whether the audit compares no further steps.
         """
         return not self._readable or (self._steps >= STEPS and not self.strict)
 
@@ -131,12 +136,12 @@ class Audit:
 
     def window_closed(self, step: int, *, tails: bool) -> None:
         """
-        The update of `step` is whole. `tails`: the step ends later.
+        Record the state when the update window of `step` has closed. `tails`: the step ends later.
         """
         self._steps += 1
         self._ended = None
         if not tails and not self._compares():
-            return  # there is no tail, and what comes after the step is not compared
+            return  # there is no tail, and the code after the step is not compared
         look = self._look()
         if look is None:
             return
@@ -149,9 +154,11 @@ class Audit:
 
     def step_ends(self, step: int, *, leaves: bool) -> None:
         """
-        The loop has done what it does behind the window. `leaves`: an incident takes this rank out of the loop now.
-        Raises `UsageError` where that is strict, and `Interrupted` where the tail was cut off and has kept the fault for
-        itself.
+        Check the tail of `step`, which has ended. `leaves`: an incident takes this rank out of the
+        loop now.
+
+        In strict mode, raises `UsageError` for a finding. Raises `Interrupted` if an incident cut
+        the tail off and the tail swallowed the fault.
         """
         tail, self._tail = self._tail, None
         failure = self._failure
@@ -171,7 +178,9 @@ class Audit:
 
     def window_opens(self, step: int, *, tails: bool) -> None:
         """
-        The window of `step` is about to open.
+        Check the code between the last step and the window of `step`, which is about to open.
+
+        In strict mode, raises `UsageError` for a finding.
         """
         ended, self._ended = self._ended, None
         if ended is None or ended.tails != tails or not self._compares():
@@ -206,8 +215,10 @@ class Audit:
 
     def left(self, error: BaseException | None) -> str:
         """
-        The loop was left, by this exception. Returns the line where the tail was cut off, if the fault that did
-        that was swallowed in between; else nothing.
+        Note that the loop was left by this exception (None: an incident interrupted the loop).
+
+        Returns the line at which the tail was cut off (FILE:LINE), if the tail swallowed the fault;
+        else an empty text.
         """
         tail, failure = self._tail, self._failure
         self._tail = self._ended = self._failure = None
@@ -216,7 +227,7 @@ class Audit:
         if failure is None or _comes_from(error, failure.error):
             return ""
         if not isinstance(error, _Cut):
-            self._say_swallowed(failure, refuse=False)  # out of the loop there is nobody to refuse
+            self._say_swallowed(failure, refuse=False)  # out of the loop no caller takes an error
         return failure.line
 
     # ---------------------------------------------------------------- what is found
@@ -241,8 +252,10 @@ class Audit:
 
     def _unended(self, part: str, where: str) -> None:
         """
-        The loop does not say where its steps end: whether this is set anew at its head, or was changed behind the window
-        for good, nobody knows, and an incident puts it back.
+        Report a change in a loop that does not mark the end of its steps.
+
+        The audit cannot know whether the part is set at the head of each iteration or was changed
+        for good after the window. An incident restores it in both cases.
         """
         what = f"{_called(part)} changed {where}, and the loop does not say where its steps end"
         if self._name(
@@ -268,7 +281,7 @@ class Audit:
         self._say_swallowed(failure, refuse=self.strict)
         if (
             leaves
-        ):  # what stands behind the collective was done without the others: it was cut off there
+        ):  # the tail counts as cut off at the collective: the rest ran without the other ranks
             self._failure = failure
             raise _Cut
 
@@ -296,8 +309,10 @@ class Audit:
         everywhere: bool = False,
     ) -> bool:
         """
-        Say this once; rank 0 does for all, unless it happens on few. Returns whether it is new. `refuse`: raise
-        `UsageError`, as is done where it is strict.
+        Log a finding once. Returns whether the finding is new.
+
+        Rank 0 logs for all ranks. `everywhere`: each rank logs, for a finding that few ranks have.
+        `refuse`: raise `UsageError` instead; None: raise it in strict mode.
         """
         if self.strict if refuse is None else refuse:
             raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
@@ -317,14 +332,16 @@ class Audit:
                 for shard in self._shards
                 for part, digest in self._parts(shard).items()
             }
-        except Exception:  # whoever cannot give its state away is told elsewhere
+        except Exception:  # an unreadable state is reported elsewhere
             log.warning("audit_ended", why="the state cannot be read", exc_info=True)
             self._readable = False
             return None
 
     def _compares(self) -> bool:
         """
-        Whether it is known what the forward pass may change: the adaptor says so in its digests.
+        Return whether the adaptor has digests of its own (`tft_compare`).
+
+        Only these digests show which parts the forward pass may change.
         """
         return bool(self.hook.tft_compare.get_hookimpls())
 
@@ -357,7 +374,7 @@ class Audit:
 
     def _line(self) -> str:
         """
-        Where in the user's loop the training thread is (FILE:LINE).
+        Return the line of the user's loop at which the training thread is (FILE:LINE).
         """
         frame: FrameType | None = sys._getframe(1)
         found, below = None, None
@@ -380,13 +397,13 @@ class Audit:
 
 class _Cut(Interrupted):
     """
-    The tail was cut off before its end, where a fault was swallowed.
+    Raised at the end of a tail that an incident cut off and that swallowed the fault.
     """
 
 
 def _changed(before: Look, after: Look) -> list[str]:
     """
-    The parts that differ, but for those that the forward pass changes.
+    Return the parts that differ, without the parts that the forward pass changes.
     """
     return sorted(
         {
@@ -405,7 +422,7 @@ def _called(part: str) -> str:
 
 def _comes_from(error: BaseException | None, cause: BaseException) -> bool:
     """
-    Whether an exception is that one, or was raised while it was handled.
+    Return whether `error` is `cause`, or was raised from it or while it was handled.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -1,7 +1,8 @@
 """
-The control thread: the worker's half that hears orders and reports, off the training thread.
+The control thread: the part of a worker that receives orders and sends reports.
 
-Dull on purpose: it reads the bus, hands what came to the rank machine, and does what that says.
+It runs next to the training thread, and is simple on purpose. It reads the bus, passes each message
+to the rank machine, and carries out the commands of that machine.
 """
 
 import asyncio
@@ -49,9 +50,9 @@ from tft.protocol.messages import (
 from tft.protocol.topics import ORDERS, REPORTS
 
 REPEAT = 0.1
-"""Seconds between repetitions of what the controller has not acknowledged."""
+"""Seconds between repetitions of a report that the controller has not acknowledged."""
 PATIENCE = 60.0
-"""Seconds for the controller to accept this rank: it may be starting again right now."""
+"""Seconds in which the controller must accept this rank: the controller may be restarting now."""
 RANK_ORDERS: tuple[type, ...] = get_args(RankOrder)
 
 log = structlog.get_logger()
@@ -59,7 +60,7 @@ log = structlog.get_logger()
 
 class TrainingThread(Protocol):
     """
-    What the control thread asks of the other half, and is told by it.
+    The calls of the control thread to the side of the training thread, and their answers.
     """
 
     def lock(self) -> Locked: ...
@@ -73,7 +74,9 @@ class TrainingThread(Protocol):
 
 class Control:
     """
-    One thread, one event loop, one bus. `report` and `tell` may be called from any thread.
+    The control thread of a worker, with one event loop and one bus.
+
+    `report` and `tell` may be called from any thread.
     """
 
     def __init__(self, settings: RankSettings, training: TrainingThread) -> None:
@@ -83,7 +86,7 @@ class Control:
         self._machine = RankMachine(rank=settings.rank, incarnation=settings.incarnation)
         self._outbox = Outbox()
         self._unheard: dict[int, Callable[[], None]] = {}
-        """By number: what is called when that report is acknowledged."""
+        """By number of a report: the function that is called when the report is acknowledged."""
         self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
         self._thread = threading.Thread(target=self._run, name="tft-control", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -97,8 +100,10 @@ class Control:
 
     def start(self, joined: Joined) -> None:
         """
-        Joins the job; returns once the controller has accepted it. Raises `RankTaken`, or
-        `PeerError` when no controller answers.
+        Join the job, and return once the controller has accepted this rank.
+
+        Raises `RankTaken` if the controller refuses the rank. Raises `PeerError` when no controller
+        answers.
         """
         self._joined = joined
         self._thread.start()
@@ -112,7 +117,7 @@ class Control:
 
     def close(self) -> None:
         """
-        Leaves the bus; what is not acknowledged by now is lost.
+        Leave the bus. Reports that are not acknowledged yet are lost.
         """
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
@@ -120,14 +125,14 @@ class Control:
 
     def report(self, message: RankReport, heard: Callable[[], None] | None = None) -> None:
         """
-        Sends a report, and repeats it until it is acknowledged; then calls `heard`, on the control
+        Send a report, and repeat it until it is acknowledged. Then call `heard` on the control
         thread.
         """
         self._call(self._post, message, heard)
 
     def tell(self, event: RankEvent) -> None:
         """
-        Hands an event of the training thread to the rank machine.
+        Pass an event of the training thread to the rank machine.
         """
         self._call(self._handle, event)
 
@@ -182,7 +187,7 @@ class Control:
 
     async def _repeat(self, bus: Bus) -> None:
         while True:
-            await self._owing.wait()  # a rank that owes nothing does not even wake up
+            await self._owing.wait()  # a rank with no unacknowledged report does not wake up
             await asyncio.sleep(REPEAT)
             for number, message in self._outbox.pending():
                 bus.publish(REPORTS, message, number=number)
@@ -260,7 +265,9 @@ class Control:
 
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
     """
-    An event of the training thread that was lost would be waited for, for ever.
+    End the process after an error in the event loop.
+
+    Otherwise an event of the training thread might be lost, and the job would wait for it for ever.
     """
     log.critical("control_failed", what=context["message"], exc_info=context.get("exception"))
     os._exit(70)  # the agent sees it at once, and the rank is replaced

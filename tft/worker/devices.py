@@ -1,17 +1,17 @@
 """
-The table of device faults: what the errors of devices say, and what that means.
+The table of device faults: the text of a device error, and the fault that it means.
 
-A device's errors come to Python as the text of a `RuntimeError`, in the words that
-`cudaGetErrorString` has for a code, or torch_npu for one of CANN. The first line that fits counts.
-`docs/device_faults.md` shows the table.
+Python gets a device error as the text of a `RuntimeError`. The text is the one that
+`cudaGetErrorString` has for an error code, or that torch_npu has for an error code of CANN. The
+first line that matches counts. `docs/device_faults.md` shows the table.
 """
 
 from tft.hooks import DeviceFault
 
 _CUDA = r"(CUDA error: |Cuda failure (\d+ )?')"
-"""What torch, and what NCCL, puts before the words of the CUDA runtime."""
+"""The prefixes that torch and NCCL put before the text of the CUDA runtime."""
 _CODE = r"[Ee]rror[ _]?[Cc]ode\D{0,8}"
-"""What torch_npu and MindSpore put before the number of an error of CANN."""
+"""The prefix that torch_npu and MindSpore put before the number of a CANN error."""
 _RUNTIME = "CUDA Runtime API, cudaError_t"
 _MINDSPORE = "MindSpore, train/model.py"
 _CANN = "CANN, return codes of aclrt; torch_npu's words for them"

@@ -1,10 +1,11 @@
 """
-What an exception stands for: a fault and of which kind, or the user's own bug; and whether the process
-can go on after it.
+The diagnosis of an exception: the kind of fault, or a bug of the user, and whether the process can
+go on.
 
-Asked in this order, of the exception and then of those it was raised from: its own word
-(`tft_fault_kind`), the lines that plugins add, the table of device faults, the adaptor. The first that
-has something to say counts; a context that any of them says is lost is lost.
+The exception is examined first, then the exceptions from which it was raised. For each, the sources
+are asked in this order: its attribute `tft_fault_kind`, the lines that plugins add, the table of
+device faults, the adaptor. The first answer counts. The device context is lost if any source says
+so.
 """
 
 import re
@@ -20,7 +21,9 @@ KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 class Diagnostician:
     """
-    Diagnoses for one process. `classify` is the adaptor's hook, `added` are lines of plugins.
+    Diagnoses the exceptions of one process.
+
+    `classify` is the adaptor's hook. `added` are the lines that plugins add to the table.
     """
 
     def __init__(
@@ -33,7 +36,10 @@ class Diagnostician:
 
     def diagnose(self, error: BaseException) -> Diagnosis:
         """
-        What it stands for.
+        Return the fault that an exception means.
+
+        If no source knows the exception, the kind is `software`: a bug of the user. If only the
+        attribute `tft_context_lost` is known, the kind is `process`.
         """
         links = list(_chain(error))
         lines = [self._line(link) for link in links]
@@ -52,7 +58,9 @@ class Diagnostician:
 
     def _found(self, error: BaseException, line: DeviceFault | None) -> Diagnosis | None:
         """
-        What one exception says by itself, but for its attributes beside the kind; None: nothing.
+        Return the diagnosis of one exception by itself; None if no source knows it.
+
+        Of the attributes of the exception, only `tft_fault_kind` is used here.
         """
         kind: FaultKind | None = getattr(error, "tft_fault_kind", None)
         if kind in KINDS:
@@ -65,7 +73,7 @@ class Diagnostician:
         return Diagnosis(kind=classified)
 
     def _line(self, error: BaseException) -> DeviceFault | None:
-        if not isinstance(error, RuntimeError):  # what every framework raises for its devices
+        if not isinstance(error, RuntimeError):  # all frameworks raise this for device errors
             return None
         said = str(error)
         return next((line for line in self._lines if re.search(line.words, said)), None)
@@ -78,7 +86,7 @@ def _not_after(error: BaseException) -> int | None:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """
-    An exception, and what it was raised from.
+    Yield an exception, and then the exceptions from which it was raised.
     """
     seen: set[int] = set()
     link: BaseException | None = error

@@ -1,9 +1,11 @@
 """
-`tft.init` in a process that another launcher has started, torchrun or srun: the process becomes the
-`tft run` of a node with one rank, and this rank, which tft starts and can start again, runs the script.
+`tft.init` in a process that another launcher, such as torchrun or srun, has started.
 
-The process keeps its pid, so that its launcher goes on watching it, and what it was bound to: cores,
-devices, limits. What the launcher does not see is a rank that dies and is replaced.
+The process becomes the `tft run` of a node with one rank. tft starts this rank, which runs the
+script, and can start the rank again.
+
+The process keeps its pid, so its launcher goes on watching it. The process also keeps its cores,
+devices and limits. The launcher does not notice when a rank dies and is replaced.
 """
 
 import os
@@ -27,27 +29,29 @@ from tft.worker.launchers import Launcher, launcher_of
 LOOPBACK = "127.0.0.1"
 
 _STORES_ADAPTOR = "pytorch"
-"""Whose framework has a launcher that serves a store: torchrun's is read by it, whatever the job uses."""
+"""The adaptor that reads the store of torchrun, whatever adaptor the job uses."""
 _PYTHON_WITH_WORD = "WX"
-"""Options of Python, a letter each, that take the next word where none is stuck to them."""
+"""Options of Python (one letter each) with a value: the rest of the word, or the next word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
     """
-    What the nodes of a job must know together.
+    The facts on which all nodes of a job must agree.
     """
 
     broker: str
     run_dir: str
-    """Empty: it must be in the options."""
+    """The run directory; empty: the options must name it."""
 
 
 def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = ()) -> None:
     """
-    Become the `tft run` of a node, if a launcher has started this process; else return. What is not said
-    of the launcher is read from the environment; `options` come before those of the user. Raises
-    `UsageError` where this process cannot be begun again, or cannot find the others.
+    Become the `tft run` of a node if a launcher has started this process; else return.
+
+    `launcher` None: read the launcher from the environment. `options` come before the user's own
+    options. Raises `UsageError` if this process cannot be started again, or cannot find the other
+    processes.
     """
     environment = inherited_environment()
     launcher = launcher or launcher_of(environment)
@@ -68,7 +72,7 @@ def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = (
 
 def adaptor_of(options: Sequence[str]) -> str:
     """
-    The adaptor that the options of `tft run` name.
+    Return the adaptor that the options of `tft run` name, or the default adaptor.
     """
     chosen = next(str(each.default) for each in fields(JobSettings) if each.name == "adaptor")
     for word, following in zip(options, [*options, ""][1:], strict=True):
@@ -80,8 +84,10 @@ def adaptor_of(options: Sequence[str]) -> str:
 
 def started_as(python: Sequence[str], file: str | None) -> list[str]:
     """
-    How `tft run` names what this Python was started to run, with its arguments: `python` is its command
-    line, `file` that of its main module. Raises `UsageError` where that cannot be begun again.
+    Return the script or module of this Python, with its arguments, as words for `tft run`.
+
+    `python` is the command line of this Python, `file` the file of its main module. Raises
+    `UsageError` if the program cannot be started again (`python -c`, standard input).
     """
     rest = iter(python[1:])
     for word in rest:
@@ -108,7 +114,7 @@ def started_as(python: Sequence[str], file: str | None) -> list[str]:
 
 def node_words(launcher: Launcher, meeting: Meeting, *, host: str) -> list[str]:
     """
-    The beginning of a command line of `tft run` for the node that this process is to be.
+    Return the first options of `tft run` for the node that this process becomes.
     """
     words = [
         *("--nnodes", str(launcher.world), "--node-rank", str(launcher.rank)),
@@ -121,7 +127,7 @@ def node_words(launcher: Launcher, meeting: Meeting, *, host: str) -> list[str]:
 
 def default_run_dir(start: str) -> str:
     """
-    The run directory of a job that has a name.
+    Return the run directory of a job whose launcher calls it `start`.
     """
     return str(Path("tft-runs", re.sub(r"[^\w.-]", "-", start)).absolute())
 
@@ -147,8 +153,10 @@ def _check_nothing_begun(options: Sequence[str]) -> None:
 
 def _host(launcher: Launcher, options: Sequence[str]) -> str:
     """
-    The address of process 0 as this machine knows it. Raises `UsageError` where it is of no use to
-    others, and where nobody has allowed ports that they can reach.
+    Return the address of process 0 as this machine knows it.
+
+    Raises `UsageError` if other machines cannot use the address, or if the options do not allow
+    ports that other machines can reach.
     """
     if launcher.alone:
         return LOOPBACK
@@ -157,15 +165,17 @@ def _host(launcher: Launcher, options: Sequence[str]) -> str:
 
 def _meet(launcher: Launcher, host: str) -> Meeting:
     """
-    Agree with the other processes. Where the launcher serves no store its port is free, and theirs.
+    Agree with the other processes on the broker and the run directory.
+
+    If the launcher serves no store, its port is free, and the broker uses it.
     """
     named = default_run_dir(launcher.start) if launcher.start else ""
     if not launcher.serves:
         return Meeting(broker=f"{host}:{launcher.port}", run_dir=named)
     adaptor = load_adaptor(_STORES_ADAPTOR)
     store = adaptor.hook.tft_launcher_store(host=launcher.address, port=launcher.port)
-    # The store outlives the processes: what was put there for earlier ones must not be found, nor what
-    # was put in this attempt before nodes came or went.
+    # The store outlives the processes. They must not find values for earlier processes, nor values
+    # that were put there in this attempt before nodes came or went.
     prefix = f"tft/{launcher.attempt}"
     if launcher.rank:
         return msgspec.json.decode(store.take(f"{prefix}/{launcher.rank}"), type=Meeting)
@@ -181,6 +191,6 @@ def _replace(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    # -P: a module in the working directory must not stand in for one of ours
+    # -P: a module in the working directory must not replace a module of tft
     python = [sys.executable, "-P", "-m", "tft", "run"]
     os.execve(sys.executable, [*python, *words], environment)

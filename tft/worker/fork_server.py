@@ -1,13 +1,16 @@
 """
-The fork server: `python -m tft.worker.fork_server ADAPTOR FD`, one per node, run by an agent. It imports
-once what every rank needs, and then forks a process whenever the agent wants one for a rank.
+The fork server: `python -m tft.worker.fork_server ADAPTOR FD`, one per node, run by an agent.
 
-A fork copies one thread only, so there must be only one: where the imports have started others
-(a BLAS with a pool, as numpy's when OMP_NUM_THREADS is more than 1), the fork server says so and ends,
-and ranks are started without it.
+It imports the modules that every rank needs once. Then it forks a process whenever the agent asks
+for one for a rank.
 
-A forked process becomes the agent's child: the process between it and the fork server ends at once,
-and the agent takes in orphans. It waits for its task, for which the agent may never have a use.
+A fork copies one thread only, so the fork server must have only one. If the imports have started
+other threads, the fork server reports this and ends, and ranks are started without it. An example
+is a BLAS with a thread pool, such as numpy's if OMP_NUM_THREADS is more than 1.
+
+A forked process becomes a child of the agent: the process between it and the fork server ends at
+once, and the agent adopts orphans. The forked process waits for its task. The agent may never send
+one.
 """
 
 import gc
@@ -24,42 +27,46 @@ from tft.parent_death import ANOTHER, READY, Task, die_with, die_with_parent, in
 
 def main() -> None:
     """
-    Fork for the agent at the other end of FD until it is gone. Returns in the forked processes
-    too, with the script at its end: they end as every Python does.
+    Fork processes for the agent at the other end of FD until the agent has gone.
+
+    In a forked process, run the script of its task, and return when the script has ended: the
+    process then ends like an ordinary Python.
     """
     die_with_parent()
     agent = os.getppid()
     adaptor, descriptor = sys.argv[1:]
 
-    from tft.worker.launch import launch, preload  # late: it must be tied to the agent before
+    from tft.worker.launch import launch, preload  # late: first arrange to die with the agent
 
     with socket.socket(fileno=int(descriptor)) as door:
         try:
             preload(adaptor)
-        except UsageError as refused:  # each rank is going to say so, too
+        except UsageError as refused:  # each rank will report the same error
             sys.exit(f"tft: {refused}")
-        import tft.worker.session  # noqa: F401 (what `tft.init` imports when it is first used)
+        import tft.worker.session  # noqa: F401 (`tft.init` imports this when it is first used)
 
         threads = os.listdir("/proc/self/task")
         if len(threads) > 1:
             door.send(f"the adaptor {adaptor!r} has {len(threads)} threads once loaded".encode())
             return
-        gc.freeze()  # else the first collection of a rank copies every page there is
+        gc.freeze()  # else the first garbage collection of a rank copies all shared pages
         door.send(READY)
         forked = _fork_for(door, agent)
     if forked:
         task = take_task(forked)
         forked.close()
         if task is None:
-            os._exit(0)  # nothing was begun that an ordinary end would have to finish
+            os._exit(0)  # nothing has been started that an ordinary exit would have to finish
         _take_on(task)
         launch(task.arguments)
 
 
 def _fork_for(door: socket.socket, agent: int) -> socket.socket | None:
     """
-    Fork whenever it is asked for: None in the fork server, when the agent has gone; in a forked
-    process, where it will be told its task.
+    Fork a process whenever the agent asks for one.
+
+    Returns None in the fork server, when the agent has gone. In a forked process, returns the
+    socket on which the process will receive its task.
     """
     while door.recv(len(ANOTHER)):
         if _fork():
@@ -71,15 +78,15 @@ def _fork_for(door: socket.socket, agent: int) -> socket.socket | None:
 
 def _fork() -> bool:
     """
-    Fork a process that is not a child of this one, True in that process.
+    Fork a process that is not a child of this process. Returns True in the new process.
+
+    Exits if the fork fails.
     """
     between = os.fork()
     if between:
         _, status = os.waitpid(between, 0)
         if status:
-            sys.exit(
-                "tft: the fork server could not fork"
-            )  # the agent starts the rank itself, or not
+            sys.exit("tft: the fork server could not fork")  # the agent may start the rank itself
         return False
     try:
         ending = os.pidfd_open(os.getpid())
@@ -87,7 +94,7 @@ def _fork() -> bool:
             os._exit(0)
     except OSError:
         os._exit(1)
-    # not a child of the agent before the process between has gone
+    # this process becomes a child of the agent when the process between has ended
     gone = select.poll()
     gone.register(ending, select.POLLIN)
     gone.poll()
@@ -97,14 +104,17 @@ def _fork() -> bool:
 
 def _take_on(task: Task) -> None:
     """
-    Have what a process that the agent itself had started would have, and nothing in common with
-    the others forked here. Signals are as Python had them: the fork server has changed none.
+    Give this process its own output, environment and random seeds, as its task says.
+
+    The process then has all that a process started by the agent itself would have, and shares
+    nothing with other forked processes. Signal handlers are Python's own: the fork server has
+    changed none.
     """
     for stream in (1, 2):
         os.dup2(task.output, stream)
     os.close(task.output)
     replace_environment(task.environment | descriptor_variables(page=task.page, words=task.words))
-    # `random` does this by itself
+    # `random` reseeds itself after a fork
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)

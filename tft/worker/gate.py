@@ -1,9 +1,9 @@
 """
-The gate between the two threads of a worker: which update windows the training thread may enter,
-what it is told to do meanwhile, and where it stands.
+The gate between the control thread and the training thread of a worker.
 
-All of that is under one lock. So what the control thread tells the others is what the training
-thread acts on: whoever was let into a window is in it, whatever comes a moment later.
+The gate knows which update windows the training thread may enter, which orders wait for it, and
+its position. One lock protects all of this. So the position that the control thread reports is the
+one on which the training thread acts: a rank that was let into a window is in that window.
 """
 
 import sys
@@ -27,22 +27,28 @@ from tft.core.rank_protocol import (
 from tft.protocol.messages import Position, Resume
 
 NEVER = sys.maxsize
-"""A step no job reaches: no lock, no leaving."""
+"""A step that no job reaches: no window is locked, and the loop is not left."""
 
 Word = Literal["in", "out"]
-"""Into the window, or out of the loop."""
+"""The decision for a waiting training thread: `in` (go on) or `out` (leave the loop)."""
 
 
 Place = tuple[int, bool, bool, bool, bool]
-"""Where the training thread stands: the last step whose window has closed, whether the window of the next one is
-open, whether the state was overwritten in part, whether the tail of that last step has not ended, whether what is called
-after it is not over. Published as one, so that nobody is told half of a move; a bare tuple, since it is made three
-times a step."""
+"""
+The position of the training thread: (step, window, torn, tail, after).
+
+`step` is the last step whose window has closed. `window`: the window of the next step is open.
+`torn`: the state was overwritten in part. `tail`: the tail of `step` has not ended. `after`: the
+functions that are called after `step` have not ended. The tuple is replaced as a whole, so no
+reader sees half of a move. It is a bare tuple because it is made three times a step.
+"""
 
 
 class Gate:
     """
-    Of one worker; made on its training thread. `hook` is the adaptor's.
+    The gate of one worker. It must be created on the training thread.
+
+    `hook` has the adaptor's hooks.
     """
 
     def __init__(self, hook: pluggy.HookRelay) -> None:
@@ -54,45 +60,47 @@ class Gate:
         self._place: Place = (0, False, False, False, False)
         self._orders: deque[Execute] = deque()
         self._waits = False
-        """The training thread stands before a window, and was not let in yet."""
+        """The training thread waits to be admitted (to a window, or to functions after a step)."""
         self._alone = False
-        """Whether the others have come as far is not known: it does not enter unasked."""
+        """The pre-update barrier failed: it is unknown whether the other ranks have come as far.
+        The training thread does not enter the window without a decision."""
         self._inside = False
         self._lock = NEVER
         self._after_lock = NEVER
-        """What is called after this step and later ones waits."""
+        """The functions that are called after this step and after later steps must wait."""
         self._leave_after = NEVER
         self.announce = False
-        """The step that is completed next is to be reported."""
+        """The next completed step must be reported."""
         self.abandoned = threading.Event()
-        """What the training thread hangs in has become void."""
+        """Set when the training thread must give up the operation in which it waits."""
 
     # ---------------------------------------------------------------- on the training thread
 
     @property
     def completed(self) -> int:
         """
-        The last step whose update is whole.
+        The last step whose update is complete.
         """
         return self._place[0]
 
     def enter(self) -> None:
         """
-        The training thread enters the loop.
+        Note that the training thread enters the loop.
         """
         self.announce = self._inside = True
 
     def leave(self) -> None:
         """
-        It has left the loop.
+        Note that the training thread has left the loop.
         """
-        # an exception may have ended the waiting
+        # an exception may have ended a wait
         self._inside = self._alone = self._waits = False
 
     def arrive(self) -> bool:
         """
-        The all-reduces of the next step are complete. True when its window may be entered; it counts as
-        entered then. Else: `wait`.
+        Ask to enter the window of the next step, whose all-reduces are complete.
+
+        Returns True if the window may be entered; it then counts as entered. Else call `wait`.
         """
         with self._mutex:
             step, _, torn, _, _ = self._place
@@ -102,8 +110,11 @@ class Gate:
 
     def admits(self) -> bool:
         """
-        Whether what is called after the last step may be begun; else `wait`. Who is held back there has the state of
-        the end of that step, and calls nothing that others would not take part in.
+        Return whether the functions that are called after the last step may start. Else call
+        `wait`.
+
+        A rank that must wait here has the state of the end of that step. It calls no function in
+        which other ranks would not take part.
         """
         with self._mutex:
             self._waits = self._place[0] >= self._after_lock
@@ -111,16 +122,20 @@ class Gate:
 
     def stand(self) -> None:
         """
-        The all-reduces of the next step are complete, and whether they are so elsewhere is not known: `wait`,
-        until those who know say whether it is to be completed.
+        Note that the pre-update barrier failed. Call `wait` next.
+
+        The all-reduces of the next step are complete here, but whether they are complete on the
+        other ranks is unknown. The controller decides whether the step is to be completed.
         """
         with self._mutex:
             self._alone = self._waits = True
 
     def wait(self, *, window: bool = True) -> Word | Execute:
         """
-        Waits before the window, or before what is called after a step, for what comes first: the word to enter it, the
-        word to leave the loop, or an order to be carried out from here, after which the waiting goes on.
+        Wait at the window, or before the functions that are called after a step (not `window`).
+
+        Returns `in` (go on), `out` (leave the loop), or an order, whichever comes first. The caller
+        carries out an order and then calls `wait` again.
         """
         with self._turn:
             while True:
@@ -136,33 +151,33 @@ class Gate:
 
     def passed(self, step: int, *, tail: bool) -> None:
         """
-        The update of `step` is whole; with `tail` the step ends later.
+        Note that the update of `step` is complete. `tail`: the step ends later.
         """
         self._place = (step, False, self._place[2], tail, False)
 
     @property
     def in_tail(self) -> bool:
         """
-        Whether the window of a step has closed that has not ended.
+        Whether the window of the last step has closed, but the step has not ended.
         """
         return self._place[3]
 
     def ended(self, *, after: bool) -> None:
         """
-        The step whose window has closed last has ended; with `after` functions are to be called after it.
+        Note that the step whose window closed last has ended. `after`: functions are called next.
         """
         step, window, torn, _, _ = self._place
         self._place = (step, window, torn, False, after)
 
     def leaves(self, step: int) -> bool:
         """
-        Whether the loop is to be left after this step.
+        Return whether the loop must be left after this step.
         """
         return step >= self._leave_after
 
     def order(self) -> Execute:
         """
-        Waits for the next order, out of the loop.
+        Wait for the next order, out of the loop, and return it.
         """
         with self._turn:
             while not self._orders:
@@ -171,14 +186,14 @@ class Gate:
 
     def tear(self) -> None:
         """
-        From now on the state is overwritten.
+        Note that the state is overwritten from now on: the rank holds no whole state.
         """
         step, window, _, tail, after = self._place
         self._place = (step, window, True, tail, after)
 
     def hold(self, step: int) -> None:
         """
-        The state is that of the end of `step`, and whole.
+        Note that the state is whole, and is the state of the end of `step`.
         """
         self._place = (step, False, False, False, False)
 
@@ -186,19 +201,19 @@ class Gate:
 
     def position(self) -> Position:
         """
-        Where the training thread stands.
+        Return the position of the training thread.
         """
         return _position(self._place)
 
     def held(self) -> int | None:
         """
-        The step whose whole state is in memory; None while it is torn.
+        Return the step whose whole state is in memory; None while no state is whole.
         """
         return _held(self._place)
 
     def backups(self) -> tuple[int, ...]:
         """
-        The steps of which the adaptor keeps a whole copy.
+        Return the steps of which the adaptor keeps a whole copy.
         """
         return self._kept(self._place)
 
@@ -206,7 +221,7 @@ class Gate:
 
     def lock(self) -> Locked:
         """
-        No further window opens: whoever reaches one waits there.
+        Lock all further windows: the training thread waits when it reaches the next one.
         """
         with self._mutex:
             place = self._place
@@ -222,20 +237,21 @@ class Gate:
 
     def hold_after(self, step: int) -> Standing:
         """
-        Windows up to `step` may still be passed; whoever reaches the next one waits there.
+        Allow the windows up to `step`. The training thread waits at the window after that.
         """
         with self._turn:
             self._lock, self._after_lock = (
                 step,
                 step + 1,
-            )  # in what is called after it all take part
+            )  # all ranks take part in the functions that are called after `step`
             self._turn.notify_all()
         return self.standing()
 
     def standing(self) -> Standing:
         """
-        Where the training thread stands, and whether it waits there to be let into a window. Its
-        state is whole while it does.
+        Return the position of the training thread, and whether it waits to be let into a window.
+
+        While the training thread waits there, its state is whole.
         """
         with self._mutex:
             place, still = self._place, self._still()
@@ -249,8 +265,9 @@ class Gate:
 
     def unlock(self) -> Unlocked:
         """
-        Every window may be passed; the next step is announced. Says where the training thread
-        stood.
+        Unlock all windows. The next completed step is reported.
+
+        Returns the position that the training thread had before.
         """
         with self._turn:
             place, still = self._place, self._still()
@@ -266,7 +283,7 @@ class Gate:
 
     def leave_after(self, step: int) -> Leaving:
         """
-        Windows up to `step` may still be passed; when that step has ended, the loop is left.
+        Allow the windows up to `step`. The loop is left when that step has ended.
         """
         with self._turn:
             self._lock = self._after_lock = self._leave_after = step
@@ -276,7 +293,7 @@ class Gate:
 
     def execute(self, execute: Execute) -> None:
         """
-        Hands an order to the training thread.
+        Pass an order to the training thread.
         """
         self.abandoned.clear()
         with self._turn:
@@ -287,7 +304,7 @@ class Gate:
 
     def withdraw(self) -> Withdrawn | None:
         """
-        Takes back an order that the training thread has not begun; None when it has.
+        Take back an order that the training thread has not begun. Returns None if it has begun.
         """
         with self._mutex:
             if not self._orders:
@@ -297,7 +314,7 @@ class Gate:
 
     def abort(self) -> None:
         """
-        Brings the training thread out of a collective, a transfer, the forming of a group.
+        Interrupt the training thread in a collective, a transfer or the forming of a group.
         """
         self.abandoned.set()
         self._hook.tft_quiesce()
@@ -317,12 +334,14 @@ class Gate:
         return "out" if step > self._leave_after else None
 
     def _still(self) -> bool:
-        # who waits before what is called after a step does not stand: that is still to come
+        # a rank that waits before the functions after a step is not still: they have yet to run
         return self._waits and not self._place[4] and self._word() is None
 
     def _kept(self, place: Place) -> tuple[int, ...]:
         """
-        A copy of a later step than the present was kept before a rollback, and is void.
+        Return the steps of the adaptor's valid copies.
+
+        A copy of a step later than the present one was made before a rollback, and is void.
         """
         kept: Sequence[int] = self._hook.tft_backups() or ()
         return tuple(step for step in kept if step <= place[0])
@@ -339,8 +358,10 @@ def _position(place: Place) -> Position:
 
 def _held(place: Place, *, still: bool = False) -> int | None:
     """
-    The step whose whole state is in memory. Who stands still before a window has marked it, but
-    changed nothing yet.
+    Return the step whose whole state is in memory; None if there is none.
+
+    `still`: the rank waits at a window. Its position shows the window as open, but the rank has not
+    changed the state yet.
     """
     step, window, torn, _, _ = place
     return None if torn or (window and not still) else step

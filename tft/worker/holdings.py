@@ -1,5 +1,5 @@
 """
-What a rank holds, and who else does.
+The shards that a rank holds, and the other holders of these shards.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,10 @@ from tft.core.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
     """
-    The shards of one rank. As text, who holds a copy of what it holds with the fewest copies, in the
-    form of MindIO's log: `rank:4, report group list: [0, 4]`.
+    The shards of one rank.
+
+    As text: the holders of those of its shards that have the fewest copies, in the form of MindIO's
+    log (`rank:4, report group list: [0, 4]`).
     """
 
     rank: int
@@ -22,7 +24,7 @@ class Holdings:
 
     def __str__(self) -> str:
         """
-        A line for each of its scarcest groups.
+        Return one line for each group of holders with the fewest copies.
         """
         mine = f"rank:{self.rank},"
         lines = report_lines(Topology(groups=self.groups))

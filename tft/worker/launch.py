@@ -1,11 +1,12 @@
 """
-How the process of a rank begins: `python -m tft.worker.launch SCRIPT ARGS...`, or with `-m MODULE` in
-the place of SCRIPT, run by an agent; or in a process that `tft.worker.fork_server` has forked, which comes
-here with the imports done.
+The start of a rank's process.
 
-Before the script starts, the process ties its life to the agent's, gets ready to say its last
-words, and imports what the framework will need. Then it is an ordinary Python that runs the
-script, whether or not that ever calls `tft.init`.
+An agent runs `python -m tft.worker.launch SCRIPT ARGS...`, or with `-m MODULE` in place of SCRIPT.
+Or `tft.worker.fork_server` forks the process, and calls `launch` when the imports are done.
+
+Before the script starts, the process arranges to die with the agent and prepares to write its last
+words (the stacks of its threads). It then imports the modules that the framework will need. After
+that it is an ordinary Python that runs the script, even if the script never calls `tft.init`.
 """
 
 import faulthandler
@@ -22,16 +23,19 @@ from tft.parent_death import LAST_WORDS, die_with_parent, name_process
 
 def main() -> None:
     """
-    Run the script named on the command line. What it raises is shown, and the status is the one
-    that Python itself would end with; 2 where the process was started wrongly.
+    Run the script that the command line names.
+
+    An exception of the script is shown, and the exit code is that of an ordinary Python. The exit
+    code is 2 if the process was started wrongly.
     """
     launch(sys.argv[1:])
 
 
 def launch(arguments: Sequence[str]) -> None:
     """
-    Be the process of a rank, as the environment says, and run the script, or the module after `-m`, with
-    its arguments.
+    Become the process of the rank that the environment names, and run the script.
+
+    `arguments` are the script, or `-m` and a module, and then its arguments.
     """
     die_with_parent()
     try:
@@ -41,37 +45,38 @@ def launch(arguments: Sequence[str]) -> None:
         sys.exit(2)
     if arguments[0] == "-m":
         _, module, *rest = arguments
-        sys.argv = [module, *rest]  # until it is found: then its file comes first
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+        sys.argv = [module, *rest]  # runpy puts the module's file first when it has found it
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     script = arguments[0]
     sys.argv = list(arguments)
-    # as `python SCRIPT` has it; the agent's -P has kept the working directory out
+    # as `python SCRIPT` does; the agent's -P has kept the working directory out
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     runpy.run_path(script, run_name="__main__")
 
 
 def prepare() -> None:
     """
-    Get ready to say the last words, and import what the framework will need.
+    Prepare the last words (the stacks of all threads), and import what the framework will need.
     """
     settings = launch_settings()
     name_process(f"tft-rank-{settings.rank}")
-    # In C, on whatever thread the signal comes to, without the GIL: it works in any kind of hang.
-    # Chained to the signal's default action, which ends the process once it has written.
-    faulthandler.enable(file=settings.words)  # a crash in C leaves its stacks as well
+    # faulthandler writes in C, on any thread that gets the signal, without the GIL: this works in
+    # any kind of hang. The signal's default action then ends the process.
+    faulthandler.enable(file=settings.words)  # a crash in C writes its stacks as well
     faulthandler.register(LAST_WORDS, file=settings.words, all_threads=True, chain=True)
     preload(settings.adaptor)
 
 
-@functools.cache  # once in a process: a forked one has had it
+@functools.cache  # once in a process; a forked process has the result of the fork server
 def preload(adaptor: str) -> None:
     """
-    Import the adaptor of that name, and what its framework will need. Raises `UsageError` where it
-    cannot be had.
+    Import the adaptor called `adaptor`, and the modules that its framework will need.
+
+    Raises `UsageError` if the adaptor cannot be loaded.
     """
-    from tft.plugins import load_adaptor  # late: until here a hang could not have told its place
+    from tft.plugins import load_adaptor  # late: a hang in this import can now be located
 
     load_adaptor(adaptor).hook.tft_preload()
 

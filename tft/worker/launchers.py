@@ -1,10 +1,13 @@
 """
-Launchers other than `tft run`, as the processes they start see them: who this process is among the
-others, and where these can meet. Read from the environment alone; nothing is asked, nothing opened.
+What launchers other than `tft run` tell the processes that they start.
 
-    torchrun     says all of it, and serves a store of its own at MASTER_ADDR:MASTER_PORT
-    srun         says all but an address: the first host of the step, and a port made of its number
-    by hand      RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torch's `env://` has them
+This is the rank and place of the process, and the address at which all processes can meet. It is
+read from the environment alone; no connection or file is opened.
+
+    torchrun     gives all of it, and serves a store of its own at MASTER_ADDR:MASTER_PORT
+    srun         gives all but the address: tft takes the first host of the step, and a port
+                 computed from the numbers of the job and the step
+    by hand      RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as for torch's `env://`
 """
 
 import re
@@ -15,44 +18,47 @@ from itertools import product
 from tft.errors import UsageError
 
 _WORD = r"(?:[\w.-]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
-"""A host, or several, in one of Slurm's lists."""
+"""A regular expression for one host, or one range of hosts, in a Slurm node list."""
 _NO_STEPS = 0xFFFF_FFF0
-"""Slurm's step numbers from here on stand for what is no step of srun: a batch script, a shell."""
+"""Slurm step numbers from here on are not steps of srun, but a batch script or a shell."""
 _PORTS = 10_000
-"""Pairs of ports from 10000 up: below those that kernels give to outgoing connections."""
+"""The first port, and the number of pairs of ports from there up. All of them are below the ports
+that kernels give to outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
     """
-    What a launcher says to one of the processes it started.
+    What a launcher tells one of the processes that it started.
     """
 
     name: str
-    """What sentences call it."""
+    """The name of the launcher in messages."""
     rank: int
     world: int
     local_rank: int
     local_world: int
     machine: int
-    """The number of this machine, as the launcher counts them."""
+    """The number of this machine, in the launcher's count."""
     address: str
-    """Of the machine of process 0, as all of them know it."""
+    """The address of the machine of process 0, as all processes know it."""
     port: int
     serves: bool
-    """Whether the launcher itself serves a store at `address` and `port`; else nobody listens there."""
+    """Whether the launcher serves a store at `address` and `port`; else the port is free."""
     alone: bool
-    """Whether all its processes are on this machine."""
+    """Whether all processes of the launcher are on this machine."""
     start: str = ""
-    """What it calls this job, over its restarts; empty: it has no name for it."""
+    """The launcher's name for this job, the same over restarts; empty: it has no name."""
     attempt: str = "0"
-    """How often it has started the processes again."""
+    """The number of times that the launcher has restarted the processes."""
 
 
 def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
     """
-    The launcher that has started this process, None where there was none. Raises `UsageError`, naming
-    the variable, for an environment that is incomplete or contradicts itself.
+    Return the launcher that has started this process; None if there was none.
+
+    Raises `UsageError`, with the name of the variable, if the environment is incomplete or
+    contradicts itself.
     """
     if "TORCHELASTIC_RUN_ID" in environ:
         found = _torchrun(_Told(environ, "torchrun"))
@@ -68,7 +74,9 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
 
 def hosts(nodes: str) -> list[str]:
     """
-    The hosts of one of Slurm's lists of nodes, `a[01-03,7],b`. Raises ValueError for what is none.
+    Return the hosts of a Slurm node list, such as `a[01-03,7],b`.
+
+    Raises `ValueError` if `nodes` is not a node list.
     """
     if not re.fullmatch(f"{_WORD}(,{_WORD})*", nodes, re.ASCII):
         raise ValueError(f"{nodes!r} is no list of nodes")
@@ -84,7 +92,7 @@ def hosts(nodes: str) -> list[str]:
 
 class _Told:
     """
-    The variables of a launcher.
+    The environment variables of a launcher.
     """
 
     def __init__(self, environ: Mapping[str, str], launcher: str) -> None:
@@ -93,7 +101,8 @@ class _Told:
 
     def text(self, *names: str) -> str:
         """
-        What the first of these variables says that is set.
+        Return the value of the first of these variables that is set. Raises `UsageError` if none
+        is.
         """
         for name in names:
             if value := self.environ.get(name):
@@ -105,7 +114,9 @@ class _Told:
 
     def number(self, *names: str) -> int:
         """
-        The same, for a variable that is a number.
+        Return the value of the first of these variables that is set, as a number from 0 on.
+
+        Raises `UsageError` if none is set, or if the value is not a number.
         """
         value = self.text(*names)
         if not re.fullmatch(r"\d+", value, re.ASCII):
@@ -128,7 +139,7 @@ def _torchrun(told: _Told) -> Launcher:
         port=told.number("MASTER_PORT"),
         serves=told.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         alone=local_world == world,
-        start="" if run_id == "none" else run_id,  # what it is called where nobody has named it
+        start="" if run_id == "none" else run_id,  # torchrun's name for a job without a name
         attempt=told.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
     )
 
@@ -137,7 +148,7 @@ def _by_hand(told: _Told) -> Launcher:
     rank, world = told.number("RANK"), told.number("WORLD_SIZE")
     address = told.text("MASTER_ADDR")
     here = address == "localhost" or address.startswith("127.")
-    # where nobody says, all are here, or each has a machine of its own
+    # without LOCAL_…, all processes are on this machine, or each has a machine of its own
     local_rank, local_world = (rank, world) if here else (0, 1)
     said = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & told.environ.keys()
     if "LOCAL_RANK" in said or (said and not here):
@@ -161,8 +172,10 @@ def _by_hand(told: _Told) -> Launcher:
 
 def _of_srun(environ: Mapping[str, str]) -> bool:
     """
-    Whether this is a process of srun itself, not of something that srun has started: a script of sbatch
-    sees the variables too, and what other launchers start below srun sees those of srun.
+    Return whether srun itself has started this process.
+
+    The variables alone do not show this. A script of sbatch has them too, and so have processes
+    that another launcher has started below srun.
     """
     step = environ.get("SLURM_STEP_ID", "")
     if "SLURM_PROCID" not in environ or not step or (step.isdigit() and int(step) >= _NO_STEPS):
@@ -214,7 +227,7 @@ def _srun(told: _Told) -> Launcher:
 
 def _tasks_here(environ: Mapping[str, str], world: int, machines: int, machine: int) -> int:
     """
-    How many processes srun has started on this machine.
+    Return the number of processes that srun has started on this machine.
     """
     told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     counts: list[int] = []
@@ -225,13 +238,13 @@ def _tasks_here(environ: Mapping[str, str], world: int, machines: int, machine: 
         counts += [int(found[1])] * int(found[2] or 1)
     if len(counts) == machines and machine < machines:
         return counts[machine]
-    each, more = divmod(world, machines)  # as srun deals them out unless it is told otherwise
+    each, more = divmod(world, machines)  # the default distribution of srun
     return each + (machine < more)
 
 
 def _check(found: Launcher) -> None:
     """
-    Raises `UsageError` where what was said cannot be.
+    Raise `UsageError` if the values of a launcher are impossible.
     """
     srun = found.name == "srun"
     for name, value, limit, of in (
@@ -255,7 +268,9 @@ def _check(found: Launcher) -> None:
 
 def _numbers(part: str) -> Iterator[str]:
     """
-    What a part of a word stands for: itself, or in brackets numbers and ranges of them.
+    Yield the texts for a part of a node list: the part itself, or the numbers in brackets.
+
+    The brackets have numbers and ranges of numbers.
     """
     if not part.startswith("["):
         yield part
@@ -263,4 +278,4 @@ def _numbers(part: str) -> Iterator[str]:
     for item in part[1:-1].split(","):
         first, _, last = item.partition("-")
         for number in range(int(first), int(last or first) + 1):
-            yield str(number).zfill(len(first))  # a01 stands before a02, and is not a1
+            yield str(number).zfill(len(first))  # keeps leading zeros: a01 is not a1

@@ -1,9 +1,9 @@
 """
-The plugins of a worker: told what happens, under a guard.
+The plugins of a worker, which are notified of events under a guard.
 
-A plugin that fails is logged and the job goes on, unless what it raises names a fault kind
-(`tft_fault_kind`): that is an observer reporting a fault at this rank, through the same door as
-the framework's own exceptions.
+If a plugin raises an exception, tft logs it and the job goes on. An exception with an attribute
+`tft_fault_kind` is different: with it an observer reports a fault at this rank. It is handled like
+an exception of the framework.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,20 +22,20 @@ log = structlog.get_logger()
 
 class Observers:
     """
-    What the plugins returned from `tft_opened`.
+    The objects that the plugins returned from `tft_opened`.
     """
 
     def __init__(self, plugins: pluggy.PluginManager) -> None:
         self._plugins = plugins
         self._watchers: list[object] = []
         self.watch_windows = False
-        """Somebody wants every step: else the training thread does not even ask."""
+        """Whether an observer wants each closed window; else the training thread skips the call."""
         self.watch_tails = False
-        """The same of the ends of steps."""
+        """Whether an observer wants each end of a tail; else the training thread skips the call."""
 
     def device_faults(self) -> list[DeviceFault]:
         """
-        The lines that plugins add to the table of device faults.
+        Return the lines that plugins add to the table of device faults.
         """
         lines = []
         for line in chain.from_iterable(call_guarded(self._plugins, "tft_device_faults")):
@@ -47,7 +47,7 @@ class Observers:
 
     def opened(self, session: SessionView) -> None:
         """
-        `tft.init` has succeeded.
+        Notify the plugins that `tft.init` has succeeded, and keep the observers they return.
         """
         self._watchers = call_guarded(self._plugins, "tft_opened", session=session)
         self.watch_windows = any(hasattr(w, "tft_on_window_closed") for w in self._watchers)
@@ -55,32 +55,34 @@ class Observers:
 
     def adopted(self, parts: Mapping[str, Any]) -> None:
         """
-        The user has handed over these objects.
+        Notify the observers that the user has handed over these objects.
         """
         self._tell("tft_on_adopted", parts=parts)
 
     def window_closed(self, step: int) -> None:
         """
-        The update window of `step` has closed.
+        Notify the observers that the update window of `step` has closed.
         """
         self._tell("tft_on_window_closed", step=step)
 
     def tail_ends(self, step: int) -> None:
         """
-        All that the loop does in `step` is done.
+        Notify the observers that the loop has done all its work of `step`.
         """
         self._tell("tft_on_tail_ending", step=step)
 
     def order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        An order is about to be carried out.
+        Notify the observers that an order is about to be carried out.
         """
         self._tell("tft_on_order", order=order, incident=incident, step=step)
 
     def check(self, session: SessionView, name: str) -> CheckResult | None:
         """
-        Run the check of that name; None where no plugin knows it. What the check raises is not
-        held back: it has found nothing out, and must not pass for one that has.
+        Run the check called `name`. Returns None if no plugin knows it.
+
+        Exceptions of the check are raised: a check that failed has no result, and must not look
+        like one that has.
         """
         result: CheckResult | None = self._plugins.hook.tft_check(session=session, name=name)
         return result

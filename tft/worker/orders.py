@@ -1,6 +1,7 @@
 """
-The hands of a worker: how each order of an incident is carried out with the adaptor's hooks, on
-the training thread.
+The order executor of a worker.
+
+It carries out each order of an incident with the adaptor's hooks, on the training thread.
 """
 
 import shutil
@@ -55,7 +56,7 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """
-    What carrying out an order has brought.
+    The result of an order: the fields of the answer to the controller.
     """
 
     files: tuple[SavedFile, ...] = ()
@@ -64,14 +65,14 @@ class Work:
     private: dict[int, str] = field(default_factory=dict)
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     compared: float = 0.0
-    """Seconds that the digests took."""
+    """Seconds that the computation of the digests took."""
     line: str = ""
     odd: dict[int, str] = field(default_factory=dict)
 
 
 class State(Protocol):
     """
-    What the hands read and write of the session.
+    The part of the session that `Hands` reads and writes.
     """
 
     model: object
@@ -86,15 +87,15 @@ class State(Protocol):
 
     @property
     def job(self) -> str:
-        """The job's name, and the key of its transfer ports."""
+        """The job's name, which is also the key of its transfer ports."""
 
     @property
     def tls(self) -> Tls | None:
-        """What transfers are encrypted with."""
+        """The TLS settings of shard transfers; None: transfers are not encrypted."""
 
     @property
     def checkpoints(self) -> CheckpointStore:
-        """Where checkpoints are."""
+        """The store in which this run keeps its checkpoints."""
 
     @property
     def adaptor(self) -> str:
@@ -103,7 +104,7 @@ class State(Protocol):
 
 class Hands:
     """
-    Carries out orders. `check` runs a check of that name.
+    Carries out the orders of one rank. `check` runs the check of a given name.
     """
 
     def __init__(
@@ -123,31 +124,33 @@ class Hands:
         self._check = check
         self._interrupted: tuple[int, bytes] = (-1, b"")
         self._line = ""
-        """Where in the tail of a step the loop was left."""
+        """The line (FILE:LINE) in the tail of a step at which the loop was left."""
         self._stopped_for: int | None = None
         """The incident for which the loop was left; None until it is known."""
         self._fetching: frozenset[str] = frozenset()
-        """The shards that are being fetched: they are not given to others."""
+        """The shards that this rank is fetching: it does not give them to other ranks."""
         self._promised: int | None = None
-        """The step whose state `tft_rebuild` is to bring; None: nothing is missing."""
+        """The step whose state `tft_rebuild` must bring; None: no shard is missing."""
 
     def interrupted(self, step: int, private: bytes, line: str) -> None:
         """
-        The loop was left in the middle of `step`; this was the private state then. It is that of
-        the step's end for a rank whose all-reduces were cut off while those of others were not. `line` says where,
-        in the tail of the step before.
+        Note that the loop was left in the middle of `step`, with this rank-local state.
+
+        If the all-reduces of this rank were interrupted while other ranks completed theirs, this
+        state is also that of the end of `step`. `line` is where the loop was left (FILE:LINE), for
+        a loop that was left in the tail of the step before.
         """
         self._interrupted, self._stopped_for = (step, private), None
         self._line = line
 
     def carry_out(self, order: RankOrder) -> Work:
         """
-        Does what the order says; returns what that has brought. What fails raises.
+        Carry out an order and return the result. Raises an exception if the order fails.
         """
         match order:
             case Stop():
-                # the last reference to the old wrapper outside the adaptor: freed any later, its
-                # process group would be torn down beside the new one
+                # the last reference to the old wrapper outside the adaptor: if this were freed
+                # later, its process group would be torn down next to the new one
                 self._state.model = None
                 if self._stopped_for is None:
                     self._stopped_for = order.incident
@@ -190,8 +193,10 @@ class Hands:
 
     def _compared(self) -> Work:
         """
-        Digests of what this rank holds, to be compared with those of the others. Where it cannot read its state it
-        has none: then it is not asked for it either.
+        Return the digests of the state that this rank holds, to be compared with other ranks.
+
+        There are no digests if this rank cannot read its state. Then this rank is not asked for a
+        copy of its state either.
         """
         step, began = self._gate.held(), SystemClock().now()
         digests: dict[str, dict[str, str]] = {}
@@ -205,7 +210,7 @@ class Hands:
 
     def digests(self) -> dict[str, dict[str, str]]:
         """
-        Digests by shard and part of the state in use, which is whole.
+        Return digests of the present state, by shard and part. The state must be whole.
         """
         shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
         return {each.shard: dict(self._parts(each.shard, self._gate.held())) for each in shards}
@@ -218,8 +223,10 @@ class Hands:
 
     def give(self, shard: str, step: int) -> ShardPayload:
         """
-        A shard for another rank, if this one holds it at `step` or keeps a copy of that. On a
-        transfer thread.
+        Return a shard at the end of `step` for another rank (on a transfer thread).
+
+        Raises `OrderRefused` if this rank has neither that state nor a copy of it, or if it is
+        fetching the shard itself.
         """
         held, backups = self._gate.held(), self._gate.backups()
         if step != held and step not in backups:
@@ -256,21 +263,23 @@ class Hands:
 
     def left_to_save(self) -> Work:
         """
-        What only this rank has of what it could not save, for somebody else to write.
+        Return this rank's captures of its rank-local state, for another rank to write.
+
+        Called when this rank could not save. No other rank has this state.
         """
         kept = self._page.private()
         return Work(private={step: captured.hex() for step, captured in kept.items()})
 
     def _rollback(self, order: Rollback) -> None:
         private = self._private(order)
-        self._hold(order.step)  # the tail of that step is over, whether it was ended or not
+        self._hold(order.step)  # the tail of that step is over, even if the loop did not end it
         self._page.forget_after(order.step)
         self._saving.give_up(self._state.checkpoints, order.step)
         self._hook.tft_rollback(private=private)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot leave batches out")
-            # not captured: a repeated rollback goes back to before, and skips again
+            # not captured: a repeated rollback returns to the state before this, and skips again
             self._hook.tft_skip(batches=order.skip)
 
     def _checked(self, order: Check) -> Work:
@@ -281,13 +290,13 @@ class Hands:
 
     def _fetch(self, order: Fetch) -> dict[int, str]:
         """
-        Returns the sources that were left out, and why.
+        Fetch shards from other ranks. Returns the sources that were left out, with the reason.
         """
         shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
         fetched = frozenset(transfer.shard for transfer in order.transfers)
         if self._gate.held() != order.step or {each.shard for each in shards} <= fetched:
             self._gate.tear()
-        # others may fetch the rest meanwhile: nobody else may have it
+        # else not torn: other ranks may fetch the remaining shards, which only this rank may hold
         self._fetching = fetched
         try:
             return self._fetch_all(order)
@@ -311,7 +320,7 @@ class Hands:
                 abandoned=self._gate.abandoned,
                 tls=self._state.tls,
             )
-        if promised:  # held is what is whole: a fault before that must not find a copy here
+        if promised:  # not whole before `tft_rebuild`: a fault until then must find no copy here
             self._promised = order.step
         else:
             self._hold(order.step)
@@ -333,7 +342,7 @@ class Hands:
         self._saving.load(directory, shards, self._state.rank, order.step)
         if (
             directory.parent == self._state.checkpoints.directory
-        ):  # later ones are out of the way, or will be
+        ):  # later checkpoints have been set aside, or will be
             self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
         private = checkpoint.read_private(directory, self._state.rank)
         self._page.capture(order.step, private, True)
@@ -341,7 +350,10 @@ class Hands:
 
     def _reload(self, order: Reload) -> None:
         """
-        The program finds its checkpoint, and the private state is what it has made of it then.
+        Let the program load a checkpoint that it keeps itself, and capture the rank-local state.
+
+        Raises `OrderRefused` if the adaptor knows of no such checkpoint, or if the loaded
+        checkpoint has no valid step.
         """
         reload = self._hook.tft_reload()
         if reload is None:
@@ -361,9 +373,11 @@ class Hands:
 
     def _private(self, order: Rollback | Save) -> bytes:
         """
-        This rank's own state at the end of the order's step, captured here or by the process
-        before. What it was when the loop was left counts for that incident only: later on others
-        may have done the step without this rank.
+        Return the rank-local state at the end of the order's step.
+
+        It was captured by this process or by the process before. The state at the moment when the
+        loop was left counts for that incident only: later, other ranks may have completed the step
+        without this rank. Raises `OrderRefused` if there is no state of that step.
         """
         step = order.step
         if isinstance(order, Rollback) and self._state.rank in order.derive:
@@ -372,10 +386,10 @@ class Hands:
         if captured is not None:
             return captured
         if step == self._interrupted[0] and order.incident == self._stopped_for:
-            if isinstance(order, Rollback):  # this rank goes on from there with the others
+            if isinstance(order, Rollback):  # this rank continues from that state with the others
                 self._page.capture(step, self._interrupted[1], True)
             return self._interrupted[1]
-        if step == 0:  # nothing was ever captured: the state the script has set up is the one
+        if step == 0:  # nothing was captured yet: the state that the script has set up is the one
             fresh: bytes = self._hook.tft_capture(closing=False)
             self._page.capture(0, fresh, True)
             return fresh
@@ -390,7 +404,10 @@ class Hands:
 
     def _derived(self, step: int) -> bytes:
         """
-        Made anew: what was captured is lost, or is of a time when the others went on without us.
+        Make the rank-local state of `step` anew, and return it.
+
+        The captured state is lost, or the other ranks have gone on without this rank since then.
+        Raises `OrderRefused` if the adaptor cannot make it anew.
         """
         if not self._hook.tft_derive.get_hookimpls():
             raise OrderRefused(
@@ -403,7 +420,7 @@ class Hands:
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
         directory = checkpoint.partial(Path(order.directory))
         directory.mkdir(parents=True, exist_ok=True)
-        if not order.copies:  # those it has written may be what there was no room for
+        if not order.copies:  # earlier copies of this rank may be what has filled the disk
             shutil.rmtree(checkpoint.copy_of(directory, self._state.rank), ignore_errors=True)
         save = partial(self._saving.save, step=order.step, shards=order.shards, attempt=order.round)
         files = [
@@ -426,7 +443,7 @@ class Hands:
     def _commit(self, order: Commit) -> None:
         final = Path(order.directory)
         partial = checkpoint.partial(final)
-        there = partial if partial.exists() else final  # done before, and asked for again
+        there = partial if partial.exists() else final  # `final`: a repeated order, done before
         manifest = self._saving.join(
             there, order.files,
             step=order.step, world=self._state.world, adaptor=self._state.adaptor,

@@ -1,13 +1,15 @@
 """
-Periodic checkpoints: what a job goes back to when the last copy of a shard is lost.
+Periodic checkpoints: a job returns to one when the last copy of a shard is lost.
 
-Every so many steps each rank copies what it is to write, on the training thread, and writes the copy on
-a thread of its own. Nobody waits for another: who finds that it was the last to have written its part
-makes a checkpoint of all parts. Parts belong together when they were copied after the same order to go
-on: what is trained anew after another may not be what it was before.
+Every N steps each rank copies its part of the checkpoint on the training thread, and writes the
+copy on a thread of its own. No rank waits for another rank. The rank that finds that it was the
+last to write its part commits all parts as one checkpoint.
 
-While the rank is out of the loop nothing is committed. So the controller, which has heard of every
-checkpoint there is by the time this rank stands still, can decide which of them count.
+Parts belong together only if they were copied after the same RESUME order. Steps that are trained
+again after a later RESUME may have another result.
+
+A rank commits nothing while it is out of the loop. So when this rank has stopped, the controller
+has heard of every checkpoint that exists, and can decide which of them count.
 """
 
 import queue
@@ -33,28 +35,29 @@ from tft.worker.saving import Saving, Write
 log = structlog.get_logger()
 
 Digests = dict[str, dict[str, str]]
-"""By shard and part."""
+"""Digests by shard and part."""
 
 _COPYING = 600.0
-"""Seconds that copying may take before the training thread is taken for one that hangs."""
+"""Seconds that a copy may take before the training thread counts as hanging."""
 
 _WRITING = 1800.0
-"""The same of a function of the user's own, which writes it all."""
+"""Seconds that the user's own save function may take before the training thread counts as hanging.
+That function writes the whole shard."""
 
 _PATIENCE = 1800.0
-"""The same of waiting for a disk."""
+"""Seconds that a wait for the disk may take before the training thread counts as hanging."""
 
 _CLOSING = 2.0
 """Seconds that the end of the process waits for a write in progress."""
 
 _SLICE = 0.5
-"""Seconds after which a training thread that waits for the disk says again that it does not hang."""
+"""Seconds between two signs of life of a training thread that waits for the disk."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Part:
     """
-    What this rank writes of one checkpoint.
+    The part of one checkpoint that this rank writes.
     """
 
     step: int
@@ -62,18 +65,22 @@ class _Part:
     private: bytes
     writes: Sequence[Write]
     digests: Digests
-    """Of what this rank holds, to be compared with what others do."""
+    """Digests of the state that this rank holds, to be compared with those of other ranks."""
     void: bool = False
-    """The job went back to an earlier step, and may come another way."""
+    """The job returned to an earlier step, and may compute this step with another result. Or the
+    process is about to end."""
     committed: bool = False
-    """There is a checkpoint of this step, whatever fails afterwards."""
+    """The checkpoint of this step exists. A later failure does not change that."""
 
 
 class Periodic:
     """
-    Those of one rank. `report` takes the word that one is complete, or will not be, on any thread, and
-    what to call when it was heard; `expect` tells that the training thread will not be heard of for so
-    many seconds; when `abandoned` is set it is wanted elsewhere.
+    The periodic checkpoints of one rank.
+
+    `report(message, heard)` reports that a checkpoint is complete or failed; it may be called on
+    any thread, and calls `heard` when the report is acknowledged. `expect(seconds)` announces that
+    the training thread will show no progress for this time. `abandoned` is set when the training
+    thread is needed elsewhere.
     """
 
     def __init__(
@@ -98,21 +105,23 @@ class Periodic:
         self._turn = threading.Condition()
         self._part: _Part | None = None
         self._round = (0, 0)
-        """Incident and round of the order to go on."""
+        """Incident and round of the last RESUME order."""
         self._in_loop = False
         self._writer: threading.Thread | None = None
         self._reasons: set[str] = set()
-        """Why checkpoints could not be written so far."""
+        """The reasons, so far, why checkpoints could not be written."""
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
-        """The steps of checkpoints that the controller has heard of: older ones may go."""
+        """The steps of checkpoints that the controller knows: older ones may be removed."""
         self._owed: int | None = None
-        """The step of the checkpoint for which older ones have still to go."""
+        """The step of the checkpoint after which older ones must still be removed; None: none."""
 
     # ---------------------------------------------------------------- on the training thread
 
     def check(self) -> None:
         """
-        Raises `UsageError` where there is nobody who could write what was asked for.
+        Check that the requested checkpoints can be written.
+
+        Raises `UsageError` if neither the adaptor nor the user's functions can write them.
         """
         if self._every and not self._saving.own and not self._hook.tft_stage.get_hookimpls():
             raise UsageError(
@@ -122,21 +131,23 @@ class Periodic:
 
     def due(self, step: int) -> bool:
         """
-        Whether there is to be a checkpoint of this step.
+        Return whether a checkpoint of this step must be written.
         """
         return bool(self._every) and step % self._every == 0
 
     def stage(self, step: int, private: bytes) -> None:
         """
-        Copy what this rank writes of the checkpoint of `step`, which is whole, and go on. Where the
-        one before is still being written that is waited for.
+        Copy this rank's part of the checkpoint of `step`, and let the writing thread write it.
+
+        The state of `step` must be whole. Waits first if the part of the last checkpoint is still
+        being written.
         """
         if not self._comes(lambda: self._part is None):
             return
         self._expect(_WRITING if self._saving.own else _COPYING)
         try:
             writes, digests = self._copies(step), self._digests()
-        except Exception as error:  # noqa: BLE001 (no room, say: it is told, and training goes on)
+        except Exception as error:  # noqa: BLE001 (no room, say: reported, and training goes on)
             self._failed(step, error)
             return
         finally:
@@ -165,7 +176,7 @@ class Periodic:
 
     def _further(self, place: Path, shard: str, step: int) -> Write:
         """
-        One that another rank writes, too.
+        Stage a copy of a shard that another rank writes too. A failure is logged only.
         """
         try:
             write = self._saving.stage(place, shard, step)
@@ -176,14 +187,14 @@ class Periodic:
 
     def left(self) -> None:
         """
-        The rank has left the loop.
+        Note that the rank has left the loop.
         """
         with self._turn:
             self._in_loop = False
 
     def rolled_back(self, step: int) -> None:
         """
-        The job goes on after `step`.
+        Note that the job goes on after `step`: the part of a later step is void.
         """
         with self._turn:
             if self._part is not None and self._part.step > step:
@@ -192,7 +203,7 @@ class Periodic:
 
     def resumed(self, round_: tuple[int, int]) -> None:
         """
-        The rank is in the loop again, by the order of this round of an incident.
+        Note that the rank is in the loop again. `round_` is the incident and round of the order.
         """
         with self._turn:
             self._round, self._in_loop = round_, True
@@ -200,14 +211,15 @@ class Periodic:
 
     def finish(self) -> None:
         """
-        The last step is done: return when this rank has written what it had to, and has removed what
-        that has made old.
+        Wait, after the last step, until this rank has written its part of the last checkpoint and
+        has removed old checkpoints.
         """
         self._comes(lambda: self._part is None and self._owed is None)
 
     def close(self) -> None:
         """
-        The process is about to end, whatever is on its way to the disk.
+        Give up a write in progress, because the process is about to end. Waits at most `_CLOSING`
+        seconds.
         """
         with self._turn:
             if self._part is not None:
@@ -217,7 +229,8 @@ class Periodic:
 
     def _comes(self, that: Callable[[], bool]) -> bool:
         """
-        Wait for the disk; False when the training thread is wanted elsewhere before.
+        Wait until `that` is true (for the disk). Returns False if the training thread is needed
+        elsewhere before.
         """
         began, told = time.monotonic(), False
         with self._turn:
@@ -233,7 +246,7 @@ class Periodic:
 
     def _differ(self, found: Sequence[Difference]) -> None:
         """
-        Say that what the ranks held is not the same, so that there is no checkpoint of it.
+        Report that the ranks held different state, so that there is no checkpoint of this step.
         """
         told = self._settings
         undecided = not all(each.right for each in found)
@@ -251,9 +264,9 @@ class Periodic:
 
     def _failed(self, step: int, error: BaseException) -> None:
         """
-        Say that there is no checkpoint of `step`, on any thread; at length where that is news.
+        Report that there is no checkpoint of `step` (on any thread). Log each new reason in detail.
         """
-        # without the place of the file, so that a disk that stays full is one reason and not many
+        # without the path of the file, so that a disk that stays full is one reason, not many
         words = error.strerror if isinstance(error, OSError) and error.strerror else error
         why = f"{type(error).__name__}: {words}"
         told = self._settings
@@ -278,11 +291,11 @@ class Periodic:
                 self._turn.wait_for(lambda: self._part is not None)
             try:
                 self._write_it()
-            except BaseException:  # the next one is to find a thread that writes
+            except BaseException:  # the next checkpoint needs this thread
                 with suppress(OSError):
                     log.exception("checkpoint_not_told")
             with self._turn:
-                self._part = None  # nobody else may hold it: the copy is as large as the state
+                self._part = None  # must be the last reference: the copy is as large as the state
                 self._turn.notify_all()
 
     def _write_it(self) -> None:
@@ -290,15 +303,15 @@ class Periodic:
         assert part is not None
         try:
             self._write(part)
-        except BaseException as error:  # not all that fails is an Exception; training goes on
+        except BaseException as error:  # some failures are no Exception; training goes on
             if part.committed:
                 log.warning("checkpoint_aftermath_failed", step=part.step, exc_info=error)
             else:
                 self._failed(part.step, error)
 
     def _write(self, part: _Part) -> None:
-        # Who is here has written the one before, and all have who are to write this: of those before
-        # that nothing can come any more. On a full disk it may be what is in the way.
+        # All ranks that write this checkpoint have written the previous one. So no part of an older
+        # checkpoint can arrive any more, and the rest of it may be what fills the disk.
         checkpoint.sweep(self._store, part.step - 2 * self._every)
         final = self._store.place(part.step)
         directory = checkpoint.open_round(final, *part.round)
@@ -315,7 +328,7 @@ class Periodic:
         done = checkpoint.Part(files=tuple(files), digests=part.digests)
         checkpoint.write_part(directory, self._settings.rank, done)
         parts = checkpoint.claim_parts(directory, self._settings.world)
-        if parts is not None:  # else others have still to write theirs, and the last commits
+        if parts is not None:  # else other ranks must still write, and the last of them commits
             self._commit(part, directory, final, parts)
 
     def _commit(
@@ -369,8 +382,10 @@ class Periodic:
 
     def _make_room(self, step: int) -> None:
         """
-        Remove what the checkpoint of `step`, of which the controller knows, has made old. As nothing is
-        committed out of the loop, nothing is taken away there either: it may be what all go back to.
+        Remove the checkpoints that the checkpoint of `step` has made old.
+
+        The controller knows the checkpoint of `step`. Nothing is removed while the rank is out of
+        the loop: all ranks may be about to return to an old checkpoint.
         """
         with self._turn:
             self._turn.wait_for(lambda: self._in_loop)
@@ -380,7 +395,9 @@ class Periodic:
 
 def _differences(step: int, parts: Sequence[checkpoint.Part]) -> list[Difference]:
     """
-    What the ranks, in their order, held of this step and is not the same.
+    Return the differences between the state that the ranks held at this step.
+
+    `parts` has one part for each rank, in the order of the ranks.
     """
     copies = {
         rank: Copy(rank=rank, step=step, shards=part.digests) for rank, part in enumerate(parts)
@@ -394,7 +411,7 @@ def _differences(step: int, parts: Sequence[checkpoint.Part]) -> list[Difference
 
 def _begun(work: Callable[[], None], name: str) -> threading.Thread:
     """
-    A thread that does this for as long as the process lives.
+    Start a daemon thread that runs `work` as long as the process lives, and return it.
     """
     thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()

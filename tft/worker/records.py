@@ -1,9 +1,10 @@
 """
-Rows that a script writes for each step, once: a step that is computed again replaces its rows.
+Rows that a script writes for each step. If a step is computed again, its new rows replace the old.
 
     records-rank{rank}.jsonl    {"step": 7, "loss": 1.25}
 
-A row is written whole or not at all, as far as a process is killed and not its machine.
+If the process is killed, a row is written completely or not at all. This does not hold if the
+machine fails.
 """
 
 import errno
@@ -21,30 +22,33 @@ _STEP, _AFTER = "step", "after"
 
 class Records:
     """
-    Those of one rank.
+    The rows of one rank.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._path = run_dir / f"records-rank{rank}.jsonl"
         self._file: int | None = None
         self._step: int | None = None
-        """While what is called after a step runs: that step."""
+        """The step after which functions are called now; None: no such function runs."""
 
     def begin_after(self, step: int) -> None:
         """
-        From here on rows belong to what is called after this step.
+        Mark all following rows as rows of the functions that are called after this step.
         """
         self._step = step
 
     def end_after(self) -> None:
         """
-        No longer.
+        End the marking that `begin_after` has begun.
         """
         self._step = None
 
     def write(self, step: int, row: Mapping[str, object]) -> None:
         """
-        Add a row of this step. Raises `UsageError` for one that JSON cannot hold, or that names what is ours.
+        Add a row of this step.
+
+        Raises `UsageError` if the row is not serialisable as JSON, or has a key that tft adds
+        (`step`, `after`). Raises `OSError` when the disk is full.
         """
         taken = sorted({_STEP, _AFTER} & row.keys())
         if taken:
@@ -61,20 +65,22 @@ class Records:
                 self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
             )
         written = os.write(self._file, line)
-        if written < len(line):  # the disk is full: half a row would spoil the next one
+        if written < len(line):  # the disk is full: half a row would damage the next row
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def drop_later(self, step: int) -> None:
         """
-        Training goes on after this step: rows of later ones will be written again.
+        Drop the rows of steps later than `step`, which will be written again.
         """
         self._step = None
         self._keep(lambda row: row[_STEP] <= step)
 
     def drop_after(self, step: int) -> None:
         """
-        What is called after this step is called again.
+        Drop the rows that functions called after `step`, or after later steps, have written.
+
+        These functions are called again.
         """
         self._keep(lambda row: row[_STEP] < step or _AFTER not in row)
 
@@ -95,7 +101,9 @@ class Records:
 
 def _read(line: bytes) -> dict[str, Any]:  # Any: JSON
     """
-    A row; one that cannot be read, after a power failure say, is of a step that does not come again.
+    Return a row. An unreadable row (after a power failure, say) gets `sys.maxsize` as its step.
+
+    So every rollback drops an unreadable row.
     """
     try:
         row: dict[str, Any] = json.loads(line)

@@ -1,6 +1,7 @@
 """
-How shards become files, and files shards again: the adaptor writes and reads them, or functions of the
-user's own do. Many parts become one checkpoint.
+Writing and reading of shards as files, and the joining of all parts into one checkpoint.
+
+The adaptor writes and reads the shards, or the user's own functions do.
 """
 
 import inspect
@@ -23,13 +24,13 @@ from tft.protocol.messages import SavedFile, ShardCopies
 log = structlog.get_logger()
 
 Write = Callable[[Path], Sequence[str]]
-"""Writes a copy of a shard under a directory; the names of its files."""
+"""A function that writes a copy of a shard under a directory and returns the names of its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
     """
-    A user's own functions, each for one shard in a directory of its own.
+    The user's own functions. A call handles one shard, in a directory of its own.
     """
 
     save: Callable[..., None]
@@ -37,14 +38,16 @@ class Own:
 
     def told(self, function: Callable[..., None], shard: str) -> dict[str, str]:
         """
-        What a function is told beside its directory: the shard, if it takes that.
+        Return the keyword arguments of a function: the shard, if it has a parameter `shard`.
         """
         return {"shard": shard} if "shard" in inspect.signature(function).parameters else {}
 
 
 def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: the user's own objects
     """
-    Those among what was handed over; None where there are none. Raises `UsageError`.
+    Return the user's own `save` and `load` among `parts`; None if there are none.
+
+    Raises `UsageError` if only one is given, if one is not callable, or if `make` is given too.
     """
     given = {name: parts[name] for name in ("save", "load") if parts.get(name) is not None}
     if not given:
@@ -67,7 +70,7 @@ def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: the user's ow
 
 class Saving:
     """
-    That of one rank: by the adaptor, until functions of the user's own are given.
+    Writes and reads the shards of one rank: by the adaptor, unless the user's functions are given.
     """
 
     def __init__(self, hook: pluggy.HookRelay) -> None:
@@ -76,20 +79,22 @@ class Saving:
 
     def give(self, own: Own) -> None:
         """
-        Shards are written and read by these from now on.
+        Write and read shards with the user's own functions from now on.
         """
         self._own = own
 
     @property
     def own(self) -> bool:
         """
-        Whether functions of the user's own do it.
+        Whether the user's own functions write and read shards.
         """
         return self._own is not None
 
     def check(self, shards: Sequence[ShardCopies]) -> None:
         """
-        Raises `UsageError` where functions could not tell the shards of this rank apart.
+        Check that the user's functions can tell the shards of this rank apart.
+
+        Raises `UsageError` if the rank holds several and a function has no parameter `shard`.
         """
         own = self._own
         if own is None or len(shards) < 2:
@@ -107,8 +112,10 @@ class Saving:
         self, directory: Path, shard: str, step: int, shards: Sequence[str] = (), attempt: int = 0
     ) -> Sequence[str]:
         """
-        Write a shard as it is at the end of `step`, one of those that this rank writes in this attempt;
-        the names of its files. Training thread.
+        Write a shard as it is at the end of `step`, and return the names of its files.
+
+        Called on the training thread. `shards` are all shards that this rank writes in this
+        attempt.
         """
         if self._own is not None:
             return self._saved_by(self._own, directory, shard, step)
@@ -123,8 +130,11 @@ class Saving:
 
     def stage(self, directory: Path, shard: str, step: int) -> Write:
         """
-        The same, to be written under `directory` while training goes on. What a function of the user's
-        own writes is written when this returns: it reads what the next step changes.
+        Copy a shard at the end of `step`, and return a function that writes the copy under
+        `directory` while training goes on.
+
+        The user's own function writes before this returns, because it reads state that the next
+        step changes.
         """
         if self._own is not None:
             names = self._saved_by(self._own, directory, shard, step)
@@ -134,15 +144,18 @@ class Saving:
 
     def copy(self, directory: Path, shard: str, step: int, rank: int) -> Sequence[str]:
         """
-        Write a shard once more, where another rank writes it for the first time. A copy that cannot be
-        written is told, and is none.
+        Write a second copy of a shard that another rank writes. Returns the names of its files.
+
+        If the copy cannot be written, this is logged, and there are no files.
         """
         place = checkpoint.copy_of(directory, rank)
         return self.copied(place, shard, lambda place: self.save(place, shard, step))
 
     def copied(self, place: Path, shard: str, write: Write) -> Sequence[str]:
         """
-        The same of what was staged.
+        Write a second copy of a shard into `place` with a staged `write`.
+
+        If the copy cannot be written, this is logged, and there are no files.
         """
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -154,7 +167,7 @@ class Saving:
 
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
         place, began = directory / shard, time.monotonic()
-        # asked before: the adaptor may refuse what the script has no way to see
+        # asked before `save`: the adaptor may refuse for reasons that the script cannot see
         kept = self._hook.tft_beside(shard=shard) if self._hook.tft_beside.get_hookimpls() else None
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -171,7 +184,7 @@ class Saving:
         self, directory: Path, files: Sequence[SavedFile], *, step: int, world: int, adaptor: str
     ) -> Manifest:
         """
-        The manifest of the parts that lie in `directory`, and of what the adaptor joins them with.
+        Let the adaptor join the parts in `directory`, and return the manifest of all files.
         """
         written = [file.name for file in files]
         join = self._hook.tft_join
@@ -183,14 +196,15 @@ class Saving:
 
     def commit(self, partial: Path, final: Path, manifest: Manifest) -> None:
         """
-        Make it a checkpoint; see `checkpoint.commit`.
+        Commit the checkpoint in `partial` as `final`, and record it as the newest one; see
+        `checkpoint.commit`.
         """
         checkpoint.commit(partial, final, manifest)
         self._hook.tft_newest(directory=final.parent, newest=final, step=manifest.step)
 
     def give_up(self, store: CheckpointStore, step: int) -> None:
         """
-        Set checkpoints of later steps aside; see `checkpoint.give_up`.
+        Set the checkpoints of steps later than `step` aside; see `checkpoint.give_up`.
         """
         if not checkpoint.give_up(store, step) or not self._hook.tft_newest.get_hookimpls():
             return
@@ -202,8 +216,10 @@ class Saving:
 
     def load(self, directory: Path, shards: Sequence[str], rank: int, step: int) -> None:
         """
-        Read these shards out of a checkpoint of `step`, when all that is read has been checked. Raises
-        `CheckpointCorrupt`, and `OrderRefused` for one that somebody else has written.
+        Read shards from a checkpoint of `step`, after all files that are read have been verified.
+
+        Raises `CheckpointCorrupt`. Raises `OrderRefused` if the adaptor wrote the checkpoint and
+        the user's functions would read it, or the other way round.
         """
         known, places = checkpoint.verify_shards(directory, shards, rank, step)
         if known.own and not self.own:
@@ -237,8 +253,10 @@ class Saving:
 
 def _called(function: Callable[..., None], *args: Any, **told: str) -> None:  # Any: passed on
     """
-    Calls a function of the user's own. What is to end the process, or the loop, does; what else is no
-    `Exception`, as torch's word for a full disk, is one here.
+    Call a function of the user.
+
+    Exceptions that end the process or the loop pass through. Raises `RuntimeError` for any other
+    exception that is no `Exception`, such as torch's error for a full disk.
     """
     try:
         function(*args, **told)
@@ -256,8 +274,10 @@ def _beside(shard: str) -> str:
 
 def _synced(place: Path) -> list[Path]:
     """
-    The files under a directory, on the disk. Raises `UsageError` where there are none, and for links,
-    which may lead to what is not there any more when it is read.
+    Return the files under a directory, and sync them to the disk.
+
+    Raises `UsageError` if there are no files. Raises `UsageError` for a link, because its target
+    may be gone when the checkpoint is read.
     """
     found = sorted(place.rglob("*"))
     for each in found:

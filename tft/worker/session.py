@@ -1,8 +1,8 @@
 """
-The session: the training thread's half of a worker.
+The session: the part of a worker that runs on the training thread.
 
-`Session.run` keeps the training thread either in the user's `train` or at work on the orders of
-an incident, one after another, in the order in which the control thread hands them over.
+In `Session.run` the training thread either runs the user's `train` or carries out the orders of
+an incident. It carries them out one by one, in the order in which the control thread passes them.
 """
 
 import atexit
@@ -62,7 +62,9 @@ log = structlog.get_logger()
 
 class UpdateWindow:
     """
-    What `Session.update` returns: the span in which a rank changes its state in place.
+    The update window: the context manager in which a rank changes its state in place.
+
+    `Session.update` returns it.
     """
 
     __slots__ = ("_session",)
@@ -79,13 +81,15 @@ class UpdateWindow:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:  # else the state is torn, and the window stays open to say so
+        if kind is None:  # else the state is torn: the window stays open to mark that
             self._session.close_window()
 
 
 class Session:
     """
-    One rank's part in a fault-tolerant job. Made by `init`; used on the training thread.
+    One rank's part in a fault-tolerant job.
+
+    `init` creates the session. Use it on the training thread only.
     """
 
     def __init__(self, settings: RankSettings) -> None:
@@ -113,23 +117,26 @@ class Session:
         )  # fmt: skip
         self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
         self._has_barrier = False
-        """No rank holds everything: they make sure of each other before a step is completed."""
+        """
+        Whether ranks wait at the pre-update barrier before they complete a step: some shard is
+        not on all ranks, and the adaptor has such a barrier.
+        """
         self._note: Callable[..., bytes | None] | None = None
         if self._adaptor.hook.tft_end_step.get_hookimpls():
             self._note = direct(self._adaptor.hook.tft_end_step)
         self._tails = self._page.tailed()
-        """Steps end behind their windows."""
+        """Whether a step ends after its update window (with a tail), not with the window."""
         self._after = AfterSteps(self._adaptor.hook)
         self._records = Records(settings.run_dir, settings.rank)
         self._evaluating = False
         self._audit = self._make_audit()
         self._audited = self._audit
-        """What looks at the present step; None: nobody does, and nobody is asked."""
+        """The audit of the present step; None while the step is not audited."""
         self._private = b""
-        """As it was when the last window closed."""
+        """The rank-local state when the last update window closed."""
         self._contributed = b""
         self._adopted = False
-        self.model: Any = None  # Any: whatever the user's factory returned
+        self.model: Any = None  # Any: the object that the user's factory returned
 
     # ---------------------------------------------------------------- what the user sees
 
@@ -143,7 +150,7 @@ class Session:
     @property
     def successor(self) -> bool:
         """
-        Whether this process was started to take over from one that still trained then.
+        Whether this process was started as a successor: the process it replaces still trained then.
         """
         return self._settings.successor
 
@@ -157,21 +164,21 @@ class Session:
     @property
     def incarnation(self) -> int:
         """
-        How many processes held this rank before this one.
+        The number of processes that held this rank before this one: 0 for the first.
         """
         return self._settings.incarnation
 
     @property
     def run_dir(self) -> Path:
         """
-        Where this run keeps its records.
+        The run directory, in which this run keeps its records.
         """
         return self._settings.run_dir
 
     @property
     def checkpoints(self) -> CheckpointStore:
         """
-        Where its checkpoints are.
+        The store in which this run keeps its checkpoints.
         """
         return checkpoint_store_of(self._settings)
 
@@ -185,7 +192,7 @@ class Session:
     @property
     def tls(self) -> Tls | None:
         """
-        What transfers are encrypted with; None: they are not.
+        The TLS settings of shard transfers; None: transfers are not encrypted.
         """
         return self._tls
 
@@ -199,28 +206,33 @@ class Session:
     @property
     def step(self) -> int:
         """
-        The optimizer step being computed, 1-based.
+        The optimizer step that is being computed, counted from 1.
         """
         return self._gate.completed + 1
 
     @property
     def evaluating(self) -> bool:
         """
-        Whether a function that is called after a step runs: it is called after step `session.step - 1`.
+        Whether a function of `after_step` or `evaluate` runs now.
+
+        That function is called after step `session.step - 1`.
         """
         return self._evaluating
 
     def adopt(self, *, wrap: Callable[[], Any] | None = None, **parts: Any) -> None:
         """
-        Hands over what makes up the training state: `model`, `optimizer`, and if there are any
-        `scheduler` and `data` (an object whose `state_dict()` is its position). `wrap` builds the
-        wrapper round the model (`lambda: DDP(model)`); it is called at the start and after every
-        incident, and what it returns is `session.model`.
+        Hand over the objects that make up the training state.
 
-        `save(directory, step)` and `load(directory)`, if they are given, write and read checkpoints in
-        the place of the adaptor, on the training thread and without process groups.
+        `parts` are `model`, `optimizer`, and, if the script has them, `scheduler` and `data` (an
+        object whose `state_dict()` is its position). `wrap` builds the wrapper around the model
+        (`lambda: DDP(model)`). tft calls `wrap` at the start and after every incident, and keeps
+        the result as `session.model`.
 
-        Raises `UsageError` for what the adaptor cannot handle. `Any`: the framework's own types.
+        `save(directory, step)` and `load(directory)` are optional. They write and read checkpoints
+        in place of the adaptor, on the training thread and without process groups.
+
+        Raises `UsageError` if the adaptor cannot handle one of the objects. `Any`: the framework's
+        own types.
         """
         own = own_functions(parts)
         parts = {name: part for name, part in parts.items() if name not in ("save", "load")}
@@ -230,23 +242,23 @@ class Session:
             self._saving.give(own)
         self._periodic.check()
         self._adopted = True
-        if "model" in parts:  # else they are told when it is made
+        if "model" in parts:  # else the observers get the parts after the factory has made them
             self._observers.adopted(parts)
 
     def topology(self) -> Holdings:
         """
-        The shards this rank holds, each with all ranks that hold a copy of it, as read from what was
-        adopted: `print(session.topology())`.
+        Return the shards that this rank holds, each with all ranks that hold a copy of it.
+
+        The adaptor reads them from the adopted objects. To print them: `print(session.topology())`.
         """
         shards = self._adaptor.hook.tft_shards(rank=self.rank, world=self.world)
         return Holdings(rank=self.rank, groups={each.shard: each.ranks for each in shards})
 
     def run(self, train: Callable[["Session"], None]) -> None:
         """
-        Calls `train(session)`, and calls it again from the agreed step after every incident.
-        Returns when all ranks have finished.
+        Call `train(session)`, and call it again after every incident, from the agreed step.
 
-        Raises `JobEnded` when the job ends before that.
+        Returns when all ranks have finished. Raises `JobEnded` when the job ends before that.
         """
         self.begin()
         while (order := self.obey()) != "complete":
@@ -255,10 +267,13 @@ class Session:
 
     def steps(self, last: int) -> Iterator[int]:
         """
-        The steps that are left to be computed, up to and including `last`.
+        Yield the steps that remain to be computed, up to and including `last`.
+
+        When the loop asks for the next step, the present step ends. Raises `UsageError` when a step
+        ends without an update window.
         """
         self._has_tails()
-        self._end_last_step()  # a loop before this one may have been left in its tail
+        self._end_last_step()  # an earlier loop may have been left in the tail of its last step
         while self.step <= last:
             step = self.step
             yield step
@@ -271,11 +286,13 @@ class Session:
 
     def end_step(self) -> None:
         """
-        The step has ended, with all that the loop does behind its update window. `session.steps` calls it; in a loop
-        without that it is the last line of an iteration. A loop that never calls it ends its steps with their windows:
-        what stands behind them is then done by some ranks and not by others, when a fault comes in between.
+        Mark the end of the step, including its tail (the code of the loop after the update window).
+
+        `session.steps` calls this. In a loop without `session.steps`, call it as the last line of
+        each iteration. If a loop never calls it, each step ends with its update window. A fault
+        after the window may then leave a tail that some ranks have executed and others have not.
         """
-        if not self._tails:  # this step was taken to end with its window
+        if not self._tails:  # until now, this step counted as ended with its window
             self._has_tails()
             if self._note is not None:
                 self._note(tail=True)
@@ -288,9 +305,10 @@ class Session:
 
     def update(self) -> UpdateWindow:
         """
-        The update window: `with session.update(): optimizer.step()`. Everything that changes
-        the state in place belongs inside, and no sum with other ranks does; one window is one
-        optimizer step.
+        Return the update window: `with session.update(): optimizer.step()`.
+
+        Put all code that changes the state in place into the window, and no all-reduce with other
+        ranks. One window is one optimizer step.
         """
         return self._window
 
@@ -298,13 +316,18 @@ class Session:
         self, function: Callable[[int], object], *, every: int = 1, limit: float = LIMIT
     ) -> None:
         """
-        Have `function(step)` called after each step, or each `every` steps, when the step has ended: on all ranks, and
-        on a replacement, too. To be told before `run`. It may use the groups, and take `limit` seconds; what it draws from
-        generators is drawn without effect on training, and it must not change the state. Where a fault comes before
-        all ranks have been through it all of them call it again: what it does outside of this process is done at least
-        once, with the step to know it by.
+        Register `function(step)`, to be called when a step has ended: after every `every` steps.
 
-        Raises `UsageError` for what cannot be called so.
+        All ranks call it, replacements too. Register it before `run`. The function may use the
+        process groups and may take `limit` seconds. It may draw random numbers: tft puts the
+        generators back afterwards, so training is not affected. It must not change the state.
+
+        If a fault occurs before all ranks have finished the function, all ranks call it again.
+        Effects outside this process therefore happen at least once; use `step` to recognise a
+        repetition.
+
+        Raises `UsageError` if `function` is not callable or was registered before, or if `every` or
+        `limit` is too small.
         """
         self._after.add(function, every, limit)
 
@@ -312,28 +335,36 @@ class Session:
         self, function: Callable[[int], object], *, every: int, limit: float = LIMIT
     ) -> None:
         """
-        The same for an evaluation, by all ranks or by one while the others go on and wait for it: for `limit` seconds
-        nobody is taken for one that hangs, and a fault elsewhere waits for its end.
+        Register an evaluation `function(step)`, with the same rules as `after_step`.
+
+        All ranks may evaluate, or one rank while the others go on and wait for that rank. For
+        `limit` seconds no rank counts as hanging. The handling of a fault on another rank waits
+        until the evaluation has ended.
         """
         self._after.add(function, every, limit)
 
     def record(self, row: Mapping[str, object]) -> None:
         """
-        Write a row of this step, in its tail too, to `records-rank{rank}.jsonl` in the run directory: once, though the step may be
-        computed again or what is called after it be called again. The row gets `step`.
+        Write a row for this step to `records-rank{rank}.jsonl` in the run directory.
+
+        In the tail of a step, the row belongs to that step. The key `step` is added to the row. The
+        file has the row once, even if the step is computed again or a function of `after_step` is
+        called again. Raises `UsageError` if the row has a key `step` or `after`, or is not
+        serialisable as JSON.
         """
         self._records.write(self._gate.completed if self._gate.in_tail else self.step, row)
 
     def expect(self, seconds: float) -> None:
         """
-        Announces a long phase, an evaluation or a checkpoint: no rank is taken for one that
-        hangs before so many seconds have passed.
+        Announce a long phase, such as an evaluation or a checkpoint, of at most `seconds` seconds.
+
+        No rank counts as hanging before `seconds` have passed.
         """
         self._page.train(True, self._clock.now() + seconds)
 
     def digests(self) -> Mapping[str, str]:
         """
-        Digests of parameters, optimizer, scheduler, RNG and data position.
+        Return digests of parameters, optimizer, scheduler, RNG and data position.
         """
         digests: Mapping[str, str] = self._adaptor.hook.tft_digests()
         return digests
@@ -342,8 +373,10 @@ class Session:
 
     def begin(self) -> None:
         """
-        What `run` begins with, for a program that keeps its own loop: this rank is ready, and takes
-        orders. Then `obey`.
+        Report this rank as ready to take orders, in a program that keeps its own loop.
+
+        Call `obey` next. `run` does both itself. Raises `UsageError` if `adopt` was not called, or
+        if the user's save and load cannot tell the shards of this rank apart.
         """
         if not self._adopted:
             raise UsageError("session.run needs something to keep: call session.adopt first")
@@ -370,9 +403,10 @@ class Session:
 
     def obey(self) -> OrderName:
         """
-        Waits for the next order, carries it out, and says which it was. After `resume` this thread is
-        in the loop: the steps from `session.step` on are to be trained, until `leave` or `finish`. After
-        `complete` all is done.
+        Wait for the next order, carry it out, and return its name.
+
+        After `resume` this thread is in the loop: train the steps from `session.step` on, until
+        `leave` or `finish`. After `complete` the job is complete.
 
         Raises `JobEnded` when the job ends before that.
         """
@@ -399,15 +433,17 @@ class Session:
 
     def leave(self, error: BaseException | None = None) -> None:
         """
-        The loop has been left, by an exception that is no `Interrupted`: by a fault; None: because an
-        incident has cut it off. Nothing may hold the frames of the loop any more.
+        Report that the program has left the loop.
+
+        `error` is the exception that ended the loop, if that was not `Interrupted`: a fault. None:
+        an incident interrupted the loop. Nothing may hold the frames of the loop any more.
         """
         self._audit_left(error)
         self._cut_off(None if error is None else self._fault(error))
 
     def finish(self) -> None:
         """
-        All steps have been trained.
+        Report that all steps have been trained.
         """
         self._end_last_step()
         self._periodic.finish()
@@ -417,13 +453,16 @@ class Session:
 
     def open_window(self) -> None:
         """
-        The all-reduces are complete: the state of the next step may be made.
+        Open the update window: the all-reduces are complete, and the state may be changed.
+
+        Waits here while an incident keeps the window closed. Raises `Interrupted` when an incident
+        takes this rank out of the loop.
         """
         if self._gate.in_tail:
-            self._end_step()  # nobody has said that the last one ended, and the next one is here
+            self._end_step()  # the loop has not marked the end of the last step
         completed = self._gate.completed
         private = self._capture(closing=False)
-        if private != self._contributed:  # else it is in the page, and is better left alone there
+        if private != self._contributed:  # else the page has this capture already
             self._page.capture(completed + 1, private, False)
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self._tails)
@@ -434,7 +473,9 @@ class Session:
 
     def close_window(self) -> None:
         """
-        The state of the step is whole.
+        Close the update window: the state of the step is whole.
+
+        If the loop has no tails, this also ends the step.
         """
         step = self._gate.completed + 1
         tail = self._tails
@@ -459,7 +500,9 @@ class Session:
 
     def _end_step(self) -> None:
         """
-        All that the loop does in a step is done: this is what other ranks have, too.
+        End the step: the loop has done all its work of this step, as on the other ranks.
+
+        Raises `Interrupted` when the rank is to leave the loop after this step.
         """
         step = self._gate.completed
         if self._audited is not None:
@@ -485,7 +528,9 @@ class Session:
 
     def _call(self, after: Sequence[AfterStep], step: int) -> None:
         """
-        Call what is to be called after this step, when nobody holds this rank back. All of that is over, or none.
+        Call the functions that are due after this step, once the gate admits this rank.
+
+        The calls count as one unit: either all of them have completed, or none.
         """
         if not self._gate.admits() and not self._goes_in(window=False):
             raise Interrupted
@@ -535,12 +580,15 @@ class Session:
 
     def _passes_barrier(self) -> bool:
         """
-        Whether all ranks have finished their all-reduces. If that cannot be known any more, then those who hold something
-        else may complete the step, or may be unable to: this one can do either, and waits to be told.
+        Return whether all ranks have finished their all-reduces.
+
+        If the barrier fails, that cannot be known any more. Ranks with other shards may complete
+        the step, or may be unable to. This rank can do either: the fault is reported, and this rank
+        waits at the window for the decision.
         """
         try:
             self._adaptor.hook.tft_pre_update_barrier()
-        except Exception as error:  # noqa: BLE001 (whatever it is, the all-reduces are complete)
+        except Exception as error:  # noqa: BLE001 (any error: the all-reduces here are complete)
             self._control.report(self._fault(error))
             self._gate.stand()
             return False
@@ -548,7 +596,9 @@ class Session:
 
     def contributing(self) -> None:
         """
-        The adaptor says: from here on the others can finish the step without this rank.
+        Capture the rank-local state; from now on the others can finish the step without this rank.
+
+        The adaptor calls this in every step (see `tft_watch`).
         """
         self._contributed = self._capture(closing=False)
         self._page.capture(self._gate.completed + 1, self._contributed, False)
@@ -561,7 +611,10 @@ class Session:
 
     def _goes_in(self, *, window: bool) -> bool:
         """
-        Stand still until the word to go on; False: the loop is to be left.
+        Wait until this rank may go on, and carry out orders meanwhile.
+
+        Returns False if the rank must leave the loop. `window`: wait at an update window; else
+        before the functions that are called after a step.
         """
         self._control.tell(self._gate.standing())
         while isinstance(word := self._gate.wait(window=window), Execute):
@@ -577,7 +630,9 @@ class Session:
 
     def _inside(self, work: Callable[[], None]) -> bool:
         """
-        Do something that belongs to the loop. False: the loop was left in it, by an incident or a fault.
+        Run `work`, which belongs to the loop.
+
+        Returns False if an incident or a fault ended the loop in `work`.
         """
         message: Faulted | None = None
         line = ""
@@ -585,11 +640,11 @@ class Session:
             work()
         except Interrupted as error:
             line = self._audit_left(error) or _line_below(error)
-        except BaseException as error:  # noqa: BLE001 (whatever leaves the user's loop is a fault)
+        except BaseException as error:  # noqa: BLE001 (any exception of the user's loop is a fault)
             message, line = self._fault(error), self._audit_left(error) or _line_below(error)
         else:
             return True
-        # Here no traceback holds the frames of the loop any more, nor the groups they used.
+        # Here no traceback holds the frames of the loop any more, nor their process groups.
         self._cut_off(message, line)
         return False
 
@@ -626,8 +681,10 @@ class Session:
 
     def _give(self, shard: str, step: int) -> ShardPayload:
         """
-        On a transfer thread. Whoever asked tries the next rank that has it; that this one cannot give
-        anything any more, nobody else would find out.
+        Return a shard at the end of `step` for another rank (on a transfer thread).
+
+        After an error the other rank tries the next holder. If the error shows that the device
+        context of this rank is lost, report a fault too: no other process would notice that.
         """
         try:
             return self._hands.give(shard, step)
@@ -666,7 +723,7 @@ class Session:
                 self._records.drop_later(execute.order.step)
             work = self._hands.carry_out(execute.order)
             self._tell_of_what_was_made(execute.order)
-        except Exception as error:  # noqa: BLE001 (an order that fails is answered, not raised)
+        except Exception as error:  # noqa: BLE001 (the failure of an order is answered, not raised)
             failure = f"{type(error).__name__}: {error}"
             lost = self._diagnose(error).context_lost
             log.warning("order_failed", order=execute.name, why=failure)
@@ -715,8 +772,10 @@ class Session:
 
     def open(self, at: float) -> Self:
         """
-        Joins the job; `at` is when `tft.init` was called. Raises `RankTaken` when another
-        process holds this rank.
+        Join the job.
+
+        `at` is when `tft.init` was called (CLOCK_MONOTONIC, seconds). Raises `RankTaken` when
+        another process holds this rank.
         """
         self._page.move(0, False, at)
         self._page.train(False, at)
@@ -748,7 +807,9 @@ class Session:
 
 def _line_below(error: BaseException) -> str:
     """
-    The line of the user's function that was called here (FILE:LINE), where the exception has left it.
+    Return the line (FILE:LINE) at which the exception left the user's function called in this file.
+
+    Empty if no frame of the user is in the traceback.
     """
     trace = error.__traceback__
     own = _line_below.__code__.co_filename
@@ -762,13 +823,15 @@ _session: Session | None = None
 
 def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Session:
     """
-    Joins the job this process was started for and returns its session; the same one when called
-    again.
+    Join the job for which this process was started, and return its session.
 
-    In a process that torchrun, srun or the like has started it does not return: the process becomes a
-    `tft run`, whose rank runs the script from its beginning. `launcher` says who this process is where
-    its environment does not, `options` are further ones of that `tft run`. Raises `UsageError` where that
-    cannot be, and where nobody has started this process as one of several.
+    Later calls return the same session. If torchrun, srun or another launcher has started this
+    process, `init` does not return: the process becomes a `tft run`, whose rank runs the script
+    from its beginning. `launcher` gives the rank and place of this process if the environment does
+    not name them. `options` are additional options of that `tft run`.
+
+    Raises `UsageError` if the process cannot become a `tft run`, or if it was not started as one
+    process of a job.
     """
     global _session
     if _session is None:

@@ -1,6 +1,8 @@
 """
-A process that another program has started for an agent (`tft.starter`): nothing of ours ran in it before
-`tft.init`, which first does what `tft.worker.launch` does for the others.
+The start of a rank's process that another program has started for an agent (`tft.starter`).
+
+No code of tft ran in this process before `tft.init`. So `tft.init` first does the work that
+`tft.worker.launch` does in other processes.
 """
 
 import os
@@ -20,8 +22,11 @@ from tft.worker.launch import prepare
 
 def take_up() -> None:
     """
-    In the process of a rank: tie its life to that of the program, open the page and the file for its
-    last words, which it could not inherit, and get ready to say these. In others: nothing.
+    Prepare the process of a rank. In other processes, do nothing.
+
+    Make the process die with the program that started it. Open the page and the file for its last
+    words (the stacks that it writes before it ends); the process could not inherit these files.
+    Raises `UsageError` if one of the files cannot be opened.
     """
     paths = descriptor_paths()
     if paths is None:
@@ -40,7 +45,7 @@ def take_up() -> None:
 
 def stand_aside() -> None:
     """
-    In a process that is part of a job and holds no rank: never returns. In others: nothing.
+    Wait for ever in a process that is part of a job and holds no rank. Else do nothing.
     """
     if not stands_aside():
         return
@@ -51,8 +56,10 @@ def stand_aside() -> None:
 
 def _tie() -> None:
     """
-    Die with the program. Where it has started this process through another one, such as a shell, that is
-    left to the reaper, which ends all that bears its mark.
+    Make this process die with the program that started it.
+
+    If the program has started it through another process, such as a shell, this is left to the
+    reaper. The reaper ends all processes that carry its mark.
     """
     parent = take_parent()
     if parent is not None and parent == os.getppid():
