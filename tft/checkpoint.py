@@ -1,19 +1,19 @@
 """
-A checkpoint on the disk: its directory, the manifest that makes it one, and the private state
-of each rank. Knows no framework: what an adaptor writes is a list of files to it.
+A checkpoint on the disk: its directory, its manifest, and the rank-local state of each rank. This
+file knows no framework: it sees the files that an adaptor writes only as a list.
 
-    step-00000042/           manifest.json, private-rank0.bin, …, the adaptor's
-    step-00000042.partial/   being written, or never finished
-    step-00000042.round-3.1.partial/  the same of a periodic one, see `round_of`
-    step-00000042.given-up/  of a way that the job has turned back from
-    step-00000042.replaced/  an earlier one of the same step, on its way out
-    .step-00000042.0a1b2c3d.removed/  one that is old enough, on its way out, whatever mark it had
+    step-00000042/           a checkpoint: manifest.json, private-rank0.bin, …, the adaptor's files
+    step-00000042.partial/   a checkpoint that is being written, or was never finished
+    step-00000042.round-3.1.partial/  the same of a periodic checkpoint, see `round_of`
+    step-00000042.given-up/  a checkpoint of a later step than one the job has gone back to
+    step-00000042.replaced/  an earlier checkpoint of the same step, which is being removed
+    .step-00000042.0a1b2c3d.removed/  a retired checkpoint with any mark, which is being removed
 
-A directory is a checkpoint when it has its final name, and it gets that name, by one rename, when
-every file in it is synced. Whoever reads it checks the files against the manifest first.
+A directory is a checkpoint when it has its final name. It gets that name, by one rename, after
+every file in it is synced. A reader first checks the files against the manifest.
 
-Where they lie and what they are called is the job's to say (`CheckpointStore`). That directory may hold anything
-else, too: what does not have such a name is never touched.
+The job decides the directory and the names of its checkpoints (`CheckpointStore`). The directory
+may contain other things too: an entry without the name of a checkpoint is never touched.
 """
 
 import errno
@@ -35,62 +35,68 @@ from tft.files import sync
 from tft.protocol.messages import SavedFile
 
 SCHEMA = 2
-"""Of the manifest; a reader refuses another one."""
+"""The version of the manifest's format. A reader refuses other versions."""
 
 _UNSEALED = "0" * 32
-"""What stands in a manifest for its own digest while that is computed."""
+"""The placeholder for the manifest's own digest while the digest is computed."""
 
 MANIFEST = "manifest.json"
 
 _BLOCK = 4 * 2**20
-"""Bytes read at a time to digest a file: few calls, and nothing beside the state they belong to."""
+"""Bytes read at a time to digest a file. The size needs few calls, and its memory is small compared
+with the state."""
 
 _REPLACED = ".replaced"
 _GIVEN_UP = ".given-up"
 _PARTIAL = ".partial"
 _REMOVED = ".removed"
 _MARKS = (_REPLACED, _GIVEN_UP, _PARTIAL, _REMOVED)
-"""What stands behind the name of a checkpoint that is not to be read, or not for long."""
+"""The marks after the name of a directory that is no readable checkpoint, or will be removed
+soon."""
 _ROUND = re.compile(r"\.round-[0-9]+\.[0-9]+\.partial")
 _GOING = re.compile(rf"({re.escape(_REPLACED)}|{re.escape(_GIVEN_UP)})?\.[0-9a-f]{{8}}\.removed")
 
 _NAME = re.compile(r"(?P<before>[^{}]*)\{step(:0[1-9][0-9]?d)?\}(?P<behind>[^{}]*)")
 _CLAIMED = "claimed.json"
 BESIDE = ".beside"
-"""What stands behind the name of a shard for the file that is kept beside what the user's own wrote."""
+"""The suffix of the file that is kept in addition to the files that the script's own save function
+writes for a shard. The suffix follows the name of the shard."""
 _PRIVATE = re.compile(r"private-rank(\d+)\.bin")
 _OWNER = "tft private state of rank {}\n"
-"""What a file of private state begins with: under another rank's name it is refused."""
+"""The first line of a file of rank-local state. A file that names another rank is refused."""
 _COPY = re.compile(r"(copy-rank\d+)/(.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """
-    What belongs to a checkpoint.
+    The list of all files that belong to a checkpoint, and what a reader must know of it.
     """
 
     digest: str
-    """Of the manifest itself, as it is written, with zeros in this place. The first field: a reader finds it there."""
+    """The digest of the manifest as it is written, with zeros in the place of this digest. It is
+    the first field, where a reader finds it."""
     schema: int
     step: int
-    """The step whose end it holds."""
+    """The step at whose end the state was saved."""
     world: int
     adaptor: str
-    """Who can read its files."""
+    """The name of the adaptor that can read the files."""
     files: tuple[SavedFile, ...]
-    """All but the manifest itself."""
+    """All files except the manifest itself and the further copies."""
     private: dict[int, str]
-    """By rank, the file with its private state."""
+    """For each rank, the name of the file with its rank-local state."""
     own: bool = False
-    """Its shards were written by functions of the script's own."""
+    """Whether functions of the script wrote the shards."""
     copies: tuple[SavedFile, ...] = ()
-    """Further copies of shards: each in the directory of the rank that wrote it, see `copy_of`."""
+    """Further copies of shards, each in the directory of the rank that wrote the copy (see
+    `copy_of`)."""
 
     @property
     def without_local_state(self) -> list[int]:
         """
-        The ranks whose private state was lost with their node.
+        The ranks whose rank-local state is not in the checkpoint, because it was lost with their
+        node.
         """
         return sorted(set(range(self.world)) - set(self.private))
 
@@ -98,7 +104,7 @@ class Manifest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Versioned:
     """
-    What every version of a manifest has.
+    The part of a manifest that every version has.
     """
 
     schema: int
@@ -110,17 +116,17 @@ class _Versioned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStore:
     """
-    Where the checkpoints of a job lie, and what they are called.
+    The directory and the names of a job's checkpoints.
     """
 
     directory: Path
     name: str = CHECKPOINT_NAME
-    """With `{step}` in it."""
+    """The pattern of the names. It contains `{step}`."""
 
     def check(self) -> None:
         """
-        Raises `UsageError` for a name by which the checkpoints of two steps could not be told apart, or
-        what is one from what is not.
+        Check the pattern of the names. Raises `UsageError` when the names of two steps could be
+        equal, or when a name could not be distinguished from that of another kind of directory.
         """
         name = self.name
         match = _NAME.fullmatch(name)
@@ -142,20 +148,21 @@ class CheckpointStore:
 
     def place(self, step: int) -> Path:
         """
-        Of the checkpoint of a step.
+        Return the final path of the checkpoint of a step.
         """
         return self.directory / self.name.format(step=step)
 
     def step_of(self, directory: Path) -> int | None:
         """
-        Return the step that the name of a directory says; None for a name that is no checkpoint's here.
+        Return the step in the name of a directory. Return None when the directory is not one that
+        `held` yields.
         """
         return next((step for step, _, held in self.held() if held == directory), None)
 
     def held(self) -> Iterator[tuple[int, str, Path]]:
         """
-        All that has such a name: the step, what stands behind the name, and the directory. What is
-        hidden is on its way out.
+        Yield all directories with the name of a checkpoint: the step, the mark after the name, and
+        the directory. A hidden directory is yielded only when it is a retired one.
         """
         match = _NAME.fullmatch(self.name)
         if match is None or not self.directory.is_dir():
@@ -164,7 +171,7 @@ class CheckpointStore:
         named = re.compile(rf"\.?({before}([0-9]+){behind})(.*)")
         for directory in sorted(self.directory.iterdir()):
             known = named.fullmatch(directory.name)
-            # who writes 7 as 00000007 has not written what is called 7
+            # a pattern that writes 7 as 00000007 has not written a directory named 7
             if known is None or self.name.format(step=int(known[2])) != known[1]:
                 continue
             if directory.name.startswith(".") == bool(_GOING.fullmatch(known[3])):
@@ -173,14 +180,14 @@ class CheckpointStore:
 
 def checkpoint_store_of(settings: JobSettings | RankSettings) -> CheckpointStore:
     """
-    That of a job, as its parts were told.
+    Return the checkpoint store of a job from its settings.
     """
     return CheckpointStore(directory=settings.checkpoints, name=settings.checkpoint_name)
 
 
 def partial(final: Path) -> Path:
     """
-    Where a checkpoint is written until it is complete.
+    Return the path at which the checkpoint `final` is written until it is complete.
     """
     return final.with_name(f"{final.name}{_PARTIAL}")
 
@@ -190,7 +197,7 @@ def partial(final: Path) -> Path:
 
 def digest_file(directory: Path, name: str) -> SavedFile:
     """
-    The file `name`, relative to `directory`, as it is now.
+    Return the size and the digest of the file `name`, relative to `directory`, as it is now.
     """
     digest = xxhash.xxh3_128()
     size = 0
@@ -203,7 +210,7 @@ def digest_file(directory: Path, name: str) -> SavedFile:
 
 def write_private(directory: Path, rank: int, private: bytes) -> SavedFile:
     """
-    Write the private state of a rank, synced. The file says whose state it is.
+    Write the rank-local state of a rank to a file, and sync the file. The file names its rank.
     """
     name = f"private-rank{rank}.bin"
     write_synced(directory / name, _OWNER.format(rank).encode() + private)
@@ -212,15 +219,16 @@ def write_private(directory: Path, rank: int, private: bytes) -> SavedFile:
 
 def round_of(final: Path, incident: int, number: int) -> Path:
     """
-    Where the ranks write their parts of a periodic checkpoint, each on its own. Those that were copied
-    after the same order to go on, that of a round of an incident, belong together.
+    Return the directory in which the ranks write their parts of a periodic checkpoint
+    independently. Parts belong together when their state was copied after the same order to go on:
+    that of round `number` of the incident.
     """
     return final.with_name(f"{final.name}.round-{incident}.{number}.partial")
 
 
 def open_round(final: Path, incident: int, number: int) -> Path:
     """
-    The same, made if need be.
+    Return the directory of `round_of`, and make it when it does not exist.
     """
     directory = round_of(final, incident, number)
     directory.mkdir(parents=True, exist_ok=True)
@@ -229,7 +237,7 @@ def open_round(final: Path, incident: int, number: int) -> Path:
 
 def copy_of(directory: Path, rank: int) -> Path:
     """
-    Where a rank writes further copies of what others write.
+    Return the directory in which a rank writes further copies of shards that other ranks write.
     """
     return directory / f"copy-rank{rank}"
 
@@ -237,35 +245,36 @@ def copy_of(directory: Path, rank: int) -> Path:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """
-    What one rank has done for a periodic checkpoint.
+    The contribution of one rank to a periodic checkpoint.
     """
 
     files: tuple[SavedFile, ...] = ()
-    """Those it has written."""
+    """The files that the rank has written."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of what it held, by shard and part, whether it has written that or not; empty: it cannot be compared."""
+    """The digests of the state that the rank held, by shard and part, whether the rank has written
+    it or not. Empty: the state cannot be compared."""
 
 
 def write_part(directory: Path, rank: int, part: Part) -> None:
     """
-    Note that a rank has written its part, and which files that is.
+    Record that a rank has written its part, with the files of the part.
     """
     beside = directory / f"{_part(rank)}.partial"
     write_synced(beside, msgspec.json.encode(part))
-    beside.rename(directory / _part(rank))  # so that it is not read by halves
+    beside.rename(directory / _part(rank))  # so that no reader sees half of the file
 
 
 def claim_parts(directory: Path, world: int) -> list[Part] | None:
     """
-    The parts of all ranks, for the one caller who is to commit them; None for all others, and
-    while any part is missing.
+    Return the parts of all ranks to the one caller that must commit them. Return None to all other
+    callers, and while a part is missing.
     """
     parts = [directory / _part(rank) for rank in range(world)]
     if not all(part.exists() for part in parts):
         return None
     try:
         parts[0].rename(directory / _CLAIMED)
-    except FileNotFoundError:  # another was faster
+    except FileNotFoundError:  # another rank was faster
         return None
     parts[0] = directory / _CLAIMED
     encoded = [part.read_bytes() for part in parts]
@@ -276,8 +285,11 @@ def claim_parts(directory: Path, world: int) -> list[Part] | None:
 
 def give_up(store: CheckpointStore, step: int) -> bool:
     """
-    The job goes on after `step` and may come another way: checkpoints of later steps are set aside, so
-    that nobody resumes from them. Every rank may do it, at once. Whether there were any.
+    Set the checkpoints of steps after `step` aside. The job goes on from `step` and may reach
+    another state, so no run may resume from these checkpoints. All ranks may call this at the same
+    time.
+
+    Return whether there was any such checkpoint.
     """
     found = False
     for later, mark, directory in store.held():
@@ -291,8 +303,9 @@ def give_up(store: CheckpointStore, step: int) -> bool:
 
 def _set_aside(directory: Path, aside: Path) -> None:
     """
-    An older one that was set aside goes. What is in the way is hidden before it is looked at: another
-    rank may have put there, just now, what this one is about to.
+    Rename a checkpoint to `aside`, and remove an older checkpoint that has this name. The directory
+    in the way is hidden before it is examined, because another rank may just have renamed the same
+    checkpoint to `aside`.
     """
     own = directory.stat().st_ino
     while True:
@@ -304,7 +317,7 @@ def _set_aside(directory: Path, aside: Path) -> None:
         else:
             return
         hidden = _going(aside)
-        with suppress(FileNotFoundError):  # another rank has hidden it: the way is free
+        with suppress(FileNotFoundError):  # another rank has hidden it, so the name is free
             aside.rename(hidden)
             if hidden.stat().st_ino == own:
                 hidden.rename(aside)
@@ -314,15 +327,16 @@ def _set_aside(directory: Path, aside: Path) -> None:
 
 def _going(directory: Path) -> Path:
     """
-    A name for it on its way out, which nothing else has: what is begun in its place may go, too.
+    Return a unique hidden name for a directory that is being removed. The name is unique because a
+    later directory of the same checkpoint may be removed too.
     """
     return directory.with_name(f".{directory.name}.{secrets.token_hex(4)}{_REMOVED}")
 
 
 def sweep(store: CheckpointStore, step: int | None = None) -> None:
     """
-    Remove what was begun of periodic checkpoints up to `step`, or of all, and never finished; and what
-    is left of those that were retired.
+    Remove the unfinished periodic checkpoints and the retired checkpoints of steps up to `step`, or
+    of all steps when `step` is None.
     """
     for begun, mark, directory in store.held():
         ends = _ROUND.fullmatch(mark) or _GOING.fullmatch(mark)
@@ -332,8 +346,9 @@ def sweep(store: CheckpointStore, step: int | None = None) -> None:
 
 def retire(store: CheckpointStore, keep: int, step: int) -> None:
     """
-    Take what is older than the newest `keep` whole checkpoints up to `step` out of sight, one rename
-    each: what is half removed is never taken for a checkpoint. `sweep` removes it.
+    Hide the checkpoints that are older than the newest `keep` whole checkpoints of steps up to
+    `step`. 0 keeps all. Each is hidden by one rename, so that a half removed directory is never
+    taken for a checkpoint. `sweep` removes the hidden directories.
     """
     whole = sorted(
         there
@@ -351,7 +366,8 @@ def retire(store: CheckpointStore, keep: int, step: int) -> None:
 
 def _is_of(directory: Path, step: int) -> bool:
     """
-    It is a checkpoint of that step. What has only its name is not ours to move.
+    Return whether a directory is a checkpoint of `step`. A directory that only has the name of a
+    checkpoint must not be moved.
     """
     manifest = _committed(directory)
     return manifest is not None and manifest.step == step
@@ -359,7 +375,8 @@ def _is_of(directory: Path, step: int) -> bool:
 
 def _seems_whole(directory: Path) -> bool:
     """
-    Every file is there with all its bytes. What is in them is for who reads them to check.
+    Return whether every file of the manifest exists with its full size. The content is not checked
+    here: a reader of the checkpoint checks it.
     """
     manifest = _committed(directory)
     try:
@@ -378,7 +395,8 @@ def manifest(
     *, step: int, world: int, adaptor: str, files: Sequence[SavedFile], own: bool = False
 ) -> Manifest:
     """
-    The manifest of a checkpoint of these files. Its content does not depend on their order.
+    Return the manifest of a checkpoint with these files. It does not depend on the order of
+    `files`.
     """
     every = sorted(files, key=lambda file: file.name)
     ordered = tuple(file for file in every if not _COPY.fullmatch(file.name))
@@ -408,9 +426,12 @@ def _digest(content: bytes) -> str:
 
 def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     """
-    Make what lies in `partial` the checkpoint `final`. Done again after it was done, it changes
-    nothing. An earlier checkpoint of that name, from before the job was resumed, is replaced; anything
-    else of that name stays, and `CheckpointCorrupt` is raised: `partial` lacks nothing then but its name.
+    Make the directory `partial` the checkpoint `final`. A second call changes nothing. An earlier
+    checkpoint of the same name, from before the job was resumed, is replaced.
+
+    Raises `CheckpointCorrupt` when `final` exists and is no readable checkpoint. `final` then
+    stays, and `partial` is complete except for its name. Raises `CheckpointCorrupt` also when
+    `partial` is gone and `final` is not the checkpoint of `manifest`.
     """
     if not partial.exists():
         if is_there(final, manifest):
@@ -430,7 +451,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     replaced = final.with_name(f"{final.name}{_REPLACED}")
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
-        final.rename(replaced)  # no rename takes the place of a directory; `newest` knows this one
+        final.rename(replaced)  # a rename cannot replace a full directory; `newest` finds this name
     partial.rename(final)
     sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -438,7 +459,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
 
 def is_there(final: Path, manifest: Manifest) -> bool:
     """
-    Whether `final` is the checkpoint of this manifest, whose files are not looked at.
+    Return whether `final` is the checkpoint of `manifest`. The other files are not read.
     """
     return _committed(final) == manifest
 
@@ -452,7 +473,7 @@ def _committed(final: Path) -> Manifest | None:
 
 def write_synced(path: Path, content: bytes) -> None:
     """
-    A file with this content, on the disk.
+    Write a file with this content, and sync it to the disk.
     """
     with path.open("wb") as file:
         file.write(content)
@@ -465,14 +486,14 @@ def write_synced(path: Path, content: bytes) -> None:
 
 def newest(store: CheckpointStore) -> Path | None:
     """
-    The committed checkpoint of the highest step, unread; None if there is none.
+    Return the committed checkpoint of the highest step; None when there is none. It is not read.
     """
     return next(iter(committed(store)), None)
 
 
 def committed(store: CheckpointStore) -> list[Path]:
     """
-    The committed checkpoints, that of the highest step first, unread.
+    Return the committed checkpoints, that of the highest step first. They are not read.
     """
     found = [
         (step, not mark, directory)
@@ -484,7 +505,8 @@ def committed(store: CheckpointStore) -> list[Path]:
 
 def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None:
     """
-    Raise `CheckpointCorrupt` where a checkpoint has the name of another step: it was renamed or copied.
+    Check the name of a checkpoint. Raises `CheckpointCorrupt` when the name contains another step
+    than the manifest, as after a rename or a copy.
     """
     named = store.step_of(directory)
     if named is not None and named != known.step:
@@ -495,8 +517,8 @@ def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None
 
 def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
     """
-    The committed checkpoints of earlier steps that the same job could go on from, unread, each with its
-    step: whoever reads one finds out whether it is whole.
+    Return the committed checkpoints of earlier steps from which the same job could go on: path and
+    step of each. Only their manifests are read. A reader of one finds out whether it is whole.
     """
     found: dict[int, Path] = {}
     for directory in committed(store):
@@ -506,18 +528,20 @@ def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
         if known.step != store.step_of(directory):
             continue
         if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
-            found.setdefault(known.step, directory)  # before one of that step on its way out
+            found.setdefault(known.step, directory)  # preferred to a replaced one of the same step
     return [(str(directory), step) for step, directory in found.items()]
 
 
 def verify(directory: Path) -> Manifest:
     """
-    The manifest of a checkpoint that can be read: every file is as it was written, or there is another
-    copy of the shard it belongs to. Raises `CheckpointCorrupt` naming the first that is lost.
+    Check all files of a checkpoint, and return its manifest. A shard with a damaged file counts as
+    readable when there is a whole further copy of the shard.
+
+    Raises `CheckpointCorrupt`, which names the first file that is lost.
     """
     known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
-    # what is beside a shard is read with it; a file of no shard is judged as a shard of that name
+    # a BESIDE file is read with its shard; a file of no shard counts as a shard of that name
     for shard in dict.fromkeys(first.removesuffix(BESIDE) for first in firsts):
         _whole_at(directory, known, shard)
     return known
@@ -525,7 +549,10 @@ def verify(directory: Path) -> Manifest:
 
 def damaged(directory: Path) -> list[str]:
     """
-    What is not as it was written of a checkpoint, a sentence for each file; copies too.
+    Return a sentence for each file of a checkpoint, also of the copies, that is not as it was
+    written.
+
+    Raises `CheckpointCorrupt` when the manifest cannot be read.
     """
     known = manifest_of(directory)
     return [each for file in (*known.files, *known.copies) if (each := _damage(directory, file))]
@@ -537,7 +564,7 @@ def _belongs(name: str, shard: str) -> bool:
 
 def _copies(known: Manifest, shard: str) -> dict[str, list[SavedFile]]:
     """
-    By directory: the files of further copies of a shard.
+    Return the files of the further copies of a shard, by the directory of the copy.
     """
     found: dict[str, list[SavedFile]] = {}
     for file in known.copies:
@@ -577,9 +604,12 @@ def verify_shards(
     directory: Path, shards: Sequence[str], rank: int, step: int | None = None
 ) -> tuple[Manifest, dict[str, Path]]:
     """
-    Check what a rank is about to read: the files of these shards, which begin with the shard's name,
-    and its private state. The manifest they are in, and under which directory each shard is whole.
-    Raises `CheckpointCorrupt`, also where the checkpoint is not of `step`.
+    Check the files that a rank is about to read: the files of `shards`, whose names begin with the
+    shard's name, and the file with the rank-local state of `rank`. Return the manifest, and for
+    each shard the directory in which the shard is whole.
+
+    Raises `CheckpointCorrupt` when a file is damaged and no copy is whole, and when the checkpoint
+    is not of `step`.
     """
     known = manifest_of(directory)
     if step is not None and known.step != step:
@@ -594,7 +624,8 @@ def verify_shards(
 
 def _whole_at(directory: Path, known: Manifest, shard: str) -> Path:
     """
-    Where every file of a shard is as it was written: in the checkpoint, or in a further copy.
+    Return the directory in which every file of a shard is as it was written: the checkpoint itself,
+    or a further copy. Raises `CheckpointCorrupt` when there is none.
     """
     why = _first_damage(directory, [file for file in known.files if _belongs(file.name, shard)])
     if not why:
@@ -607,7 +638,9 @@ def _whole_at(directory: Path, known: Manifest, shard: str) -> Path:
 
 def read_private(directory: Path, rank: int) -> bytes:
     """
-    The private state of a rank.
+    Return the rank-local state of a rank from a checkpoint.
+
+    Raises `CheckpointCorrupt` when the state is missing, cannot be read, or names another rank.
     """
     name = manifest_of(directory).private.get(rank)
     if name is None:
@@ -624,8 +657,8 @@ def read_private(directory: Path, rank: int) -> bytes:
 
 def manifest_of(directory: Path) -> Manifest:
     """
-    The manifest of a checkpoint, whose files are not looked at. Raises `CheckpointCorrupt` where it
-    cannot be read.
+    Return the manifest of a checkpoint. The other files are not read. Raises `CheckpointCorrupt`
+    when the manifest cannot be read or is damaged.
     """
     path = directory / MANIFEST
     try:

@@ -1,11 +1,11 @@
 """
-The keys of a job: a directory that `tft keys` makes and all processes of the job read.
+The keys of a job: a directory that `tft keys` makes, and that all processes of the job read.
 
-    broker.key, broker.pub       the pair of the broker: by the second a participant knows it
-    job.key, job.pub             the pair of the job: who has the first is let in
-    transfer.key, transfer.crt   the same for the ports where ranks fetch state, which speak TLS
+    broker.key, broker.pub       the pair of the broker: broker.pub identifies the broker
+    job.key, job.pub             the pair of the job: a process with job.key is accepted
+    transfer.key, transfer.crt   the key and certificate for the TLS ports where ranks fetch state
 
-All of it follows from 32 bytes, so that machines which share a secret already can make the same keys.
+All keys are derived from 32 bytes, so machines that share a secret already can make the same keys.
 """
 
 import hmac
@@ -24,7 +24,7 @@ from zmq.utils import z85
 from tft.errors import UsageError
 
 SEED = 32
-"""Bytes that keys are made of."""
+"""The number of bytes of the secret from which the keys are derived."""
 
 BROKER = ("broker.key", "broker.pub")
 JOB = ("job.key", "job.pub")
@@ -33,29 +33,32 @@ TRANSFER = ("transfer.key", "transfer.crt")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _KEY = 40
-"""Letters of a CURVE key."""
+"""The number of characters of a CURVE key in Z85."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
     """
-    What a process has read.
+    The CURVE keys that a process has read.
     """
 
     broker: bytes
-    """What the broker is known by."""
+    """The public key of the broker."""
     public: bytes
-    """What a participant of the job is known by."""
+    """The public key of the job, which all participants share."""
     secret: bytes = field(repr=False)
     broker_secret: bytes = field(default=b"", repr=False)
-    """Empty where it was not asked for: only the broker has use for it."""
+    """The secret key of the broker. Empty when it was not asked for: only the broker needs it."""
 
 
 def make_keys(directory: Path, seed: bytes | None = None) -> None:
     """
-    Make the keys of a job, anew or from a secret of `SEED` bytes. The directory is made if it is not
-    there. Raises `UsageError` where one of the files is there already, and without the package
-    `cryptography`; nothing was changed then.
+    Make the keys of a job in a directory, from a secret of `SEED` bytes; None means a random
+    secret. The directory is made when it does not exist.
+
+    Raises `UsageError` when one of the files exists already, when `seed` has another length, and
+    when the package `cryptography` is missing; nothing is changed then. Raises `UsageError` also
+    when the files cannot be written.
     """
     files = _files(os.urandom(SEED) if seed is None else seed)
     there = [name for name in files if (directory / name).exists()]
@@ -74,8 +77,10 @@ def make_keys(directory: Path, seed: bytes | None = None) -> None:
 
 def share_keys(directory: Path, seed: bytes) -> None:
     """
-    Have the keys of a secret in this directory, which others who know it may make at the same time.
-    Raises `UsageError` where something else is there.
+    Make the keys of a secret in a directory, unless they are there already. Other processes with
+    the same secret may do so at the same time.
+
+    Raises `UsageError` when the directory contains other keys.
     """
     files = _files(seed)
     if not directory.exists():
@@ -83,7 +88,7 @@ def share_keys(directory: Path, seed: bytes) -> None:
         make_keys(mine, seed)
         try:
             mine.rename(directory)
-        except OSError:  # somebody else's are there by now
+        except OSError:  # another process has made the directory meanwhile
             shutil.rmtree(mine)
     _check_directory(directory)
     for name, content in files.items():
@@ -95,8 +100,10 @@ def share_keys(directory: Path, seed: bytes) -> None:
 
 def read_keys(directory: Path, *, broker: bool = False) -> Keys:
     """
-    The keys in a directory, with the secret one of the broker if this process is it. Raises `UsageError`
-    where a file is missing, can be read by others than its owner, or does not belong to the rest.
+    Return the keys in a directory. With `broker`, they include the secret key of the broker.
+
+    Raises `UsageError` when a file is missing, when users other than its owner can access the file,
+    or when the keys do not belong together.
     """
     _check_directory(directory)
     secret, public = (_key(directory / name) for name in JOB)
@@ -111,8 +118,10 @@ def read_keys(directory: Path, *, broker: bool = False) -> Keys:
 
 def transfer_files(directory: Path) -> tuple[Path, Path]:
     """
-    Where key and certificate of the transfer ports are. Raises `UsageError` where one is missing or can
-    be read by others.
+    Return the paths of the key and the certificate of the transfer ports.
+
+    Raises `UsageError` when a file is missing, or when users other than its owner can access the
+    file.
     """
     _check_directory(directory)
     key, certificate = (directory / name for name in TRANSFER)
@@ -137,14 +146,17 @@ def _files(seed: bytes) -> Mapping[str, bytes]:
 
 def _derived(seed: bytes, name: str) -> bytes:
     """
-    32 bytes of their own for each name: who knows some of them does not know the others.
+    Derive 32 bytes from the secret for each name. The bytes of one name do not reveal those of
+    another.
     """
     return hmac.digest(seed, f"tft {name}".encode(), "sha256")
 
 
 def _certificate(seed: bytes) -> tuple[bytes, bytes]:
     """
-    A key and a certificate that it has signed itself, both as PEM and the same for the same seed.
+    Return a key and its self-signed certificate, both as PEM. The same seed gives the same result.
+
+    Raises `UsageError` when the package `cryptography` is missing.
     """
     try:
         from cryptography import x509
@@ -157,8 +169,8 @@ def _certificate(seed: bytes) -> tuple[bytes, bytes]:
         ) from None
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a job of tft")])
-    # Valid for as long as a certificate can say: it is compared as a whole and renewed with the job's
-    # other keys, and no job is to end because a date has passed.
+    # Valid for as long as a certificate allows, so that no job ends because a date has passed. The
+    # certificate is compared as a whole, and is renewed together with the job's other keys.
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), 1)
         .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))

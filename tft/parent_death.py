@@ -1,15 +1,15 @@
 """
-The tie between a process of tft and the one that started it: the child dies with its parent.
+The parent-death tie between a process of tft and its parent: the child dies with its parent.
 
-And the last thing a hanging child can be asked for before it is ended: where it hangs.
+Also the signal that asks a hanging child for the stacks of its threads before the child is killed.
 
 The kernel holds the tie (PR_SET_PDEATHSIG), so it works for a parent that is killed with SIGKILL
-and for a child that hangs. The child ties itself, as the first thing it does: between fork and
-exec in the parent would be earlier, but no Python may run there in a process that has threads.
+and for a child that hangs. The child makes the tie itself, as its first action. A tie between fork
+and exec would be earlier, but no Python may run there in a process that has threads.
 
-Some children are forked elsewhere, from a process that has imported already what they need, and
-become the agent's when the process between the two ends. What is said between an agent, that
-process and these children is here, where both sides can see it.
+Some children are forked by the fork server, which has already imported their modules. They become
+children of the agent when the process between them and the fork server ends. The messages between
+the agent, the fork server and these children are defined here, for all sides.
 """
 
 import ctypes
@@ -23,14 +23,16 @@ from tft.config import parent_variable, take_parent
 
 LAST_WORDS = signal.SIGRTMAX - 3
 """
-Asks a training process for the stacks of its threads, and ends it. A real-time signal from the far
-end: debuggers, profilers and virtual machines take theirs from SIGRTMIN up.
+The signal that makes a training process write the stacks of its threads, and end. It is a real-time
+signal near SIGRTMAX, because debuggers, profilers and virtual machines use those from SIGRTMIN up.
 """
 
 READY = b"ready"
-"""Said to the agent by a fork server that works; in its place, a sentence on why it cannot."""
+"""The message of a fork server that works to the agent. A fork server that cannot work sends a
+sentence with the reason instead."""
 ANOTHER = b"another"
-"""Said to a fork server: fork a process. That one answers itself, see `introduce`."""
+"""The request of the agent to a fork server to fork a process. The forked process itself answers,
+see `introduce`."""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_NAME = 15
@@ -39,19 +41,20 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def parent_death_tie() -> dict[str, str]:
     """
-    To be added to the environment of a process that calls `die_with_parent`.
+    Return the variables to add to the environment of a process that calls `die_with_parent`.
 
-    Start that process on a thread that lives as long as it should: the kernel takes the end of
-    the starting thread for the end of the parent.
+    Start that process on a thread that lives as long as the process should: the kernel treats the
+    end of the starting thread as the end of the parent.
     """
     return parent_variable(os.getpid())
 
 
 def die_with_parent() -> None:
     """
-    From now on SIGKILL comes to this process when the one that started it ends.
+    Let the kernel kill this process with SIGKILL when its parent ends.
 
-    A process that nobody gave a `parent_death_tie` was started by hand, and lives on without its shell.
+    Does nothing in a process without a `parent_death_tie` in its environment. Such a process was
+    started by hand, and lives on without its shell.
     """
     parent = take_parent()
     if parent is None:
@@ -61,26 +64,26 @@ def die_with_parent() -> None:
 
 def die_with(parent: int) -> None:
     """
-    From now on SIGKILL comes to this process when its parent ends; at once, if `parent` is not its
-    parent any more.
+    Let the kernel kill this process with SIGKILL when its parent ends. The process kills itself at
+    once when the process `parent` is not its parent any more.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        # it ended before the kernel was told: no signal will come any more
+        # the parent ended before the tie was made, so the kernel will send no signal
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans(*, yes: bool = True) -> None:
     """
-    From now on a descendant whose own parent ends becomes a child of this process, which has to
-    reap it; with `yes` false no more.
+    Make descendants whose own parent ends children of this process. This process must reap them.
+    With `yes` false, end this.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 def name_process(name: str) -> None:
     """
-    The name that `ps` and `top` show; 15 bytes of it.
+    Set the name that `ps` and `top` show for the calling thread. Only 15 bytes of it are used.
     """
     _prctl(_PR_SET_NAME, name.encode())
 
@@ -98,16 +101,17 @@ def _prctl(option: int, argument: int | bytes) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """
-    What a process that was forked is to become. The descriptors are numbered as they are in the
-    process that has the object.
+    The task of a forked process: the rank that the process becomes. The numbers of the descriptors
+    are those of the process that has the object.
     """
 
     arguments: tuple[str, ...]
     """The script and its arguments."""
     environment: dict[str, str]
-    """The whole of it, but for `page` and `words`: their numbers are its own."""
+    """The whole environment, except the variables of `page` and `words`: their descriptor numbers
+    differ in each process."""
     output: int
-    """Its stdout and stderr."""
+    """The descriptor for stdout and stderr."""
     page: int
     """See `RankSettings.page`."""
     words: int
@@ -116,7 +120,8 @@ class Task:
 
 def introduce(door: socket.socket) -> socket.socket:
     """
-    Tell the agent at the other end of `door` of this process; where it will then be told its task.
+    Announce this process to the agent at the other end of `door`. Return the socket on which this
+    process then gets its task.
     """
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pidfd = os.pidfd_open(os.getpid())
@@ -128,7 +133,8 @@ def introduce(door: socket.socket) -> socket.socket:
 
 def give_task(channel: socket.socket, task: Task) -> None:
     """
-    Have the process at the other end begin. Never blocks; raises OSError if it has ended.
+    Send the task to the forked process at the other end. Raises OSError when the process has ended.
+    Does not block: each socket carries one task only.
     """
     told = json.dumps({"arguments": task.arguments, "environment": task.environment})
     text = os.memfd_create("tft-task")  # an environment can be larger than a message
@@ -143,7 +149,8 @@ def give_task(channel: socket.socket, task: Task) -> None:
 
 def take_task(channel: socket.socket) -> Task | None:
     """
-    Wait for the task; None when there will be none. Its descriptors are this process's to close.
+    Wait for the task. Return None when there will be none. The caller must close the descriptors of
+    the task.
     """
     said, descriptors, _, _ = socket.recv_fds(channel, 16, 4)
     if not said:

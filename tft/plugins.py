@@ -1,9 +1,10 @@
 """
-Adaptors and plugins: how they are found among the installed packages, and how they are called.
+Adaptors and plugins: finds them among the installed packages, and calls them.
 
-An adaptor is needed: whatever is wrong with it is refused with a sentence. A plugin is not: one
-that cannot be imported is left out, one that raises is logged, and the job goes on. Both are
-refused when they implement a hook that does not exist: it would silently never be called.
+A job needs its adaptor, so every fault of the adaptor is refused with an error message. A job does
+not need its plugins: a plugin that cannot be imported is left out, a plugin that raises is logged,
+and the job goes on. Both are refused when they implement a hook that does not exist, because such a
+hook would silently never be called.
 """
 
 import functools
@@ -18,20 +19,22 @@ from tft.errors import UnknownAdaptor, UsageError
 from tft.hooks import AdaptorSpecs, PluginSpecs
 
 ADAPTORS = "tft.adaptors"
-"""The entry point group an adaptor package registers in."""
+"""The entry point group in which an adaptor package registers."""
 PLUGINS = "tft.plugins"
-"""The entry point group a plugin package registers in."""
+"""The entry point group in which a plugin package registers."""
 
 log = structlog.get_logger(__name__)
 
 
-@functools.cache  # the launcher of a rank loads it before the script, `tft.init` asks again
+@functools.cache  # the launcher of a rank loads it before the script, and `tft.init` loads it again
 def load_adaptor(name: str) -> pluggy.PluginManager:
     """
-    The adaptor of that name, alone; call it through `.hook`. The same one in the whole process.
+    Return a plugin manager with only the adaptor of that name. Call the adaptor through `.hook`.
+    All calls in a process return the same manager.
 
-    Raises `UnknownAdaptor` where no package offers it, its import fails or it has no hook, `UsageError` where it
-    does not fit the hook specifications.
+    Raises `UnknownAdaptor` when no package offers the adaptor, its import fails, or it has no hook.
+    Raises `UsageError` when several packages offer the adaptor, or it does not fit the hook
+    specifications.
     """
     entry = find_adaptor(name)
     try:
@@ -54,18 +57,21 @@ def load_adaptor(name: str) -> pluggy.PluginManager:
 
 def find_adaptor(name: str) -> EntryPoint:
     """
-    Where the adaptor of that name is, without importing it: that is slow, and the launcher of a
-    job has no use for a framework.
+    Return the entry point of the adaptor of that name. The adaptor is not imported: an import is
+    slow, and the launcher of a job does not need the framework.
 
-    Raises `UnknownAdaptor` where no package offers it, `UsageError` where several do.
+    Raises `UnknownAdaptor` when no package offers the adaptor. Raises `UsageError` when several
+    packages offer it.
     """
     return _only(name, entry_points(group=ADAPTORS))
 
 
 def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
     """
-    What a hook calls, for one that is called several times in every step: pluggy takes a microsecond for each. The hook
-    itself where that does more than to hand over its arguments.
+    Return the function that a hook calls, for a hook that is called several times in every step. A
+    direct call saves the microsecond that pluggy takes for each call.
+
+    Return the hook itself when pluggy does more than to pass the arguments to one function.
     """
     implementations = hook.get_hookimpls()
     if len(implementations) != 1 or hook.spec is None:
@@ -78,9 +84,11 @@ def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
 
 def load_plugins() -> pluggy.PluginManager:
     """
-    All installed plugins that can be imported; those that cannot are logged.
+    Return a plugin manager with all installed plugins that can be imported. A plugin that cannot be
+    imported is logged.
 
-    Raises `UsageError` for one that does not fit the hook specifications.
+    Raises `UsageError` when a plugin does not fit the hook specifications, or when several packages
+    offer a plugin of one name.
     """
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
@@ -89,7 +97,7 @@ def load_plugins() -> pluggy.PluginManager:
             plugin = _only(name, entry_points(group=PLUGINS)).load()
         except UsageError:
             raise
-        except Exception:  # whatever the import of a stranger's module raises
+        except Exception:  # the import of a third-party module may raise anything
             log.exception("plugin_not_loaded", plugin=name)
             continue
         add(manager, plugin, name)
@@ -100,7 +108,8 @@ def add(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
     """
     Register one adaptor, plugin or object with hooks, and check it against the specifications.
 
-    Raises `UsageError` naming a hook that is not known or asks for arguments it does not get.
+    Raises `UsageError` when a hook is not known, asks for arguments that it does not get, or is a
+    wrapper. The message names the hook.
     """
     try:
         manager.register(plugin, name)
@@ -123,19 +132,20 @@ def call_guarded(
     **arguments: Any,  # Any: each hook's own
 ) -> list[Any]:  # Any: each hook's own
     """
-    Call one hook on every plugin, one by one; what they answered, without the Nones.
+    Call one hook on every plugin, one by one. Return the answers that are not None.
 
-    A plugin that raises is logged and the next one is called; with `may_refuse` a `UsageError`
-    is let through. A hook of which only the first answer counts ends with the first one.
+    A plugin that raises is logged, and the next plugin is called. With `may_refuse`, a `UsageError`
+    of a plugin is raised. For a hook of which only the first answer counts, the calls end with the
+    first answer.
     """
     caller = getattr(manager.hook, hook)
     first_only = bool(caller.spec and caller.spec.opts["firstresult"])
     answers: list[Any] = []  # Any: each hook's own
     for implementation in reversed(caller.get_hookimpls()):  # pluggy's order: last in, first out
         try:
-            # not through pluggy's own call: there the first one to raise ends it for all
+            # not through pluggy's own call, which ends at the first plugin that raises
             answer = implementation.function(*(arguments[n] for n in implementation.argnames))
-        except Exception as error:  # whatever a stranger's code raises
+        except Exception as error:  # third-party code may raise anything
             if may_refuse and isinstance(error, UsageError):
                 raise
             log.exception("plugin_failed", plugin=implementation.plugin_name, hook=hook)
@@ -149,7 +159,9 @@ def call_guarded(
 
 def _only(name: str, found: EntryPoints) -> EntryPoint:
     """
-    The one entry point of that name.
+    Return the only entry point of that name.
+
+    Raises `UnknownAdaptor` when there is none, and `UsageError` when there are several.
     """
     offers = {entry.value: entry for entry in found if entry.name == name}
     match sorted(offers.values(), key=lambda entry: entry.value):

@@ -1,14 +1,14 @@
 """
-Ranks that another program starts: what that program calls to be a node of a job, and what it and the
-node's agent say to each other.
+Ranks that another program starts. This file has the functions that the program calls to be a node
+of a job, and the messages between the program and the node's agent.
 
     the program, in `Node.run`
-      ├─ tft run ── agent          says when a rank is to be started, killed, forgotten
-      └─ the ranks                 children of the program, which says when they have ended
+      ├─ tft run ── agent          asks the program to start, kill and reap a rank's process
+      └─ the ranks                 children of the program, which reports their end
 
-Nothing of the agent's work is the program's: which process is the newest of a rank, what it was doing,
-whether the job can go on. It starts, kills and reaps, one process at a time, in the order in which it
-is told.
+The program does none of the agent's work: it does not know which process of a rank is the newest,
+what a process was doing, or whether the job can go on. It starts, kills and reaps one process at a
+time, in the order of the agent's requests.
 """
 
 import json
@@ -38,37 +38,39 @@ from tft.errors import UsageError
 from tft.parent_death import parent_death_tie
 
 UNKNOWN_STATUS = 1
-"""Of a process whose status somebody else has taken."""
+"""The exit status reported for a process whose status other code has already taken."""
 _FAILED = 4
-"""The exit code of a job that has failed without a last checkpoint, as `tft run` has it."""
+"""The exit code of `tft run` for a job that has failed without a last checkpoint."""
 _SENTENCE = 1 << 16
-"""Bytes of the longest message: a few numbers, or why a process could not be started."""
+"""Bytes of the longest message. A message has a few numbers, or the reason of a failed start."""
 _DECIDED = (
     *("--nnodes", "--node-rank", "--nproc-per-node", "--placed", "--starter", "--resume-if-any"),
 )
-"""Options of `tft run` that follow from the launcher."""
+"""The options of `tft run` that the launcher decides, so that the user must not set them."""
 
 
 class Starter(Protocol):
     """
-    What the program can do. All of it is called on the thread that called `Node.run`.
+    The operations that the program provides. All methods are called on the thread of `Node.run`.
     """
 
     def start(self, local_rank: int) -> int:
         """
-        Start the process of a rank, whose earlier ones have ended: a child of this process, with the
-        environment that this one has now, and the leader of a process group of its own. Its pid; it
-        must not be reaped before `reap`. Raises OSError where it cannot be started.
+        Start a process of a rank, and return its pid. The rank's earlier processes have ended. The
+        new process must be a child of this process, have the environment that this process has now,
+        and lead its own process group. It must not be reaped before `reap`.
+
+        Raises OSError when the process cannot be started.
         """
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        Kill a process and its group. It may have ended by itself.
+        Kill a process and its process group. The process may have ended already.
         """
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        Take the status of a process that has ended.
+        Reap a process that has ended.
         """
 
 
@@ -78,33 +80,37 @@ class Starter(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """
-    What an agent asks for. With `start` comes a descriptor: the environment of the process, as JSON.
+    A request of an agent. A `start` request carries a descriptor of a file that contains the
+    environment of the process as JSON.
     """
 
     kind: Literal["start", "kill", "reap"]
     number: int
-    """Of the process, counted by the agent."""
+    """The number of the process, counted by the agent."""
     local_rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """
-    What has become of a process. Until it is asked to be reaped its pid is nobody else's.
+    A report of the program on a process. No other process gets the same pid until the agent asks
+    the program to reap the process.
     """
 
     kind: Literal["started", "ended", "refused"]
     number: int
     pid: int = 0
     code: int = 0
-    """With `ended`: exit status, or minus the signal that ended it."""
+    """With `ended`: the exit status, or minus the number of the signal that ended the process."""
     why: str = ""
     """With `refused`: the reason."""
 
 
 def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
     """
-    Waits for room only where the socket is one that blocks; raises OSError where the other side has gone.
+    Send a message with descriptors. Waits for room only when the socket is a blocking one.
+
+    Raises OSError when the other side has gone, or when a non-blocking socket has no room.
     """
     content = msgspec.json.encode(asdict(said))
     socket.send_fds(channel, [content], descriptors, socket.MSG_NOSIGNAL)
@@ -112,7 +118,9 @@ def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
 
 def hear_answer(channel: socket.socket) -> Answer | None:
     """
-    The next answer, None when there will be none. Raises `BlockingIOError` where it has not come.
+    Return the next answer; None when the other side has closed the connection.
+
+    Raises `BlockingIOError` when no answer has come yet.
     """
     said = channel.recv(_SENTENCE)
     return msgspec.json.decode(said, type=Answer) if said else None
@@ -120,7 +128,8 @@ def hear_answer(channel: socket.socket) -> Answer | None:
 
 def written(environment: Mapping[str, str]) -> int:
     """
-    A descriptor with an environment, which can be larger than a message.
+    Return the descriptor of a memory file that contains an environment as JSON. A file is used
+    because an environment can be larger than a message.
     """
     text = os.memfd_create("tft-environment")
     with os.fdopen(text, "w", closefd=False) as writing:
@@ -131,7 +140,7 @@ def written(environment: Mapping[str, str]) -> int:
 def _hear_ask(channel: socket.socket) -> tuple[Ask, dict[str, str]] | None:
     try:
         said, descriptors, _, _ = socket.recv_fds(channel, _SENTENCE, 1, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:  # it has not heard all that it was told
+    except ConnectionResetError:  # the agent has closed the socket with unread answers
         return None
     if not said:
         return None
@@ -147,8 +156,8 @@ def _hear_ask(channel: socket.socket) -> tuple[Ask, dict[str, str]] | None:
 
 def check_options(options: Sequence[str]) -> None:
     """
-    Raises `UsageError` for what is not for the user to say under another launcher; the rest is for
-    `tft run` to refuse.
+    Check the options of `tft run` under another launcher. Raises `UsageError` for an option that
+    the launcher decides. `tft run` itself refuses other wrong options.
     """
     for word in options:
         if word.partition("=")[0] in _DECIDED:
@@ -157,12 +166,14 @@ def check_options(options: Sequence[str]) -> None:
 
 class Node:
     """
-    A node of a job, as the program that starts its ranks knows it.
+    A node of a job, for the program that starts the node's ranks.
 
-    `address` is that of node 0 as all machines know it, `named` where it was read; `port` and the next
-    one are free there. Of a job with one node they are not needed. `command` is what the ranks run, for
-    the records; `defaults` are options of `tft run` that the user's own in TFT_RUN_OPTIONS go before.
-    Raises `UsageError` for what cannot be, before anything is started.
+    `address` is the address of node 0 on all machines. `named` is the variable from which `address`
+    was read. `port` and the next port must be free on node 0. A job with one node does not need
+    these three. `command` is the command of the ranks, for the records. `defaults` are options of
+    `tft run`; the user's options in TFT_RUN_OPTIONS override them.
+
+    Raises `UsageError` for invalid options or addresses, before any process is started.
     """
 
     def __init__(
@@ -192,15 +203,16 @@ class Node:
 
     def beside(self) -> dict[str, str]:
         """
-        Variables for a process that is part of the job but no rank: it is ended with the job, and if it
-        calls `tft.init` it waits there.
+        Return environment variables for a process that belongs to the job but is no rank. The
+        process is ended with the job. If the process calls `tft.init`, the call waits.
         """
         return aside_variables(self._mark) | parent_death_tie()
 
     def run(self, starter: Starter) -> int:
         """
-        Be this node until the job is over; the exit code of `tft run`. SIGTERM and SIGINT are handed on
-        to that. To be called on the main thread: the ranks die with the thread that started them.
+        Run this node until the job is over, and return the exit code of `tft run`. SIGTERM and
+        SIGINT are forwarded to `tft run`. Call this on the main thread: the ranks die with the
+        thread that started them.
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = inherited_environment()
@@ -211,14 +223,14 @@ class Node:
             with theirs:
                 running = subprocess.Popen(
                     [
-                        # -P: a module in the working directory must not stand in for one of ours
+                        # -P: a module in the working directory must not hide a module of tft
                         *(sys.executable, "-P", "-m", "tft", "run", *self._words),
                         *("--starter", descriptor, self._mark, "--", *self._command),
                     ],
                     env=environment | parent_death_tie(),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # what is typed at the terminal comes from here, once
+                    start_new_session=True,  # so a signal of the terminal arrives once, from here
                 )
             with _handed_on(running):
                 Service(mine, starter, environment).serve(until_ended=running.pid)
@@ -249,7 +261,7 @@ def _handed_on(running: "subprocess.Popen[bytes]") -> Iterator[None]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Started:
     """
-    A process of a rank that was not reaped yet.
+    A started process of a rank that is not reaped yet.
     """
 
     local_rank: int
@@ -259,8 +271,10 @@ class _Started:
 
 class Service:
     """
-    Does what the agent at the other end of `channel` asks for. `environment` is what it was started
-    with: what differs from that it has chosen for the ranks.
+    Carries out the requests of the agent at the other end of `channel`.
+
+    `environment` is the environment that the agent was started with. Variables that differ from it
+    in a request were set by the agent for the rank.
     """
 
     def __init__(
@@ -274,7 +288,8 @@ class Service:
 
     def serve(self, *, until_ended: int) -> None:
         """
-        Until that child of this process has ended. Then no process of a rank is left.
+        Serve until the child process with the pid `until_ended` has ended. Then kill and reap all
+        processes of ranks that are left.
         """
         over = False
 
@@ -298,7 +313,7 @@ class Service:
 
     def _obey(self) -> None:
         heard = _hear_ask(self._channel)
-        if heard is None:  # it is leaving: its end comes by itself
+        if heard is None:  # the agent is leaving; the pidfd in `serve` shows the end of `tft run`
             self._selector.unregister(self._channel.fileno())
             return
         ask, environment = heard
@@ -334,13 +349,13 @@ class Service:
         started = self._started[number]
         self._selector.unregister(started.pidfd)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(started.pid, signal.SIGKILL)  # what it has left behind
+            os.killpg(started.pid, signal.SIGKILL)  # children it has left behind
         self._answer(
             Answer(kind="ended", number=number, pid=started.pid, code=_status(started.pid))
         )
 
     def _answer(self, answer: Answer) -> None:
-        with suppress(OSError):  # it is gone, and the job with it
+        with suppress(OSError):  # the agent is gone, and the job with it
             say(self._channel, answer)
 
     def _reap(self, started: _Started) -> None:
@@ -359,7 +374,8 @@ class Service:
 
 def _status(pid: int) -> int:
     """
-    How a child has ended, which stays to be reaped: exit status, or minus the signal.
+    Return how a child has ended: its exit status, or minus the number of the signal that ended it.
+    The child is not reaped. Returns `UNKNOWN_STATUS` when the child was reaped by other code.
     """
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -1,3 +1,4 @@
 """
-The agent: one per node. It starts the node's ranks, sees them end at once, and speaks for them.
+The agent: one process per node. It starts the processes of the node's ranks, notices at once when
+they end, and sends reports and beats about them to the controller.
 """

@@ -1,9 +1,11 @@
 """
-A process that the agent has started: watched through its pidfd, so the kernel tells of its end at
-once. It is reaped here and nowhere else, so a signal never reaches another process of the same pid.
+A process that the agent has started. The agent watches the process through its pidfd, so the kernel
+reports the end at once. The process is reaped only here, so a signal never reaches another process
+that has got the same pid.
 
-The agent is also given the children of those that end before them (`tft.parent_death.adopt_orphans`).
-Some it waits for, as they were forked for it; the others are strangers, and are only reaped.
+The agent also becomes the parent of orphans (`tft.parent_death.adopt_orphans`): descendants whose
+own parent has ended. Some orphans were forked to become ranks, and the agent watches them. The
+other orphans are strangers, and the agent only reaps them.
 """
 
 import asyncio
@@ -22,18 +24,20 @@ from tft.files import write_whole
 log = structlog.get_logger(__name__)
 
 _watched: set[int] = set()
-"""The pids that a `Child` reaps. One set, as there is one table of children in the kernel."""
+"""The pids that a `Child` reaps. The set is global, as the kernel has one table of children for the
+process."""
 
 
 class Child:
     """
-    One started process, the leader of a session and group of its own.
+    One started process, which leads its own session and process group of the operating system.
     """
 
     def __init__(self, pid: int, pidfd: int, wait: Callable[[], int]) -> None:
         self.pid = pid
         self.code: int | None = None
-        """Exit status, or minus the signal that ended it; None while it lives."""
+        """The exit status, or minus the number of the signal that ended the process. None while the
+        process lives."""
         self._pidfd = pidfd
         self._wait = wait
         self._gone = asyncio.Event()
@@ -50,10 +54,11 @@ class Child:
         inherited: Sequence[int] = (),
     ) -> "Child":
         """
-        Start `command`; `ended` is called on the loop as soon as it is gone.
+        Start `command`, and call `ended` on the loop as soon as the process has ended.
 
-        `output` takes stdout and stderr; None leaves it the agent's. `inherited` are further
-        descriptors it gets under their numbers here. Raises OSError if it cannot be started.
+        `output` is the descriptor for stdout and stderr; None means that of the agent.
+        The process inherits the descriptors in `inherited` under the same numbers.
+        Raises OSError when the process cannot be started.
         """
         process = subprocess.Popen(
             command,
@@ -71,8 +76,8 @@ class Child:
     @classmethod
     def adopt(cls, pid: int, pidfd: int, *, ended: Callable[["Child"], None]) -> "Child":
         """
-        Watch a process that was forked elsewhere and is a child of this one now, not reaped yet.
-        Closes `pidfd` in the end.
+        Watch a process that another process forked. The process must be a child of this process
+        now, and must not be reaped yet. `pidfd` is closed when the process has ended.
         """
         child = cls(pid, pidfd, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         child._watch(ended)
@@ -84,25 +89,27 @@ class Child:
 
     def _on_end(self, ended: Callable[["Child"], None]) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
-        self.end()  # its group, while the zombie still keeps the number from being given away
+        self.end()  # kill its group while the zombie still keeps the group number reserved
         self.code = self._wait()
         _watched.discard(self.pid)
         os.close(self._pidfd)
         self._gone.set()
-        reap_strangers()  # those that stood behind this one
+        reap_strangers()  # an unreaped child ends the search of `reap_strangers` for the others
         ended(self)
 
     def signal(self, number: int) -> None:
         """
-        Send a signal to the main thread of the process, if it still lives. A stopped process that
-        is sent another one and then SIGCONT does nothing on that thread before it takes the first.
+        Send a signal to the main thread of the process, if the process still lives.
+
+        When a stopped process gets a signal and then SIGCONT, its main thread handles the signal
+        before it does anything else.
         """
-        if self.code is None:  # not reaped yet: nobody else can have got its number
+        if self.code is None:  # not reaped yet, so no other process can have the same pid
             signal_main_thread(self.pid, number)
 
     def end(self) -> None:
         """
-        Kill the process and whatever it started in its group.
+        Kill the process and all processes in its process group.
         """
         if self.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -110,27 +117,27 @@ class Child:
 
     def stopped(self) -> bool:
         """
-        Whether the process is stopped, as by SIGSTOP.
+        Return whether the process is stopped, as by SIGSTOP.
         """
         return is_stopped(self.pid)
 
     async def gone(self) -> None:
         """
-        Returns when the process has ended.
+        Wait until the process has ended.
         """
         await self._gone.wait()
 
 
 def signal_main_thread(pid: int, number: int) -> None:
     """
-    Send a signal to the main thread of a process, which must not have been reaped.
+    Send a signal to the main thread of a process. The process must not be reaped yet.
     """
     ctypes.CDLL(None).tgkill(pid, pid, number)
 
 
 def is_stopped(pid: int) -> bool:
     """
-    Whether a process is stopped, as by SIGSTOP.
+    Return whether a process is stopped, as by SIGSTOP. A process that is gone is not stopped.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -141,7 +148,7 @@ def is_stopped(pid: int) -> bool:
 
 def reap_strangers() -> None:
     """
-    Reap what has ended and is no `Child`. To be called on the loop when SIGCHLD comes.
+    Reap all ended child processes that no `Child` watches. Call this on the loop after SIGCHLD.
     """
     while True:
         try:
@@ -149,14 +156,14 @@ def reap_strangers() -> None:
         except ChildProcessError:
             return
         if ended is None or ended.si_pid in _watched:
-            return  # its own turn comes on the loop, and the others' after it
+            return  # its `Child` reaps it on the loop, and then calls this function again
         os.waitpid(ended.si_pid, 0)
 
 
 def write_pid(path: Path, pid: int) -> None:
     """
-    Write a pid file: whoever reads it finds the whole number or no file. It is for others to
-    read, so a disk that is full is logged and no reason to stop.
+    Write a pid file. A reader finds the whole number or no file. Only other programs read the file,
+    so a failed write (as on a full disk) is logged and raises nothing.
     """
     try:
         write_whole(path, str(pid))

@@ -1,6 +1,6 @@
 """
-The agent's side of `tft.starter`: ranks whose processes another program starts, kills and reaps. That
-program says when one has ended, as soon as the kernel does.
+The agent's side of `tft.starter`: ranks whose processes another program starts, kills and reaps.
+That program reports the end of a process as soon as the kernel does.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from tft.starter import Answer, Ask, hear_answer, say, written
 log = structlog.get_logger(__name__)
 
 NOT_STARTED = 127
-"""The status of a process that could not be started, as a shell has it."""
+"""The exit status reported for a process that could not be started, as in a shell."""
 
 
 class Distant:
     """
-    One process that another program was asked for.
+    One process of a rank that another program was asked to start.
     """
 
     def __init__(
@@ -41,36 +41,39 @@ class Distant:
         self.began = began
         self.ended = ended
         self.pid = 0
-        """0 until it is said to have started. It is nobody else's until the process is reaped, and that
-        is for the agent to ask for."""
+        """0 until the program reports the start. The kernel gives the pid to no other process until
+        this process is reaped, and the program reaps it only when the agent asks."""
         self.code: int | None = None
-        """Exit status, or minus the signal that ended it; None while it lives."""
+        """The exit status, or minus the number of the signal that ended the process. None while the
+        process lives."""
         self._starter = starter
 
     def signal(self, number: int) -> None:
         """
-        See `Child.signal`.
+        Send a signal to the main thread of the process (see `Child.signal`).
         """
         if self.pid and self.code is None:
             signal_main_thread(self.pid, number)
 
     def end(self) -> None:
         """
-        Have it killed, with whatever it started in its group; if it is still to be started, then.
+        Ask the program to kill the process and its process group. If the process is not started
+        yet, the program kills it after the start, because it handles requests in order.
         """
         if self.code is None:
             self._starter.ask("kill", self)
 
     def stopped(self) -> bool:
         """
-        See `Child.stopped`.
+        Return whether the process is stopped (see `Child.stopped`).
         """
         return bool(self.pid) and is_stopped(self.pid)
 
 
 class Elsewhere:
     """
-    The other program, at the other end of a socket. `lost` is called when it has gone.
+    The connection to the program that starts the ranks. `lost` is called with the error when the
+    program has closed its end of the socket.
     """
 
     def __init__(self, descriptor: int, *, lost: Callable[[Exception], None]) -> None:
@@ -81,14 +84,14 @@ class Elsewhere:
 
     def open(self) -> None:
         """
-        Listen to it from now on.
+        Begin to listen to the program.
         """
-        self._channel.setblocking(False)  # it may be busy, and nobody may hold up the agent
+        self._channel.setblocking(False)  # a busy program must not block the agent
         asyncio.get_running_loop().add_reader(self._channel, self._hear)
 
     def close(self) -> None:
         """
-        It is not needed any more.
+        Close the socket to the program.
         """
         asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
@@ -102,8 +105,10 @@ class Elsewhere:
         ended: Callable[[Distant], None],
     ) -> Distant:
         """
-        Have a process started; `began` is called when it is there, `ended` when it has ended, with
-        `NOT_STARTED` where it could not be started. Raises OSError where nobody listens.
+        Ask the program to start a process. `began` is called when the process has started. `ended`
+        is called when the process has ended; its `code` is `NOT_STARTED` if it could not start.
+
+        Raises OSError when the request cannot be sent, as when the program has gone.
         """
         self._asked += 1
         process = Distant(self, self._asked, local_rank, began=began, ended=ended)
@@ -121,10 +126,10 @@ class Elsewhere:
 
     def ask(self, kind: Literal["kill", "reap"], process: Distant) -> None:
         """
-        Ask for something else to be done with a process.
+        Ask the program to kill or reap a process.
         """
         told = Ask(kind=kind, number=process.number, local_rank=process.local_rank)
-        # where nobody listens the reaper ends the process, when this agent has ended
+        # if the program has gone, the reaper kills the process after this agent has ended
         with contextlib.suppress(OSError):
             say(self._channel, told)
 

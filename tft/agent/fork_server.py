@@ -1,6 +1,7 @@
 """
-The agent's side of `tft.worker.fork_server`: has processes forked for the ranks, and knows when there
-is no use in waiting for one. Ranks can always be started without it, only slower.
+The agent's side of `tft.worker.fork_server`. It asks the fork server for forked processes that
+become ranks, and knows when no forked process can be expected. Ranks can always be started without
+the fork server, only slower.
 """
 
 import asyncio
@@ -21,19 +22,23 @@ from tft.parent_death import ANOTHER, READY, Task, give_task
 log = structlog.get_logger(__name__)
 
 _PAUSE = 0.1
-"""Seconds before it is started again: what ends at once must not take the whole machine."""
+"""Seconds before the fork server is started again. The pause keeps a fork server that ends at once
+from using up the machine."""
 _ATTEMPTS = 3
-"""So many in a row that are killed before they are ready: there is no room for one here."""
+"""The number of fork servers that may be killed in a row before they are ready. After that, the
+machine has no room for a fork server, and the agent gives up."""
 _LOADING_LIMIT = 60.0
-"""Seconds for the imports, ten times what they take on a busy machine. Each rank needs them too."""
+"""Seconds for the imports: ten times the time they take on a busy machine. A rank that is started
+without the fork server needs the same imports."""
 _FORKING_LIMIT = 2.0
-"""Seconds for a fork, milliseconds for any framework: longer, and imports take less."""
+"""Seconds for a fork, which takes milliseconds with any framework. If a fork takes longer, a start
+with all imports is faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkedProcess:
     """
-    A process that was forked, is a child of this one, and waits for its task.
+    A forked process that is a child of the agent, and waits for its task.
     """
 
     pid: int
@@ -42,7 +47,8 @@ class ForkedProcess:
 
     def begin(self, task: Task, ended: Callable[[Child], None]) -> Child | None:
         """
-        Have it become a rank; None if it has ended in the meantime.
+        Make the process the rank that `task` describes. Return None when the process has already
+        ended.
         """
         with self.channel:
             try:
@@ -55,7 +61,7 @@ class ForkedProcess:
 
     def dismiss(self) -> None:
         """
-        There is nothing to do for it: it ends.
+        Close the channel. The forked process then gets no task, and ends.
         """
         self.channel.close()
         os.close(self.pidfd)
@@ -63,8 +69,10 @@ class ForkedProcess:
 
 class ForkServer:
     """
-    Keeps the fork server of a node. `changed` is called when a forked process has come, and when none will:
-    what it does not `take` then is dismissed.
+    Runs the fork server of a node.
+
+    `changed` is called when the fork server is ready, when a forked process has come, and when none
+    can be expected. A forked process that `changed` does not `take` is dismissed.
     """
 
     def __init__(
@@ -80,7 +88,7 @@ class ForkServer:
         self._console = console
         self._changed = changed
         self.hopeful = False
-        """Whether it is worth while to wait for a forked process."""
+        """Whether a forked process can be expected, so that a rank should wait for one."""
         self._child: Child | None = None
         self._door: socket.socket | None = None
         self._output: Output | None = None
@@ -94,7 +102,7 @@ class ForkServer:
 
     def start(self) -> None:
         """
-        Start the fork server, and again when it ends, unless that would not help.
+        Start the fork server. It is started again when it ends, unless a new one would fail too.
         """
         if self._stopped:
             return
@@ -108,19 +116,20 @@ class ForkServer:
 
     def want(self, count: int) -> None:
         """
-        So many forked processes are needed, with those that were asked for before and have not come.
+        Ask for forked processes until `count` of them are on their way. The count includes
+        processes that were asked for before and have not come yet.
         """
         if not self._ready or self._door is None:
             return
         while self._awaited < count:
-            with contextlib.suppress(OSError):  # its end, or the time limit, is noticed elsewhere
+            with contextlib.suppress(OSError):  # `_ended` or `_too_late` handles a dead fork server
                 self._door.send(ANOTHER)
             self._awaited += 1
             self._limit_to(_FORKING_LIMIT)
 
     def take(self) -> ForkedProcess | None:
         """
-        One that has come and was not taken yet.
+        Return a forked process that was not taken yet; None when there is none.
         """
         return self._forked.pop(0) if self._forked else None
 
@@ -134,7 +143,7 @@ class ForkServer:
 
     def close(self) -> None:
         """
-        Take in what it printed last.
+        Read the last output of the fork server.
         """
         if self._output is not None:
             self._output.finish()
@@ -146,7 +155,7 @@ class ForkServer:
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.setblocking(False)
         with theirs:
-            # a pipe, as the ranks have it: what Python has found out about its stdout stays true
+            # a pipe, as for the ranks: what Python knows of its stdout must hold after the fork
             self._output, writing = Output.open(
                 record=settings.job.run_dir / "logs" / f"fork-server-{settings.node}.log",
                 prefix="[fork server] ",
@@ -171,7 +180,7 @@ class ForkServer:
         assert self._door is not None
         try:
             said, descriptors, _, _ = socket.recv_fds(self._door, 1024, 2, socket.MSG_CMSG_CLOEXEC)
-        except OSError:  # as at its end: that comes by itself
+        except OSError:  # as when the fork server has ended, which `_ended` handles
             said, descriptors = b"", []
         if not said:
             asyncio.get_running_loop().remove_reader(self._door)
@@ -212,7 +221,7 @@ class ForkServer:
     def _ended(self, child: Child) -> None:
         if self._door is not None:
             asyncio.get_running_loop().remove_reader(self._door)
-            self._door.close()  # one that is just being forked finds nobody, and ends
+            self._door.close()  # a process that is being forked now cannot connect, and ends
             self._door = None
         self._limit_to(None)
         assert child.code is not None
@@ -220,7 +229,7 @@ class ForkServer:
         self.hopeful = False
         if self._stopped:
             return
-        self._changed()  # nobody waits for the next one
+        self._changed()  # no rank waits for the next fork server
         self._failures += not was_ready
         if self._refusal or (not was_ready and child.code >= 0):
             self._give_up(self._refusal or f"it ended with {child.code}, see logs/")

@@ -1,8 +1,9 @@
 """
-What the ranks print: raw into a log per process, and line by line onto the agent's own stdout.
+The output of the ranks. It is written unchanged to one log per process, and line by line to the
+agent's own stdout.
 
-Nobody may hold up the agent: a rank that prints a lot is read a piece at a time between other
-work, and a terminal that is not read (a pager, a paused screen) costs lines, never time.
+Output must not block the agent. The output of a rank that prints a lot is read in pieces, between
+other work. A terminal that is not read (a pager, a paused screen) loses lines, but costs no time.
 """
 
 import asyncio
@@ -17,33 +18,33 @@ import structlog
 log = structlog.get_logger(__name__)
 
 _PIECE = 64 * 1024
-"""Bytes read at a time, as much as a pipe holds; a longer line is shown in parts."""
+"""Bytes read at a time: as much as a pipe holds. A longer line is shown in parts."""
 _BACKLOG = 8 * 1024 * 1024
-"""Bytes that may wait for the terminal: all that a test run prints, and little of the memory."""
+"""Bytes that may wait for the terminal. They hold all output of a test run in little memory."""
 _FAREWELL = 1.0
-"""Seconds that what waits still gets when the agent leaves."""
+"""Seconds in which waiting output is still written when the agent ends."""
 
 
 class Console:
     """
-    The agent's stdout, written whole lines at a time by a thread of its own.
+    The agent's stdout. A separate thread writes whole lines to it.
     """
 
     def __init__(self, fd: int = 1) -> None:
         self._fd = fd
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # each counted by one thread only, and so without a lock
+        # each counter is changed by one thread only, so no lock is needed
         self._taken = 0
         self._written = 0
         self._left_out = 0
-        # a daemon: it may hang in a write for ever, and the agent leaves all the same
+        # a daemon thread: it may hang in a write for ever, and the agent must still be able to end
         self._thread = threading.Thread(target=self._write, name="console", daemon=True)
         self._thread.start()
 
     def show(self, lines: bytes) -> None:
         """
-        Write these whole lines when it is possible; never blocks. Lines that there is no room
-        for are left out, and their number is said once there is room again.
+        Write `lines`, which are whole lines, as soon as possible. Never blocks. Lines are dropped
+        when the backlog is full; their number is printed when there is room again.
         """
         if self._taken - self._written > _BACKLOG:
             self._left_out += lines.count(b"\n")
@@ -54,7 +55,7 @@ class Console:
 
     def close(self) -> None:
         """
-        Write what waits, for `_FAREWELL` seconds at most.
+        Write the waiting lines, for `_FAREWELL` seconds at most.
         """
         self._say_what_was_left_out()
         self._waiting.put(None)
@@ -74,7 +75,7 @@ class Console:
             while rest and readable:
                 try:
                     rest = rest[os.write(self._fd, rest) :]
-                except OSError as error:  # whoever read it has gone: the logs are still written
+                except OSError as error:  # the reader has gone; the logs are still written
                     log.warning("console_lost", why=error.strerror)
                     readable = False
             self._written += len(lines)
@@ -82,7 +83,7 @@ class Console:
 
 class Output:
     """
-    One process's stdout and stderr, in the order in which they were written.
+    The stdout and stderr of one process, in the order in which they were written.
     """
 
     def __init__(self, fd: int, *, record: Path, prefix: str, console: Console) -> None:
@@ -96,8 +97,10 @@ class Output:
     @classmethod
     def open(cls, *, record: Path, prefix: str, console: Console) -> tuple["Output", int]:
         """
-        Begin to read from a new pipe; the output, and the end that the process is to write to,
-        which the caller closes. Raises OSError if `record` cannot be opened.
+        Begin to read from a new pipe. Return the output and the end of the pipe that the process
+        writes to. The caller closes that end. `record` is the path of the log.
+
+        Raises OSError when `record` cannot be opened.
         """
         reading, writing = os.pipe()
         output = cls(reading, record=record, prefix=prefix, console=console)
@@ -114,13 +117,14 @@ class Output:
     @property
     def closed(self) -> bool:
         """
-        Whether everything has been read: all processes that could write have ended.
+        Whether all output has been read and all processes that could write have ended, or `finish`
+        was called.
         """
         return self._fd < 0
 
     def finish(self) -> None:
         """
-        Read what is there now, and no more.
+        Read the output that is in the pipe now, then close the output.
         """
         while not self.closed:
             if not self._read():
@@ -128,7 +132,7 @@ class Output:
 
     def _read(self) -> bool:
         """
-        Take one piece; False if there was none.
+        Read one piece. Return False when there was nothing to read.
         """
         try:
             piece = os.read(self._fd, _PIECE)
@@ -166,7 +170,7 @@ class Output:
         while rest and self._log_fd >= 0:
             try:
                 rest = rest[os.write(self._log_fd, rest) :]
-            except OSError as error:  # the disk is full: the job can still go on
+            except OSError as error:  # e.g. the disk is full; the job can still go on
                 log.warning("log_lost", path=str(self._record), why=error.strerror)
                 with contextlib.suppress(OSError):
                     os.close(self._log_fd)

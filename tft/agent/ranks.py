@@ -1,9 +1,9 @@
 """
-The ranks of a node: their pages, their processes, and how these are started and ended.
+The ranks of a node: their pages and their processes.
 
-Started only when it is ordered; ended when it is ordered, or when a newer process of the rank is.
-What happens to a process is reported the moment it happens; an order that comes again is answered
-with the same report again.
+A process of a rank is started only when the controller orders it. A process is ended when the
+controller orders its end, or when a newer process of the same rank is ordered. The start and the
+end of a process are reported at once. A repeated order is answered with the same reports again.
 """
 
 import asyncio
@@ -30,50 +30,54 @@ from tft.protocol.messages import Exited, Kill, Pulse, Spawn, Spawned
 log = structlog.get_logger(__name__)
 
 LAST_WORDS_LIMIT = 0.5
-"""Seconds to write the stacks: milliseconds even for a hundred threads, unless the machine is busy."""
+"""Seconds in which a process may write the stacks of its threads before it is killed. Writing takes
+milliseconds even for a hundred threads, unless the machine is busy."""
 
 
 @dataclass(slots=True)
 class _Process:
     """
-    One incarnation of a rank that lives.
+    The live process of one incarnation of a rank.
     """
 
     incarnation: int
     child: Child | Distant
     words: int
-    """The descriptor of the file that takes its last words."""
+    """The descriptor of the memory file into which the process writes its stacks."""
     stopped: bool = False
+    """Whether the process was in the stopped state (as by SIGSTOP) when its end was ordered."""
     asked: bool = False
-    """It was asked for its last words."""
+    """Whether the process was asked to write its stacks before its end."""
 
 
 @dataclass(slots=True)
 class _RankState:
     """
-    A rank, through all its incarnations.
+    The state of a rank over all its incarnations.
     """
 
     rank: int
     slot: int
-    """Which of the places of the node it has."""
+    """The number of the rank's place on the node, from 0."""
     page: Page
     incarnation: int = -1
-    """The newest that was started here, or was ended before it could be."""
+    """The newest incarnation that was started here, or that was ended before its start."""
     due: Spawn | None = None
     """
-    To be started once the store is open, the process before is gone, and there is a forked process for it
-    or none is to be had.
+    The order for the process that is still to be started. The process starts when the store is
+    open, the process before it is gone, and a forked process is there or cannot be expected.
     """
     process: _Process | None = None
     answers: list[Spawned | Exited] = field(default_factory=list)
-    """What was reported of the newest incarnation."""
+    """The reports on the newest incarnation, for an answer to a repeated order."""
 
 
 class Ranks:
     """
-    All ranks of this node. `report` takes what happens; a report given twice is one report. `lost` is
-    told why ranks can neither be started nor ended any more.
+    All ranks of this node.
+
+    `report` is called with each report on a process; the same report may be given twice. `lost` is
+    called with the error when ranks can neither be started nor ended any more.
     """
 
     def __init__(
@@ -107,7 +111,8 @@ class Ranks:
 
     def prepare(self) -> None:
         """
-        Begin to import what the ranks will need, before the first of them is ordered.
+        Start the fork server, so that it imports the ranks' modules before the first rank is
+        ordered. When another program starts the ranks, begin to listen to that program instead.
         """
         if self._elsewhere:
             self._elsewhere.open()
@@ -118,8 +123,8 @@ class Ranks:
 
     def spawn(self, order: Spawn) -> None:
         """
-        Start an incarnation of a rank, once. It waits for the store, and for the end of the
-        process before it, which is ended for it.
+        Start an incarnation of a rank, once. An older process of the rank is killed. The new
+        process starts when the older one has ended and the store is open.
         """
         rank_state = self._rank_state(order.rank)
         if order.incarnation < rank_state.incarnation or self._leaving:
@@ -135,8 +140,8 @@ class Ranks:
 
     def kill(self, order: Kill) -> None:
         """
-        End this incarnation of a rank and any older one. One that was never started is reported
-        as killed all the same, and will not be started any more.
+        End this incarnation of a rank and any older one. An incarnation that was never started is
+        also reported as killed, and will not be started any more.
         """
         rank_state = self._rank_state(order.rank)
         if order.incarnation < rank_state.incarnation:
@@ -153,7 +158,8 @@ class Ranks:
 
     def store_at(self, address: tuple[str, int] | None) -> None:
         """
-        The rendezvous store is open here (host, port), or is lost (None).
+        Set the address (host, port) of the rendezvous store. None means that the store is lost, and
+        no process is started until it is open again.
         """
         self._store = address
         self._start_due()
@@ -162,7 +168,7 @@ class Ranks:
 
     def pulses(self) -> tuple[Pulse, ...]:
         """
-        Every rank that has a process, as its page shows it.
+        Return the status of every rank that has a process, as read from the rank's page.
         """
         return tuple(
             Pulse(
@@ -178,7 +184,7 @@ class Ranks:
 
     def completed(self) -> int:
         """
-        The highest step that any rank has completed.
+        Return the highest step that any rank of this node has completed; 0 without ranks.
         """
         return max(
             (rank_state.page.position().step for rank_state in self._rank_states.values()),
@@ -189,7 +195,7 @@ class Ranks:
 
     def leave(self) -> None:
         """
-        From now on no process is started.
+        Start no further process from now on, and stop the fork server.
         """
         self._leaving = True
         for rank_state in self._rank_states.values():
@@ -198,7 +204,7 @@ class Ranks:
 
     def end(self) -> None:
         """
-        Kill every process.
+        Kill the process of every rank.
         """
         for rank_state in self._rank_states.values():
             if rank_state.process is not None:
@@ -206,13 +212,13 @@ class Ranks:
 
     async def gone(self) -> None:
         """
-        Returns when no rank has a process.
+        Wait until no rank has a process.
         """
         await self._gone.wait()
 
     def close(self) -> None:
         """
-        Take in what was printed last, and give the pages back.
+        Read the last output of the processes, and release the pages.
         """
         for output in self._outputs:
             output.finish()
@@ -226,7 +232,8 @@ class Ranks:
 
     def _rank_state(self, rank: int) -> _RankState:
         """
-        That of a rank; it gets one where it has been on another node until now.
+        Return the state of a rank. Create the state for a rank that is new on this node, in the
+        first slot that no rank with a process or a pending start uses.
         """
         if rank not in self._rank_states:
             taken = {
@@ -278,7 +285,7 @@ class Ranks:
 
     def _began(self, rank_state: _RankState, incarnation: int, pid: int, *, forked: bool) -> None:
         """
-        The process of a rank is there.
+        Write the pid file of a started process, and report the start.
         """
         write_pid(self._settings.job.run_dir / "pids" / f"rank-{rank_state.rank}.pid", pid)
         log.info(
@@ -307,7 +314,7 @@ class Ranks:
         forked: ForkedProcess | None,
     ) -> _Process:
         incarnation = order.incarnation
-        # the page still says what the process before was doing
+        # the page still shows the state of the process before
         rank_state.page.train(False, self._clock.now())
         words = os.memfd_create(f"tft-words-{rank_state.rank}")
         environment = rank_environment(
@@ -373,7 +380,8 @@ class Ranks:
         words: int,
     ) -> Distant:
         """
-        It inherits nothing from this process, and opens by their paths here what it would inherit.
+        Start a process of a rank through the remote starter. The process inherits no descriptors
+        from the agent, so it gets the paths of the agent's descriptors (/proc/PID/fd/N) instead.
         """
         here = f"/proc/{os.getpid()}/fd"
         paths = descriptor_variables(page=f"{here}/{rank_state.page.fd}", words=f"{here}/{words}")
@@ -393,14 +401,14 @@ class Ranks:
 
     def _end(self, process: _Process, *, last_words: bool) -> None:
         if process.asked and last_words:
-            return  # it is being waited for
+            return  # the time limit for its stacks is running already
         process.stopped = process.stopped or process.child.stopped()
         if not last_words:
             process.child.end()
             return
         process.asked = True
         process.child.signal(LAST_WORDS)
-        process.child.signal(signal.SIGCONT)  # a stopped process takes its signals when it goes on
+        process.child.signal(signal.SIGCONT)  # a stopped process takes signals only when continued
         asyncio.get_running_loop().call_later(LAST_WORDS_LIMIT, process.child.end)
 
     def _ended(self, rank_state: _RankState) -> None:
@@ -462,12 +470,14 @@ class Ranks:
 
 def _execute(task: Task, ended: Callable[[Child], None]) -> Child:
     """
-    Start a process of a rank from nothing, imports and all. Raises OSError if that cannot be.
+    Start a process of a rank without the fork server, so that it imports all modules itself.
+
+    Raises OSError when the process cannot be started.
     """
     return Child.start(
         [
             sys.executable,
-            "-P",  # a module in the working directory must not stand in for one of ours
+            "-P",  # a module in the working directory must not hide a module of tft
             *("-m", "tft.worker.launch", *task.arguments),
         ],
         environment=task.environment,
@@ -478,5 +488,5 @@ def _execute(task: Task, ended: Callable[[Child], None]) -> Child:
 
 
 def _read(fd: int) -> str:
-    # by position: the offset of the file is shared with the process that wrote it
+    # pread, because the file offset is shared with the process that wrote the file
     return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")

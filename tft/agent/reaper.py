@@ -1,15 +1,16 @@
 """
-The reaper: what cleans a node when its agent can no longer do it.
+The reaper: the process that cleans a node when the agent of the node can no longer do it.
 
-`python -m tft.agent.reaper MARKER`, with a pipe on stdin whose other end only the agent holds. When
-the agent ends, in whatever way, the kernel closes that end; the reaper then kills every process
-that was started with TFT_REAPER=MARKER in its environment, until none is left, and ends.
+It is started as `python -m tft.agent.reaper MARKER`, with a pipe on stdin whose other end only the
+agent holds. When the agent ends, in whatever way, the kernel closes that end. The reaper then kills
+every process that was started with TFT_REAPER=MARKER in its environment, until none is left, and
+ends.
 
-The ranks die with their agent by themselves (`tft.parent_death`). This is for what they started: the
-environment is handed down through `setsid` and any number of forks, unlike parents and sessions.
-A process that was started with a cleared environment is not found.
+The ranks die with their agent by themselves (`tft.parent_death`). The reaper is for the processes
+that the ranks started: they inherit the environment through `setsid` and any number of forks, while
+parents and sessions change. A process that was started with a cleared environment is not found.
 
-It imports as little as it can: it has to be there first, and is there once per node.
+The reaper imports as few modules as possible: it must run before other processes, once per node.
 """
 
 import contextlib
@@ -20,26 +21,26 @@ import sys
 from collections.abc import Iterator
 
 VARIABLE = "TFT_REAPER"
-"""In the environment of the store, the ranks, and of all they start."""
+"""The variable in the environment of the store, the ranks, and all processes that they start."""
 
 _QUIET_ROUNDS = 2
 """
-So many looks in a row must find nothing: one look can miss a process whose parent forked it after
-the list was read, and ended before its own turn came.
+The number of searches in a row that must find no process. One search can miss a process: its parent
+may fork it after the list of processes was read, and end before the search reaches the parent.
 """
 _ROUND_MS = 50
-"""How long a round waits for one of the killed to be gone before it looks again."""
+"""Milliseconds that a round waits for a killed process to be gone before it searches again."""
 
 
 def main() -> None:
     """
-    Wait for the agent's end, then leave nothing of it.
+    Wait for the end of the agent, then kill all processes with the agent's mark.
     """
-    # what ends the agent politely must not end the reaper first
+    # a signal that ends the agent must not end the reaper before it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 1):
-        pass  # nobody writes: this is the wait for the end of the pipe
+        pass  # nothing is ever written: read returns when the agent's end of the pipe is closed
     mark = f"{VARIABLE}={sys.argv[1]}".encode()
     quiet = 0
     while quiet < _QUIET_ROUNDS:
@@ -48,7 +49,7 @@ def main() -> None:
 
 def marked(mark: bytes) -> Iterator[int]:
     """
-    The pids of all processes with `mark` (NAME=value) in the environment they were started with.
+    Yield the pids of all processes that were started with `mark` (NAME=value) in their environment.
     """
     for name in os.listdir("/proc"):
         if name.isdigit() and _bears(int(name), mark):
@@ -60,12 +61,12 @@ def _bears(pid: int, mark: bytes) -> bool:
         with open(f"/proc/{pid}/environ", "rb") as environ:
             return mark in environ.read().split(b"\0")
     except OSError:
-        return False  # it is gone, or another user's
+        return False  # the process is gone, or belongs to another user
 
 
 def _end(mark: bytes) -> bool:
     """
-    Kill all that are there now; whether there were any.
+    Kill all processes with `mark` that run now. Return whether any was found.
     """
     with contextlib.ExitStack() as opened:
         dying = select.poll()
@@ -77,7 +78,7 @@ def _end(mark: bytes) -> bool:
                 continue
             opened.callback(os.close, process)
             if not _bears(pid, mark):
-                continue  # the pid went to somebody else before it was pinned
+                continue  # the pid was given to another process before the pidfd was opened
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
             dying.register(process, select.POLLIN)

@@ -1,6 +1,7 @@
 """
-The agent of a node: carries out the controller's orders, reports what happens to the ranks, and
-speaks for their status. It decides nothing: what to do about a lost rank is the controller's.
+The agent of a node. The agent carries out the controller's orders, reports the start and the end
+of the ranks' processes, and sends the status of the ranks in beats. The agent decides nothing:
+the controller decides what is done about a lost rank.
 """
 
 import asyncio
@@ -43,20 +44,23 @@ __all__ = ["AgentSettings", "main"]
 log = structlog.get_logger(__name__)
 
 BEAT = 0.1
-"""Seconds between two beats, between two sendings of a report that is not acknowledged, and between
-two looks at the steps of the ranks for plugins that want to know of them."""
+"""Seconds between two beats. An unacknowledged report is sent again at the same interval, and the
+steps of the ranks are read at the same interval for plugins that observe progress."""
 SETTLING = 1.0
-"""Seconds the last reports get to be acknowledged: some turns of the controller."""
+"""Seconds that the agent waits at its end until the controller has acknowledged the last reports.
+The time is enough for several turns of the controller."""
 CLEANING = 2.0
-"""Seconds for what was killed to be gone; the reaper works on after that."""
+"""Seconds that the agent waits until killed processes are gone. The reaper works on after that."""
 
 
 def main(settings: AgentSettings) -> int:
     """
-    Be the agent of a node until the job is over there: 0 after `EndNode`, 128 + the signal after
-    SIGTERM or SIGINT. When it returns, no process it started is left.
+    Run the agent of a node until the job ends on the node, and return the exit status: 0 after
+    an `EndNode` order, 128 + the signal number after SIGTERM or SIGINT. When the function returns,
+    no process that the agent started is left.
 
-    Raises `UsageError` where the job cannot run here as it was asked for.
+    Raises `UsageError` when the job cannot run on this node with its settings. Raises `PeerError`
+    when another program starts the ranks and that program has gone.
     """
     return asyncio.run(_serve(settings))
 
@@ -75,7 +79,7 @@ async def _serve(settings: AgentSettings) -> int:
 
 class Agent:
     """
-    One node's agent, on its loop.
+    The agent of one node. It runs on one asyncio loop.
     """
 
     def __init__(self, settings: AgentSettings, bus: Bus, sender: str) -> None:
@@ -87,7 +91,8 @@ class Agent:
         self._outbox = Outbox()
         self._settled = asyncio.Event()
         self._leave: asyncio.Future[tuple[int, float]] = asyncio.Future()
-        """The exit status, and the seconds the ranks get to leave by themselves."""
+        """The exit status, and the seconds in which the ranks may end by themselves. The agent
+        starts to clean up when the future has a result or an exception."""
         self._console = Console()
         marker = settings.starter.mark if settings.starter else secrets.token_hex(16)
         self._reaper = ReaperSidecar(settings, marker=marker)
@@ -109,7 +114,7 @@ class Agent:
 
     async def run(self) -> int:
         """
-        See `main`.
+        Run until the job ends on this node, clean up, and return the exit status (see `main`).
         """
         plugins = load_plugins()
         loop = asyncio.get_running_loop()
@@ -117,7 +122,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
         loop.add_signal_handler(signal.SIGCHLD, reap_strangers)
-        adopt_orphans()  # the processes that the fork server forks are among them
+        adopt_orphans()  # the forked ranks must become children of the agent, which reaps them
         self._reaper.start()
         self._store.start()
         self._ranks.prepare()
@@ -145,7 +150,7 @@ class Agent:
                 case Heard(envelope=envelope):
                     self._hear(envelope.message)
                 case Present():
-                    self._repeat()  # it may be the controller, new or again
+                    self._repeat()  # the new peer may be a controller that lacks the reports
                 case Malformed(why=why):
                     log.warning("malformed_message", why=why)
                 case NotLetIn(why=why):
@@ -159,7 +164,7 @@ class Agent:
                 self._epoch = message.epoch
                 self._carry_out(message)
             case _:
-                pass  # for others, or from a controller that no longer leads
+                pass  # a message to other receivers, or an order of an older leader
 
     def _carry_out(self, order: Lead | Spawn | Kill | EndNode) -> None:
         match order:
@@ -175,7 +180,7 @@ class Agent:
                 log.info("node_ends", why=order.why)
                 self._leave.set_result((0, grace))
             case _:
-                pass  # for another node, or heard before
+                pass  # an order to another node, or a second EndNode
 
     # ------------------------------------------------------------ reports
 
@@ -203,7 +208,8 @@ class Agent:
 
     def _report(self, report: NodeReport) -> None:
         """
-        Send it now, and again until it is acknowledged. One that waits already is not doubled.
+        Send a report now, and again until the controller acknowledges it. Does nothing when an
+        equal report is still unacknowledged.
         """
         if any(report == waiting for _, waiting in self._outbox.pending()):
             return
@@ -230,7 +236,7 @@ class Agent:
     def _asked_to_end(self, number: int) -> None:
         log.info("node_ends", why=signal.Signals(number).name)
         if self._leave.done():
-            self._ranks.end()  # it is leaving, and is to hurry
+            self._ranks.end()  # a second signal while the agent leaves: kill the ranks at once
         else:
             self._leave.set_result((128 + number, 0.0))
 
@@ -239,14 +245,16 @@ class Agent:
             self._leave.set_exception(error)
 
     def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        # asyncio would only log it: an end that was not reported must not be forgotten
+        # asyncio would only log the error, and the end of a rank could stay unreported for ever
         error = context.get("exception")
         log.error("callback_failed", what=context["message"], exc_info=error)
         self._fail(error if isinstance(error, Exception) else InternalError(context["message"]))
 
     async def _clean_up(self) -> None:
         """
-        Leave nothing: the ranks, the store, what they started, what was printed last.
+        End the ranks, the store and all processes that they started, and write the last output.
+
+        The ranks first get the grace seconds to end by themselves, then they are killed.
         """
         failed = self._leave.exception() is not None
         code, grace = (1, 0.0) if failed else self._leave.result()
@@ -264,7 +272,8 @@ class Agent:
 
 class _Progress:
     """
-    Tells the plugins how far the ranks of this node have come.
+    Calls the plugin hook `tft_progressed` when the highest completed step of this node's ranks
+    grows.
     """
 
     def __init__(
@@ -290,7 +299,7 @@ class _Progress:
 
 async def _within(seconds: float, fact: Coroutine[None, None, object]) -> None:
     """
-    Wait for a fact, but not longer.
+    Wait for `fact`, at most `seconds`. Returns silently when the time is over.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

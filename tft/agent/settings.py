@@ -1,5 +1,5 @@
 """
-What an agent was told, and the environment it gives to its ranks.
+The settings of an agent, and the environment that the agent gives to its ranks.
 """
 
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from tft.parent_death import parent_death_tie
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """
-    Where a rank is among those of its machine.
+    The place of a rank among the ranks of its machine.
     """
 
     local_rank: int
-    """Its number among them: a script chooses its device by it."""
+    """The number of the rank on its machine. A script chooses its device by this number."""
     local_world: int
-    """How many they are."""
+    """The number of ranks on the machine."""
     machine: int
     """The number of the machine."""
 
     @classmethod
     def read(cls, words: tuple[int, int, int]) -> Self:
         """
-        What the option `--placed` says.
+        Return the place that the values of the option `--placed` describe.
         """
         local_rank, local_world, machine = words
         return cls(local_rank=local_rank, local_world=local_world, machine=machine)
 
     def words(self) -> list[str]:
         """
-        The words of the option `--placed`.
+        Return the command-line words of the option `--placed` for this place.
         """
         return ["--placed", str(self.local_rank), str(self.local_world), str(self.machine)]
 
@@ -41,25 +41,25 @@ class Placed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedElsewhere:
     """
-    Another program starts the ranks of a node (`tft.starter`).
+    The settings for a node whose ranks another program starts (`tft.starter`).
     """
 
     descriptor: int
     """The inherited file descriptor of a socket, with that program at the other end."""
     mark: str
-    """Of the processes of that program that the reaper is to end with the ranks."""
+    """The mark of the processes of that program that the reaper ends together with the ranks."""
 
     @classmethod
     def read(cls, words: tuple[int, str]) -> Self:
         """
-        What the option `--starter` says.
+        Return the settings that the values of the option `--starter` describe.
         """
         descriptor, mark = words
         return cls(descriptor=descriptor, mark=mark)
 
     def words(self) -> list[str]:
         """
-        The words of the option `--starter`.
+        Return the command-line words of the option `--starter` for these settings.
         """
         return ["--starter", str(self.descriptor), self.mark]
 
@@ -67,34 +67,36 @@ class StartedElsewhere:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
     """
-    One agent.
+    The settings of one agent.
     """
 
     job: JobSettings
-    """The job it takes part in."""
+    """The job that the agent takes part in."""
     node: int
-    """The number of its node, from 0."""
+    """The number of the agent's node, from 0."""
     script: str
     """The user's script; with `module`, the name of a module."""
     arguments: tuple[str, ...]
     """The arguments of the script."""
     host: str
-    """The address other nodes reach this one at."""
+    """The address at which other nodes reach this node."""
     environment: dict[str, str]
-    """What the processes it starts inherit."""
+    """The environment that the processes started by the agent inherit."""
     module: bool = False
-    """Run as `python -m` runs a module."""
+    """Whether `script` is run as `python -m` runs a module."""
     placed: Placed | None = None
-    """Where another launcher has put the only rank of this node; None: the agent counts its ranks."""
+    """The place that another launcher has given to the only rank of this node. None: the agent
+    numbers its ranks itself."""
     starter: StartedElsewhere | None = None
-    """Who starts the processes of the ranks; None: the agent."""
+    """The program that starts the processes of the ranks. None: the agent starts them."""
     spare: int = 0
-    """For how many more ranks its node has room."""
+    """The number of further ranks for which the node has room."""
 
     @property
     def ranks(self) -> range:
         """
-        The ranks of its node; none, where it is there for those of others.
+        The ranks of the node. The range is empty when the node is only a spare for ranks of other
+        nodes.
         """
         if self.node >= self.job.nnodes:
             return range(0)
@@ -104,14 +106,14 @@ class AgentSettings:
     @property
     def command(self) -> tuple[str, ...]:
         """
-        What `tft.worker.launch` is to run.
+        The arguments of `tft.worker.launch`: the script or module, and its arguments.
         """
         started = ("-m", self.script) if self.module else (self.script,)
         return (*started, *self.arguments)
 
     def place(self, slot: int) -> Placed:
         """
-        Where the rank is that has this one of the places of the node, as its script finds it.
+        Return the place of the rank in slot `slot` of the node, as the rank's script sees it.
         """
         if self.placed is not None:
             return self.placed
@@ -120,18 +122,19 @@ class AgentSettings:
 
 def child_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     """
-    For the processes that live and die with the agent: found by the reaper, tied to the agent.
+    Return the environment for processes that must end with the agent. The environment carries the
+    reaper's mark and the parent-death tie to the agent.
     """
     return settings.environment | {VARIABLE: marker} | parent_death_tie()
 
 
 def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     """
-    What all ranks have in common. Libraries look at it while they are imported, so a process that
-    ranks are to be forked from has it too.
+    Return the environment that all ranks have in common. The fork server has this environment too,
+    because libraries read it while they are imported.
     """
-    # one thread a rank, unless the user says otherwise: the ranks of a node share its cores. A program
-    # that starts them itself has its own way with cores.
+    # one thread per rank by default, as the ranks of a node share its cores; a program that starts
+    # the ranks itself decides on cores itself
     threads = {} if settings.starter else {"OMP_NUM_THREADS": "1"}
     return {
         **threads,
@@ -153,10 +156,12 @@ def rank_environment(
     store: tuple[str, int],
 ) -> dict[str, str]:
     """
-    For one process of a rank: what a script started by torchrun finds, and what `tft.init` needs.
+    Return the environment for one process of a rank. It has the variables that torchrun gives to a
+    script, and the variables that `tft.init` needs.
 
-    `slot` is its place on the node, `page` and `words` are the descriptors it inherits, `store` is where
-    the rendezvous store is.
+    `slot` is the rank's place on the node. `page` and `words` are the descriptors that the process
+    inherits: the page, and the file for the stacks of its threads. `store` is the address (host,
+    port) of the rendezvous store.
     """
     job = settings.job
     host, port = store
@@ -190,7 +195,7 @@ def rank_environment(
         "GROUP_RANK": str(place.machine),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # so that init_process_group joins the agent's store, where rank 0 would open one itself
+        # so that init_process_group joins the agent's store; otherwise rank 0 opens its own
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": job.job,
         "TORCHELASTIC_RESTART_COUNT": "0",

@@ -1,5 +1,5 @@
 """
-The two processes an agent keeps for itself: the reaper and the rendezvous store. Either is started
+The two helper processes of an agent: the reaper and the rendezvous store. The agent starts either
 again when it ends.
 """
 
@@ -18,14 +18,17 @@ from tft.errors import UsageError
 log = structlog.get_logger(__name__)
 
 _PAUSE = 0.1
-"""Seconds before something is started again: what ends at once must not take the whole machine."""
+"""Seconds before a process is started again. The pause keeps a process that ends at once from using
+up the machine."""
 _ATTEMPTS = 3
-"""So many stores in a row that end before they have opened: the next one would not open either."""
+"""The number of stores in a row that may end before they open. After that, the next store is not
+expected to open either."""
 
 
 class ReaperSidecar:
     """
-    The agent's side of `tft.agent.reaper`: holds the pipe that says the agent lives.
+    The agent's side of `tft.agent.reaper`. It holds the pipe whose end tells the reaper that the
+    agent has ended.
     """
 
     def __init__(self, settings: AgentSettings, *, marker: str) -> None:
@@ -37,7 +40,7 @@ class ReaperSidecar:
 
     def start(self) -> None:
         """
-        Start the reaper, and again whenever it ends.
+        Start the reaper. It is started again whenever it ends.
         """
         if self._dismissed:
             return
@@ -54,8 +57,8 @@ class ReaperSidecar:
 
     async def dismiss(self) -> None:
         """
-        Let go of the pipe, as the end of the agent would, and wait until the reaper has found
-        nothing left and has ended.
+        Close the pipe, as the end of the agent would, and wait until the reaper has killed all
+        marked processes and has ended.
         """
         self._dismissed = True
         if self._child is not None and self._child.code is None:
@@ -71,8 +74,10 @@ class ReaperSidecar:
 
 class StoreSidecar:
     """
-    The agent's side of `tft.agent.store`. `opened` is told the port whenever one has opened,
-    `lost` when it has ended, `failed` why none can be opened at all.
+    The agent's side of `tft.agent.store`.
+
+    `opened` is called with the port whenever a store has opened. `lost` is called when an open
+    store has ended. `failed` is called with the error when no store can be opened.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class StoreSidecar:
 
     def start(self) -> None:
         """
-        Start the store, and again whenever it ends.
+        Start the store. It is started again whenever it ends.
         """
         if self._dismissed:
             return
@@ -134,7 +139,7 @@ class StoreSidecar:
     def _read_port(self) -> None:
         told = os.read(self._reading, 16)
         self._close()
-        if told:  # else it has ended before
+        if told:  # empty when the store ended before it opened
             self._port = int(told)
             self._failures = 0
             log.info("store_opened", port=self._port)
@@ -147,7 +152,7 @@ class StoreSidecar:
             self._reading = -1
 
     def _ended(self, child: Child) -> None:
-        self._close()  # its port, if that is still to be read, is no use any more
+        self._close()  # a port that was not read yet is useless now
         if self._dismissed:
             return
         log.warning("store_ended", pid=child.pid, code=child.code, port=self._port)

@@ -1,8 +1,9 @@
 """
 The process of the rendezvous store: `python -m tft.agent.store ADAPTOR HOST FD`.
 
-A process of its own, so that neither a rank nor the agent takes it along when it ends. The port
-is written to the inherited descriptor FD once connections are accepted.
+The store has its own process, so that the end of a rank does not end the store, and a failure of
+the store does not end the agent. The process writes the store's port to the inherited descriptor FD
+once the store accepts connections.
 """
 
 import os
@@ -15,7 +16,8 @@ from tft.plugins import load_adaptor
 
 def main() -> None:
     """
-    Have the adaptor serve its store until this process is ended.
+    Let the adaptor serve its store until this process is killed. Exits with an error message when
+    the adaptor cannot be used, or when the adaptor ends the store by itself.
     """
     die_with_parent()
     adaptor, host, descriptor = sys.argv[1:]

@@ -1,3 +1,3 @@
 """
-The wire: a publish/subscribe bus through a broker, and the same contract within one process.
+The bus: publish/subscribe through a broker, and a bus with the same contract within one process.
 """

@@ -1,10 +1,12 @@
 """
-The contract of the bus, and what both buses share: how frames and notices become arrivals.
+The contract of the bus, and the code that both buses share: it turns frames and subscription
+notices into arrivals.
 
-A bus promises little, as pub/sub does. A message reaches those who are subscribed when it passes
-the broker, or nobody; what must arrive is repeated by its sender (`tft.core.delivery`). What a
-bus does promise: it never blocks its sender, what arrives from one sender is in order, and who
-connects and who leaves is told without anybody waiting for a beat.
+A bus promises as little as publish/subscribe does. A message reaches the participants that are
+subscribed when the message passes the broker, and perhaps nobody. A message that must arrive is
+repeated by its sender (`tft.core.delivery`). A bus promises three things: it never blocks a sender,
+the messages of one sender arrive in order, and it reports at once which participant connects or
+leaves.
 """
 
 import asyncio
@@ -33,8 +35,8 @@ class Heard:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
     """
-    Another participant is connected. That it hears a topic already, `Bus.listened` tells. Should
-    jobs share a broker, it may be of another job.
+    Another participant is connected. It may not be subscribed to a topic yet: `Bus.listened` waits
+    for that. When several jobs share a broker, the participant may belong to another job.
     """
 
     sender: str
@@ -43,8 +45,8 @@ class Present:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
     """
-    A participant that was present has left, has died, or cannot be reached any more; or it is the
-    broker that is gone, and then everyone is.
+    A participant that was present has left, has died, or cannot be reached any more. When the
+    broker is lost, every participant is reported as gone.
     """
 
     sender: str
@@ -53,22 +55,22 @@ class Gone:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Malformed:
     """
-    Something came that is no message of this version of tft.
+    Bytes came that are no message of this version of tft.
     """
 
     why: str
-    """A sentence: what came, from whom, what was expected."""
+    """A sentence that says what came, from which sender, and what was expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotLetIn:
     """
-    The broker has refused this participant, or what listens there is not the broker of this job. It is
-    tried again and again; told is what is new since somebody was let in.
+    The broker has refused this participant, or another program listens at the broker's address. The
+    connection is tried again and again. Each reason is reported once until a connection succeeds.
     """
 
     why: str
-    """A sentence: who refused, and what may be wrong."""
+    """A sentence that says what refused the participant, and what may be wrong."""
 
 
 Arrival = Heard | Present | Gone | Malformed | NotLetIn
@@ -76,34 +78,38 @@ Arrival = Heard | Present | Gone | Malformed | NotLetIn
 
 class Bus(Protocol):
     """
-    One participant's connection. Used from the thread of its event loop only.
+    The connection of one participant. It must be used only on the thread of its event loop.
     """
 
     def publish(self, topic: bytes, message: Message, *, number: int = 0) -> None:
         """
-        Send to whoever listens to `topic` now. Never blocks; without a broker, or without a
-        listener, the message is dropped. `number` is the report's, 0 for what is no report.
+        Send a message to the participants that are subscribed to `topic` now. Never blocks. Without
+        a broker or a subscriber the message is dropped. `number` is the number of a report; 0 is
+        for all other messages.
         """
 
     async def receive(self) -> Arrival:
         """
-        The next arrival, for a single consumer. A cancelled call loses nothing.
+        Return the next arrival. Only one task may receive. A cancelled call loses no arrival.
         """
         raise NotImplementedError
 
     async def listened(self, topic: bytes) -> None:
         """
-        Return once somebody is subscribed to `topic`: what is published from then on reaches
-        them. With `topics.presence(sender)`, one's own included: once that sender is connected.
+        Wait until a participant is subscribed to `topic`. A message that is published from then on
+        reaches that participant. With `topics.presence(sender)`, wait until `sender` is connected;
+        this participant itself may be that sender.
         """
 
 
 class Participant:
     """
-    A bus without its wire: `send` puts a frame on it, and what comes off it is fed in.
+    A bus without its transport. `send` puts a frame on the transport. The transport feeds incoming
+    frames and notices to the participant.
 
-    The queue has no bound. A bound would have to block the reader, and a subscriber that does not
-    read is taken for dead by the broker; what a slow consumer costs, it costs its own process.
+    The queue of arrivals has no bound. A bound would have to block the reader, and the broker takes
+    a subscriber that does not read for dead. So a slow consumer costs memory only in its own
+    process.
     """
 
     def __init__(self, *, job: str, sender: str, send: Callable[[bytes, bytes], None]) -> None:
@@ -118,7 +124,7 @@ class Participant:
 
     def publish(self, topic: bytes, message: Message, *, number: int = 0) -> None:
         """
-        See `Bus.publish`.
+        Send a message (see `Bus.publish`).
         """
         envelope = Envelope(job=self._job, sender=self._sender, number=number, message=message)
         if self._open:
@@ -126,19 +132,19 @@ class Participant:
 
     async def receive(self) -> Arrival:
         """
-        See `Bus.receive`.
+        Return the next arrival (see `Bus.receive`).
         """
         return await self._arrivals.get()
 
     async def listened(self, topic: bytes) -> None:
         """
-        See `Bus.listened`.
+        Wait until a participant is subscribed to `topic` (see `Bus.listened`).
         """
         await self._listened[topic].wait()
 
     def close(self) -> None:
         """
-        The wire is gone. A task that still publishes is as well off as without a listener.
+        Mark the transport as gone. A message that is still published is dropped.
         """
         self._open = False
 
@@ -146,7 +152,7 @@ class Participant:
 
     def frame(self, topic: bytes, frame: bytes) -> None:
         """
-        A frame came on a topic. One of another job is not ours to look at.
+        Take in a frame that came on a topic. A message of another job is ignored.
         """
         try:
             envelope = codec.decode(frame)
@@ -158,19 +164,19 @@ class Participant:
 
     def malformed(self, why: str) -> None:
         """
-        Something came that cannot be taken for a frame.
+        Add a `Malformed` arrival, for bytes that are no valid frame.
         """
         self._arrivals.put_nowait(Malformed(why=why))
 
     def not_let_in(self, why: str) -> None:
         """
-        The broker has refused this participant.
+        Add a `NotLetIn` arrival: the broker has refused this participant.
         """
         self._arrivals.put_nowait(NotLetIn(why=why))
 
     def subscribed(self, topic: bytes) -> None:
         """
-        The first subscription to a topic stands.
+        Take in that the first subscription to a topic has been made.
         """
         event = self._listened[topic]
         if not event.is_set():
@@ -180,7 +186,7 @@ class Participant:
 
     def unsubscribed(self, topic: bytes) -> None:
         """
-        The last subscription to a topic has ended.
+        Take in that the last subscription to a topic has ended.
         """
         event = self._listened[topic]
         if event.is_set():
@@ -190,7 +196,8 @@ class Participant:
 
     def _other(self, topic: bytes) -> str | None:
         """
-        Whose presence a topic stands for, unless it is one's own: nobody is news to himself.
+        Return the sender whose presence a topic stands for. Return None for another topic, and for
+        this participant's own presence.
         """
         if not topic.startswith(_PRESENCE):
             return None

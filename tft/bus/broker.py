@@ -1,7 +1,8 @@
 """
-The broker: everything published at PORT goes out, at PORT + 1, to whoever subscribed to it.
+The broker: each message that is published at PORT is sent, at PORT + 1, to its subscribers.
 
-It holds no state but the subscriptions, which come again by themselves when it is started again.
+The broker holds no state but the subscriptions. After a restart of the broker, the participants
+subscribe again by themselves.
 """
 
 import ipaddress
@@ -22,10 +23,12 @@ from tft.errors import AddressTaken, UsageError
 from tft.keys import read_keys
 
 LEAST_DESCRIPTORS = 256
-"""Open files for 100 participants at two connections each, and the broker's own."""
+"""The number of open files for 100 participants with two connections each, and for the broker
+itself."""
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted: after a restart everybody comes at once."""
+"""The number of connections that may wait to be accepted. After a restart all participants connect
+at once."""
 
 _ENDINGS = {signal.SIGTERM, signal.SIGINT}
 
@@ -39,13 +42,16 @@ def main(
     opened: Callable[[int], None] | None = None,
 ) -> None:
     """
-    Forward at `host`, ports `port` and `port` + 1, until SIGTERM or SIGINT. For the main thread.
+    Forward messages at `host`, ports `port` and `port` + 1, until SIGTERM or SIGINT. Call this on
+    the main thread.
 
-    Port 0 picks a free pair; `opened` is told the first port once both accept connections. With the
-    directory `curve` only those who have the keys of that job are let in, and all is encrypted.
-    Raises `AddressTaken`, and `UsageError` for an address that is not this machine's, for one
-    beyond loopback without `insecure` or `curve`, for keys that cannot be used, and where too few files
-    may be open.
+    Port 0 picks a free pair of ports. `opened` is called with the first port once both ports accept
+    connections. With the directory `curve`, only participants with the keys of that job are
+    accepted, and all bytes are encrypted.
+
+    Raises `AddressTaken` when a port is in use. Raises `UsageError` for an address that does not
+    belong to this machine, for an address other than loopback without `insecure` or `curve`, for
+    keys that cannot be used, and when the process may open too few files.
     """
     keys = None if curve is None else read_keys(curve, broker=True)
     _refuse_open_door(host, allowed=insecure or keys is not None)
@@ -75,7 +81,8 @@ def main(
 
 def is_loopback(host: str) -> bool:
     """
-    Whether only this machine can reach `host`. Of names only `localhost` is known to be so.
+    Return whether only this machine can reach `host`. Of all names, only `localhost` counts as
+    loopback.
     """
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -98,8 +105,11 @@ def _refuse_open_door(host: str, *, allowed: bool) -> None:
 
 def _make_room() -> None:
     """
-    Every connection is an open file. Without one left the broker would spin, accepting nobody and
-    saying nothing; where libzmq needs one for itself it aborts the process.
+    Raise the limit of open files as far as possible. Every connection is an open file. When none is
+    left, the broker would spin without accepting or reporting anything, and libzmq aborts the
+    process when libzmq itself needs a file.
+
+    Raises `UsageError` when fewer than `LEAST_DESCRIPTORS` files are allowed.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < LEAST_DESCRIPTORS:
@@ -115,14 +125,14 @@ def _make_room() -> None:
 
 def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
     """
-    Bind both sockets; the port of the first.
+    Bind both sockets. Return the port of the first socket.
     """
     for candidate in [port] if port else unused_ports():
         try:
             _bind_one(publishers, host, candidate)
             _bind_one(subscribers, host, candidate + 1)
         except AddressTaken:
-            with suppress(zmq.ZMQError):  # it was this one that could not be bound
+            with suppress(zmq.ZMQError):  # raised when `publishers` itself could not be bound
                 publishers.unbind(f"tcp://{host}:{candidate}")
             if port:
                 raise
@@ -145,11 +155,12 @@ def _bind_one(socket: Socket, host: str, port: int) -> None:
 
 def unused_ports() -> list[int]:
     """
-    Ports to try, in random order, none of which the kernel gives to outgoing connections.
+    Return up to 100 ports to try, in random order. The kernel gives none of them to outgoing
+    connections, unless no other port exists.
 
-    While a broker is being started again, its peers try to connect to its port many times a
-    second. If the kernel may choose that very port for their own end, sooner or later one of them
-    connects to itself, and the broker finds its port taken.
+    While a broker is being started again, its peers try to connect to its port many times a second.
+    If the kernel could choose the same port for a peer's end of the connection, a peer would
+    eventually connect to itself, and the broker would find its port taken.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [port for port in range(10_000, 65_535) if port + 1 < low or port > high]
@@ -163,10 +174,10 @@ def unused_ports() -> list[int]:
 @contextmanager
 def _ended_by_signal(context: zmq.Context[Socket]) -> Iterator[None]:
     """
-    Terminate the context, and with it the proxy, when a signal asks for it.
+    Terminate the context, and with it the proxy, at SIGTERM or SIGINT.
 
-    A handler would not do: one that comes while the proxy is not waiting in the kernel is seen by
-    Python when the proxy returns, which it never does.
+    A signal handler would not work. Python runs the handler for a signal that comes while the proxy
+    is not waiting in the kernel only when the proxy returns, and the proxy never returns.
     """
 
     def wait() -> None:

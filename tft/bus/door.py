@@ -1,8 +1,10 @@
 """
-Who is let in: the broker asks here for every connection, and here is written down who was refused.
+The authentication of the broker's connections. The broker asks the handler in this file about every
+connection, and the handler logs the refused peers.
 
-ZeroMQ's own rule is that whoever knows the broker's public key may come in. With a handler of its
-protocol ZAP it asks about each; here that is a thread beside the proxy, which never looks at a message.
+By default, ZeroMQ accepts every peer that knows the broker's public key. With a handler of its
+protocol ZAP, ZeroMQ asks the handler about each peer. The handler is a thread next to the proxy,
+and never reads a message.
 """
 
 import os
@@ -19,18 +21,20 @@ from tft.keys import Keys
 log = structlog.get_logger()
 
 _HANDLER = "inproc://zeromq.zap.01"
-"""Where libzmq looks for it."""
+"""The address at which libzmq looks for the handler."""
 _DOMAIN = "tft"
 _FAILED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-"""Of those that never come to be asked about. Their address cannot be told: the event has none, and the
-descriptor that an earlier one had may be another connection's by the time it is looked at."""
+"""The events of connections that fail before the handler is asked. Their address cannot be logged.
+The event has no address, and the descriptor in an earlier event may belong to another connection by
+the time it is examined."""
 _REMEMBERED = 1000
-"""Who was refused, and why, is said once: a process that is not let in tries again every second."""
+"""The number of refusals that are remembered, so that each is logged once. A refused process tries
+again every second."""
 
 
 class Door:
     """
-    Of a broker's sockets, which must not be bound yet.
+    The authentication handler for a broker's sockets. The sockets must not be bound yet.
     """
 
     def __init__(self, context: zmq.Context[Socket], keys: Keys, *guarded: Socket) -> None:
@@ -44,23 +48,24 @@ class Door:
             each.curve_server = True
             each.curve_secretkey = keys.broker_secret
             each.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-            each.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler nobody is let in
+            each.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler no peer is accepted
             each.monitor(f"inproc://door-{number}", _FAILED)
             failures = context.socket(zmq.PAIR)
             failures.linger = 0
-            failures.set_hwm(0)  # a full one would hold up the thread that serves all connections
+            failures.set_hwm(0)  # a full queue would block the thread that serves all connections
             failures.connect(f"inproc://door-{number}")
             self._failures.append(failures)
 
     def open(self) -> None:
         """
-        From now on whoever has knocked is answered, until the context is terminated.
+        Start the thread that answers about connections, also those that wait already. The thread
+        ends when the context is terminated.
         """
         threading.Thread(target=self._keep, name="door", daemon=True).start()
 
     def close(self) -> None:
         """
-        For a door that was not opened.
+        Close the handler's sockets. Call this only when `open` was not called.
         """
         self._asked.close()
         for failures in self._failures:
@@ -83,7 +88,7 @@ class Door:
             self.close()
         except BaseException:
             log.critical("door_fell_shut", exc_info=True)
-            os._exit(70)  # nobody could come in any more: the broker is started again
+            os._exit(70)  # no peer could connect any more; the broker is started again
 
     def _answer(self) -> None:
         version, number, _, address, _, mechanism, *credentials = self._asked.recv_multipart()

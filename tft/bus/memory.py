@@ -1,5 +1,6 @@
 """
-The bus within one process: same contract, same bytes, no sockets. For tests and simulations.
+The bus within one process, for tests and simulations. It has the same contract as the bus over
+ZeroMQ and carries the same bytes, without sockets.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from tft.protocol.topics import presence
 
 class MemoryBroker:
     """
-    Where the participants of one process meet.
+    The broker of the participants in one process.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,8 @@ class MemoryBroker:
 
     def post(self, topic: bytes, frame: bytes) -> None:
         """
-        Deliver a frame to whoever is subscribed, as the broker does: without looking at it.
+        Deliver a frame to all subscribers of a topic. As in the real broker, the frame is not
+        decoded.
         """
         for participant, topics in self._participants.items():
             if topic in topics:
@@ -51,7 +53,7 @@ class MemoryBroker:
 
     def _subscribe(self, topic: bytes) -> None:
         self._subscriptions[topic] += 1
-        if self._subscriptions[topic] == 1:  # as XPUB does, only the first is news
+        if self._subscriptions[topic] == 1:  # as XPUB, report only the first subscription
             for participant in self._participants:
                 participant.subscribed(topic)
 

@@ -1,6 +1,6 @@
 """
-Where the broker of a job listens: found, or checked, before it is started. And which address of a
-machine others reach it at.
+The address of a job's broker, which is chosen or checked before the broker is started. Also the
+address at which other machines reach a machine.
 """
 
 import errno
@@ -14,12 +14,14 @@ from tft.errors import AddressTaken, UsageError
 
 def check_free(host: str, port: int) -> None:
     """
-    Raises `AddressTaken` where a broker could not listen, and `UsageError` where the host is not
-    one of this machine's.
+    Check that a broker can listen at `host`, at `port` and the next port.
+
+    Raises `AddressTaken` when another process listens there. Raises `UsageError` when the broker
+    cannot listen there for another reason, as when `host` is not an address of this machine.
     """
     for each in range(port, port + BROKER_PORTS):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # As the broker will: a port whose last connections are still fading is free.
+            # as the broker does: a port whose old connections are in TIME_WAIT counts as free
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, each))
@@ -36,7 +38,10 @@ def check_free(host: str, port: int) -> None:
 
 def free_address(host: str) -> str:
     """
-    HOST:PORT where a broker can listen, and can again should it be started again.
+    Return an address HOST:PORT at which a broker can listen now, and again after a restart.
+
+    Raises `AddressTaken` when no two neighbouring ports are free. Raises `UsageError` when `host`
+    is not an address of this machine.
     """
     for port in unused_ports():
         try:
@@ -49,9 +54,12 @@ def free_address(host: str) -> str:
 
 def host_for_all(address: str, *, trusted: bool, named: str) -> str:
     """
-    The address of node 0 as this machine knows it; `named` is the variable that says it. Raises
-    `UsageError` where it is of no use to others, and where nobody has said that ports may be reached
-    by others, because all is encrypted or because the network is to be `trusted`.
+    Return the IP address of node 0 as this machine resolves `address`. `named` is the variable that
+    contains `address`, for error messages. `trusted` says that other machines may reach the ports,
+    because the bus is encrypted or the network is trusted.
+
+    Raises `UsageError` when `address` cannot be resolved, when other machines cannot use the
+    result, and when the result is not loopback although `trusted` is false.
     """
     try:
         host = socket.gethostbyname(address)
@@ -76,18 +84,21 @@ def host_for_all(address: str, *, trusted: bool, named: str) -> str:
 
 def may_be_reached(options: Sequence[str]) -> bool:
     """
-    Whether options of `tft run` allow ports that other machines reach. `tft run` looks at the keys.
+    Return whether options of `tft run` allow ports that other machines can reach. The keys are not
+    checked here: `tft run` checks them.
     """
     return any(word.partition("=")[0] in ("--insecure", "--curve") for word in options)
 
 
 def own_address(host: str) -> str:
     """
-    The address at which the machine `host` reaches this one.
+    Return the address at which the machine `host` reaches this machine.
+
+    Raises `UsageError` when there is no route to `host`.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 9))  # nothing is sent; the kernel says which way it would go
+            probe.connect((host, 9))  # sends nothing; the kernel only chooses the route
         except OSError as error:
             raise UsageError(
                 f"there is no way from this machine to that of process 0, {host}: {error.strerror}"

@@ -1,9 +1,10 @@
 """
-The bus over ZeroMQ: one XPUB to speak, one SUB to hear, both connected to the broker.
+The bus over ZeroMQ: one XPUB socket for sending and one SUB socket for receiving, both connected to
+the broker.
 
-With `broker.py`, `door.py` and `tft.keys` the only importer of `zmq`. The sockets are read by the event loop whenever their
-descriptor says so, until nothing is left in them, for as long as the bus is open: nobody awaits a
-receive on a socket, so nobody can cancel one.
+Only this file, `broker.py`, `door.py` and `tft.keys` import `zmq`. While the bus is open, the event
+loop reads a socket whenever its descriptor is readable, until the socket is empty. No task awaits a
+receive on a socket, so no such receive can be cancelled.
 """
 
 import asyncio
@@ -26,28 +27,30 @@ Socket = zmq.Socket[bytes]
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 1500
 """
-A peer that is silent for so long is given up; it is noticed within two seconds. Heartbeats are
-answered by ZeroMQ's own thread, so a busy or blocked Python is no silence; a stopped process, a
-dead machine and a broken link are.
+Milliseconds of silence after which a peer is given up. The loss is noticed within two seconds.
+ZeroMQ's own thread answers heartbeats, so a busy or blocked Python process is not silent. A stopped
+process, a dead machine and a broken link are silent.
 """
 
 RECONNECT_MS = 20
 RECONNECT_MAX_MS = 200
-"""A broker that was started again is found within 220 ms, and a lost one costs five tries a second."""
+"""Milliseconds between two tries to connect. A restarted broker is found within 220 ms, and a lost
+broker costs five tries a second."""
 
 CONNECT_TIMEOUT_MS = 1000
-"""The kernel waits longer and longer between its tries to connect to a machine that is silent."""
+"""Milliseconds after which a try to connect is given up and begun anew. Without this limit, the
+kernel waits longer and longer between its tries to connect to a silent machine."""
 
 REFUSED_RETRY = 1.0
-"""Seconds until a broker that has refused this process is tried again: somebody may have started the
-right one in its place. ZeroMQ itself never would."""
+"""Seconds until a broker that has refused this process is tried again, as the right broker may have
+been started in its place. ZeroMQ itself never tries again."""
 
 CUT_OFF = 3
-"""Connections in a row that end before anybody was let in, after which that is told: one or two do when
-a broker is started again."""
+"""The number of connections in a row that end during the handshake before this is reported. One or
+two end so when a broker is started again."""
 
 MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-"""In the event of a failed handshake: one side encrypts, the other does not."""
+"""The value in the event of a failed handshake when one side encrypts and the other does not."""
 
 _HANDSHAKES = (
     zmq.Event.HANDSHAKE_SUCCEEDED
@@ -57,7 +60,7 @@ _HANDSHAKES = (
 )
 
 BATCH = 256
-"""Frames read before the loop's other work has its turn: a millisecond or two."""
+"""The number of frames that are read before the loop does other work: a millisecond or two."""
 
 
 @asynccontextmanager
@@ -66,11 +69,13 @@ async def open_bus(
 ) -> AsyncIterator[Bus]:
     """
     Take part as `sender` in the bus of the broker at `address` (HOST:PORT), and listen to `topics`.
-    With the directory `curve` all is encrypted with the keys in it.
+    With the directory `curve`, all bytes are encrypted with the keys in that directory.
 
-    Returns at once, whether there is a broker or not; it is looked for until it is there, and
-    again when it is lost. Raises `UsageError` for an address that cannot be one, and for keys that
-    cannot be used. What has not left this process when the bus is closed is not sent any more.
+    Returns at once, also without a broker. The sockets try to connect until the broker is there,
+    and again when it is lost. A message that has not left this process when the bus is closed is
+    not sent any more.
+
+    Raises `UsageError` when `address` is not valid, and when the keys cannot be used.
     """
     host, port = host_and_port(address)
     keys = None if curve is None else read_keys(curve)
@@ -85,14 +90,14 @@ async def open_bus(
 
 def tuned(context: zmq.Context[Socket], kind: zmq.SocketType) -> Socket:
     """
-    A socket as every socket of the bus is, at either end.
+    Return a new socket with the options that every socket of the bus has, at either end.
     """
     socket = context.socket(kind)
     socket.linger = 0
-    # No high-water mark. With one, a publisher drops silently what a slow subscriber has not
-    # taken, or (XPUB_NODROP) everybody waits for the slowest. A subscriber's own reading must not
-    # be stopped either: it would miss heartbeats and be cut off. So what waits, waits in memory:
-    # in the slow process while it lives, in the broker until heartbeats have given it up.
+    # No high-water mark. With one, a publisher silently drops messages that a slow subscriber has
+    # not taken, or (XPUB_NODROP) all wait for the slowest subscriber. A subscriber must not stop
+    # reading either: it would miss heartbeats and be cut off. So messages wait in memory: in the
+    # slow process while it lives, in the broker until heartbeats have given the process up.
     socket.set_hwm(0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
@@ -106,7 +111,7 @@ def tuned(context: zmq.Context[Socket], kind: zmq.SocketType) -> Socket:
 
 def host_and_port(address: str) -> tuple[str, int]:
     """
-    The two halves of a broker's address. Raises `UsageError` for what cannot be one.
+    Split a broker's address into host and port. Raises `UsageError` when the address is not valid.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65535:
@@ -116,7 +121,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 class _Line:
     """
-    A socket on its way to the broker, and what becomes of its handshakes.
+    A socket that connects to the broker, and the socket that reports the results of its handshakes.
     """
 
     def __init__(self, socket: Socket, handshakes: Socket, host: str, port: int) -> None:
@@ -126,9 +131,9 @@ class _Line:
 
     def connect(self) -> None:
         """
-        For the first time, or where ZeroMQ has given up.
+        Connect to the broker, for the first time or after ZeroMQ has given up.
         """
-        with suppress(zmq.ZMQError):  # there is none
+        with suppress(zmq.ZMQError):  # raised at the first time: there is no connection yet
             self.socket.disconnect(self._endpoint)
         self.socket.connect(self._endpoint)
 
@@ -138,15 +143,17 @@ def _connected(
     host: str, port: int, topics: Sequence[bytes], keys: Keys | None
 ) -> Iterator[tuple[_Line, _Line]]:
     """
-    A publishing and a subscribing socket on their way to the broker.
+    Open a publishing and a subscribing socket that connect to the broker.
+
+    Raises `UsageError` when the address cannot be that of a broker.
     """
     with (
         zmq.Context() as context,
         _line(context, zmq.XPUB, host, port, keys) as voice,
         _line(context, zmq.SUB, host, port + 1, keys) as ear,
     ):
-        # Only with a broker at the other end: with a lost broker its subscriptions end, so that
-        # everyone is seen to go, and nothing is kept for it that would be stale when it is back.
+        # Queue only for a connected broker. When the broker is lost, its subscriptions end, so all
+        # peers are reported as gone, and no stale message is kept for the broker's return.
         voice.socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             voice.connect()
@@ -169,14 +176,14 @@ def _line(
             socket.curve_secretkey = keys.secret
         socket.monitor(f"inproc://handshakes-{port}", _HANDSHAKES)
         handshakes.linger = 0
-        handshakes.set_hwm(0)  # a full one would hold up ZeroMQ's own thread
+        handshakes.set_hwm(0)  # a full queue would block ZeroMQ's own thread
         handshakes.connect(f"inproc://handshakes-{port}")
         yield _Line(socket, handshakes, host, port)
 
 
 class _Link:
     """
-    Two sockets and the participant they serve.
+    The two sockets of a participant, read by the event loop.
     """
 
     def __init__(
@@ -198,7 +205,7 @@ class _Link:
         for line in self._lines:
             self._loop.add_reader(line.handshakes, self._read_handshakes, line)
             self._read_handshakes(line)
-        # a descriptor tells what is new; what came before this is not
+        # a descriptor signals only new arrivals, so read earlier arrivals now
         self._read_notices()
         self._read_frames()
 
@@ -211,12 +218,12 @@ class _Link:
 
     def _send(self, topic: bytes, frame: bytes) -> None:
         self._voice.send_multipart((topic, frame), zmq.NOBLOCK)
-        # sending takes in what happened to the socket, and the descriptor will not tell it again
+        # a send consumes the descriptor's signal for arrivals, so read the arrivals now
         self._read_notices()
 
     def _read_notices(self) -> None:
         """
-        Who subscribes, and who no longer does: a byte, 1 or 0, before the topic.
+        Read notices of new and ended subscriptions: a byte 1 or 0, followed by the topic.
         """
         for notice, *_ in self._waiting(self._voice, self._read_notices):
             if notice.startswith(b"\x01"):
@@ -236,7 +243,7 @@ class _Link:
 
     def _read_handshakes(self, line: _Line) -> None:
         """
-        Whether the broker has let this process in.
+        Read whether the broker has accepted this process, and report refusals.
         """
         for event in self._waiting(line.handshakes, partial(self._read_handshakes, line)):
             seen = parse_monitor_message(event)
@@ -245,7 +252,7 @@ class _Link:
                     self._cut_off = 0
                     self._told.clear()
                 case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-                    self._cut_off += 1  # on both lines: they lead to one broker
+                    self._cut_off += 1  # one count for both sockets, as both lead to one broker
                     if self._cut_off >= CUT_OFF:
                         self._tell(self._why_cut_off())
                 case failed:
@@ -283,8 +290,8 @@ class _Link:
 
     def _waiting(self, socket: Socket, again: Callable[[], None]) -> Iterator[list[bytes]]:
         """
-        What has come to a socket, up to a batch; what is left is read `again` in the loop's next
-        turn.
+        Yield the messages that wait in a socket, at most `BATCH` of them. After a full batch,
+        `again` is called in the loop's next turn.
         """
         for _ in range(BATCH):
             if socket.closed:

@@ -1,3 +1,4 @@
 """
-The controller: hears reports, has the job machine judge, says orders. One leads at a time.
+The controller: receives reports, lets the job machine judge them, and publishes orders. One
+controller leads at a time.
 """

@@ -1,6 +1,7 @@
 """
-The recovery plugins of a controller: told what happens, asked what to do. They run under the
-guard of `call_guarded`; what they advise comes back to the machine as an event like any other.
+The recovery plugins of a controller. They get events of the job, and are asked for advice on an
+incident. They run under the guard of `call_guarded`. Their advice reaches the job machine as an
+event like any other.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ log = structlog.get_logger()
 
 class Advisors:
     """
-    All plugins of this process that want a say in a recovery.
+    The plugins of this process, as far as they observe or advise a recovery.
     """
 
     def __init__(self, plugins: pluggy.PluginManager) -> None:
@@ -31,13 +32,14 @@ class Advisors:
 
     def present(self) -> bool:
         """
-        Somebody wants to be asked.
+        Return whether a plugin gives advice (implements `tft_advise`).
         """
         return bool(self._plugins.hook.tft_advise.get_hookimpls())
 
     def led(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        This controller leads: whoever wants to may report to it from now on.
+        Tell the plugins that this controller leads. They may call `report` with a message from now
+        on. `report` raises `UsageError` in the plugin for a message that is not valid.
         """
         call_guarded(
             self._plugins, "tft_on_leader", report=lambda message: report(checked(message))
@@ -45,13 +47,16 @@ class Advisors:
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Something an operator wants to know has happened.
+        Send an event that is of interest to an operator to the plugins.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 
     async def advise(self, consult: Consult) -> Advised:
         """
-        Asks all of them, on a thread of their own: an external scheduler takes its time.
+        Ask all plugins for advice on an incident, and return their joined advice. The plugins run
+        on a separate thread, because an external scheduler may take long to answer.
+
+        An answer that is not valid is logged and ignored.
         """
         incident = view(consult)
         answers: list[object] = await asyncio.to_thread(
@@ -74,8 +79,10 @@ Said = TypeVar("Said", bound=OutsideReport)
 
 def checked(message: Said) -> Said:
     """
-    The same message, if it is one that anybody could read. What is no message must not come into
-    the story: nobody could go on with it. Raises `UsageError`, which says what is wrong.
+    Return `message` itself if it is a valid report. An invalid message must not get into the story,
+    because no controller could then continue from the story.
+
+    Raises `UsageError`, which says what is wrong, when the message is not valid.
     """
     if not isinstance(message, get_args(OutsideReport)):
         raise UsageError(f"{message!r} is no report; see the reports of people and plugins")
@@ -88,7 +95,7 @@ def checked(message: Said) -> Said:
 
 def view(consult: Consult) -> IncidentView:
     """
-    What a plugin sees of an incident.
+    Return the view of an incident that a plugin gets.
     """
     return IncidentView(
         number=consult.incident,
@@ -113,8 +120,8 @@ def view(consult: Consult) -> IncidentView:
 
 def joined(consult: Consult, answers: list[Advice]) -> Advised:
     """
-    Several plugins as one voice: the first to name a strategy is heard, every veto counts, and
-    the longest wait that anybody asks for.
+    Join the advice of several plugins into one. The first advice that names a strategy is used.
+    Every veto counts, and so does the longest wait that a plugin asks for.
     """
     named = next((advice for advice in answers if advice.strategy), Advice(why="no advice"))
     return Advised(

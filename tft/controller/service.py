@@ -1,5 +1,7 @@
 """
-The controller's shell: bus → event → story → machine → orders → bus. One timer, no judgement.
+The shell of the controller. It turns messages from the bus into events, lets the job machine judge
+each event, writes the event to the story, and publishes the machine's orders on the bus. It has one
+timer, for the machine's next deadline. It makes no decision about recovery itself.
 """
 
 import asyncio
@@ -34,15 +36,17 @@ from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideRepor
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
 
 REPEAT = 0.1
-"""Seconds between repetitions of orders that are not answered."""
+"""Seconds between two repetitions of an order that is not answered."""
 LEAD = 1.0
-"""Seconds between two `Lead`s when there is nothing new to acknowledge: every rank reads each."""
+"""Seconds between two `Lead` orders when there is nothing new to acknowledge. The interval is long
+because every rank reads each `Lead`."""
 REMEMBERED = 100
-"""Sentences about messages nobody can read that are not said again."""
+"""The number of warnings about malformed messages that are remembered, so that they are not logged
+again."""
 FAREWELL = 3.0
-"""Seconds for the agents to hear that the job is over, and to leave."""
+"""Seconds in which the agents may hear that the job is over, and leave."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
-"""The states in which ranks are expected to move."""
+"""The states in which ranks are expected to make progress."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
 
 log = structlog.get_logger()
@@ -50,7 +54,7 @@ log = structlog.get_logger()
 
 def main(settings: JobSettings) -> int:
     """
-    Leads one job until it is over; returns the exit code of `tft run`.
+    Lead one job until it is over. Return the exit code of `tft run`.
     """
     with Story(settings.run_dir / "story.jsonl") as story:
         return asyncio.run(Controller(settings, story).run())
@@ -58,7 +62,7 @@ def main(settings: JobSettings) -> int:
 
 class Controller:
     """
-    One controller of one job.
+    One controller of one job. It continues from the story when the run has one already.
     """
 
     def __init__(self, settings: JobSettings, story: Story) -> None:
@@ -135,7 +139,8 @@ class Controller:
 
     def _earlier(self, what: str) -> list[dict[str, object]]:
         """
-        What the report of earlier runs in this directory has under this name.
+        Return the entries under the name `what` in the report of earlier runs in this directory.
+        The list is empty when the job does not resume, or when there is no report.
         """
         path = self._settings.run_dir / "report.json"
         if not self._settings.resume or not path.exists():
@@ -147,7 +152,8 @@ class Controller:
 
     async def run(self) -> int:
         """
-        Leads until the job is over.
+        Lead until the job is over. Return the exit code: that of the job's outcome, or 4 when there
+        is no outcome.
         """
         sender = f"controller/{self._epoch}"
         topics = (REPORTS, BEATS)
@@ -159,9 +165,9 @@ class Controller:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=self._epoch))
-            self._tell("leads", nodes=sorted(self._machine.nodes))  # they joined one before this
+            self._tell("leads", nodes=sorted(self._machine.nodes))  # joined an earlier controller
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
-            for node in self._machine.nodes:  # one that is lost by now will never be heard
+            for node in self._machine.nodes:  # a node lost meanwhile sends no beat: expect one now
                 self._hang_detection.expect(node, self._clock.now())
             self._repeat(bus)
             tasks = [
@@ -205,7 +211,7 @@ class Controller:
                             self._tell("node_joined", node=message.node, ranks=[*message.ranks])
                     self._news.set()
             case Malformed(why=why):
-                if why not in self._malformed:  # it is repeated until it is heard, so for ever
+                if why not in self._malformed:  # its sender repeats it for ever, without an answer
                     self._malformed = {*list(self._malformed)[-REMEMBERED:], why}
                     log.warning("malformed_message", why=why)
             case NotLetIn(why=why):
@@ -214,7 +220,7 @@ class Controller:
                 if sender.startswith("node."):
                     self._nodes.add(sender)
                 elif sender.startswith("ask."):
-                    self._news.set()  # somebody waits to hear who leads
+                    self._news.set()  # a command waits for a `Lead`, to learn the leader
             case Gone(sender=sender):
                 self._nodes.discard(sender)
                 self._news.set()
@@ -261,7 +267,8 @@ class Controller:
 
     async def _farewell(self, bus: Bus) -> None:
         """
-        The last orders are repeated until every agent has left.
+        Wait until every agent has left, for `FAREWELL` seconds at most. The other tasks repeat the
+        last orders meanwhile.
         """
         try:
             async with asyncio.timeout(FAREWELL):
@@ -286,12 +293,15 @@ class Controller:
 
     def _judge(self, event: Event) -> list[Command]:
         """
-        What is to be done. Before anyone is told, the story has the event and what follows from
-        it; an event the machine fails at is in there too, or it could not be found out why.
+        Let the machine handle an event, and return the commands that follow. The event and the
+        fingerprint of its commands are written to the story before any command is carried out.
+
+        An event at which the machine raises an exception is also written, so that the failure can
+        be examined.
         """
         try:
             commands = self._machine.handle(event)
-            if self._machine.state is not self._state:  # it looks at every rank
+            if self._machine.state is not self._state:  # not each time: `check` reads every rank
                 self._machine.check()
         except Exception:
             self._story.event(event, None)
@@ -308,7 +318,7 @@ class Controller:
                 self._tell(event, **facts)
             case Consult():
                 asking = asyncio.create_task(self._consult(command))
-                self._asked.add(asking)  # a task nobody holds may be dropped half-way
+                self._asked.add(asking)  # asyncio may drop a task that nothing refers to
                 asking.add_done_callback(self._asked.discard)
             case _:
                 if self._bus is not None:
@@ -316,7 +326,7 @@ class Controller:
 
     def _tell(self, event: str, **facts: object) -> None:
         """
-        Something an operator wants to know.
+        Log an event that is of interest to an operator, and send it to the plugins.
         """
         log.info(event, **facts)
         self._advisors.told(event, facts)
@@ -326,7 +336,8 @@ class Controller:
 
     def _own(self, message: OutsideReport) -> None:
         """
-        What comes from this process itself: heard once, so it needs no number.
+        Feed a report that comes from this process itself. The report is delivered exactly once, so
+        it needs no number.
         """
         self._feed(Received(at=self._clock.now(), sender="controller", number=0, message=message))
 
@@ -370,7 +381,8 @@ class Controller:
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
     """
-    From any thread; when the job is over nobody listens any more.
+    Call `act` on the loop. May be called on any thread. Does nothing when the loop is closed, as
+    after the end of the job.
     """
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(act)
@@ -378,7 +390,8 @@ def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
 
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
     """
-    A controller that could not act on an event must not go on: the next one reads the story.
+    End the process with status 70. A controller that could not act on an event must not go on; the
+    next controller continues from the story.
     """
     log.critical("controller_failed", what=context["message"], exc_info=context.get("exception"))
     os._exit(70)

@@ -1,11 +1,12 @@
 """
-The story of a run: every event of the job machine, a line of JSON each, written before the
-orders that follow from it. A controller that is started again reads it and goes on from there;
-`tft replay` judges it once more.
+The story of a run: every event of the job machine, one line of JSON each. An event is written
+before the orders that follow from it are sent. A controller that is started again reads the story
+and continues from there. `tft replay` lets the machine judge the story again.
 
-A line is `{"n", "at", "kind", "body"}`, with `"from"` and `"number"` for reports; `n` counts from
-1 without a hole over all runs in the directory. `"then"` says in short what was commanded (see
-`fingerprint`); it is left out where that is not known. A run begins with a line of kind `Opened`.
+A line is `{"n", "at", "kind", "body"}`, with `"from"` and `"number"` for reports. `n` counts from
+1 without gaps over all runs in the directory. `"then"` is the fingerprint of the commands that
+followed (see `fingerprint`); it is absent when they are not known. A run begins with a line of kind
+`Opened`.
 """
 
 import json
@@ -32,33 +33,38 @@ REPORTS: tuple[type, ...] = get_args(Report)
 OWN: dict[str, type[DeadlinePassed | Stalled | Led]] = {
     "DeadlinePassed": DeadlinePassed, "Stalled": Stalled, "Led": Led,
 }  # fmt: skip
-"""The events that nobody sends."""
+"""The events that the controller makes itself, by name. No process sends them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """
-    What the machine of a run is made with: all of it, so that no default can change under it.
+    All arguments of the machine of a run. All of them are recorded, so that a changed default
+    cannot change how an old story is judged.
     """
 
     job: str
     run: str
-    """One start of `tft run`: a controller that is started again goes on with its own run only."""
+    """The name of one start of `tft run`. A restarted controller continues only its own run."""
     world: int
     policy: Policy
     checkpoints: str
     """The directory for last checkpoints."""
     checkpoint_name: str = "step-{step:08d}"
-    """What they are called; what it is here is how it was before there was a choice."""
+    """The pattern of the checkpoints' names. The default is the only name that older versions
+    had."""
     resume: tuple[str, int] | None
+    """The path and the step of the checkpoint that the run resumes from. None: the run starts
+    new."""
     older: tuple[tuple[str, int], ...] = ()
-    """Checkpoints of earlier steps, which the run began with knowing."""
+    """The checkpoints of earlier steps that were known when the run began: path and step of
+    each."""
     first_incident: int
     at: float
 
     def machine(self) -> Machine:
         """
-        The machine of this run, to which nothing has happened yet.
+        Return a new machine for this run, which has handled no event yet.
         """
         return Machine(
             self.world,
@@ -76,19 +82,19 @@ class Opened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """
-    One event, as a story tells it.
+    One event of a story.
     """
 
     line: int
     event: Event
     then: str | None
-    """The fingerprint of what was commanded; None where it is not known."""
+    """The fingerprint of the commands that followed; None when they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """
-    One run of a story, from its beginning as far as it is told.
+    One run of a story, from its beginning to its last written event.
     """
 
     opened: Opened
@@ -97,8 +103,9 @@ class Run:
 
 def fingerprint(commands: Sequence[Command]) -> str:
     """
-    What was commanded, in short: how many of which kind, and a digest of all they say. Empty for
-    nothing. A `Tell` does not count: it is words for the log, which nobody carries out.
+    Return a short text that identifies commands: the number of commands of each kind, and a digest
+    of their content. The text is empty when there are no commands. A `Tell` is not counted, because
+    it only logs and is not carried out.
     """
     done = [command for command in commands if not isinstance(command, Tell)]
     if not done:
@@ -118,7 +125,7 @@ def _kinds(commands: Sequence[Command]) -> str:
 
 class Story:
     """
-    The file, open for appending.
+    The file of the story, open for appending.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,7 +148,8 @@ class Story:
 
     def _mend(self) -> None:
         """
-        Cuts off a last line that its writer did not live to finish: nothing has followed from it.
+        Cut off an unfinished last line, whose writer died while writing. No command was sent for
+        the event of that line.
         """
         if not self._path.exists():
             return
@@ -153,34 +161,35 @@ class Story:
 
     def opened(self, opened: Opened) -> None:
         """
-        A run begins.
+        Write the line with which a run begins.
         """
         self._write(opened_line(opened))
 
     def event(self, event: Event, then: Sequence[Command] | None) -> None:
         """
-        Writes one event and what is commanded upon it, or None where the machine failed at it;
-        when this returns, the kernel has it, and the commands may go out.
+        Write one event and the fingerprint of the commands `then`. `then` is None when the machine
+        raised an exception at the event. When this method returns, the kernel has the line, and the
+        commands may be sent.
         """
         self._write(event_line(event, None if then is None else fingerprint(then)))
 
     def _write(self, line: dict[str, Any]) -> None:  # Any: JSON
         self._lines += 1
         left = memoryview(numbered(line, self._lines).encode() + b"\n")
-        while left:  # a disk that is full takes a part of it, and then raises
+        while left:  # a disk that gets full takes a part of the line, and then raises
             left = left[os.write(self._file, left) :]
 
 
 def numbered(line: dict[str, Any], number: int) -> str:  # Any: JSON
     """
-    The text of a line of a story.
+    Return the text of a line of a story, with its number.
     """
     return json.dumps({"n": number, **line}, separators=(",", ":"))
 
 
 def opened_line(opened: Opened) -> dict[str, Any]:  # Any: JSON
     """
-    The line a run begins with.
+    Return the line with which a run begins.
     """
     body = msgspec.to_builtins(opened, order="deterministic")
     return {"at": opened.at, "kind": "Opened", "body": body}
@@ -188,7 +197,7 @@ def opened_line(opened: Opened) -> dict[str, Any]:  # Any: JSON
 
 def event_line(event: Event, then: str | None) -> dict[str, Any]:  # Any: JSON
     """
-    The line of an event.
+    Return the line of an event. `then` is the fingerprint of its commands, None when not known.
     """
     followed = {} if then is None else {"then": then}
     return {**_plain(event), **followed}
@@ -214,7 +223,7 @@ def _plain(event: Event) -> dict[str, Any]:  # Any: JSON
 
 class _Line(
     msgspec.Struct, forbid_unknown_fields=True, rename={"sender": "from"}
-):  # a struct for its strictness, and because `from` is no name for a field in Python
+):  # a struct, as it can forbid unknown fields, and can rename `sender`: `from` is a keyword
     n: int
     at: float
     kind: str
@@ -226,8 +235,11 @@ class _Line(
 
 def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | None:
     """
-    The beginning and the events of the last run in the file, if it is this one. Raises
-    `StoryCorrupt` for a file that is not as it was written, whichever run the damage is in.
+    Return the beginning and the events of the last run in the file. Return None when that run is
+    not `run` of `job`, or when there is no run.
+
+    Raises `StoryCorrupt` when the file is damaged, also when the damage is in an earlier run.
+    Raises `UsageError` when another version of tft has written the last run.
     """
     if not path.exists():
         return None
@@ -243,9 +255,11 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
 
 def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Run]:
     """
-    The runs of a story by their place in it, from 1; `which` takes only that one, -1 the last.
-    `name` is what the story is called in sentences. Raises `StoryCorrupt`, and `UsageError` for
-    a run that is not there or was told in the form of another version.
+    Return the runs of a story by their place in the story, from 1. `which` selects one run by its
+    place; -1 is the last run. `name` names the story in error messages.
+
+    Raises `StoryCorrupt` when the story is damaged. Raises `UsageError` when the run does not
+    exist, or was written by another version of tft.
     """
     chapters = dict(enumerate(_chapters(content, name), start=1))
     if which is not None:
@@ -258,7 +272,7 @@ def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Ru
 
 def _chapters(content: bytes, name: str) -> list[list[_Line]]:
     """
-    The lines of each run in turn. A last line that its writer did not live to finish is none.
+    Return the lines of each run, in order. An unfinished last line is left out.
     """
     chapters: list[list[_Line]] = []
     for number, text in enumerate(content.split(b"\n")[:-1], start=1):

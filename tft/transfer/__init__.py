@@ -1,9 +1,9 @@
 """
-Shards moved from rank to rank: in chunks, digested, from several sources at once, over TCP,
-plain or encrypted.
+The transfer of shards from rank to rank. A shard is moved in chunks with digests, from several
+sources at once, over TCP, plain or encrypted.
 
-No process group takes part, so that repair need not wait for one. A rank serves what it holds
-with a `ShardServer`; whoever lacks a shard gets it with `fetch`.
+No process group takes part, so a repair need not wait for a process group. A rank serves its shards
+with a `ShardServer`. A rank that lacks a shard gets the shard with `fetch`.
 """
 
 from tft.transfer.client import fetch

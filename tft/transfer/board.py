@@ -1,10 +1,11 @@
 """
-Who fetches what: the one thing the thread that fetches a shard and those of its sources share.
+The schedule of a fetch: which source brings which chunk of a shard. It is the only object that the
+thread of the fetch and the threads of its sources share.
 
-Sources are known by their place in the order's list. Each makes its offer; the thread of the
-fetch settles which offer is the shard's; then the sources pick chunks until none is left. What a
-source had picked when it was lost, or sent damaged, is picked by others. A source that has been
-lost never comes back.
+A source is identified by its place in the order's list of sources. Each source makes its offer. The
+thread of the fetch settles which offer is valid for the shard. Then the sources pick chunks until
+none is left. Chunks that a source had picked when it was lost, or that it sent damaged, are picked
+by other sources. A lost source is never used again.
 """
 
 import threading
@@ -14,8 +15,9 @@ from collections.abc import Callable, Iterable
 from tft.transfer.wire import Offer, Request, Run, fingerprint
 
 _STRIKES = 3
-"""Damaged chunks after which a source is used no more. Not one: the only source may be behind a
-link that flips a bit now and then, and is still better than none."""
+"""The number of damaged chunks after which a source is not used any more. The number is more than
+one, because the only source may be behind a link that flips a bit now and then. Such a source is
+still better than none."""
 
 _ODD = "it describes the shard otherwise than the sources that were used"
 
@@ -24,7 +26,7 @@ class Board:
     """
     The state of one fetch. Every method may be called on any thread.
 
-    Once `close` has been called no chunk is given out, and who waits here is let go.
+    After `close`, no chunk is given out, and threads that wait here are woken.
     """
 
     def __init__(self, sources: int) -> None:
@@ -46,20 +48,21 @@ class Board:
 
     def wait(self, fact: Callable[[], bool], seconds: float) -> bool:
         """
-        Wait for a fact about this board, that long at most; whether it is one by now.
+        Wait until `fact` about this board is true, for at most `seconds`. Return whether it is true
+        now.
         """
         with self._changed:
             return self._changed.wait_for(fact, seconds)
 
     def begun(self) -> bool:
         """
-        A source has made its offer, or all are lost.
+        Return whether a source has made its offer, or all sources are lost.
         """
         return bool(self._offers) or not self._living()
 
     def decided(self) -> bool:
         """
-        No source that is yet to be heard can change which offer is the most common.
+        Return whether further offers can no longer change which offer is the most common.
         """
         with self._changed:
             votes = Counter(self._keys.values())
@@ -70,25 +73,27 @@ class Board:
 
     def ended(self) -> bool:
         """
-        All chunks have come, or nobody is left to bring them.
+        Return whether all chunks have come, or no source is left to bring them.
         """
         return self.complete() or not self._living()
 
     def complete(self) -> bool:
         """
-        All chunks have come.
+        Return whether all chunks have come.
         """
         return self._settled is not None and not self._left
 
     def quiet(self) -> bool:
         """
-        No thread of a source writes. After `close` that stays so.
+        Return whether no thread of a source writes to the buffers. After `close`, no thread begins
+        to write again.
         """
         return not any(self._picked.values())
 
     def common(self) -> Offer | None:
         """
-        The most common offer, of equals that of the first in the list; None where there is none.
+        Return the most common offer; among equally common ones, that of the first source in the
+        list. Return None when there is no offer.
         """
         with self._changed:
             votes = Counter(self._keys.values())
@@ -98,7 +103,8 @@ class Board:
 
     def settle(self, offer: Offer, room: Run, chunks: Iterable[Request]) -> None:
         """
-        This is the shard, its place in memory, and the chunks it is to be fetched in.
+        Settle the valid offer of the shard, the memory `room` for the shard, and the chunks to
+        fetch. Sources that made another offer are lost.
         """
         with self._changed:
             self._settled = (fingerprint(offer), room)
@@ -111,7 +117,7 @@ class Board:
 
     def close(self) -> None:
         """
-        The fetch is over, whatever came of it.
+        End the fetch, after success or failure.
         """
         with self._changed:
             self._closed = True
@@ -119,14 +125,14 @@ class Board:
 
     def lost(self) -> dict[int, str]:
         """
-        Why each source was lost.
+        Return the lost sources, each with the reason.
         """
         with self._changed:
             return dict(self._lost)
 
     def given(self) -> dict[int, int]:
         """
-        Good bytes by source.
+        Return for each source the number of bytes that it brought undamaged.
         """
         with self._changed:
             return {source: self._given[source] for source in self._sources}
@@ -136,14 +142,15 @@ class Board:
     @property
     def closed(self) -> bool:
         """
-        The fetch is over: its memory is not to be written any more.
+        Whether the fetch is over. The buffers must not be written after that.
         """
         return self._closed
 
     def offer(self, source: int, offer: Offer) -> tuple[bytes, Run] | None:
         """
-        Make an offer and wait until one is settled, or the fetch is over. The key and the place
-        of the chunks if it was this one; None if another was.
+        Make the offer of a source, and wait until an offer is settled or the fetch is over. Return
+        the fingerprint of the offer and the memory for the chunks if this offer was settled. Return
+        None if another offer was settled, or the fetch is over.
         """
         with self._changed:
             self._offers[source] = offer
@@ -157,8 +164,8 @@ class Board:
 
     def pick(self, source: int, *, wait: bool) -> Request | None:
         """
-        A chunk for this source to bring. None where there is none for it now; with `wait`, where
-        there will be none any more.
+        Return a chunk that this source should bring. Return None when there is no chunk for the
+        source now; with `wait`, only when there will be none any more.
         """
         with self._changed:
             while self._left and not self._closed:
@@ -174,7 +181,7 @@ class Board:
 
     def came(self, source: int, chunk: Request) -> None:
         """
-        A picked chunk is in its place, and its digest holds.
+        Record that a picked chunk is in its place in memory, and that its digest is right.
         """
         with self._changed:
             self._picked[source].remove(chunk)
@@ -185,7 +192,7 @@ class Board:
 
     def spoilt(self, source: int, chunk: Request) -> bool:
         """
-        A picked chunk came damaged; whether its source may go on.
+        Record that a picked chunk came damaged. Return whether its source may go on.
         """
         with self._changed:
             self._picked[source].remove(chunk)
@@ -197,8 +204,9 @@ class Board:
 
     def lose(self, source: int, why: str) -> None:
         """
-        A source brings nothing any more, and its thread writes nothing any more. After `close`
-        that is no fault of its own.
+        Record that a source is lost: it brings no more chunks, and its thread writes nothing any
+        more. After `close`, the reason is not recorded, because the end of the fetch ends the
+        source.
         """
         with self._changed:
             if not self._closed:
@@ -211,7 +219,7 @@ class Board:
         return [source for source in self._sources if source not in self._lost]
 
     def _may(self, source: int, chunk: Request) -> bool:
-        # What a source has spoilt is for the others, unless all of them have spoilt it too.
+        # A chunk that a source sent damaged goes to other sources, unless all sent it damaged.
         return (source, chunk) not in self._spoilt or all(
             (other, chunk) in self._spoilt for other in self._living()
         )

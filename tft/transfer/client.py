@@ -1,5 +1,5 @@
 """
-The fetching end: one shard, from every rank that holds it, into the memory it is to live in.
+The receiving end of a transfer: fetches one shard from all its holders, directly into its memory.
 """
 
 import threading
@@ -20,11 +20,13 @@ from tft.transfer.wire import Hello, Offer, Run, chunks
 log = structlog.get_logger()
 
 PATIENCE = 5.0
-"""Seconds without a byte after which a source is taken to hang: longer than any pause of a healthy
-machine, and an incident stands still for so long only if the others cannot bring what is missing."""
+"""Seconds without a byte after which a source counts as hanging. The time is longer than any pause
+of a healthy machine. An incident waits so long only if other sources cannot bring the missing
+chunks."""
 _GATHERING = 0.5
-"""Seconds that sources have to make their offer after the first has; those that come later and
-agree still take part. Only a source in trouble takes so long, and it should not stop the rest."""
+"""Seconds that the other sources have to make their offers after the first offer. A later source
+that agrees still takes part. Only a source in trouble takes so long, and it should not delay the
+rest."""
 
 
 def fetch(
@@ -40,19 +42,22 @@ def fetch(
     patience: float = PATIENCE,
 ) -> dict[int, str]:
     """
-    Fetch a shard as it was at the end of `step`, from all its sources at once. Returns the ranks of the sources that
-    were lost on the way, and why.
+    Fetch a shard as it was at the end of `step`, from all its sources at once. Return the ranks of
+    the sources that were lost during the fetch, each with the reason.
 
-    `take(meta)` makes room: writable buffers with the names and sizes of the source's, which are
-    written in place and out of order. `taken(meta)` is called when every digest holds, and not
-    before. Both are called on this thread. `job` is the key to the sources, `rank` who fetches; with `tls`
-    it is spoken to them.
+    `take(meta)` returns writable buffers with the names and sizes of the source's buffers. They are
+    written in place and out of order. `taken(meta)` is called when all digests are right, and not
+    before. Both are called on this thread. `job` is the name that the sources demand. `rank` is the
+    rank that fetches. With `tls` the connections to the sources use TLS.
 
-    Sources must agree on what the shard consists of; those that say otherwise than most are not
-    used. A source that gives no byte for `patience` seconds counts as lost, also while it gets its
-    shard ready. Raises `TransferFailed`, which names every source and what it did, or within a
-    few ticks after `abandoned` is set; the buffers then hold anything. When this returns or
-    raises, nothing writes into them any more.
+    Sources must agree on the buffers of the shard. A source whose offer differs from the most
+    common one is not used. A source that gives no byte for `patience` seconds counts as lost, also
+    while it prepares its shard.
+
+    Raises `TransferFailed`, which names every source and its failure, when the shard cannot be
+    fetched whole. Raises `TransferFailed` also within a few ticks after `abandoned` is set. The
+    content of the buffers is then undefined. When this function returns or raises, no thread writes
+    into the buffers any more.
     """
     clock = SystemClock()
     began = clock.now()
@@ -80,7 +85,7 @@ def fetch(
         while not board.wait(board.quiet, TICK):
             pass
         for thread in threads:
-            thread.join(TICK)  # no longer: it may be in the system's resolver, and harms nobody
+            thread.join(TICK)  # not longer: a thread may hang in the resolver, which is harmless
         for place, why in board.lost().items():
             source = transfer.sources[place]
             log.warning("source_lost", shard=transfer.shard, source=source.rank, why=why)
@@ -130,7 +135,10 @@ def _until(
     fact: Callable[[], bool], board: Board, abandoned: threading.Event, ticks: int | None = None
 ) -> None:
     """
-    Wait for a fact about the board, for so many ticks if that is said.
+    Wait until `fact` about the board is true, at most about `ticks` ticks; None means without
+    limit.
+
+    Raises `TransferFailed` when `abandoned` is set.
     """
     while not abandoned.is_set():
         if board.wait(fact, TICK) or ticks == 0:

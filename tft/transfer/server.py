@@ -1,8 +1,8 @@
 """
-The giving end: a port where the other ranks of a job fetch this rank's shards.
+The sending end of a transfer: a port where the other ranks of a job fetch this rank's shards.
 
-One thread accepts, one serves each connection; no thread of the training loop takes part. What
-is sent is digested as it is sent, from the memory it lies in.
+One thread accepts connections, and one thread serves each connection. No thread of the training
+loop takes part. Bytes are digested while they are sent, directly from their memory.
 """
 
 import hmac
@@ -36,23 +36,26 @@ log = structlog.get_logger()
 Give = Callable[[str, int], ShardPayload]
 
 _MANNERS = 5.0
-"""Seconds in which a client must have said whom it wants."""
+"""Seconds in which a client must send its `Hello`."""
 _VANISHED = 30
-"""Seconds after which a client is given up whose machine answers nothing, or that takes nothing."""
+"""Seconds after which a client is given up when its machine does not answer, or when it reads no
+bytes."""
 _LEAVING = 2.0
-"""Seconds `close` waits for a thread that is in `give`, the one place it cannot be called out of."""
+"""Seconds that `close` waits for each thread. Only a thread in a call of `give` can need so long,
+because `close` cannot interrupt that call."""
 _BREATH = 0.1
-"""Seconds before accepting again when the process has no file descriptor left."""
+"""Seconds before the next accept after an accept has failed, as when the process has no file
+descriptor left."""
 
 
 class ShardServer:
     """
-    Serves the shards that `give` hands out, to clients that know the job's name; with `tls` to those that
-    have its keys, too.
+    Serves the shards that `give` returns to clients that know the job's name. With `tls`, a client
+    must also have the job's keys.
 
-    `give(shard, step)` is called on the thread of a connection, on several at once if several
-    clients come; the memory of its payload is read until that client leaves, and must hold the end
-    of `step` for so long. The sentence of an `OrderRefused` it raises is sent to the client.
+    `give(shard, step)` is called on the thread of a connection, so several calls may run at once.
+    The memory of its payload is read until the client leaves, and must hold the state at the end of
+    `step` for so long. When `give` raises `OrderRefused`, its message is sent to the client.
     """
 
     def __init__(self, host: str, job: str, give: Give, tls: Tls | None = None) -> None:
@@ -68,7 +71,7 @@ class ShardServer:
     @property
     def address(self) -> str:
         """
-        HOST:PORT, once started.
+        The address HOST:PORT of the server. Raises `InternalError` before the server is started.
         """
         if self._listener is None:
             raise InternalError("the shard server has no address before it is started")
@@ -76,7 +79,8 @@ class ShardServer:
 
     def start(self) -> None:
         """
-        Listen at a free port of the host. Raises `UsageError` where the host is not this machine's.
+        Listen at a free port of the host. Raises `UsageError` when the server cannot listen there,
+        as when the host is not an address of this machine.
         """
         try:
             family = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0][0]
@@ -92,12 +96,12 @@ class ShardServer:
 
     def close(self) -> None:
         """
-        End every connection and every thread. Called again, it does nothing.
+        End every connection and every thread. A second call has no further effect.
         """
         self._closing.set()
         if self._listener is None or self._accepting is None:
             return
-        _end(self._listener)  # closing alone does not wake a thread that accepts
+        _end(self._listener)  # a close alone does not wake the thread in accept
         self._accepting.join()
         self._listener.close()
         for _, connection in self._guests:
@@ -111,7 +115,7 @@ class ShardServer:
         while not self._closing.is_set():
             try:
                 connection, peer = listener.accept()
-                if self._tls is not None:  # its handshake is the guest's thread's to wait for
+                if self._tls is not None:  # the thread of the connection does the TLS handshake
                     connection = self._tls.giving.wrap_socket(
                         connection, server_side=True, do_handshake_on_connect=False
                     )
@@ -139,7 +143,7 @@ class ShardServer:
         except TimeoutError:
             log.warning("shard_client_dropped", peer=peer, why="it was silent for too long")
         except (EOFError, OSError):
-            pass  # how a client leaves: done, dead, or served by others; it is the one to tell
+            pass  # a client leaves so when it is done, dead or served by others, and logs why
         finally:
             connection.close()
 
@@ -187,7 +191,7 @@ class ShardServer:
             return self._give(hello.shard, hello.step)
         except OrderRefused as refused:
             return Refusal(why=str(refused))
-        except Exception as error:  # an adaptor's, of any kind: the client is to hear of it
+        except Exception as error:  # the adaptor may raise anything; the client gets the reason
             log.exception("shard_not_given", shard=hello.shard, step=hello.step, to=hello.rank)
             return Refusal(why=f"giving shard {hello.shard!r} failed: {error!r}")
 
@@ -205,8 +209,8 @@ def _shake_hands(connection: socket.socket) -> None:
 
 def _prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A client whose machine vanished sends no end, and its payload would be held for ever: the
-    # kernel probes an idle one, and gives up one that takes nothing.
+    # A vanished machine sends no end of the connection, and the payload would be held for ever. So
+    # the kernel probes an idle client, and gives up a client that reads nothing.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _VANISHED // 3)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _VANISHED // 3)
@@ -214,6 +218,6 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _end(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has ended already
-        # of the connection itself: TLS would have its thread read plain bytes from here on
+    with suppress(OSError):  # the connection has ended already
+        # not SSLSocket.shutdown: after it, the connection's thread would read unencrypted bytes
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

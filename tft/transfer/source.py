@@ -1,8 +1,8 @@
 """
-One source of a fetch: its connection, and the thread that brings what it gives.
+One source of a fetch: the connection to the source, and the thread that receives its chunks.
 
 Every wait ends when the source is silent for too long or the fetch is over. Silence is counted in
-ticks and not taken from a clock: when this process itself was stopped, its sources are not to blame.
+ticks and not with a clock, so that a stop of this process itself does not count as silence.
 """
 
 import os
@@ -37,18 +37,20 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 TICK = 0.02
-"""Seconds after which a waiting thread looks whether the fetch is over."""
+"""Seconds after which a waiting thread checks whether the fetch is over."""
 
 _ASKED = 2
-"""Chunks asked of a source at a time: it works on one while the other's request is on its way."""
+"""The number of chunks requested from a source at a time. The source sends one chunk while the
+request for the next one is on its way."""
 
 
 def bring(
     source: Source, place: int, hello: Hello, board: Board, patience: float, tls: Tls | None
 ) -> None:
     """
-    Bring what the board wants from this source, which is `place` in its list, until all is there;
-    the body of a thread. The board hears of it when the source is lost.
+    Receive the chunks that the board assigns to this source, until no chunk is left. This is the
+    body of a thread. `place` is the place of the source in the board's list. When the source is
+    lost, the reason is recorded in the board.
     """
     why: str | None = "the thread that served it ended by an error of tft, see its traceback"
     try:
@@ -88,14 +90,15 @@ class _Line:
 
     def shake_hands(self) -> None:
         """
-        Make sure of each other, where the connection is one of TLS.
+        Do the TLS handshake when the connection uses TLS.
         """
         if isinstance(self._connection, ssl.SSLSocket):
             self._patiently(self._connection.do_handshake)
 
     def read(self, views: list[memoryview]) -> int:
         """
-        Wait for bytes and put them into the views; how many. 0: the source has closed.
+        Wait for bytes and put them into the views. Return the number of bytes; 0 means that the
+        source has closed the connection.
         """
         return self._patiently(lambda: self._read(views))
 
@@ -110,7 +113,7 @@ class _Line:
 
     def send(self, said: Hello | Request) -> None:
         """
-        Say something: so little that it always fits the socket's buffer.
+        Send a message. A message is so short that it always fits into the socket's buffer.
         """
         self._connection.sendall(frame(said))
 
@@ -156,7 +159,7 @@ def _connect(address: str, board: Board, patience: float) -> socket.socket:
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)
     try:
-        connection.setblocking(False)  # so that the end of the fetch ends this wait too
+        connection.setblocking(False)  # so that the end of the fetch also ends this wait
         _refused(connection.connect_ex(target), EINPROGRESS)
         poll = select.poll()
         poll.register(connection, select.POLLOUT)

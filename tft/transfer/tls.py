@@ -1,5 +1,5 @@
 """
-Transfers that are encrypted: TLS between two ranks that show each other the job's own certificate.
+Encrypted transfers: TLS between two ranks, each of which presents the job's own certificate.
 """
 
 import socket
@@ -16,7 +16,8 @@ from tft.transfer.wire import Views
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
     """
-    What the two ends of a connection make it of.
+    The TLS contexts of the two ends of a connection: of the server (`giving`) and of the client
+    (`fetching`).
     """
 
     giving: ssl.SSLContext
@@ -25,30 +26,32 @@ class Tls:
 
 def read_tls(curve: Path | None) -> Tls | None:
     """
-    TLS with the keys in a directory; None where there is none. Raises `UsageError` for keys that cannot
-    be used.
+    Return TLS contexts with the keys in the directory `curve`; None when `curve` is None.
+
+    Raises `UsageError` when the keys cannot be used.
     """
     if curve is None:
         return None
     giving, fetching = (
         _context(curve, side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
     )
-    giving.num_tickets = 0  # nobody comes back to a connection
+    giving.num_tickets = 0  # no client resumes a session
     return Tls(giving=giving, fetching=fetching)
 
 
 def reader(connection: socket.socket) -> Callable[[Views], int]:
     """
-    Waits for bytes, puts them into the views from the first on, returns how many; 0: the end.
+    Return a function that waits for bytes, and puts them into views from the first one on. The
+    function returns the number of bytes; 0 means the end of the connection.
     """
-    if isinstance(connection, ssl.SSLSocket):  # knows no views, and gives a record at a time
+    if isinstance(connection, ssl.SSLSocket):  # takes one view, and reads one record at a time
         return lambda views: connection.recv_into(views[0])
     return lambda views: connection.recvmsg_into(views)[0]
 
 
 def sender(connection: socket.socket) -> Callable[[Views], int]:
     """
-    Sends from the views what it can, returns how many bytes that was.
+    Return a function that sends as many bytes from views as possible, and returns their number.
     """
     if isinstance(connection, ssl.SSLSocket):
         return lambda views: connection.send(views[0])
@@ -59,7 +62,7 @@ def _context(curve: Path, side: int) -> ssl.SSLContext:
     key, certificate = transfer_files(curve)
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Who has the job's certificate and its key is one of us, whatever machine it is on.
+    # A peer with the job's certificate and key belongs to the job, on whatever machine it runs.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     try:

@@ -1,16 +1,16 @@
 """
-The bytes of a transfer: what the two ends of a connection say, and in which order.
+The wire format of a transfer: the messages of the two ends of a connection, and their order.
 
-    client to server   `Hello`       the key of the job, the shard and the step that are wanted
-    server to client   `Offer`       what the shard consists of; or `Refusal`, and the end
-    client to server   `Request`     a chunk, as often as it likes; answered in order
+    client to server   `Hello`       the name of the job, and the wanted shard and step
+    server to client   `Offer`       the buffers of the shard; or `Refusal`, and the end
+    client to server   `Request`     a chunk; any number of requests, answered in order
     server to client   the bytes of the chunk, then their digest
 
-To both ends a shard is one run of bytes: its buffers, end to end. A chunk is any part of that
-run, so many small buffers cost no more than a large one. What is said travels in frames: length
-(4 bytes), digest of the body (16), body (MessagePack). All digests are XXH3-128: they tell
-damage, not malice. Whoever knows the job's name is trusted; with the keys of a job all of this is
-spoken through TLS (`tls.py`), and whoever has them is.
+For both ends a shard is one run of bytes: its buffers, end to end. A chunk is any part of that run,
+so many small buffers cost no more than a large one. A message travels in a frame: length (4 bytes),
+digest of the body (16 bytes), body (MessagePack). All digests are XXH3-128: they detect damage, but
+not manipulation. A client that knows the job's name is trusted. When the job has keys, all bytes go
+through TLS (`tls.py`), and a client must have the keys.
 """
 
 import struct
@@ -28,40 +28,45 @@ from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import VERSION
 
 CHUNK = 4 << 20
-"""Bytes of a chunk: little to fetch again, yet 10 Gbit/s need only 300 requests a second."""
+"""Bytes of the largest chunk. A chunk is cheap to fetch again, yet 10 Gbit/s need only 300 requests
+a second."""
 SMALLEST_CHUNK = 256 << 10
-"""Bytes; a smaller one would be all overhead."""
+"""Bytes of the smallest chunk, the last one apart. In a smaller chunk the overhead would
+dominate."""
 FROM_CLIENT = 64 << 10
-"""The longest frame a server reads, in bytes: a stranger cannot make it hold more."""
+"""The longest frame that a server reads, in bytes. It limits the memory that a stranger can use."""
 FROM_SERVER = 256 << 20
-"""The longest frame a client reads, in bytes: an offer carries the meta of its shard."""
+"""The longest frame that a client reads, in bytes. An offer carries the metadata of its shard."""
 
 _PIECE = 512 << 10
-"""Bytes digested and handed to the kernel at a time: still in the cache for the second of the two.
-A quarter of it costs a tenth of the speed in calls, and twice as much gains nothing."""
+"""Bytes that are digested and given to the kernel at a time. They are still in the cache for the
+second of the two operations. A quarter of the size costs a tenth of the speed, because of more
+calls. Twice the size gains nothing."""
 _VIEWS = 512
-"""Buffers handed to the kernel at a time; Linux takes 1024 at most."""
+"""The number of buffers given to the kernel at a time. Linux takes 1024 at most."""
 _FRAME = struct.Struct("!I16s")
 _RANGE = struct.Struct("!QQ")
 _DIGEST = 16
 
 Views = list[memoryview]
 Read = Callable[[Views], int]
-"""Waits for bytes, puts them into the views from the first on, returns how many; 0: the end."""
+"""A function that waits for bytes, puts them into the views from the first one on, and returns the
+number of bytes; 0 means the end of the stream."""
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """
-    The first words of a client.
+    The first message of a client.
     """
 
     version: int = VERSION
     job: str = field(repr=False)
-    """The key, so in no log: a server gives nothing to a client of another job."""
+    """The name of the job. A server gives nothing to a client of another job. The name serves as a
+    key, so it must not get into a log."""
     rank: int
-    """Who asks; for the log."""
+    """The rank that asks, for the log."""
     shard: str
     step: int
 
@@ -69,17 +74,17 @@ class Hello:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """
-    What a server is about to give.
+    The answer of a server that gives the shard: the buffers of the shard.
     """
 
     meta: bytes
     buffers: tuple[tuple[str, Natural], ...]
-    """Name and size in bytes of each, in their order."""
+    """The name and the size in bytes of each buffer, in order."""
 
     @property
     def size(self) -> int:
         """
-        Bytes of all buffers together.
+        The number of bytes of all buffers together.
         """
         return sum(size for _, size in self.buffers)
 
@@ -87,7 +92,7 @@ class Offer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """
-    Why a server gives nothing: a sentence.
+    The answer of a server that gives nothing; `why` is a sentence.
     """
 
     why: str
@@ -96,7 +101,7 @@ class Refusal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """
-    A chunk: a part of the run of bytes that the buffers of a shard form.
+    The request for a chunk: a part of the run of bytes that the buffers of a shard form.
     """
 
     offset: Natural
@@ -119,7 +124,7 @@ _NAMES = {kind: name for name, kind in _WORDS.items()}
 
 def frame(said: Said) -> bytes:
     """
-    The frame that carries this.
+    Return the frame that carries a message.
     """
     body = pack([_NAMES[type(said)], {f.name: getattr(said, f.name) for f in fields(said)}])
     return _FRAME.pack(len(body), xxhash.xxh3_128_digest(body)) + body
@@ -127,8 +132,10 @@ def frame(said: Said) -> bytes:
 
 def read_frame(read: Read, longest: int) -> Said:
     """
-    What the next frame says. Raises `MalformedMessage` where it is none of ours, is damaged, or
-    is longer than `longest` bytes, and `EOFError` where the peer has closed.
+    Read the next frame, and return its message.
+
+    Raises `MalformedMessage` when the frame is not a frame of a transfer, is damaged, or is longer
+    than `longest` bytes. Raises `EOFError` when the peer has closed the connection.
     """
     head = bytearray(_FRAME.size)
     fill([memoryview(head)], read)
@@ -164,7 +171,7 @@ def _said(body: memoryview) -> Said:
 
 class Run:
     """
-    Buffers seen as one run of bytes, in place.
+    A list of buffers, used as one run of bytes in place.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
@@ -174,13 +181,14 @@ class Run:
     @property
     def size(self) -> int:
         """
-        Bytes in all.
+        The number of bytes of the run.
         """
         return self._ends[-1] if self._ends else 0
 
     def part(self, chunk: Request) -> Iterator[memoryview]:
         """
-        The memory of a chunk, which must lie within the run, piece by piece in its order.
+        Yield the memory of a chunk in order, in pieces of at most `_PIECE` bytes. The chunk must
+        lie within the run.
         """
         at, end = chunk.offset, chunk.offset + chunk.length
         index = bisect_right(self._ends, at)
@@ -195,8 +203,8 @@ class Run:
 
 def chunks(size: int, sources: int) -> list[Request]:
     """
-    A run of `size` bytes, cut for so many sources: a shard smaller than many chunks is cut finer,
-    so that every source has a few to give and all end at about the same time.
+    Cut a run of `size` bytes into chunks for `sources` sources. A small shard is cut into smaller
+    chunks, so that every source has a few to give and all sources end at about the same time.
     """
     length = min(CHUNK, max(SMALLEST_CHUNK, size // (4 * sources)))
     return [Request(offset=at, length=min(length, size - at)) for at in range(0, size, length)]
@@ -204,15 +212,15 @@ def chunks(size: int, sources: int) -> list[Request]:
 
 def fingerprint(offer: Offer) -> bytes:
     """
-    Equal for equal offers only.
+    Return a digest of an offer. Two digests are equal only if the offers are equal.
     """
     return xxhash.xxh3_128_digest(frame(offer))
 
 
 def send_chunk(run: Run, chunk: Request, key: bytes, send: Callable[[Views], int]) -> None:
     """
-    Send a chunk and its digest. `key` is the fingerprint of the offer; `send` sends from the
-    views what it can and returns how many bytes that was.
+    Send a chunk and its digest. `key` is the fingerprint of the offer. `send` sends as many bytes
+    from the views as possible, and returns their number.
     """
     digest = _digest(chunk, key)
     for batch in _batches(run.part(chunk)):
@@ -224,7 +232,9 @@ def send_chunk(run: Run, chunk: Request, key: bytes, send: Callable[[Views], int
 
 def receive_chunk(run: Run, chunk: Request, key: bytes, read: Read) -> bool:
     """
-    Read a chunk into its place; whether it is what the source digested. Raises `EOFError`.
+    Read a chunk into its place in the run. Return whether its digest is that of the source.
+
+    Raises `EOFError` when the stream ends before the whole chunk has come.
     """
     digest = _digest(chunk, key)
     for batch in _batches(run.part(chunk)):
@@ -238,7 +248,7 @@ def receive_chunk(run: Run, chunk: Request, key: bytes, read: Read) -> bool:
 
 def fill(views: Views, read: Read) -> None:
     """
-    Fill the views from the stream. Raises `EOFError` where it ends before they are full.
+    Fill the views from the stream. Raises `EOFError` when the stream ends before they are full.
     """
     left = [view for view in views if view.nbytes]
     while left:
@@ -275,5 +285,5 @@ def _batches(views: Iterator[memoryview]) -> Iterator[Views]:
 
 
 def _digest(chunk: Request, key: bytes) -> xxhash.xxh3_128:
-    # The offer and the place are digested with the bytes: right bytes of another chunk are wrong.
+    # The digest includes the offer and the range, so that bytes of another chunk do not match.
     return xxhash.xxh3_128(key + _RANGE.pack(chunk.offset, chunk.length))
