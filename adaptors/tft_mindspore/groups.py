@@ -87,7 +87,7 @@ class Group:
 
     def sum(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
-        The sums of what all ranks give, or all of `ranks`, which must be the same there: as many, of the
+        All-reduce by sum what all ranks give, or all of `ranks`, which must be the same there: as many, of the
         same sizes and types. Takes arrays of numpy or Tensors of MindSpore and returns the same.
 
         Raises `GroupBroken` where somebody is gone.
@@ -110,7 +110,7 @@ class Group:
 
     def mean(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
-        The sums, divided by how many have given something: what data-parallel training takes of gradients.
+        All-reduce by average, over the ranks that have given something: what data-parallel training takes of gradients.
         """
         members = self._members(ranks)
         sums = self.sum([_plain(array) for array in arrays], members)
@@ -174,7 +174,7 @@ class Group:
             {rank: memoryview(bytearray()) for rank in others},
         )  # fmt: skip
 
-    # ------------------------------------------------------------ sums
+    # ------------------------------------------------------------ all-reduce
 
     def _members(self, ranks: Sequence[int] | None) -> list[int]:
         members = list(range(self.world)) if ranks is None else sorted(set(ranks))
