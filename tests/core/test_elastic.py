@@ -694,6 +694,24 @@ def test_a_successor_that_dies_on_the_way_to_the_boundary_holds_nobody_up() -> N
     assert job.doing == "healthy"
 
 
+def test_a_successor_that_fails_after_all_is_done_does_not_count() -> None:
+    """
+    When all steps are done while a second process is ready, and that process then ends with a code,
+    then the job has completed: the process held no rank.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.slow = {3}
+    job.notice(3, "straggler", "its clock is throttled")
+    job.muted = {(0, "complete")}
+    job.settle()
+    assert 3 in job.successors
+    job.finish()
+    job.kill_successor(3)
+    job.kill(0, code=0)
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("completed", 0)
+
+
 def test_a_boundary_that_cannot_be_reached_is_not_waited_for_again() -> None:
     """
     When the ranks do not come to the boundary within the limit, then all go on, and the second process is

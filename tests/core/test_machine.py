@@ -905,3 +905,52 @@ def test_a_node_that_is_lost_before_anything_was_trained_ends_the_job_once() -> 
     lonely.lose_node(1)
     assert lonely.machine.outcome is not None
     assert lonely.machine.outcome.result == "failed"
+
+
+def test_the_outcome_stays_once_it_was_announced() -> None:
+    """
+    When the job is over as completed, then the end of a process that is reported later does not
+    change the exit code behind the report.
+    """
+    job = trained(world=2)
+    job.muted = {(0, "complete")}
+    job.finish()
+    job.machine._job.running.clear()  # as after a failover, which forgets the process
+    job.let_pass(1.0)
+    assert job.over is not None
+    job.kill(0, code=-15)
+    assert (job.over.result, job.over.code) == ("completed", 0)
+    assert job.machine.outcome == job.over
+
+
+def test_a_rank_that_cannot_be_ended_after_all_is_done_does_not_hold_up_the_end() -> None:
+    """
+    When a rank does not leave after all is done, and its agent cannot end it either, then the job
+    ends in time, and not as completed.
+    """
+    job = trained(world=2)
+    job.muted = {(0, "complete")}
+    job.finish()
+    job.deaf = {0}
+    for _ in range(2):  # the limit of `complete`, and then the limit of the kill
+        job.wait()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert job.over.why == (
+        "all steps are done, but then rank 0 did not leave, and its process could not be ended "
+        "within 10 s"
+    )
+
+
+def test_a_node_that_is_lost_after_all_is_done_is_not_passed_over() -> None:
+    """
+    When all steps are done and a node is lost before its ranks have left, then the job did not
+    complete: these ranks may have had a model to save.
+    """
+    job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
+    job.muted = {(2, "complete"), (3, "complete")}
+    job.finish()
+    job.lose_node(1)
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert "ranks [2, 3] were lost with their node" in job.over.why

@@ -12,7 +12,7 @@ from tft.core.commands import Command, JobOver, Tell
 from tft.core.incident import Incident, Phase, Task
 from tft.core.policy import Policy
 from tft.core.rank_state import Process, RankState
-from tft.core.table import TRANSITIONS, State
+from tft.core.table import SETTLED, TRANSITIONS, State
 from tft.core.topology import Topology
 from tft.errors import InternalError
 from tft.protocol.messages import (
@@ -204,6 +204,14 @@ class Job:
         behind is not known.
         """
         return [*self.displaced, *self.retiring]
+
+    def awaits_ends(self) -> bool:
+        """
+        Return whether the ends of single processes count: while the job runs, and after it has
+        completed. In a job that was ended otherwise, the nodes end all their processes, with one
+        limit for all of them.
+        """
+        return self.state not in SETTLED or (self.state is State.EXITING and not self.ending)
 
     def every(self, holds: Callable[[RankState], bool]) -> bool:
         """

@@ -247,7 +247,7 @@ class Machine:
         if job.state not in SETTLED and job.anyone_joined():
             oldest = next(iter(job.starting.values()), None)
             moments += [] if oldest is None else [self._started_by(oldest)]
-        if job.state not in SETTLED:
+        if job.awaits_ends():
             moments += [self._unkillable_at(rank_state) for rank_state in job.terminating()]
         gathered = self._gathered_by()
         moments += [] if gathered is None else [gathered]
@@ -263,7 +263,7 @@ class Machine:
                 return
         if job.state not in SETTLED and job.anyone_joined():
             self._end_late_starters()
-        if job.state not in SETTLED:
+        if job.awaits_ends():
             for rank_state in job.terminating():
                 if self._unkillable_at(rank_state) <= job.now:
                     self._dispatch.ends.could_not_end(rank_state)

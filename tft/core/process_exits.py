@@ -9,7 +9,7 @@ from tft.core.commands import JobOver
 from tft.core.job import Job
 from tft.core.rank_state import Process, RankState
 from tft.core.recovery import Recovery
-from tft.core.table import SETTLED
+from tft.core.table import SETTLED, State
 from tft.protocol.messages import Exited, FaultKind, Kill, NodeLost, Spawn
 
 UNPROTECTED = (
@@ -70,11 +70,15 @@ class ProcessExits:
         faults, and then judge what can be done. No decision may rest on a part of the loss.
         """
         job = self._job
-        for rank_state, step in left if job.state not in SETTLED else ():
+        if not left:
+            return
+        if job.state in SETTLED:
+            ranks = [rank_state.rank for rank_state, _ in left]
+            return self._not_completed(f"ranks {ranks} were lost with their node: {why}")
+        for rank_state, step in left:
             self._attempts.fault("node", rank_state.rank, step, at, why)
             job.count(rank_state.rank)
-        if left and job.state not in SETTLED:
-            self._recovery.lost(*(rank_state for rank_state, _ in left))
+        self._recovery.lost(*(rank_state for rank_state, _ in left))
 
     def exited(self, message: Exited) -> None:
         """
@@ -125,10 +129,13 @@ class ProcessExits:
         job.tell(
             "rank_not_ended", rank=rank_state.rank, incarnation=rank_state.incarnation, why=why
         )
-        if matters:
-            if not self._blamed(rank_state):
-                self._attempts.fault("process", rank_state.rank, step, job.now, why)
-            self._recovery.lost(rank_state)
+        if not matters:
+            return None
+        if job.state in SETTLED:
+            return self._not_completed(f"rank {rank_state.rank} did not leave, and {why}")
+        if not self._blamed(rank_state):
+            self._attempts.fault("process", rank_state.rank, step, job.now, why)
+        return self._recovery.lost(rank_state)
 
     def _gone(self, rank_state: RankState) -> None:
         job, process = self._job, (rank_state.rank, rank_state.incarnation)
@@ -191,12 +198,21 @@ class ProcessExits:
     def _left_late(self, rank_state: RankState, message: Exited) -> None:
         """
         Handle a process that ended after the outcome was decided. If the job counts as completed
-        and the script then failed after `Session.run`, the outcome becomes `failed`.
+        and the script of a member then failed after `Session.run`, the outcome becomes `failed`. A
+        process that holds no rank of a member is ended by its agent, so its code says nothing. Once
+        the outcome was announced it stays: the report of the job is written.
         """
-        outcome = self._job.outcome
-        if outcome is not None and outcome.result == "completed" and message.code:
-            why = f"all steps are done, but then rank {rank_state.rank} {_how(message.code)}"
-            self._job.outcome = JobOver(result="failed", code=4, why=why)
+        if message.code and self._job.is_current(rank_state.rank, rank_state.incarnation):
+            self._not_completed(f"rank {rank_state.rank} {_how(message.code)}")
+
+    def _not_completed(self, why: str) -> None:
+        """
+        Turn the outcome `completed` into `failed`, as long as it was not announced.
+        """
+        job = self._job
+        if job.state is State.EXITING and job.outcome and job.outcome.result == "completed":
+            why = f"all steps are done, but then {why}"
+            job.outcome = JobOver(result="failed", code=4, why=why)
 
     def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:
         """
