@@ -222,3 +222,19 @@ def test_ports_that_other_machines_reach_must_be_allowed() -> None:
             nnodes=2, node=1, ranks=1, address="192.0.2.1", port=1, named="--master_addr",
             command=["train.py"],
         )  # fmt: skip
+
+
+def test_a_process_that_cannot_be_watched_does_not_run_on(
+    waiting: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    When no descriptor is left to watch a started process, then the start is refused, and the
+    process is killed and reaped.
+    """
+
+    def exhausted(pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", exhausted)
+    assert waiting.start(1).kind == "refused"
+    assert waiting.starts.reaped == [-signal.SIGKILL]

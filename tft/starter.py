@@ -331,13 +331,27 @@ class Service:
         try:
             with change_environment(self._changes(environment)):
                 pid = self._starter.start(ask.local_rank)
-            pidfd = os.pidfd_open(pid)
+            pidfd = self._watch(ask.local_rank, pid)
         except OSError as error:
             self._answer(Answer(kind="refused", number=ask.number, why=str(error)))
             return
         self._started[ask.number] = _Started(local_rank=ask.local_rank, pid=pid, pidfd=pidfd)
         self._await(pidfd, lambda: self._ended(ask.number))
         self._answer(Answer(kind="started", number=ask.number, pid=pid))
+
+    def _watch(self, local_rank: int, pid: int) -> int:
+        """
+        Return a pidfd of a process that was just started. A process that cannot be watched, as when
+        there are no descriptors left, is killed and reaped before the `OSError` is raised.
+        """
+        try:
+            return os.pidfd_open(pid)
+        except OSError:
+            self._starter.kill(local_rank, pid)
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            self._starter.reap(local_rank, pid)
+            raise
 
     def _changes(self, environment: Mapping[str, str]) -> dict[str, str | None]:
         given = self._environment

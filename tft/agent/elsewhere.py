@@ -4,9 +4,9 @@ That program reports the end of a process as soon as the kernel does.
 """
 
 import asyncio
-import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -81,6 +81,8 @@ class Elsewhere:
         self._lost = lost
         self._asked = 0
         self._processes: dict[int, Distant] = {}
+        self._unsent: deque[Ask] = deque()
+        """The requests to kill or reap that the socket had no room for."""
 
     def open(self) -> None:
         """
@@ -94,6 +96,7 @@ class Elsewhere:
         Close the socket to the program.
         """
         asyncio.get_running_loop().remove_reader(self._channel)
+        asyncio.get_running_loop().remove_writer(self._channel)
         self._channel.close()
 
     def start(
@@ -128,10 +131,26 @@ class Elsewhere:
         """
         Ask the program to kill or reap a process.
         """
-        told = Ask(kind=kind, number=process.number, local_rank=process.local_rank)
-        # if the program has gone, the reaper kills the process after this agent has ended
-        with contextlib.suppress(OSError):
-            say(self._channel, told)
+        self._unsent.append(Ask(kind=kind, number=process.number, local_rank=process.local_rank))
+        self._send()
+
+    def _send(self) -> None:
+        """
+        Send the requests that are left, in order, as far as the socket has room. The rest is sent
+        when the program has read some.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            while self._unsent:
+                say(self._channel, self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            loop.add_writer(self._channel, self._send)
+            return
+        except OSError:
+            # the program has gone: the reaper kills the process after this agent has ended
+            self._unsent.clear()
+        loop.remove_writer(self._channel)
 
     def _hear(self) -> None:
         try:

@@ -180,6 +180,8 @@ class ForkServer:
         assert self._door is not None
         try:
             said, descriptors, _, _ = socket.recv_fds(self._door, 1024, 2, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:  # the loop called for nothing
+            return
         except OSError:  # as when the fork server has ended, which `_ended` handles
             said, descriptors = b"", []
         if not said:

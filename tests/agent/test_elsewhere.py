@@ -1,0 +1,39 @@
+"""
+The agent's side of a program that starts the ranks.
+"""
+
+import asyncio
+import socket
+
+import msgspec
+
+from tft.agent.elsewhere import Elsewhere
+from tft.starter import Ask
+
+
+async def test_a_kill_waits_for_a_busy_program() -> None:
+    """
+    When the program reads nothing for a while and its socket is full, then the requests to kill
+    arrive later, all of them and in order.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.settimeout(5.0)
+    elsewhere = Elsewhere(ours.detach(), lost=lambda error: None)
+    elsewhere.open()
+    processes = [
+        elsewhere.start(number, {}, began=lambda one: None, ended=lambda one: None)
+        for number in range(4)
+    ]
+    kills = 3000  # more than the buffer of a socket takes
+    for _ in range(kills):
+        processes[0].end()
+    for process in processes[1:]:
+        process.end()
+    heard = [
+        msgspec.json.decode(await asyncio.to_thread(theirs.recv, 65536), type=Ask)
+        for _ in range(len(processes) + kills + 3)
+    ]
+    assert [ask.kind for ask in heard] == ["start"] * 4 + ["kill"] * (kills + 3)
+    assert [ask.number for ask in heard[-4:]] == [1, 2, 3, 4]
+    elsewhere.close()
+    theirs.close()
