@@ -135,6 +135,7 @@ CONTROLLER: list[list[tuple[list[Any], str | int | None]]] = [
         (["tft_notify_controller_stop_train", [{}, "rest"]], 1),
         (["tft_notify_controller_on_global_rank", [{}, 0]], 1),
         (["tft_notify_controller_on_global_rank", [{}, 3601]], 1),
+        (["tft_notify_controller_on_global_rank", [{}, "soon"]], 1),
         (["tft_notify_controller_prepare_action", ["cold switch"]], 1),
         (["tft_notify_controller_change_strategy", ["downgrade", ""]], 1),
         (["tft_notify_controller_change_strategy", ["retry"]], 1),

@@ -272,3 +272,12 @@ def test_every_line_says_where_it_is_from() -> None:
     When a line stands in the table, then it has a source.
     """
     assert all(line.source for line in DEVICE_FAULTS)
+
+
+def test_the_adaptor_is_asked_for_the_context_when_the_kind_is_known_already() -> None:
+    """
+    When a line of the table knows the kind and the adaptor knows that the context is lost, then it
+    is lost.
+    """
+    asked = Diagnostician(lambda _: Diagnosis(kind="process", context_lost=True))
+    assert asked.diagnose(RuntimeError("UCE ERROR")) == Diagnosis(kind="memory", context_lost=True)

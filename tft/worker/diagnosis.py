@@ -44,7 +44,8 @@ class Diagnostician:
         links = list(_chain(error))
         lines = [self._line(link) for link in links]
         said = any(getattr(link, "tft_context_lost", False) for link in links)
-        each = (self._found(link, line) for link, line in zip(links, lines, strict=True))
+        classified = [self._classified(link) for link in links]
+        each = map(self._found, links, lines, classified)
         found = next(filter(None, each), Diagnosis(kind="process" if said else "software"))
         limits = [found.not_after, *(_not_after(link) for link in links)]
         return Diagnosis(
@@ -53,12 +54,16 @@ class Diagnostician:
             not_after=min((step for step in limits if step is not None), default=None),
             context_lost=found.context_lost
             or said
-            or any(line is not None and line.context_lost for line in lines),
+            or any(line is not None and line.context_lost for line in lines)
+            or any(answer is not None and answer.context_lost for answer in classified),
         )
 
-    def _found(self, error: BaseException, line: DeviceFault | None) -> Diagnosis | None:
+    def _found(
+        self, error: BaseException, line: DeviceFault | None, classified: Diagnosis | None
+    ) -> Diagnosis | None:
         """
-        Return the diagnosis of one exception by itself; None if no source knows it.
+        Return the diagnosis of one exception by itself; None if no source knows it. `classified`
+        is the answer of the adaptor.
 
         Of the attributes of the exception, only `tft_fault_kind` is used here.
         """
@@ -67,6 +72,12 @@ class Diagnostician:
             return Diagnosis(kind=kind)
         if line is not None:
             return Diagnosis(kind=line.kind or "software")
+        return classified
+
+    def _classified(self, error: BaseException) -> Diagnosis | None:
+        """
+        Return the adaptor's answer for one exception; None if the adaptor does not know it.
+        """
         classified = self._classify(error)
         if classified is None or isinstance(classified, Diagnosis):
             return classified

@@ -69,7 +69,7 @@ def tft_notify_controller_on_global_rank(fault_ranks: dict[int, int], time: int 
     `time`: the seconds that links need to settle (1 to 3600).
     """
     call = "tft_notify_controller_on_global_rank"
-    if not _are_faults(fault_ranks) or not 1 <= time <= 3600:
+    if not _are_faults(fault_ranks) or not _is_settling_time(time):
         return _refused(call, f"{fault_ranks!r} with time {time!r}")
     return orchestrator.call("on_global_rank", fault_ranks, time)
 
@@ -113,6 +113,10 @@ def _are_faults(ranks: Any) -> bool:  # Any: as given
         isinstance(rank, int) and 0 <= rank < orchestrator.world and kind in FAULT_TYPES
         for rank, kind in ranks.items()
     )
+
+
+def _is_settling_time(seconds: Any) -> bool:  # Any: as given
+    return isinstance(seconds, int) and 1 <= seconds <= 3600
 
 
 def _refused(call: str, what: str) -> int:
