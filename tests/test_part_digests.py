@@ -3,9 +3,11 @@ Digests of the parts of a shard, which ranks compare.
 """
 
 import random
+import threading
 
 import pytest
 
+from tft import digests
 from tft.hooks import Buffer, ShardPayload
 from tft.state_hooks import part_digests
 
@@ -37,3 +39,30 @@ def test_a_flipped_bit_is_in_the_digest_of_its_part_alone(size: int, flip: int) 
     changed = {part for part in before if before[part] != after[part]}
     assert changed == {("model", "optim")[flip % 2]}
     assert before.keys() == {"description", "model", "optim"}
+
+
+def test_threads_find_the_same_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When several threads read a state in pieces, then the digests are those that one thread finds,
+    and no thread is left.
+    """
+    monkeypatch.setattr(digests, "_PIECE", 1000)
+    sizes = (LARGE, 0, 999, 1000, 1001, LARGE)
+    alone = part_digests(payload(*sizes))
+    monkeypatch.setattr(digests, "_SHARE", LARGE // 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    before = threading.active_count()
+    assert part_digests(payload(*sizes)) == alone
+    assert part_digests(payload(*sizes, flip=5)) != alone
+    assert threading.active_count() == before
+
+
+def test_a_thread_that_cannot_read_leaves_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When a piece cannot be read, then there are no digests: those of the rest would agree with
+    others that were read no better.
+    """
+    broken = ShardPayload(meta=b"", buffers=(Buffer(name="model.0", view=memoryview(b"released")),))
+    broken.buffers[0].view.release()
+    with pytest.raises(ValueError, match="released"):
+        part_digests(broken)

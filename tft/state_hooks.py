@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
-import xxhash
-
+from tft.digests import digest_parts
 from tft.errors import UsageError
 from tft.hooks import Buffer, ShardPayload, hookimpl
 from tft.protocol.messages import ShardCopies
@@ -25,13 +24,14 @@ def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict
     point form one part. A buffer named in `own` is a part by itself. If its value in `own` is True,
     its digest is empty: its content belongs to this rank alone.
     """
-    sums = {"description": xxhash.xxh3_128(payload.meta)}
-    for buffer in payload.buffers:
-        part = buffer.name if buffer.name in own else buffer.name.partition(".")[0]
-        sum_ = sums.setdefault(part, xxhash.xxh3_128())
-        sum_.update(buffer.name.encode())
-        sum_.update(buffer.view)
-    return {part: "" if own.get(part) else sum_.hexdigest() for part, sum_ in sums.items()}
+    found = digest_parts(
+        {"description": payload.meta},
+        (
+            (each.name if each.name in own else each.name.partition(".")[0], each.name, each.view)
+            for each in payload.buffers
+        ),
+    )
+    return {part: "" if own.get(part) else digest for part, digest in found.items()}
 
 
 class TrainingState(Protocol):

@@ -4,8 +4,7 @@ Digests of a shard by its parts, for ranks that compare what they hold, and for 
 
 from collections.abc import Mapping
 
-import xxhash
-
+from tft.digests import digest_parts
 from tft.hooks import ShardPayload
 from tft.protocol.codec import pack, unpack
 from tft_pytorch.trees import expect
@@ -25,16 +24,19 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
     settings = optimizer.pop("param_groups")
     # a rebuild brings the wrappers of all ranks to those of one; one that failed has done so on some
     told.pop("layouts", None)
-    sums = {
-        "description": xxhash.xxh3_128(pack(told)),
-        "optim": xxhash.xxh3_128(pack(list(optimizer.items()))),
-        "settings": xxhash.xxh3_128(pack(settings)),
-        **{name: xxhash.xxh3_128(pack(tree)) for name, tree in others.items()},
+    heads = {
+        "description": pack(told),
+        "optim": pack(list(optimizer.items())),
+        "settings": pack(settings),
+        **{name: pack(tree) for name, tree in others.items()},
     }
-    for buffer in payload.buffers:
-        part = buffer.name if buffer.name in own else buffer.name.partition(".")[0]
-        part = "settings" if buffer.name.startswith(_SETTINGS) else part
-        sum_ = sums.setdefault(part, xxhash.xxh3_128())
-        sum_.update(buffer.name.encode())
-        sum_.update(buffer.view)
-    return {part: "" if own.get(part) else sum_.hexdigest() for part, sum_ in sums.items()}
+
+    def part(name: str) -> str:
+        if name.startswith(_SETTINGS):
+            return "settings"
+        return name if name in own else name.partition(".")[0]
+
+    found = digest_parts(
+        heads, ((part(each.name), each.name, each.view) for each in payload.buffers)
+    )
+    return {part: "" if own.get(part) else digest for part, digest in found.items()}

@@ -8,10 +8,18 @@ numpy does not know bfloat16 and its like.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy
 import torch
 
 from tft.errors import OrderRefused
 from tft.hooks import Buffer
+
+_NUMPY_HAS = frozenset(
+    {
+        *(torch.float16, torch.float32, torch.float64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +82,18 @@ def flat_bytes(tensor: torch.Tensor) -> memoryview:
     """
     The memory of a tensor that is `in_place`. The view keeps it alive.
     """
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.detach()
+    if flat.dtype in _NUMPY_HAS:  # views of arrays cost half of what views of tensors cost
+        array = flat.numpy()
+        return array.reshape(-1).view(numpy.uint8).data
+    return flat.reshape(-1).view(torch.uint8).numpy().data
 
 
 def readable(name: str, tensor: torch.Tensor) -> Buffer:
     """
     The tensor's content in row-major order.
     """
-    source = tensor.detach()
-    return Buffer(name=name, view=flat_bytes(source if in_place(source) else _staging(source)))
+    return Buffer(name=name, view=flat_bytes(tensor if in_place(tensor) else _staging(tensor)))
 
 
 def writable(name: str, tensor: torch.Tensor) -> Room:

@@ -1,6 +1,6 @@
 """
-What the comparison of copies takes in an incident, against one reading of the state: both are timed in turns. The
-state is that of a GPT with AdamW, adopted as the example does it, after a step.
+What the comparison of copies takes in an incident, against one reading of the state by one thread: both are timed in
+turns. The state is that of a GPT with AdamW, adopted as the example does it, after a step.
 """
 
 import json

@@ -1,0 +1,73 @@
+"""
+Digests of the parts of a shard, to be compared between ranks.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import xxhash
+
+_PIECE = 4 * 2**20
+"""Bytes that are read at a time: the pieces of one large tensor are read by several threads."""
+_SHARE = 32 * 2**20
+"""Bytes for which one more thread is started. A small state is read without."""
+_MOST = 4
+"""The threads that read, at most: a few reach the bandwidth of the memory."""
+
+
+def digest_parts(
+    heads: Mapping[str, bytes], buffers: Iterable[tuple[str, str, memoryview]]
+) -> dict[str, str]:
+    """
+    Return the digest of each part (XXH3-128, hexadecimal).
+
+    `heads`: by part, what is read before its buffers. `buffers`: the part, the name and the content
+    (bytes) of each buffer, in an order that is the same on every rank. Large contents are read by
+    up to four threads, which have ended when this function returns.
+    """
+    found = {part: xxhash.xxh3_128(head) for part, head in heads.items()}
+    pieces: list[memoryview] = []
+    places: list[tuple[str, str, int]] = []
+    for part, name, content in buffers:
+        first = len(pieces)
+        if len(content) <= _PIECE:
+            pieces.append(content)
+        else:
+            pieces += [content[at : at + _PIECE] for at in range(0, len(content), _PIECE)]
+        places.append((part, name, len(pieces) - first))
+    digests = iter(_digests(pieces))
+    for part, name, count in places:
+        digest = found.setdefault(part, xxhash.xxh3_128())
+        digest.update(name.encode())
+        for _ in range(count):
+            digest.update(next(digests))
+    return {part: digest.hexdigest() for part, digest in found.items()}
+
+
+def _digests(pieces: list[memoryview]) -> list[bytes]:
+    size = sum(len(piece) for piece in pieces)
+    readers = min(len(os.sched_getaffinity(0)), _MOST, 1 + size // _SHARE)
+    left = deque(enumerate(pieces))
+    digests: dict[int, bytes] = {}
+
+    def read() -> None:
+        while left:
+            try:
+                index, piece = left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            digests[index] = xxhash.xxh3_128_digest(piece)
+
+    # threads of their own, and no pool: a process that forks later must not inherit idle threads
+    threads = [threading.Thread(target=read, name="digest") for _ in range(readers - 1)]
+    try:
+        for thread in threads:
+            thread.start()
+        read()
+        for thread in threads:
+            thread.join()
+    finally:
+        left.clear()  # an interrupted rank does not read on
+    return [digests[index] for index in range(len(pieces))]
