@@ -1,7 +1,7 @@
 """
-MindSpore's `group_info.pb`: the groups a rank communicates in, and the ranks that hold the same as it.
-MindSpore writes one for each rank where `GROUP_INFO_FILE` is set, and `restore_group_info_list` reads
-it.
+MindSpore's `group_info.pb`: the groups in which a rank communicates, and the ranks that hold the
+same state as this rank. MindSpore writes one file for each rank if `GROUP_INFO_FILE` is set.
+`restore_group_info_list` reads it.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from tft.rankfiles import put
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupInfo:
     """
-    What such a file says.
+    The content of one `group_info.pb`.
     """
 
     replicas: tuple[int, ...]
-    """The ranks that hold the same, the one it was written for among them."""
+    """The ranks that hold the same state, including the rank for which the file was written."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By name: the ranks that communicate."""
+    """The groups by name, each with the ranks that communicate in it."""
 
 
 def read_group_info(file: Path) -> GroupInfo:
     """
-    What such a file says. Raises `UsageError`, with what it is instead.
+    Read a `group_info.pb`. Raises `UsageError` if the file is not a valid one, with the reason.
     """
     message, broken = _messages()
     try:
@@ -38,7 +38,7 @@ def read_group_info(file: Path) -> GroupInfo:
     found = message()
     try:
         found.ParseFromString(content)
-        understood = found.IsInitialized()  # what has to be there is
+        understood = found.IsInitialized()  # whether all required fields are there
     except broken:
         understood = False
     if not understood:
@@ -61,7 +61,7 @@ def read_group_info(file: Path) -> GroupInfo:
 
 def write_group_info(file: Path, info: GroupInfo) -> None:
     """
-    Write such a file, whole and synced. Raises `UsageError` where that takes what is not installed.
+    Write a `group_info.pb`, whole and synced. Raises `UsageError` if protobuf is not installed.
     """
     message, _ = _messages()
     made = message()
@@ -78,7 +78,9 @@ def write_group_info(file: Path, info: GroupInfo) -> None:
 @cache
 def _messages() -> tuple[Any, type[Exception]]:  # Any: protobuf makes the class as it runs
     """
-    The message that is a whole file, and what is raised for what is none.
+    Return the message class of a whole file, and the exception that it raises for other content.
+
+    Raises `UsageError` if protobuf is not installed.
     """
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
@@ -109,7 +111,8 @@ def _messages() -> tuple[Any, type[Exception]]:  # Any: protobuf makes the class
         ("parallel_group_item", several, field.TYPE_MESSAGE, "Group"),
         ("ckpt_restore_rank_list", one, field.TYPE_MESSAGE, "Ranks"),
     )
-    # A pool of its own: MindSpore, in the same process, has its own names for these in the shared one.
+    # A pool of its own, because MindSpore in the same process registers the same messages in the
+    # shared pool under names of its own.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     whole = pool.FindMessageTypeByName(f"{file.package}.GroupInfo")

@@ -1,6 +1,7 @@
 """
-What a MindSpore Transformers YAML file says of a job: who will hold what, and where its checkpoints
-are. Of the file, only that is read; what tft cannot help with is refused, with the key.
+What a MindSpore Transformers YAML file says of a job: which ranks hold which state, and where the
+checkpoints are. Only these parts of the file are read. A setting that tft cannot help with is
+refused, with its key.
 """
 
 from collections.abc import Mapping
@@ -12,18 +13,18 @@ from typing import Any
 from tft.errors import UsageError
 
 _SIZES = ("model_parallel", "pipeline_stage", "context_parallel", "expert_parallel")
-"""What may be left out of `parallel_config`, where it is 1."""
+"""The keys of `parallel_config` that may be left out; the value is 1 then."""
 _WHOLE_GROUP = -1
-"""What `optimizer_weight_shard_size` is unless it is given: cut over the whole group."""
+"""The default of `optimizer_weight_shard_size`: cut over the whole group."""
 _THRESHOLD_KB = 64
-"""What `parallel_optimizer_threshold` is unless it is given."""
+"""The default of `parallel_optimizer_threshold`."""
 _SHARD_SIZE = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
 _WORLD = 1_000_000
-"""Ten times the largest job anybody plans for; a world beyond it is a slip of the finger."""
+"""Ten times the size of the largest job that anybody plans. A larger world is a typing error."""
 _FEW = 8
-"""So many numbers are named, of those that can be set."""
+"""The most numbers that a message lists, out of those that can be set."""
 _WHOLE_EPOCH = -1
-"""What `sink_size` is for a whole epoch in one go."""
+"""The value of `sink_size` for a whole epoch in one go."""
 _MONITOR = "CheckpointMonitor"
 """The callback of MindSpore Transformers that writes checkpoints."""
 
@@ -31,7 +32,7 @@ _MONITOR = "CheckpointMonitor"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """
-    The sizes of the parallelism, of which every part has a replica.
+    The sizes of the parallelism. Every part of the state has a replica.
     """
 
     dp: int
@@ -40,38 +41,41 @@ class Sizes:
     cp: int = 1
     ep: int = 1
     shards: int = 1
-    """Into so many are the parameters of a data-parallel group cut, with their optimizer state."""
+    """The number of shards into which the parameters of a data-parallel group, with their optimizer
+    state, are cut."""
     threshold_kb: int = 0
-    """Smaller parameters are not cut. 0 where nothing is."""
+    """Parameters smaller than this (in KB) are not cut. 0 if nothing is cut."""
 
     @property
     def world(self) -> int:
         """
-        How many ranks the job has.
+        Return how many ranks the job has.
         """
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def group(self) -> int:
         """
-        How many ranks a data-parallel group has.
+        Return how many ranks a data-parallel group has.
         """
         return self.dp * self.cp
 
     @property
     def parts(self) -> int:
         """
-        How many different things its ranks hold.
+        Return how many different parts of the state the ranks of a data-parallel group hold.
         """
         return self.shards * self.ep
 
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """
-        The ranks that hold the same, all of it: the file of one is as good as that of another.
+        Return the groups of ranks that hold exactly the same state. The file of one rank is as good
+        as that of another rank of its group.
 
-        Neighbours differ in the tensors they hold, then in their place in the data-parallel group; the
-        stages are outermost. The ranks with the same experts are every `ep`-th of a group, and those
-        of them with the same shard every `shards`-th, which are those with the same dense shard, too.
+        Adjacent ranks differ in the tensors they hold, then in their place in the data-parallel
+        group. The stages are outermost. The ranks with the same experts are every `ep`-th rank of a
+        group. Of these, every `shards`-th rank has the same shard; these ranks have the same dense
+        shard too.
         """
         return tuple(
             tuple(
@@ -87,36 +91,38 @@ class Sizes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """
-    What is read of such a file. Paths are as they are there.
+    The settings that are read of such a file. Paths are as they are there.
     """
 
     sizes: Sizes
     output: Path = Path("output")
-    """Where checkpoints and strategies are."""
+    """The directory of checkpoints and strategies."""
     prefix: str | None = None
-    """What the names of checkpoints begin with; None: there is no callback that writes any."""
+    """The beginning of the names of checkpoints. None: no callback writes checkpoints."""
     load: Path | None = None
-    """The checkpoint to begin with, or the directory with one directory for each rank."""
+    """The checkpoint to begin with, or a directory with one directory for each rank."""
     resume: bool = False
-    """Training goes on at the step of that checkpoint."""
+    """Whether training continues at the step of that checkpoint."""
     resume_file: str | None = None
-    """The name of a file to do that from, where it is not to be the newest."""
+    """The name of the file to continue from, if it is not to be the newest."""
     strategy: Path | None = None
-    """How the parameters are cut in the checkpoint to begin with: a file, or a directory of files."""
+    """The file, or directory of files, that tells how parameters are cut in the checkpoint to begin
+    with."""
     strategy_file: Path | None = None
-    """Where this job writes how it cuts them."""
+    """The file in which this job writes how it cuts parameters."""
 
     @property
     def checkpoints(self) -> Path:
         """
-        Where this job writes a directory for each rank.
+        Return the path under which this job writes a directory for each rank.
         """
         return self.output / "checkpoint"
 
 
 def read_recipe(file: Path) -> Recipe:
     """
-    What such a file says. Raises `UsageError`, with the file, the key and what is expected there.
+    Read a YAML file of MindSpore Transformers. Raises `UsageError` with the file, the key and what
+    is expected there.
     """
     document = _Section(file, "", _parsed(file))
     _check_run(document)
@@ -138,7 +144,7 @@ def read_recipe(file: Path) -> Recipe:
 
 class _Section:
     """
-    A mapping in the file, and where it is.
+    A mapping in the file, and its path in the file.
     """
 
     def __init__(self, file: Path, name: str, content: Mapping[Any, Any]) -> None:  # Any: as found
@@ -148,7 +154,8 @@ class _Section:
 
     def section(self, key: str) -> "_Section | None":
         """
-        The mapping under a key, None where there is no such key.
+        Return the mapping under a key, None if there is no such key. Raises `UsageError` for
+        another value.
         """
         if key not in self._content:
             return None
@@ -159,7 +166,8 @@ class _Section:
 
     def number(self, key: str, least: int = 1, besides: int | None = None) -> int | None:
         """
-        The whole number under a key, None where there is no such key.
+        Return the whole number under a key, None if there is no such key. `besides` is allowed
+        below `least`. Raises `UsageError` for another value.
         """
         if key not in self._content:
             return None
@@ -172,7 +180,8 @@ class _Section:
 
     def flag(self, key: str, *, absent: bool = False) -> bool:
         """
-        Whether a key is true.
+        Return whether a key is true; `absent` if there is no such key. Raises `UsageError` for
+        another value.
         """
         found = self._content.get(key, absent)
         if not isinstance(found, bool):
@@ -181,7 +190,7 @@ class _Section:
 
     def text(self, key: str) -> str | None:
         """
-        The text under a key, None where there is none.
+        Return the text under a key, None if there is none. Raises `UsageError` for another value.
         """
         found = self._content.get(key)
         if found is None or found == "":
@@ -192,20 +201,22 @@ class _Section:
 
     def name_or_flag(self, key: str) -> str | bool:
         """
-        The text under a key, or whether it is true.
+        Return the text under a key, or whether the key is true. Raises `UsageError` for another
+        value.
         """
         return self.text(key) or False if self._is_text(key) else self.flag(key)
 
     def path(self, key: str) -> Path | None:
         """
-        The path under a key, None where there is none.
+        Return the path under a key, None if there is none. Raises `UsageError` for another value.
         """
         found = self.text(key)
         return None if found is None else Path(found)
 
     def sections(self, key: str) -> "list[_Section]":
         """
-        The mappings of the list under a key, none where there is no such key.
+        Return the mappings of the list under a key, none if there is no such key. Raises
+        `UsageError` for another value.
         """
         found = self._content.get(key)
         if found is None:
@@ -220,13 +231,13 @@ class _Section:
 
     def refused(self, key: str, why: str) -> UsageError:
         """
-        What to raise where a key has a value that tft cannot help with.
+        Return the error for a key with a value that tft cannot help with.
         """
         return UsageError(f"{self._file}: {self._path(key)} is {self._content[key]!r}; {why}")
 
     def missing(self, key: str, expected: str) -> UsageError:
         """
-        What to raise where a key has to be there.
+        Return the error for a key that is missing.
         """
         return UsageError(f"{self._file}: {self._path(key)} is missing; expected is {expected}")
 
@@ -242,8 +253,10 @@ class _Section:
 
 def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
     """
-    Whether the optimizer is parallel. Older files say so beside the sizes; where the two differ, the
-    one that leaves fewer copies is believed.
+    Return whether the optimizer is parallel.
+
+    Older files tell it next to the sizes. If the two differ, the one that leaves fewer copies is
+    believed.
     """
     older = sizes.flag("optimizer_shard")
     return (parallel is not None and parallel.flag("enable_parallel_optimizer")) or older
@@ -251,7 +264,8 @@ def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
 
 def _strategy_file(parallel: _Section | None) -> Path | None:
     """
-    Newer files have it in a section of its own.
+    Return the file in which the job writes how it cuts parameters. Newer files name it in a section
+    of its own.
     """
     if parallel is None:
         return None
@@ -278,7 +292,8 @@ def _sizes(file: Path, document: _Section, parallel: _Section | None) -> Sizes:
 
 def _cut(file: Path, whole: Sizes, parallel: _Section | None) -> Sizes:
     """
-    With the shards into which the optimizer is cut.
+    Return the sizes with the number of shards into which the optimizer is cut. Raises `UsageError`
+    if the whole group shares one copy, because no rank has a replica then.
     """
     config = None if parallel is None else parallel.section("parallel_optimizer_config")
     shards, threshold = None, None
@@ -300,7 +315,7 @@ def _cut(file: Path, whole: Sizes, parallel: _Section | None) -> Sizes:
 
 def _without_replica(file: Path, sizes: Sizes, alone: str, ways: list[str]) -> UsageError:
     """
-    What to raise where somebody would be alone with what it holds, with what to set.
+    Return the error for a rank that would be the only holder of some state, with what to set.
     """
     if sizes.shards > 1 and _held_twice(sizes.group, sizes.ep):
         ways = [*ways, "parallel.enable_parallel_optimizer to False"]
@@ -336,7 +351,7 @@ def _fewer(sizes: Sizes) -> list[str]:
 
 def _twice_as_many(whole: Sizes) -> str:
     """
-    The least that has two shards, twice each.
+    Return the smallest setting that has two shards with two copies each.
     """
     enough = _enough(replace(whole, shards=2))
     return f"parallel_config.data_parallel to {enough} and {_SHARD_SIZE} to 2"
@@ -344,7 +359,7 @@ def _twice_as_many(whole: Sizes) -> str:
 
 def _enough(sizes: Sizes) -> int:
     """
-    The least data parallelism by which each part is held twice.
+    Return the smallest data parallelism with which each part of the state is held twice.
     """
     step = sizes.parts // gcd(sizes.parts, sizes.cp)
     return step if step * sizes.cp > sizes.parts else 2 * step
@@ -361,7 +376,8 @@ def _either(ways: list[str]) -> str:
 
 def _check_run(document: _Section) -> None:
     """
-    Raises `UsageError` where the run could not be recovered at a step, or trains nothing.
+    Check the run. Raises `UsageError` if the run could not be recovered at a step, or trains
+    nothing.
     """
     runner = document.section("runner_config")
     if runner is not None and runner.flag("sink_mode", absent=True):
@@ -380,7 +396,10 @@ def _check_run(document: _Section) -> None:
 
 def _resumption(document: _Section, load: Path | None) -> tuple[bool, str | None]:
     """
-    Whether training goes on at the step of the checkpoint that it begins with, and from which file.
+    Return whether training continues at the step of the checkpoint it begins with, and the name of
+    the file if one is named.
+
+    Raises `UsageError` if training is to continue and there is no checkpoint to begin with.
     """
     named = document.name_or_flag("resume_training")
     if named and load is None:
@@ -392,7 +411,8 @@ def _resumption(document: _Section, load: Path | None) -> tuple[bool, str | None
 
 def _prefix(document: _Section) -> str | None:
     """
-    That of the checkpoints that the run writes.
+    Return the prefix of the names of the checkpoints that the run writes, None if it writes none.
+    Raises `UsageError` for `integrated_save`.
     """
     for callback in document.sections("callbacks"):
         if callback.text("type") != _MONITOR:
@@ -416,7 +436,7 @@ def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: whatever the file holds
         content = yaml.safe_load(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 2026-13-32
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date 2026-13-32
         raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{file} is {_short(content)}; expected is a mapping with parallel_config")

@@ -1,13 +1,13 @@
 """
-The files that each rank of a MindSpore job has for itself: what they are called, whether one is whole,
-and how one gets to its place.
+The files that each rank of a MindSpore job has for itself: their names, whether a file is whole,
+and how to put a file in its place.
 
-    rank_4/llama2_13b_rank_4-5_1.ckpt     after step 1 of epoch 5, as MindSpore Transformers calls it
-    rank_4/llama2_13b_rank_4_1-7_1.ckpt   the same of a run that found such files there
-    rank_4/checkpoint-2_1875.ckpt         as MindSpore itself calls it; also under ckpt_dir4/
-    rank_4/meta.json                      which of them is the newest, written after it
+    rank_4/llama2_13b_rank_4-5_1.ckpt     after step 1 of epoch 5, named by MindSpore Transformers
+    rank_4/llama2_13b_rank_4_1-7_1.ckpt   the same of a later run, which found such files there
+    rank_4/checkpoint-2_1875.ckpt         named by MindSpore itself; also under ckpt_dir4/
+    rank_4/meta.json                      names the newest of these files; written after it
 
-Knows no framework: what is in a file is written by a function of the caller's.
+This module knows no framework: a function of the caller writes the content of a file.
 """
 
 import json
@@ -23,38 +23,40 @@ from tft.files import sync
 
 META = "meta.json"
 DIRECTORIES = ("rank_{}", "ckpt_dir{}")
-"""What the directory of a rank is called: by MindSpore Transformers, and in older guides of MindSpore."""
+"""The names of a rank's directory: of MindSpore Transformers, and in older guides of MindSpore."""
 
-_NUMBER = r"0|[1-9][0-9]*"  # who writes 7 as 07 has not written what is called 7
+_NUMBER = r"0|[1-9][0-9]*"  # no leading zeros: 07 is not the 7 of a file name
 _NAME = re.compile(
     rf"(?P<prefix>.+?)(_rank_(?P<rank>{_NUMBER}))?(_(?P<again>[1-9][0-9]*))?"
     rf"-(?P<epoch>{_NUMBER})_(?P<step>{_NUMBER})\.(?P<kind>ckpt|safetensors)"
 )
 _BLOCK = 4 * 2**20
-"""Bytes read at a time: few calls, and nothing beside the state they belong to."""
+"""Bytes read at a time. Large enough for few calls, and negligible next to the state."""
 _PARAMETER = 0x0A
-"""What each parameter in a .ckpt begins with: field 1 of a message, of a length that follows."""
+"""The byte with which each parameter in a .ckpt begins: field 1 of a message whose length
+follows."""
 _CHECKSUM = b"crc_num"
 _CHECKSUM_BYTES = len(_CHECKSUM) + 10
-"""What MindSpore adds to a .ckpt where it is asked for a checksum: this word and the number."""
+"""The size in bytes of the checksum that MindSpore adds to a .ckpt if it is asked to: this word and
+the number."""
 _HEADER_BYTES = 8
-"""The length of the header that a .safetensors begins with."""
+"""The size in bytes of the length field with which a .safetensors begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
     """
-    What such a file is called.
+    The parts of a checkpoint file's name.
     """
 
     prefix: str
     rank: int | None = None
-    """None: its directory alone says whose it is."""
+    """None: only the directory tells to which rank the file belongs."""
     again: int = 0
-    """How many runs have written such files there before."""
+    """How many runs have written files of this kind there before."""
     epoch: int
     step: int
-    """Within the epoch."""
+    """The step within the epoch."""
     kind: str = "ckpt"
 
     def __str__(self) -> str:
@@ -65,27 +67,27 @@ class Name:
     @property
     def at(self) -> tuple[int, int]:
         """
-        Epoch and step: the same on all ranks.
+        Return epoch and step, which are equal on all ranks.
         """
         return self.epoch, self.step
 
     @property
     def age(self) -> tuple[int, int, int]:
         """
-        Higher than that of what the same rank has written before.
+        Return a value that orders the files of a rank: a later file has a higher one.
         """
         return self.again, self.epoch, self.step
 
     def of(self, rank: int) -> "Name":
         """
-        What it is called where another rank has it.
+        Return the name that the file has for another rank.
         """
         return self if self.rank is None else replace(self, rank=rank)
 
 
 def read_name(text: str) -> Name | None:
     """
-    None where no file of this kind is called so.
+    Return the parts of a file name, None if no checkpoint file has such a name.
     """
     match = _NAME.fullmatch(text)
     if match is None:
@@ -103,7 +105,8 @@ def read_name(text: str) -> Name | None:
 
 def names(directory: Path, rank: int) -> Iterator[Name]:
     """
-    What the directory of a rank holds, in no order. What has the name of another rank is not its own.
+    Yield the checkpoint files in the directory of a rank, in no order. A file with the name of
+    another rank is left out.
     """
     if not directory.is_dir():
         return
@@ -115,7 +118,8 @@ def names(directory: Path, rank: int) -> Iterator[Name]:
 
 def newest(directory: Path, rank: int) -> Name | None:
     """
-    What `meta.json` names, or the latest of the latest run where there is none.
+    Return the file that `meta.json` names. If it names no file that is there, return the newest
+    file of the newest run; None if the directory has no files.
     """
     there = list(names(directory, rank))
     noted = read_meta(directory)
@@ -129,7 +133,8 @@ def newest(directory: Path, rank: int) -> Name | None:
 
 def read_meta(directory: Path) -> Name | None:
     """
-    The file that is the newest of a rank; None where that is not said, or what is said makes no sense.
+    Return the newest file of a rank as `meta.json` has it. None if `meta.json` does not name it, or
+    makes no sense.
     """
     try:
         noted = json.loads((directory / META).read_bytes())
@@ -142,7 +147,7 @@ def read_meta(directory: Path) -> Name | None:
 
 def write_meta(directory: Path, name: Name) -> None:
     """
-    Note that this file, which is in its place, is the newest of its rank.
+    Record `name` in `meta.json` as the newest file of its rank. The file is in its place already.
     """
     noted = {"last_epoch": name.epoch, "last_step": name.step, "last_ckpt_file": str(name)}
     put(directory / META, lambda draft: draft.write_text(json.dumps(noted)))
@@ -153,13 +158,15 @@ def write_meta(directory: Path, name: Name) -> None:
 
 def put(path: Path, write: Callable[[Path], object]) -> None:
     """
-    Have `write` write a file beside its place, sync it and move it there, whole. Its directory is made
-    if need be. What is handed to `write` has the file's own name, since MindSpore adds an ending to
-    any other.
+    Have `write` write a file next to its place, sync the file, and move it to `path`. Its directory
+    is created if necessary.
+
+    The path that `write` gets ends in the file's own name, because MindSpore adds an ending to any
+    other name.
     """
     beside = path.with_name(f".{path.name}.partial")
     new = not path.parent.exists()
-    shutil.rmtree(beside, ignore_errors=True)  # what was begun here and never finished
+    shutil.rmtree(beside, ignore_errors=True)  # left by an attempt that never finished
     beside.mkdir(parents=True)
     try:
         draft = beside / path.name
@@ -178,8 +185,10 @@ def put(path: Path, write: Callable[[Path], object]) -> None:
 
 def damage(path: Path, *, thoroughly: bool = False) -> str:
     """
-    What is wrong with such a file, in a sentence; nothing where it looks as if it had been written to
-    its end. `thoroughly`: all of it is read where it has a checksum.
+    Return what is wrong with the file, as a sentence. Return "" if it looks as if it had been
+    written to its end.
+
+    `thoroughly`: read the whole file if it has a checksum.
     """
     try:
         with path.open("rb") as file:
@@ -197,7 +206,8 @@ def _size(file: BinaryIO) -> int:
 
 def _of_ckpt(file: BinaryIO) -> str:
     """
-    Parameter follows parameter, each with its length, up to the end.
+    Check a .ckpt file: parameters follow each other, each with its length, up to the end. Return
+    what is wrong, or "".
     """
     size = _size(file)
     if not size:
@@ -206,7 +216,7 @@ def _of_ckpt(file: BinaryIO) -> str:
     at = 0
     while at < end:
         file.seek(at)
-        head = file.read(11)  # as many as a length can have, and what stands before it
+        head = file.read(11)  # the byte before a length, and the most bytes that a length has
         length, width = _length(head[1:])
         if head[0] != _PARAMETER or width is None:
             return f"is no checkpoint of MindSpore, or damaged, or encrypted: see byte {at}"
@@ -219,7 +229,8 @@ def _of_ckpt(file: BinaryIO) -> str:
 
 def _length(encoded: bytes) -> tuple[int, int | None]:
     """
-    A number of protobuf's, seven bits a byte, and how many bytes it has; None where it has no end.
+    Decode a number in protobuf's form, with seven bits a byte. Return the number and how many bytes
+    it takes, None if it has no end.
     """
     length = 0
     for width, byte in enumerate(encoded, 1):
@@ -253,7 +264,8 @@ def _of_checksum(file: BinaryIO) -> str:
 
 def _of_safetensors(file: BinaryIO) -> str:
     """
-    The header says how long it is, and where the last tensor ends.
+    Check a .safetensors file: its header tells its own length, and where the last tensor ends.
+    Return what is wrong, or "".
     """
     size = _size(file)
     if not size:

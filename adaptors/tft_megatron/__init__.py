@@ -1,6 +1,6 @@
 """
-The adaptor for Megatron: `megatron.core` with its parallel state, its DistributedDataParallel and its optimizers.
-It stands on the adaptor for PyTorch.
+The adaptor for Megatron: `megatron.core` with its parallel state, its DistributedDataParallel and
+its optimizers. It builds on the adaptor for PyTorch.
 
 A script calls `begin` before it builds anything, and `enable` when all is built.
 """
@@ -21,11 +21,14 @@ __all__ = ["Data", "Settled", "add_arguments", "begin", "enable", "settle"]
 
 def begin(session: Any, **sizes: Any) -> None:  # Any: `tft.Session`; as Megatron takes them
     """
-    Takes the place of `init_process_group` and of Megatron's `initialize_model_parallel`, and takes the
-    arguments of the latter. From here on everything can be built, before any other rank is there; no
-    collective sends anything before `session.run`.
+    Prepare this process for building model and optimizer. Call this instead of `init_process_group`
+    and of Megatron's `initialize_model_parallel`; it takes the arguments of the latter.
 
-    Raises `UsageError` where the sizes do not fit the job, and where there is no megatron-core.
+    Afterwards everything can be built, before any other rank is there. No collective sends anything
+    before `session.run`.
+
+    Raises `UsageError` if the sizes do not fit the job, if the job runs with another adaptor, if
+    process groups exist already, and if megatron-core is missing or another version.
     """
     import torch.distributed as dist
 
@@ -57,13 +60,15 @@ def enable(
     load: Callable[..., None] | None = None,
 ) -> None:
     """
-    Hands over what is trained: Megatron's DistributedDataParallel, or a list of them, the optimizer of
-    `get_megatron_optimizer` and the `OptimizerParamScheduler`. `data`, `rng`, `others`, `save`
-    and `load` are those of `session.adopt`.
+    Hand over the objects that are trained: Megatron's DistributedDataParallel, or a list of them,
+    the optimizer of `get_megatron_optimizer`, and the `OptimizerParamScheduler`. `data`, `rng`,
+    `others`, `save` and `load` are those of `session.adopt`.
 
-    From here on `optimizer.step` is an update window, in which the scheduler is stepped, too, by what
-    `increment` returns: what the script is going to give `scheduler.step` afterwards. Without it that is
-    Megatron's running global batch size.
+    From here on `optimizer.step` is an update window. The scheduler is stepped in this window too,
+    by the value that `increment` returns. That must be the value that the script gives
+    `scheduler.step` afterwards. Without `increment` it is Megatron's running global batch size.
+
+    Raises `UsageError` if `begin` was not called, or for objects that the adaptor cannot handle.
     """
     if not _parallel.begun:
         raise UsageError("call tft_megatron.begin before anything of Megatron is built")
@@ -88,7 +93,7 @@ def enable(
 
 def _torch_optimizer(optimizer: Any) -> Any:  # Any: whatever it is, it is checked later
     """
-    What observers are to watch: that which changes parameters.
+    Return the optimizer that observers are to watch: the one that changes the parameters.
     """
     chained = getattr(optimizer, "chained_optimizers", None)
     return chained[0].optimizer if chained else None

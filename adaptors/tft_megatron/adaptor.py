@@ -1,6 +1,6 @@
 """
-The adaptor for Megatron, as an entry point names it: each hook of `tft.hooks.AdaptorSpecs` is here. The work is done
-in the other modules.
+The adaptor for Megatron, as the entry point names it. Each hook of `tft.hooks.AdaptorSpecs` is
+here; the other modules do the work.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_megatron.preload import preload  # takes seconds: only processes that train need it
+    from tft_megatron.preload import preload  # late: takes seconds, only ranks that train need it
 
     preload()
 
@@ -103,7 +103,7 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_megatron.checkpoints import join  # late: it brings megatron-core, see preload.py
+    from tft_megatron.checkpoints import join  # late: imports megatron-core, see preload.py
 
     return join(directory, files)
 
@@ -123,7 +123,7 @@ def tft_load(directory: Path, shard: str) -> None:
 @hookimpl
 def tft_beside() -> bytes:
     _hooks.state()
-    return b""  # the script's own objects have everything
+    return b""  # the script's own objects hold the whole state
 
 
 @hookimpl

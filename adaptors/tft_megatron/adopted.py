@@ -1,6 +1,7 @@
 """
-The training state of this process: Megatron's objects, checked when they are handed over, and what is done
-with them between incidents. They are the same objects for as long as the process lives.
+The training state of this process: checks of Megatron's objects when the script hands them over,
+and the work on these objects between incidents and during incidents. They stay the same objects for
+as long as the process lives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,10 @@ def adopt(
     contributing: Callable[[], None] | None,
 ) -> "Adopted":
     """
-    Take charge of what `enable` has handed over; `UsageError` for what cannot be handled.
+    Take charge of the objects that `enable` has handed over and return their `Adopted`.
+
+    `contributing` is called at each forward pass; None: nothing is called. Raises `UsageError` for
+    objects that the adaptor cannot handle.
     """
     training = parts.get("training")
     if not isinstance(training, Training) or wrap is not None:
@@ -55,7 +59,7 @@ def adopt(
 
 class Adopted:
     """
-    What `adopt` took charge of.
+    The training state that `adopt` took charge of.
     """
 
     def __init__(
@@ -75,7 +79,8 @@ class Adopted:
         inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
         scheduler = None if training.scheduler is None else Progress(training.scheduler)
         self._settings.watch(inner, scheduler)
-        # what cannot be moved is refused now, not in an incident, and before anything is touched
+        # State that cannot be moved is refused now, not in an incident, and before anything of the
+        # user's is changed.
         for shard in self._shards.values():
             shard.give()
         pack(self._private.digestible())
@@ -89,7 +94,7 @@ class Adopted:
         )
         self._on_cuda = training.on_cuda
         self._stands = has_trained(training)
-        """All ranks have begun together, or this one has what was read from a checkpoint."""
+        """True after all ranks have begun together, or this rank has the state of a checkpoint."""
         replaced.install()
         if contributing is not None:
             say = contributing
@@ -99,7 +104,7 @@ class Adopted:
     @property
     def on_cuda(self) -> bool:
         """
-        Whether gradients are summed between CUDA devices.
+        Whether gradients are reduced between CUDA devices.
         """
         return self._on_cuda
 
@@ -107,7 +112,10 @@ class Adopted:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        The private state, at an edge of an update window.
+        Return the rank-local state, at an edge of an update window.
+
+        `closing`: the edge is the close of the window. The settings noted at the end of the step
+        before are dropped then.
         """
         if closing:
             self._settings.forget()
@@ -115,22 +123,25 @@ class Adopted:
 
     def end_step(self) -> None:
         """
-        The step has ended: note what the next one may set anew.
+        Note, at the end of a step, the settings that the next step may change.
         """
         self._settings.note()
 
     def set_aside(self) -> Callable[[], None]:
         """
-        What puts generators and modes back to what they are now.
+        Return a function that restores the random generators and the modes of modules to their
+        present state.
         """
         return self._private.set_aside(self.training)
 
     def rollback(self, private: bytes) -> None:
         """
-        Put a private state and the switches back, and drop the gradients.
+        Restore a captured rank-local state and the switches, and drop the gradients.
+
+        Also forget the routers' token counts, and the optimizer step that was given up.
         """
         self._private.rollback(private)
-        self._stands = True  # for all have rebuilt by now
+        self._stands = True  # a rollback comes after all ranks have rebuilt
         forget_counts(self.training)
         self._replaced.forget()
         self._switches.put_back()
@@ -140,20 +151,23 @@ class Adopted:
 
     def generators(self) -> dict[str, str]:
         """
-        A digest of each generator that is kept, by name.
+        Return a digest of each random generator in the rank-local state, by name.
         """
         return self._private.generators()
 
     def skip(self, batches: int) -> None:
         """
-        Leave the next batches out.
+        Leave out the next `batches` batches.
         """
         self._private.skip(batches)
 
     def updated(self) -> None:
         """
-        The update window has closed: every rank gets the parameters that others have computed. Where that
-        overlaps with the next forward pass, Megatron does so itself.
+        Give every rank the parameters that other ranks have computed. Called when the update window
+        has closed.
+
+        Where Megatron overlaps this with the next forward pass (`overlap_param_gather`), Megatron
+        does so itself.
         """
         for chunk in self.training.chunks:
             if self.training.distributed and not chunk.ddp_config.overlap_param_gather:
@@ -163,8 +177,11 @@ class Adopted:
 
     def clear(self) -> None:
         """
-        Let go of all that belongs to the step that was broken off, and of what refers to the groups beside
-        the user's objects.
+        Drop all that belongs to the step that was given up, and all references to process groups
+        that are kept outside of the user's objects.
+
+        Buffers that the forward pass changes, and the settings that scripts change, go back to the
+        end of the last complete step.
         """
         forget(self.training)
         self._private.running.rewind()
@@ -173,7 +190,11 @@ class Adopted:
     @torch.no_grad()
     def rebuild(self) -> Any:  # Any: the user's own
         """
-        Parameters as the masters have them, on all ranks.
+        Compute the parameters anew from the master weights, and gather them on all ranks. Return
+        the model chunk, or the sequence of chunks if there are several.
+
+        All ranks call this together. At the beginning of a job it first checks the stages and gives
+        ranks equal parameters.
         """
         if begins(self.training, self._stands):
             refuse_other_settings(self.training)
@@ -191,7 +212,9 @@ class Adopted:
 
     def shards(self, rank: int, world: int) -> list[ShardCopies]:
         """
-        Those of this rank, with all who hold them.
+        Return the shards of this rank, each with all ranks that hold it.
+
+        Raises `UsageError` if `tft_megatron.begin` was called with another rank or world size.
         """
         if (rank, world) != self._parallel.place:
             raise UsageError(
@@ -204,19 +227,19 @@ class Adopted:
 
     def give(self, shard: str) -> ShardPayload:
         """
-        The shard, to be moved.
+        Return the shard in the form in which it is moved.
         """
         return self.shard(shard).give()
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Room for the shard.
+        Make room for a shard with the description `meta`. Return the writable buffers.
         """
         return self.shard(shard).take(meta)
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        The shard is whole: use it.
+        Use the shard, whose buffers have all arrived.
         """
         self.shard(shard).taken(meta)
         self._private.running.forget()
@@ -226,15 +249,15 @@ class Adopted:
 
     def save(self, directory: Path, shard: str, step: int) -> list[str]:
         """
-        Write the shard; the names of its files.
+        Write the shard under `directory`. Return the names of the written files.
         """
-        from tft_megatron.checkpoints import save  # late: it brings megatron-core, see preload.py
+        from tft_megatron.checkpoints import save  # late: imports megatron-core, see preload.py
 
         return save(directory, shard, self._written(shard, step))
 
     def stage(self, shard: str, step: int) -> Callable[[Path], list[str]]:
         """
-        A copy of the shard, which can be written later.
+        Copy the shard. Return a function that writes the copy later.
         """
         from tft_megatron.checkpoints import stage
 
@@ -242,7 +265,7 @@ class Adopted:
 
     def load(self, directory: Path, shard: str) -> None:
         """
-        Read what `save` wrote.
+        Load a shard that `save` wrote.
         """
         from tft_megatron.checkpoints import load
 
@@ -254,7 +277,7 @@ class Adopted:
 
     def replaced(self) -> None:
         """
-        The script has read another content into its objects.
+        Take note that the script has loaded other content into its objects.
         """
         self._stands = True
         self._private.running.forget()
@@ -265,13 +288,13 @@ class Adopted:
         from tft_megatron.layout import FORM, REST, content_of, part
 
         shard = self.shard(name)
-        # as `shards_of` has them: what no optimizer has, and then the optimizers
+        # in the order of `shards_of`: first what no optimizer owns, then the optimizers
         kinds = dict(zip(self._shards, (REST, *range(len(self.training.optimizers))), strict=True))
         content = content_of(kinds[name], self.training.chunks, self.training.optimizer)
         if content.common:
             content.common |= common_state(self.training, step)
             if self.training.distributed:
-                # by which whoever reads it knows how to ask for the optimizer
+                # a reader needs this to ask for the optimizer state
                 content.common["content_metadata"] = dict(FORM)
         _, tensors = shard.taken_apart()
         return Written(described=shard.give().meta, own=tensors, content=content, part=part())
@@ -280,15 +303,18 @@ class Adopted:
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Digests by part, to be compared with those of the others who hold the shard.
+        Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
         payload = self.give(shard)
         return part_digests(payload, self._private.running.own(payload))
 
     def digests(self) -> dict[str, str]:
         """
-        Of all that makes up this rank's state: `parameters` (with the module buffers), `optimizer` (this
-        rank's share of it), `scheduler` and the others, and what is private.
+        Return digests of all parts of this rank's state.
+
+        The keys are `parameters` (with the module buffers), `optimizer` (this rank's shards: its
+        share of the optimizers, and the state that no optimizer owns), `scheduler`, and those of
+        the rank-local state (`rng` and `data`).
         """
         parameters = {
             f"{number}.{name}": tensor
@@ -312,7 +338,7 @@ class Adopted:
 
     def shard(self, name: str) -> Shard:
         """
-        The shard of this name.
+        Return the shard of this name. Raises `OrderRefused` if this rank has no such shard.
         """
         if name not in self._shards:
             raise OrderRefused(f"this rank has the shards {list(self._shards)}, and no {name!r}")

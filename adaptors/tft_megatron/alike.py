@@ -1,8 +1,11 @@
 """
-What Megatron's ranks send each other while they build, so that all begin with the same: the first stage's
-embeddings to those that have a copy of them, where they are output weights, too, or predict several tokens; and
-parameters to the other data-parallel ranks, which may have drawn others. With tft nobody was there then. It is done
-when groups are formed, as long as no step is over.
+The exchange by which all ranks begin with equal parameters. Megatron's ranks do it while they
+build; with tft no other rank is there then. So tft does it when process groups are formed, as long
+as no step is over.
+
+The first stage sends its embeddings to the stages that have a copy: as output weights, or for
+predicting several tokens. Data-parallel ranks send their parameters to the others of their group,
+which may have drawn other values.
 """
 
 from collections.abc import Iterator
@@ -15,9 +18,11 @@ from tft_megatron.training import Training
 
 def begins(training: Training, stands: bool) -> bool:
     """
-    Whether the job is at its very beginning, on every rank: `stands` says that this one has begun with the others, or
-    has read a checkpoint. Then masters are right whatever the parameters are: they may be those of a step that
-    was undone.
+    Return whether the job is at its very beginning on every rank. All ranks call this together.
+
+    `stands`: this rank has begun with the others, or has read a checkpoint. If that is True of any
+    rank, the job is past its beginning. Then the master weights are right, whatever the parameters
+    are: they may be those of a step that was undone.
     """
     weight = next(p for chunk in training.chunks for p in chunk.parameters())
     found = torch.tensor([stands], dtype=torch.int32, device=weight.device)
@@ -27,7 +32,8 @@ def begins(training: Training, stands: bool) -> bool:
 
 def has_trained(training: Training) -> bool:
     """
-    Whether what the script hands over is of a checkpoint that it has read itself: it has trained before.
+    Return whether the script has read the objects that it hands over from a checkpoint itself: they
+    have trained before.
     """
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     stepped = training.scheduler is not None and training.scheduler.num_steps > 0
@@ -36,10 +42,12 @@ def has_trained(training: Training) -> bool:
 
 def make_alike(training: Training) -> None:
     """
-    Parameters and masters that have to be the same are the same.
+    Give the ranks equal parameters and master weights where these must be equal. All ranks call
+    this together.
     """
     for weight in _tied(training):
-        # Megatron all-reduces them, and has set the copies to zero for that; pretended groups have reduced nothing
+        # Megatron all-reduces them, and has set the copies to zero for that. The pretended groups
+        # have reduced nothing.
         group = _embedding_group()
         dist.broadcast(weight.data, dist.get_process_group_ranks(group)[0], group=group)
     for chunk in training.chunks:
@@ -56,7 +64,8 @@ def _embedding_group() -> dist.ProcessGroup:
 
 def _tied(training: Training) -> Iterator[torch.nn.Parameter]:
     """
-    Those of this rank that other stages have, too: as Megatron's LanguageModule finds them.
+    Yield the weights of this rank that other stages have too. They are found as Megatron's
+    LanguageModule finds them.
     """
     for chunk in training.chunks:
         if chunk.config.pipeline_model_parallel_size == 1:

@@ -1,9 +1,9 @@
 """
-How high availability is switched on in a Megatron script: its arguments, `HIGH_AVAILABILITY`, what is refused
-of them, and what follows for tft.
+How high availability is switched on in a Megatron script: its arguments, the variable
+`HIGH_AVAILABILITY`, which combinations are refused, and what follows for tft.
 
-The names are those that users of MindSpeed-LLM know. The variable can only switch on. Nothing of
-Megatron's is imported: arguments are settled before `tft.init`.
+The argument names are those that users of MindSpeed-LLM know. The variable can only switch on.
+Nothing of Megatron's is imported, because the arguments are settled before `tft.init`.
 """
 
 import math
@@ -24,7 +24,7 @@ _ELASTIC = "enable_elastic_training"
 _NO_REPLICA = "distributed_optimizer_no_replica"
 _REPLICAS = "optimizer_replica_num"
 _NOT_GIVEN = 2
-"""R, where nothing is said."""
+"""The number of ranks that hold each shard, if the script gives none."""
 
 _OF_WORDS = {
     "dump": (_MASTER,),
@@ -34,11 +34,13 @@ _OF_WORDS = {
     "elastic-training": (_MASTER, _ELASTIC),
     "exit": (),
 }
-"""By word of `HIGH_AVAILABILITY`: what it switches on. `exit` is what is left when nothing else helps: after
-other words it adds nothing, and alone it says that nothing is wanted."""
+"""Each word of `HIGH_AVAILABILITY` with the arguments that it switches on. `exit` is what happens
+when nothing else helps: after other words it adds nothing, and alone it says that nothing is
+wanted."""
 
 STRATEGIES = {"retry": _RETRY, "recover": _RECOVER, "dump": _MASTER}
-"""What the adaptor takes part in, in the order in which tft tries it, and what switches each on."""
+"""The strategies in which the adaptor takes part, in the order in which tft tries them, each with
+the argument that switches it on."""
 
 _FSDP = ("use_custom_fsdp", "use_megatron_fsdp", "use_torch_fsdp2")
 _ELSEWHERE = {
@@ -46,7 +48,7 @@ _ELSEWHERE = {
     "reuse_fp32_param": "it keeps masters and parameters in the same memory",
     "optimizer_cpu_offload": "it splits the optimizer between device and host",
 }
-"""Arguments that put the state of the optimizer where the adaptor does not look for it."""
+"""Arguments that keep the optimizer's state where the adaptor does not look for it."""
 
 _NEEDED = (
     "tensor_model_parallel_size",
@@ -55,8 +57,8 @@ _NEEDED = (
     "expert_model_parallel_size",
     "use_distributed_optimizer",
 )
-"""Arguments of Megatron's from which it follows who holds the same. A script that calls them otherwise
-would be settled for another layout than its own."""
+"""The Megatron arguments from which it follows which ranks hold the same state. If a script calls
+them otherwise, its layout would be computed wrongly."""
 
 _SIZES = (
     "tensor_model_parallel_size",
@@ -69,7 +71,7 @@ _SIZES = (
     "nccl_communicator_config_path",
     "distributed_timeout_minutes",
 )
-"""Of a Megatron script's arguments those that `initialize_model_parallel` takes by the same name."""
+"""The arguments of a Megatron script that `initialize_model_parallel` takes by the same name."""
 
 _DENSE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _EXPERTS = (
@@ -77,13 +79,14 @@ _EXPERTS = (
     "expert_tensor_parallel_size",
     "pipeline_model_parallel_size",
 )
-"""What the ranks are cut by, for the parameters of all and of experts."""
+"""The arguments into whose sizes the ranks are cut, for the dense parameters and for the
+experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """
-    What follows from arguments and environment.
+    The settings that follow from the arguments and the environment.
     """
 
     strategies: tuple[str, ...]
@@ -91,7 +94,8 @@ class Settled:
     replicas: int
     """How many ranks hold each shard of the optimizer, at least; 1: there are no copies."""
     sizes: Mapping[str, Any]  # Any: each has the type that Megatron gives it
-    """What `begin` passes to `initialize_model_parallel`, `num_distributed_optimizer_instances` included."""
+    """The arguments that `begin` passes to `initialize_model_parallel`, including
+    `num_distributed_optimizer_instances`."""
 
 
 _settled: Settled | None = None
@@ -99,7 +103,7 @@ _settled: Settled | None = None
 
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     """
-    Add the arguments: Megatron takes this as its `extra_args_provider`.
+    Add the arguments to `parser`; Megatron takes this function as its `extra_args_provider`.
     """
     group = parser.add_argument_group(title="high availability")
     group.add_argument(
@@ -139,13 +143,14 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
 
 def settle(args: Namespace) -> Settled:
     """
-    Switch on what the environment says, check the whole, and remember it for `tft.init`: to be called
-    before that, once the arguments are parsed. Megatron's own `num_distributed_optimizer_instances` is
-    set to match. Where nothing is switched on, and `HIGH_AVAILABILITY` does not say that this is meant,
-    rank 0 tells what that means.
+    Combine the arguments with `HIGH_AVAILABILITY`, check the result, and keep it for `tft.init`.
 
-    As a parser does, it ends the process with a sentence and code 2 for what is refused; then `args` is
-    as it was.
+    Call this before `tft.init`, after the arguments are parsed. Megatron's own
+    `num_distributed_optimizer_instances` is set to match. If nothing is switched on, and
+    `HIGH_AVAILABILITY` does not say that this is meant, rank 0 writes to stderr what that means.
+
+    If the result is refused, the process ends with a sentence on stderr and code 2, as with a
+    parser. `args` is not changed then.
     """
     try:
         return _settle(args)
@@ -177,8 +182,10 @@ def _settle(args: Namespace) -> Settled:
 
 def enabled() -> tuple[str, ...]:
     """
-    The strategies this rank takes part in: those that were settled. In a script without such arguments
-    those of the environment, and where that has none, all. Raises `UsageError`.
+    Return the strategies in which this rank takes part.
+
+    These are the settled strategies. In a script without these arguments they are those of
+    `HIGH_AVAILABILITY`; if the variable is empty, all strategies. Raises `UsageError`.
     """
     if _settled is not None:
         return _settled.strategies
@@ -193,7 +200,7 @@ def enabled() -> tuple[str, ...]:
 
 def check(args: Namespace) -> None:
     """
-    Refuse what does not go together, or cannot be kept. Raises `UsageError`.
+    Refuse arguments that contradict each other, or that cannot be carried out. Raises `UsageError`.
     """
     if not _has(args, _MASTER):
         _refuse_parts_of_nothing(args)
@@ -216,7 +223,8 @@ def check(args: Namespace) -> None:
 
 def _switches(words: str) -> dict[str, bool]:
     """
-    The arguments that `HIGH_AVAILABILITY` switches on, each with True.
+    Return the arguments that `HIGH_AVAILABILITY` switches on, each with the value True. Raises
+    `UsageError` for an unknown word.
     """
     found: dict[str, bool] = {}
     for word in _words(words):
@@ -234,7 +242,7 @@ def _words(words: str) -> list[str]:
 
 
 def _tell_that_all_is_off() -> None:
-    if os.environ.get("RANK", "0") != "0":  # once is enough
+    if os.environ.get("RANK", "0") != "0":  # one rank is enough
         return
     sys.stderr.write(
         f"tft: high availability is off: neither the arguments nor {_VARIABLE} switch it on. No fault will "
@@ -377,7 +385,8 @@ def _strategies(args: Namespace) -> tuple[str, ...]:
 
 def _replicas(args: Namespace) -> int:
     """
-    How many ranks hold each shard. Raises `UsageError` for a number that makes no copies.
+    Return how many ranks hold each shard. Raises `UsageError` for a number that makes no copies,
+    and for arguments that contradict each other.
     """
     if not _has(args, _MASTER):
         return 1
@@ -416,7 +425,8 @@ def _replicas(args: Namespace) -> int:
 
 def _holders(args: Namespace, replicas: int) -> int:
     """
-    What comes of that number.
+    Return how many ranks hold each shard of the optimizer, at least, if `replicas` instances are
+    asked for.
     """
     if not _has(args, _MASTER) or _has(args, "use_distributed_optimizer"):
         return replicas
@@ -425,7 +435,8 @@ def _holders(args: Namespace, replicas: int) -> int:
 
 def _whole(args: Namespace) -> int:
     """
-    An optimizer that is not distributed is held by all that sum its gradients: how many these are, at least.
+    Return how many ranks hold an optimizer that is not distributed, at least. These ranks reduce
+    their gradients together.
     """
     experts = _experts(args)
     return _dense(args) if experts is None else min(_dense(args), experts)
@@ -445,7 +456,7 @@ def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:  # Any: see `Se
 
 def _dense(args: Namespace) -> int:
     """
-    How many ranks hold the same dense parameters.
+    Return how many ranks hold the same dense parameters.
     """
     cut = _size(args, "tensor_model_parallel_size") * _size(args, "pipeline_model_parallel_size")
     return _world(args) // cut
@@ -453,7 +464,7 @@ def _dense(args: Namespace) -> int:
 
 def _experts(args: Namespace) -> int | None:
     """
-    How many ranks hold the same experts; None where experts are not spread over ranks.
+    Return how many ranks hold the same experts, None if experts are not spread over ranks.
     """
     if _size(args, "expert_model_parallel_size") == 1:
         return None
@@ -462,7 +473,8 @@ def _experts(args: Namespace) -> int | None:
 
 def _cut(args: Namespace, name: str) -> int:
     """
-    How many parts this argument cuts into: experts are cut as all else where nothing is said.
+    Return into how many parts an argument cuts the ranks. Experts are cut by tensor parallelism as
+    all else if `expert_tensor_parallel_size` is not given.
     """
     if name == "expert_tensor_parallel_size" and getattr(args, name, None) is None:
         name = "tensor_model_parallel_size"

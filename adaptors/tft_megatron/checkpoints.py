@@ -1,15 +1,16 @@
 """
-Checkpoints in megatron-core's own distributed form, `torch_dist`. Each shard is written by itself, with
-no other rank: the tensors under the keys megatron-core gives them, each piece with its place in the
-whole, and beside them the description by which this adaptor takes the shard back exactly. Whoever
-commits the checkpoint joins what is known of all shards, so that `megatron.core.dist_checkpointing.load`
-reads the whole of it, without tft.
+Checkpoints in megatron-core's own distributed form, `torch_dist`.
+
+Each rank writes its shard alone. A shard has the tensors under the keys that megatron-core gives
+them, each piece with its place in the whole. A shard also has the description from which this
+adaptor takes the shard back exactly. The rank that commits the checkpoint joins what is known of
+all shards. `megatron.core.dist_checkpointing.load` can then read the whole checkpoint, without tft.
 
     latest_checkpointed_iteration.txt
     iter_0000042/   .metadata, metadata.json, common.pt      of the whole, written last
                     SHARD/.metadata, SHARD/__0_0.distcp, …   what one rank has written
 
-What is beside `.metadata` of the whole is only named there: no tensor is read to join shards.
+`.metadata` of the whole only names the other files: no tensor is read to join shards.
 """
 
 import io
@@ -51,30 +52,30 @@ from tft_megatron.generators import Part, consumed, generators
 from tft_megatron.layout import Content, Placed
 
 _FORM = 1
-"""Of the description; another one is refused."""
+"""The form of a shard's description; another form is refused."""
 
 _OWN = "tft.own."
-"""Before the names of tensors that megatron-core does not keep."""
+"""The prefix of the names of tensors that megatron-core does not keep."""
 
 _COMMON = "tft.common"
-"""Where a shard has what becomes `common.pt`."""
+"""The entry in which a shard has the content of `common.pt`."""
 
 _GENERATORS = "rng_state"
-"""The directory of what Megatron keeps of the generators of all ranks."""
+"""The directory of what Megatron keeps of the random generators of all ranks."""
 
 _PRIVATE = re.compile(r"private-rank(\d+)\.bin")
-"""What tft calls the private state of a rank in a checkpoint."""
+"""The name that tft gives the rank-local state of a rank in a checkpoint."""
 
 _BACKEND = CheckpointingConfig("torch_dist", 1)
-"""The form, as megatron-core 0.16 names it in `metadata.json`."""
+"""The checkpoint form, as megatron-core 0.16 names it in `metadata.json`."""
 
 TRACKER = "latest_checkpointed_iteration.txt"
-"""Where Megatron's own training looks up which checkpoint is the newest."""
+"""The file in which Megatron's own training looks up its newest checkpoint."""
 
 
 View = tuple[str, tuple[int, ...], tuple[int, ...], int]
-"""A tensor, or a part of one, under another name: that name, its shape, its strides, and where in the tensor
-it begins."""
+"""A tensor, or a part of one, under another name: that name, its shape, its strides, and the offset
+of its first element in the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +85,17 @@ class Written:
     """
 
     described: bytes
-    """What the adaptor takes the shard back by, besides tensors."""
+    """The description from which the adaptor takes the shard back, without the tensors."""
     own: Mapping[str, Tensor]
-    """By name, the tensors by which it does; those that megatron-core keeps, too, are written once."""
+    """The tensors that the adaptor takes back, by name. A tensor that megatron-core keeps too is
+    written once."""
     content: Content
     part: Part
-    """Of the model that it is of."""
+    """The part of the model to which the shard belongs."""
 
     def parts(self) -> tuple[bytes, dict[str, Any]]:
         """
-        The description, and what is written under which name.
+        Return the description of the shard, and the entries to be written, by name.
         """
         kept = self.content.tensors
         views = views_of(self.own, [piece for piece in kept if not piece.derived])
@@ -117,8 +119,8 @@ class Written:
 
 def views_of(own: Mapping[str, Tensor], pieces: Sequence[Placed]) -> dict[str, list[View]]:
     """
-    The own tensors of which every element is in one of these pieces, and in which: they lie in the same
-    memory.
+    Return, by name, the own tensors whose elements are all in pieces too, each with its views in
+    the pieces. A tensor and a piece share an element if both lie in the same memory.
     """
     lying: dict[tuple[int, torch.dtype], list[tuple[int, int, str]]] = {}
     for name, tensor in own.items():
@@ -161,15 +163,18 @@ def _saved(common: Mapping[str, Any]) -> Tensor:  # Any: plain values, megatron-
 
 def save(directory: Path, shard: str, written: Written) -> list[str]:
     """
-    Write the shard under `directory`/its name, synced; the names of its files from `directory` on.
-    What an earlier attempt left there is removed.
+    Write the shard under `directory`/its name, and sync it. Return the names of its files, relative
+    to `directory`.
+
+    Files that an earlier attempt left there are removed.
     """
     return _write(directory, shard, *written.parts())
 
 
 def stage(shard: str, written: Written) -> Callable[[Path], list[str]]:
     """
-    A copy of the shard in host memory, which can be written once, as `save` does.
+    Copy the shard into host memory. Return a function that writes the copy as `save` does; it can
+    be called once.
     """
     meta, entries = written.parts()
     copy = copied(entries)
@@ -177,7 +182,7 @@ def stage(shard: str, written: Written) -> Callable[[Path], list[str]]:
 
 
 def _write(directory: Path, shard: str, meta: bytes, entries: Mapping[str, Any]) -> list[str]:
-    # as it is: torch would look for tensors inside what megatron-core keeps as one object
+    # not flattened: torch would look for tensors inside an object of megatron-core
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     return write(directory, shard, meta, entries, planner)
 
@@ -186,8 +191,10 @@ def load(
     directory: Path, shard: str, room: Callable[[bytes], dict[str, Tensor]]
 ) -> tuple[bytes, dict[str, Tensor]]:
     """
-    Read what `save` wrote into the room that `room` makes for what a description describes: the
-    description, and the tensors by name. Raises `CheckpointCorrupt` where it cannot be read.
+    Read what `save` wrote. Return the description, and the tensors by name.
+
+    `room` gets the description and returns the tensors to be filled. Raises `CheckpointCorrupt` if
+    the shard cannot be read.
     """
     place = directory / shard
     with reading(place):
@@ -219,8 +226,11 @@ def _told(place: Path) -> dict[str, Any]:
 
 def join(directory: Path, files: Iterable[str]) -> list[str]:
     """
-    Write what megatron-core looks for under `directory`, of the shards among these files; only small
-    files are read, and none that is not named. Raises `CheckpointCorrupt` for one that cannot be.
+    Write, under `directory`, the files that megatron-core looks for, joined from the shards among
+    `files`. Return the names of the written files, relative to `directory`.
+
+    Only small files are read, and only files that `files` names. Raises `CheckpointCorrupt` if a
+    file cannot be read, or if no shard has the common state.
     """
     whole = _Whole(directory)
     names = list(files)
@@ -242,7 +252,7 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
 
 class _Whole:
     """
-    What is known of all shards, as of one checkpoint.
+    What is known of all shards, as one checkpoint.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -255,19 +265,19 @@ class _Whole:
     @property
     def parts(self) -> list[Part]:
         """
-        The parts of the model there are.
+        Return the parts of the model, each once.
         """
         return list(self._parts)
 
     def stored(self) -> list[WriteResult]:
         """
-        Where each piece is.
+        Return the record of where each piece is stored.
         """
         return list(self._stored.values())
 
     def add(self, shard: str) -> None:
         """
-        One more shard.
+        Add a shard.
         """
         place = self._directory / shard
         with reading(place):
@@ -294,7 +304,8 @@ class _Whole:
 
 def _counted(common: bytes, samples: int | None) -> bytes:
     """
-    With the samples that have been consumed, if that is known better than what is there.
+    Return the common state, with `samples` as the number of consumed samples. `samples` None: the
+    number is left as it is.
     """
     if samples is None:
         return common
@@ -313,10 +324,10 @@ def _part(told: Mapping[str, Any]) -> Part:
 
 def _captured(directory: Path, files: Iterable[str]) -> dict[int, bytes]:
     """
-    The private state of each rank of which there is one.
+    Return the rank-local state of each rank whose file is among `files`.
     """
     found = {int(match[1]): match[0] for file in files if (match := _PRIVATE.fullmatch(file))}
-    # the first line says whose state it is
+    # the first line of the file names the rank
     return {r: (directory / name).read_bytes().partition(b"\n")[2] for r, name in found.items()}
 
 
@@ -335,8 +346,10 @@ def _put(path: Path, content: bytes) -> None:
 
 def point(directory: Path, newest: Path | None, step: int) -> None:
     """
-    Tell Megatron's own training which checkpoint in `directory` is the newest, if that has the name
-    under which it would look for it.
+    Tell Megatron's own training that `newest` is the newest checkpoint in `directory`.
+
+    If `newest` is None, or does not have the name that Megatron would look for, the file is
+    removed.
     """
     tracker = directory / TRACKER
     if newest is not None and newest.name == f"iter_{step:07d}":

@@ -1,6 +1,8 @@
 """
-The data position as Megatron's scripts have it: how many samples the whole job has consumed. Iterators begin
-there, Megatron's calculator of micro-batches is told it, and nothing else has to be kept.
+The data position of Megatron's scripts: how many samples the whole job has consumed.
+
+Iterators begin there, and Megatron's calculator of micro-batches is set to it. Nothing else has to
+be kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,61 +11,70 @@ from typing import Any
 from tft.errors import MalformedMessage, UsageError
 
 Batches = Iterator[Any] | Sequence[Iterator[Any] | None] | None
-"""What a script makes: the micro-batches of this rank; for a pipeline with several chunks of the model on a
-rank those of each; None where nothing is read. Any: the script's own type."""
+"""What a script's `build` makes: an iterator over the micro-batches of this rank. For a pipeline
+with several chunks of the model on a rank it makes one iterator for each. None where nothing is
+read. Any: the script's own type."""
 
 
 class Data:
     """
-    For `enable(data=...)`. `begin(step)` at the beginning of a step returns what Megatron's schedules take as
-    their `data_iterator`:
+    For `enable(data=...)`. Call `begin(step)` at the beginning of each step. It returns what
+    Megatron's schedules take as their `data_iterator`:
 
         data = Data(lambda consumed: iter(loader_of_this_rank(consumed)))
         for step in session.steps(1000):
-            forward_backward(data_iterator=data.begin(step), num_microbatches=get_num_microbatches(), ...)
+            forward_backward(
+                data_iterator=data.begin(step), num_microbatches=get_num_microbatches(), ...
+            )
 
-    The position moves by the present global batch as a step begins, on ranks that read nothing as on all
-    others, so that it is that of the step's end wherever in the step it is captured.
+    The position moves by the present global batch size when a step begins. It does so on all ranks,
+    also on ranks that read nothing. So the position is that of the end of the step, wherever in the
+    step it is captured.
     """
 
     def __init__(
         self, build: Callable[[int], Batches], *, consumed: int = 0, chunks: int | None = None
     ) -> None:
         """
-        `build(consumed)` makes the iterator of this rank over micro-batches from that position on. It is
-        called as training begins, and anew in every rollback: with the same position it has to give the same
-        micro-batches. `chunks` is Megatron's virtual pipeline size, where there is one; `build` then returns as
-        many iterators.
+        `build(consumed)` makes the iterator of this rank over the micro-batches from that position
+        on. It is called when training begins, and again when the first step after a rollback
+        begins. With the same position it has to give the same micro-batches. `chunks` is Megatron's
+        virtual pipeline size, if there is one; `build` then returns that many iterators.
 
-        Megatron's calculator is to be there: `init_num_microbatches_calculator` comes first.
+        Megatron's calculator must exist: call `init_num_microbatches_calculator` first. Raises
+        `UsageError` if it does not exist.
         """
         _calculator()
         self._build = build
         self._consumed = consumed
         self._step: int | None = None
-        """The step that has begun last; None since the position was set."""
+        """The newest step that has begun; None since the position was set."""
         self._drawn = _Drawn(1 if chunks is None else chunks)
         self._several = chunks is not None
 
     @property
     def consumed(self) -> int:
         """
-        The samples that the whole job has consumed, those of the step that has begun included.
+        Return the number of samples that the whole job has consumed, including the step that has
+        begun.
         """
         return self._consumed
 
     @property
     def iterators(self) -> "_Chunk | list[_Chunk]":
         """
-        What `begin` returns, for a loop of Megatron's own, which is handed it once. It is the same for ever.
+        Return what `begin` returns, for a loop of Megatron's own that gets its iterators once. The
+        returned objects stay the same.
         """
         return self._drawn.chunks if self._several else self._drawn.chunks[0]
 
     def begin(self, step: int) -> "_Chunk | list[_Chunk]":
         """
-        A step begins: Megatron's number of micro-batches is that of this position. May be said more than once
-        in a step, such as by a forward step. Raises `UsageError` where the step before has drawn some of
-        its micro-batches and not all.
+        Begin a step and return the iterators of this rank. Megatron's number of micro-batches
+        becomes that of this position.
+
+        May be called more than once in a step, for example by a forward step. Raises `UsageError`
+        if the step before has drawn some of its micro-batches and not all.
         """
         if step != self._step:
             if self._step is None:
@@ -77,7 +88,7 @@ class Data:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next global batches.
+        Leave out the next `batches` global batches.
         """
         for _ in range(batches):
             self._move()
@@ -85,13 +96,16 @@ class Data:
 
     def state_dict(self) -> dict[str, int]:
         """
-        The samples that were consumed.
+        Return the number of samples that were consumed.
         """
         return {"consumed": self._consumed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Go on as if so many had been. The next step begins with new iterators.
+        Go on as if the number of samples in `state` had been consumed. The next step begins with
+        new iterators.
+
+        Raises `MalformedMessage` if `state` was captured from another kind of object.
         """
         if "consumed" not in state:
             raise MalformedMessage(
@@ -103,7 +117,7 @@ class Data:
     def _set(self, consumed: int) -> None:
         self._consumed, self._step = consumed, None
         self._drawn.let_go()
-        # between steps, too: the scheduler's increment is read from it
+        # done between steps too: the scheduler's increment is read from the calculator
         _calculator().update(consumed, consistency_check=False)
 
     def _move(self) -> None:
@@ -132,7 +146,7 @@ class Data:
 
 class _Chunk(Iterator[Any]):
     """
-    The micro-batches of one chunk of the model, whatever iterator they come from just now.
+    The micro-batches of one chunk of the model, from whichever iterator is present.
     """
 
     def __init__(self) -> None:
@@ -152,7 +166,7 @@ class _Chunk(Iterator[Any]):
 
 class _Drawn:
     """
-    What was drawn of each chunk in the present step.
+    The micro-batches that were drawn for each chunk in the present step.
     """
 
     def __init__(self, chunks: int) -> None:
@@ -174,7 +188,8 @@ class _Drawn:
 
     def check(self, step: int) -> None:
         """
-        The step is over: all were drawn, or none, as on ranks that get them from others.
+        Check, when a step is over, that each chunk has drawn all micro-batches or none. Ranks that
+        get them from others draw none. Raises `UsageError` otherwise.
         """
         for chunk in self.chunks:
             if chunk.count not in (0, self._expected):

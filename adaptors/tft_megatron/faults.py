@@ -1,5 +1,6 @@
 """
-What an exception out of a Megatron loop stands for, and whether a thread may be waiting for other ranks.
+Classifies the exceptions out of a Megatron loop, and tells whether a thread may be waiting for
+other ranks.
 """
 
 import re
@@ -11,18 +12,20 @@ from tft.hooks import Diagnosis
 from tft.protocol.messages import FaultKind
 
 _PRECISION = "PRECISION ERROR"
-"""What somebody who watches the numbers of a Megatron job raises a `RuntimeError` with."""
+"""The text of the `RuntimeError` that a monitor of a Megatron job raises when its numbers are
+wrong."""
 
 _SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
-"""The last step of which they know that it was sound."""
+"""The last step that the monitor knows to be sound."""
 
 _BACKWARD = "/megatron/core/pipeline_parallel/schedules.py"
-"""Megatron calls torch's engine for backward itself, which reduces gradients inside it."""
+"""The file in which Megatron itself calls torch's engine for the backward pass. The engine reduces
+the gradients."""
 
 
 def classify(error: BaseException) -> FaultKind | Diagnosis | None:
     """
-    What an exception stands for; None: no fault.
+    Return the fault that an exception stands for, None if it is no fault.
     """
     said = str(error)
     if isinstance(error, RuntimeError) and _PRECISION in said:
@@ -35,6 +38,6 @@ def classify(error: BaseException) -> FaultKind | Diagnosis | None:
 
 def waiting(frame: FrameType) -> bool:
     """
-    Whether a thread whose innermost Python frame this is may wait for other ranks.
+    Return whether a thread whose innermost Python frame is `frame` may wait for other ranks.
     """
     return frame.f_code.co_filename.endswith(_BACKWARD) or tft_pytorch.faults.waiting(frame)

@@ -1,7 +1,9 @@
 """
-What Megatron's own training keeps of the generators of all ranks, made of the private state that each rank
-has captured: an object `rng_state` for every part of the model, with the states of its data-parallel ranks.
-And how many samples have been consumed, which each rank has captured, too.
+The random generator states of all ranks, in the form in which Megatron's own training keeps them.
+They are made from the rank-local state that each rank has captured. There is one object `rng_state`
+for every part of the model, with the states of its data-parallel ranks.
+
+Also reads the number of consumed samples, which each rank has captured too.
 """
 
 import random
@@ -20,23 +22,25 @@ from tft.protocol.codec import unpack
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """
-    A part of the model, and who has it.
+    A part of the model, and the ranks that have it.
     """
 
     pipeline: tuple[int, int]
-    """The place among the stages, and their number."""
+    """The place of this part among the pipeline stages, and the number of stages."""
     tensor: tuple[int, int]
-    """The same of tensor parallelism."""
+    """The same for tensor parallelism."""
     experts: int
-    """Over how many ranks experts are spread."""
+    """The number of ranks over which experts are spread."""
     ranks: tuple[int, ...]
     """The data-parallel ranks, in their order."""
 
 
 def generators(parts: Sequence[Part], captured: Mapping[int, bytes]) -> dict[str, Any]:
     """
-    The objects by megatron-core's unique keys. Who has lost its private state is stood in for by the
-    first of its part that has not. `Any`: as Megatron keeps them.
+    Return the objects by megatron-core's unique keys.
+
+    For a rank whose rank-local state is lost, the state of the first rank of its part that has one
+    is used. `Any`: as Megatron keeps them.
     """
     found: dict[str, Any] = {}
     for part in parts:
@@ -47,7 +51,7 @@ def generators(parts: Sequence[Part], captured: Mapping[int, bytes]) -> dict[str
         states = [known.get(rank, first) for rank in part.ranks]
         (stage, stages), (slice_, slices) = part.pipeline, part.tensor
         if part.experts > 1:
-            # as Megatron does it: ranks with different experts draw differently
+            # as Megatron does it: ranks with different experts draw different numbers
             for place, state in enumerate(states):
                 shape, at = (stages, slices, len(states)), (stage, slice_, place)
                 one = ShardedObject("rng_state", [state], shape, at)
@@ -60,8 +64,8 @@ def generators(parts: Sequence[Part], captured: Mapping[int, bytes]) -> dict[str
 
 def consumed(captured: Mapping[int, bytes]) -> int | None:
     """
-    The samples that the whole job has consumed, as `tft_megatron.Data` counts them. None: the script has
-    another data position.
+    Return the number of samples that the whole job has consumed, as `tft_megatron.Data` counts
+    them. None: the script keeps another data position.
     """
     counted: list[int | None] = [unpack(each).get("consumed") for each in captured.values()]
     return next((found for found in counted if found is not None), None)
@@ -69,8 +73,11 @@ def consumed(captured: Mapping[int, bytes]) -> int | None:
 
 def of_rank(private: bytes) -> dict[str, Any]:
     """
-    A rank's, as Megatron keeps it. What training does not draw from was not captured: it is there, as it
-    is here, since Megatron asks for it. `Any`: each generator has a form of its own.
+    Return the generator states of a rank, in Megatron's form.
+
+    A generator that training does not draw from was not captured, but Megatron asks for it.
+    Python's and numpy's then get the state of this process, CUDA's the captured state of torch's
+    CPU generator. `Any`: each generator has a form of its own.
     """
     told = unpack(private)
     kept = unpack(told["torch"])

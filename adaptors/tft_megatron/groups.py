@@ -1,9 +1,10 @@
 """
-Megatron's process groups: pretended ones while there are no others, so that models and optimizers can be
-built before any peer is there, and real ones in their place.
+Megatron's process groups. Pretended groups stand in while there are no real ones, so that a script
+can build models and optimizers before its peers are there. Real groups take their place later.
 
-Megatron makes its groups in the same order each time, and names them in its module `parallel_state`. That
-name is the role by which a group of one forming takes the place of one of another (`places.py`).
+Megatron makes its groups in the same order each time, and names them in its module
+`parallel_state`. The name is the role of the group: a group takes the place of the group that had
+its role before (`places.py`).
 """
 
 import gc
@@ -23,7 +24,7 @@ from tft_megatron.places import Place, Role, find_places
 
 _WORLD: Role = "world"
 _ALL = "_global_process_group_list"
-"""Megatron's list of all it has made: of use for those that have no name of their own."""
+"""Megatron's list of all its groups. Groups that have no name of their own are found in it only."""
 
 
 class Parallel:
@@ -39,33 +40,34 @@ class Parallel:
         self._places: list[Place] = []
         self._beside: Callable[[], None] = lambda: None
         self._taken: list[ref[dist.ProcessGroup]] = []
-        """Pretended groups of which the script may have kept one, until it is seen that it has not."""
+        """Pretended groups that the script may still refer to, until it is seen that none is
+        left."""
         self._excepthook = sys.excepthook
 
     @property
     def begun(self) -> bool:
         """
-        Whether `begin` was called.
+        Return whether `begin` was called.
         """
         return self._world > 0
 
     @property
     def sizes(self) -> Mapping[str, Any]:  # Any: as `initialize_model_parallel` takes them
         """
-        What `begin` was given.
+        Return the sizes that `begin` was given.
         """
         return self._sizes
 
     @property
     def place(self) -> tuple[int, int]:
         """
-        The rank and the world it was begun with.
+        Return the rank and the world size that `begin` was given.
         """
         return self._rank, self._world
 
     def begin(self, rank: int, world: int, sizes: Mapping[str, Any]) -> None:
         """
-        Pretend the groups. Raises `UsageError` where the sizes do not fit the world.
+        Create the pretended groups. Raises `UsageError` if the sizes do not fit the world.
         """
         self._rank, self._world, self._sizes = rank, world, sizes
         try:
@@ -77,8 +79,11 @@ class Parallel:
 
     def remember(self, roots: Mapping[str, object], beside: Callable[[], None]) -> None:
         """
-        Find all references to the groups that can be reached from there; they follow from now on. `beside` drops those
-        that Megatron keeps elsewhere. Raises `UsageError` where there are others: those would be of use to nobody.
+        Find all references to the groups that can be reached from `roots`. From now on they are
+        pointed at the groups of each new forming.
+
+        `beside` drops the references that Megatron keeps elsewhere. Raises `UsageError` if there
+        are other references, because nothing could update them.
         """
         self._beside = beside
         self._places = find_places(roots, _roles())
@@ -92,7 +97,8 @@ class Parallel:
 
     def form(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
         """
-        Real groups in the place of the others. Raises `OrderRefused` where the script has kept one of those meanwhile.
+        Form real groups in the place of the present ones. Raises `OrderRefused` if the script has
+        kept one of the pretended groups meanwhile.
         """
         self._taken += self._pretended()
         self._drop_pretence()
@@ -110,7 +116,7 @@ class Parallel:
 
     def clear(self) -> None:
         """
-        Free the real groups, and pretend again.
+        Free the real groups, and pretend groups again.
         """
         if not self.begun or self._pretends:
             return
@@ -122,7 +128,7 @@ class Parallel:
     def _pretend(self) -> None:
         from torch.testing._internal.distributed.fake_pg import (
             FakeStore,
-        )  # registers the backend, too
+        )  # registers the backend too
 
         self._excepthook = sys.excepthook
         dist.init_process_group("fake", store=FakeStore(), rank=self._rank, world_size=self._world)
@@ -137,7 +143,7 @@ class Parallel:
         self._let_go()
         if self._pretends:
             dist.destroy_process_group()
-            sys.excepthook = self._excepthook  # torch wraps it once more for each default group
+            sys.excepthook = self._excepthook  # torch wraps it again for each default group
             self._pretends = False
 
     def _point(self) -> None:
@@ -147,13 +153,13 @@ class Parallel:
 
     def _let_go(self) -> None:
         """
-        Nothing refers to the groups any more: they are freed where that is asked for.
+        Drop all references to the groups, so that the groups are freed.
         """
         for place in self._places:
             place.put(None)
         self._beside()
         _forget_groups()
-        gc.collect()  # modules and their hooks refer to each other
+        gc.collect()  # modules and their hooks refer to each other in cycles
 
 
 def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: as Megatron takes them
@@ -164,7 +170,7 @@ def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: as Megatron takes the
 
 def _roles() -> dict[Role, dist.ProcessGroup]:
     """
-    The groups of now.
+    Return the present groups by role.
     """
     from megatron.core import parallel_state
 
@@ -185,7 +191,8 @@ def _roles() -> dict[Role, dist.ProcessGroup]:
 
 def _forget_groups() -> None:
     """
-    Megatron's own `destroy_model_parallel` leaves some groups where they are.
+    Remove all groups from Megatron's `parallel_state`: its `destroy_model_parallel` leaves some of
+    them.
     """
     from megatron.core import parallel_state
 
@@ -204,8 +211,10 @@ def _forget_groups() -> None:
 @contextmanager
 def _all_pretended() -> Iterator[None]:
     """
-    Megatron asks for gloo beside the device's backend, and for options of NCCL: neither is to be had without
-    peers.
+    Have Megatron make pretended groups only.
+
+    Megatron asks for gloo in addition to the device's backend, and for options of NCCL: without
+    peers neither can be used.
     """
     from megatron.core import parallel_state
 

@@ -1,6 +1,7 @@
 """
-Groups that a script keeps by itself, where no other group can be put in their place. A pretended one sends nothing,
-and says nothing about it: a sum over it would be wrong from the first step on.
+Finds the process groups that a script keeps by itself, where tft cannot replace them. A pretended
+group sends nothing and reports nothing, so an all-reduce over it would be wrong from the first step
+on.
 """
 
 import gc
@@ -16,13 +17,14 @@ from tft.errors import UsageError
 
 def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
     """
-    Raises `UsageError` where one of these, of which all that is known has let go, is still there.
+    Refuse to go on if one of these groups still exists, after tft and Megatron have dropped all
+    references to it. Raises `UsageError`.
     """
     for each in freed:
         group = each()
         if group is None:
             continue
-        # Python does not tell of a function that is running, nor of a dict with nothing else in it
+        # Python does not show a function that is running, nor a dict that has nothing else in it
         where = next(_keepers(group), "a variable or a dict of the script's own")
         del group
         raise UsageError(
@@ -34,9 +36,9 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
 
 def _keepers(group: dist.ProcessGroup) -> Iterator[str]:
     """
-    Who refers to it, as an operator would say it.
+    Yield the objects that refer to the group, in the words of an operator.
     """
-    own = id(group)  # what is written with the group itself below would refer to it, too
+    own = id(group)  # the generator expression below would refer to the group
     for holder in gc.get_referrers(group):
         if isinstance(holder, dict):
             names = ", ".join(repr(key) for key, value in holder.items() if id(value) == own)

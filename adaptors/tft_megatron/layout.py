@@ -1,11 +1,14 @@
 """
-What megatron-core writes of the state of this rank: the tensors with their place in the whole, and what
-goes with them, by the part of the state it belongs to. Nothing is asked of another rank, but megatron-core
-asks its groups for places and sizes: they are to be there, real or pretended.
+What megatron-core writes of the state of this rank, by the part of the state: the tensors with
+their place in the whole, and the objects that go with them.
 
-The form is the one that needs no collective, `dp_reshardable`: each rank of the distributed optimizer has
-a stretch of every bucket. What such a rank has of the parameters of the model follows from its masters;
-all of it is written so, for the parameters of others are at hand only once they have been gathered.
+No other rank is asked for anything. But megatron-core asks its process groups for places and sizes,
+so groups must exist, real or pretended.
+
+The form is the one that needs no collective, `dp_reshardable`: each rank of the distributed
+optimizer has a stretch of every bucket. The model parameters that such a rank writes are computed
+from its master weights. All parameters of a distributed optimizer are written that way, because the
+parameters of other ranks are up to date only after they have been gathered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,33 +35,35 @@ from tft.errors import UsageError
 from tft_megatron.generators import Part
 
 FORM = {"distrib_optim_sharding_type": "dp_reshardable"}
-"""What `sharded_state_dict` of an optimizer is to be told as its `metadata`, to write and to read."""
+"""The `metadata` that an optimizer's `sharded_state_dict` must get, for writing and for reading."""
 
 REST = "rest"
-"""The part of the state that no optimizer has."""
+"""The name of the part of the state that no optimizer owns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """
-    A tensor, or a piece of one, where megatron-core looks for it.
+    A tensor, or a piece of one, at the place where megatron-core looks for it.
     """
 
     key: str
     whole: tuple[int, ...]
-    """The shape of what has this key."""
+    """The shape of the whole tensor that has this key."""
     at: tuple[int, ...]
-    """Where in it this begins."""
+    """The offset of this piece in the whole tensor."""
     tensor: Tensor
     first: bool = True
-    """False: it is the copy of another part of the model, which writes it where others look for it."""
+    """False: the piece is a copy. Another part of the model writes it, where readers look for
+    it."""
     derived: bool = False
-    """It follows from what is written beside it: whoever takes the part back needs it not."""
+    """True: the piece follows from other pieces that are written too. Taking a shard back does not
+    need it."""
 
     @property
     def name(self) -> str:
         """
-        No other piece on this rank is called so.
+        The name of this piece, unique on this rank.
         """
         return f"{self.key}@{'.'.join(map(str, self.at))}"
 
@@ -71,9 +76,9 @@ class Content:
 
     tensors: list[Placed] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)  # Any: plain values, megatron-core's own
-    """By the unique key that megatron-core gives them."""
+    """Objects by the unique key that megatron-core gives them."""
     common: dict[str, Any] = field(default_factory=dict)
-    """What megatron-core keeps once for all ranks."""
+    """The state that megatron-core keeps once for all ranks."""
 
 
 def content_of(
@@ -82,7 +87,9 @@ def content_of(
     optimizer: Any,  # Any: megatron-core ships no types
 ) -> Content:
     """
-    What is written of one part: `wanted` is the number of the optimizer among those that are chained, or `REST`.
+    Return what is written of one part of the state.
+
+    `wanted` is the number of the optimizer among the chained optimizers, or `REST`.
     """
     chained = list(getattr(optimizer, "chained_optimizers", None) or [optimizer])
     found: dict[int | str, Content] = {number: Content() for number in range(len(chained))}
@@ -91,18 +98,18 @@ def content_of(
         name: _bare(model).sharded_state_dict()
         for name, model in zip(model_names(len(models)), models, strict=True)
     }
-    with _with_state(chained):  # to ask for what is not there would make it, too
+    with _with_state(chained):  # asking for missing state would create it
         states = optimizer.sharded_state_dict(named, metadata=dict(FORM))
         _spread_models(found, chained, named, wanted)
     for number, state in enumerate([states] if len(chained) == 1 else states.values()):
         _clean(state)
-        # each has stretches of its own: what is there twice is there on other data-parallel ranks
+        # Each optimizer has its own stretches. A copy of one is on another data-parallel rank.
         _spread(found[number], state, alone=isinstance(chained[number], DistributedOptimizer))
     kept = [found[number].common for number in range(len(chained))]
     for number in range(len(chained)):
         found[number].common = {}
     here = part()
-    if (here.tensor[0], here.pipeline[0]) == (0, 0):  # as Megatron has it of its first rank
+    if (here.tensor[0], here.pipeline[0]) == (0, 0):  # Megatron has its first rank write it
         found[REST].common |= {"optimizer": kept[0] if len(kept) == 1 else dict(enumerate(kept))}
     else:
         found[REST].common = {}
@@ -112,8 +119,11 @@ def content_of(
 @contextmanager
 def _with_state(chained: Sequence[Any]) -> Iterator[None]:  # Any: megatron-core ships no types
     """
-    An optimizer that has not done a step yet, for all were skipped, has no state, and megatron-core cannot
-    write that: meanwhile it has the one that torch's Adam would begin with.
+    Give every torch Adam or AdamW that has no state the state with which it would begin. Remove
+    that state afterwards.
+
+    An optimizer has no state if all its steps so far were skipped, and megatron-core cannot write
+    that.
     """
     begun = [
         each.optimizer
@@ -135,7 +145,7 @@ def _with_state(chained: Sequence[Any]) -> Iterator[None]:  # Any: megatron-core
 
 def part() -> Part:
     """
-    The part of the model that this rank has.
+    Return the part of the model that this rank has.
     """
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     return Part(
@@ -154,7 +164,7 @@ def part() -> Part:
 
 def model_names(count: int) -> list[str]:
     """
-    The names under which Megatron's own training keeps so many parts of a model.
+    Return the names under which Megatron's own training stores `count` chunks of a model.
     """
     return ["model"] if count == 1 else [f"model{number}" for number in range(count)]
 
@@ -165,7 +175,8 @@ def _bare(model: nn.Module) -> Any:  # Any: megatron-core ships no types
 
 def _clean(state: Any) -> None:  # Any: as megatron-core has it
     """
-    Between parameters there is padding, which megatron-core writes as it comes out of the allocator.
+    Set the padding between parameters to zero: megatron-core would write uninitialized memory
+    there.
     """
     for bucket in _buckets(state):
         for piece in bucket:
@@ -187,15 +198,17 @@ def _spread(
     into: Content, state: Any, *, alone: bool = False
 ) -> None:  # Any: as megatron-core has it
     """
-    Sort a state into tensors, objects and the rest of it. `alone`: no other part of the model has any of
-    it, whatever its replica says.
+    Sort a state into tensors, objects and common values.
+
+    `alone`: no other part of the model has anything of this state, whatever its replica number
+    says.
     """
     sharded, common = save_preprocess(state, validate_access_integrity=False)
     for value in nested_values(sharded):
         if isinstance(value, ShardedTensor):
             into.tensors.append(_placed(value, first=alone or _is_first(value.replica_id)))
         elif isinstance(value, ShardedObject):
-            # a list, for megatron-core may have several under one key
+            # a list, because megatron-core may have several under one key
             into.objects[value.unique_key] = [value.data]
     into.common.update(common)
 
@@ -213,8 +226,10 @@ def _placed(value: Any, *, first: bool) -> Placed:  # Any: a ShardedTensor
 
 def _is_first(replica: int | tuple[int, ...]) -> bool:
     """
-    Whether this rank or one that is only another data-parallel rank of the same has the first of what is
-    on several: the last number is that of the data-parallel rank.
+    Return whether this rank's part of the model has the first copy of a tensor that several ranks
+    hold.
+
+    The last number of a replica tuple is that of the data-parallel rank, and does not count.
     """
     return isinstance(replica, int) or not any(replica[:-1])
 
@@ -229,8 +244,10 @@ def _spread_models(
     wanted: int | str,
 ) -> None:
     """
-    What the models have: a parameter goes with the optimizer that has it, or that has a stretch of it. Stretches
-    take memory, so those are made that are wanted.
+    Sort the state of the models. A parameter goes to the optimizer that owns the parameter, or a
+    stretch of it. The rest goes to `REST`.
+
+    Stretches take memory, so only those of the wanted optimizer are made.
     """
     owners = {id(p): number for number, each in enumerate(chained) for p in _owned(each)}
     here = {
@@ -250,14 +267,14 @@ def _spread_models(
                 _spread(found[number], {key: value})
     _spread(found[REST], left)
     if len(chained) > 1:
-        # ranks that have the same of the rest may have other experts, with objects of their own
+        # ranks with the same rest may have other experts, which have objects of their own
         for number in range(len(chained)):
             found[number].objects |= found[REST].objects
 
 
 def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
     """
-    The parameters of the models that an optimizer changes.
+    Yield the parameters of the models that an optimizer changes.
     """
     if getattr(optimizer, "is_stub_optimizer", False):
         return
@@ -273,7 +290,10 @@ def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no t
 
 def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: megatron-core ships no types
     """
-    What follows from this rank's masters of a parameter, as the model has it.
+    Yield the pieces of a model parameter that follow from this rank's master weights.
+
+    Raises `UsageError` if megatron-core writes the parameter from other memory than the
+    parameter's.
     """
     parameter = value.data
     of = optimizer._get_model_param_range_map(parameter)["param"]
@@ -302,7 +322,7 @@ def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: megatron-c
 
 def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
     """
-    The parameters of which this rank has a stretch.
+    Yield the parameters of which this rank has a stretch.
     """
     if getattr(optimizer, "is_stub_optimizer", False):
         return
@@ -319,15 +339,17 @@ def _parts(value: Any) -> list[Any]:  # Any: as megatron-core has it
 
 
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Where it begins, its shape, and where its first element is in memory."""
+"""The offset of a box in the view, its shape, and the index of its first element in memory."""
 
 
 def boxes(
     shape: tuple[int, ...], stride: tuple[int, ...], begin: int, start: int, end: int
 ) -> Iterator[Box]:
     """
-    The elements of a view that lie from `start` to `end` in memory, as boxes, the fewest there are for
-    a tensor that lies in order. `begin` is where its first element is.
+    Yield, as boxes, the elements of a view that lie in memory from `start` up to, but not
+    including, `end`. The boxes are the fewest possible for a tensor whose elements lie in order.
+
+    `begin` is the index of the view's first element in memory.
     """
     last = begin + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
     if 0 in shape or last < start or begin >= end:
@@ -335,7 +357,7 @@ def boxes(
     if start <= begin and last < end:
         yield (0,) * len(shape), shape, begin
         return
-    # the slices along the widest step are the fewest that are cut
+    # along the axis with the widest stride the fewest slices are cut
     axis = max(range(len(shape)), key=lambda a: (shape[a] > 1, stride[a]))
     step, within = stride[axis], last - begin - (shape[axis] - 1) * stride[axis]
     inner = (*shape[:axis], 1, *shape[axis + 1 :])

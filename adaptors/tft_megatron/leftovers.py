@@ -1,6 +1,6 @@
 """
-What a step that was broken off leaves behind in Megatron, beside gradients: of no use to the next one, which would
-stumble over it.
+Removes what a step that was given up leaves behind in Megatron, in addition to gradients. The next
+step would stumble over it.
 """
 
 import sys
@@ -12,52 +12,54 @@ from torch import Tensor, nn
 from tft_megatron.training import Training
 
 _SPARSE = "megatron.core.transformer.experimental_attention_variant.dsa"
-"""Where the losses of sparse attention are collected for the log."""
+"""The module that collects the losses of sparse attention for the log."""
 
 
 def forget(training: Training) -> None:
     """
-    As if that step had not begun.
+    Reset Megatron as if the step had not begun.
     """
     let_go(training)
     for chunk in training.chunks:
         for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
             _reset(group)
     for timer in _timers(training):
-        timer.reset()  # one that runs cannot be started
+        timer.reset()  # a running timer cannot be started
     _begin_reruns_anew()
 
 
 def let_go(training: Training) -> None:
     """
-    Of what has groups in it, and is kept beside the user's objects: what was computed once for several passes, and
-    what was collected for the log.
+    Drop the references to process groups that Megatron keeps outside of the user's objects: values
+    computed once for several passes, and values collected for the log.
     """
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
     for chunk in training.chunks:
         for module in chunk.modules():
-            # rotary embeddings are kept by what they were asked for, which has a group in it
+            # rotary embeddings are cached by their arguments, among which is a group
             cleared = getattr(type(module).forward, "cache_clear", None)
             if cleared is not None:
                 cleared()
             for keeper in _dispatchers(module):
-                # until they are used again they keep tensors, and with these a graph that has groups in it
+                # until their next use they keep tensors, whose autograd graph has groups in it
                 for name, value in list(vars(keeper).items()):
                     if isinstance(value, Tensor) and value.grad_fn is not None:
                         setattr(keeper, name, None)
     get_moe_layer_wise_logging_tracker().clear()
     MTPLossLoggingHelper.tracker.clear()
-    sparse = sys.modules.get(_SPARSE)  # it is experimental, and imported by those who use it
+    sparse = sys.modules.get(_SPARSE)  # experimental: imported only by scripts that use it
     if sparse is not None:
         sparse.DSAIndexerLossLoggingHelper.tracker.clear()
 
 
 def forget_counts(training: Training) -> None:
     """
-    What routers have counted of the tokens of a step. Megatron empties it when the all-reduces are over, which those may
-    have seen who go on without this rank.
+    Reset the counts of tokens that routers have kept for a step.
+
+    Megatron resets them when the all-reduces are over. Other ranks, which went on without this
+    rank, may have passed that point already.
     """
     from megatron.core.distributed.finalize_model_grads import reset_model_temporary_tensors
 
@@ -67,8 +69,10 @@ def forget_counts(training: Training) -> None:
 
 def _reset(group: Any) -> None:  # Any: Megatron's bucket group
     """
-    As before the first batch. Who has replaced somebody is there too, and in the first batch all-reduces are begun
-    at another moment than later on: all have to begin theirs in the same order.
+    Reset a bucket group to its state before the first batch.
+
+    A replacement rank is there for the first time. In the first batch the all-reduces begin at
+    another moment than later on, and all ranks have to begin theirs in the same order.
     """
     group.param_gather_handle = group.grad_reduce_handle = None
     group.param_gather_dispatched = False
@@ -79,7 +83,8 @@ def _reset(group: Any) -> None:  # Any: Megatron's bucket group
 
 def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron's
     """
-    What deals tokens to experts; it is no module, and may have somebody who does it for it.
+    Yield the objects that deal tokens to experts: the dispatcher, which is no module, and the
+    manager that it may have.
     """
     dispatcher = getattr(module, "token_dispatcher", None)
     for each in (dispatcher, getattr(dispatcher, "_comm_manager", None)):
@@ -99,7 +104,7 @@ def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron's
 
 def _begin_reruns_anew() -> None:
     """
-    What Megatron's rerun state machine knows of the step that was broken off is void.
+    Drop what Megatron's rerun state machine knows of the step that was given up: make a new one.
     """
     from megatron.core import rerun_state_machine as reruns
 

@@ -1,6 +1,7 @@
 """
-Where process groups are kept: found once in the user's objects, by walking them, and pointed at other
-groups from then on. So model and optimizer stay the same objects, whatever becomes of the groups.
+The references to process groups in the user's objects. A walk over the objects finds them once.
+From then on they are pointed at other groups. So model and optimizer stay the same objects,
+whatever becomes of the groups.
 """
 
 from collections import deque
@@ -16,7 +17,7 @@ from torch import Tensor
 from tft.errors import UsageError
 
 Role = Hashable
-"""What a group is for. The groups of each forming have the same roles."""
+"""The purpose of a group. The groups of each forming have the same roles."""
 
 _LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, BuiltinFunctionType)
 
@@ -28,7 +29,7 @@ class Place:
     """
 
     path: str
-    """As an operator would write it."""
+    """The path to the reference, as an operator would write it."""
     role: Role
     put: Callable[[dist.ProcessGroup | None], None]
 
@@ -37,8 +38,10 @@ def find_places(
     roots: Mapping[str, object], roles: Mapping[Role, dist.ProcessGroup]
 ) -> list[Place]:
     """
-    All references to these groups that can be reached from the roots. Raises `UsageError` for a group
-    that has no role, and for one that cannot be replaced where it is.
+    Find all references to these groups that can be reached from `roots`.
+
+    Raises `UsageError` for a group that has no role, and for a group that cannot be replaced where
+    it is.
     """
     known: dict[int, Role] = {}
     for role, group in roles.items():
@@ -72,8 +75,9 @@ def find_places(
 
 def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None] | None]]:
     """
-    What an object refers to: as it would be written after the object's own path, the value, and how another
-    one is put there. `Any`: anything at all.
+    Yield the references that an object has: the text to be put after the object's own path, the
+    value, and a function that replaces the value, None if it cannot be replaced. `Any`: anything at
+    all.
     """
     if isinstance(holder, dict):
         for key, value in holder.items():
@@ -113,7 +117,7 @@ def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None
 def _of_cell(cell: CellType) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
     try:
         yield "(…)", cell.cell_contents, partial(setattr, cell, "cell_contents")
-    except ValueError:  # empty: the variable is not bound yet
+    except ValueError:  # the cell is empty: the variable is not bound yet
         return
 
 

@@ -1,5 +1,6 @@
 """
-What Megatron imports, imported early: a replacement starts while the other ranks wait.
+Imports early the modules that Megatron needs, because the other ranks wait while a replacement
+starts.
 """
 
 import tft_pytorch.preload
@@ -9,10 +10,12 @@ from tft_megatron.versions import check_megatron
 
 def preload() -> None:
     """
-    Import it: some seconds. Starts no thread, and touches no device, so that the process can be
-    forked. Raises `UsageError` where there is no Megatron, or another one.
+    Import the modules; this takes some seconds. Starts no thread and touches no device, so that the
+    process can be forked.
+
+    Raises `UsageError` if megatron-core is missing, or is another version.
     """
     check_megatron()
     tft_pytorch.preload.preload()
 
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401 (of the groups that send nothing)
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401 (groups that send nothing)

@@ -1,6 +1,7 @@
 """
-The private state of a rank: its generators, those of Megatron's tracker for dropout among them, its data
-position, and the buffers that a forward pass changes, such as the counts of tokens that experts were given.
+The rank-local state of a rank: its random generators, including those of Megatron's tracker for
+dropout, its data position, and the buffers that a forward pass changes, such as the counts of
+tokens that experts received.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ _FORM = "megatron.1"
 
 class Private:
     """
-    Captures and puts back what no other rank has a copy of.
+    Captures and restores the state of which no other rank has a copy.
     """
 
     def __init__(self, training: Training) -> None:
@@ -32,13 +33,13 @@ class Private:
     @property
     def running(self) -> RunningBuffers:
         """
-        The buffers that a forward pass changes.
+        Return the buffers that a forward pass changes.
         """
         return self._torch.running
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        The present private state.
+        Return the present rank-local state.
         """
         state: dict[str, object] = {
             "form": _FORM,
@@ -51,7 +52,7 @@ class Private:
 
     def rollback(self, private: bytes) -> None:
         """
-        Back to what was captured.
+        Restore the captured state. Raises `MalformedMessage` if this adaptor did not capture it.
         """
         state = unpack(private)
         if not isinstance(state, dict) or state.get("form") != _FORM:
@@ -65,7 +66,8 @@ class Private:
 
     def set_aside(self, training: Training) -> Callable[[], None]:
         """
-        What puts generators and modes back to what they are now.
+        Return a function that restores the random generators and the modes of modules to their
+        present state.
         """
         put_torch_back, tracked = self._torch.set_aside(), self._own()["tracker"]
         modes = [(m, m.training) for chunk in training.chunks for m in chunk.modules()]
@@ -82,20 +84,21 @@ class Private:
 
     def skip(self, batches: int) -> None:
         """
-        Have the user's data leave out what it would give next.
+        Have the user's data leave out the next `batches` batches.
         """
         self._torch.skip(batches)
 
     def digestible(self) -> dict[str, object]:
         """
-        What the digests `rng` and `data` are of.
+        Return the content of which the digests `rng` and `data` are made.
         """
         found = self._torch.digestible()
         return {"rng": [found["rng"], self._own()], "data": found["data"]}
 
     def generators(self) -> dict[str, str]:
         """
-        A digest of each generator, by name; those of Megatron's tracker by theirs.
+        Return a digest of each random generator by name. Those of Megatron's tracker keep their
+        names.
         """
         tracked = {name: _bytes(kept) for name, kept in _tracker().get_states().items()}
         return {

@@ -1,9 +1,9 @@
 """
-What is replaced in Megatron, on the user's own objects and nowhere else: `optimizer.step`, `scheduler.step`
-and the `update` of the loss scale, so that everything that changes the state in place is in one update
-window, and no sum with other ranks is.
+Replaces methods on the user's own Megatron objects and nowhere else: `optimizer.step`,
+`scheduler.step` and the `update` of the gradient scaler. So all changes to the state in place
+happen in one update window, and no all-reduce with other ranks is in it.
 
-Written for megatron-core 0.16 (`versions.py`): the order within `ChainedOptimizer.step`, and what
+Written for megatron-core 0.16 (`versions.py`). The order within `ChainedOptimizer.step`, and what
 `DistributedOptimizer.step_with_ready_grads` adds to what it inherits, were read there.
 """
 
@@ -16,25 +16,28 @@ from tft.errors import UsageError
 from tft_megatron.training import Training
 
 Returned = tuple[bool, float | None, float | None]
-"""What Megatron's optimizers return of a step: whether it was done, the norm, the number of zeros."""
+"""What a step of Megatron's optimizers returns: whether the step was done, the gradient norm, and
+the number of zeros."""
 
 
 class Replaced:
     """
-    The steps of optimizer and scheduler, as one.
+    The steps of optimizer and scheduler, joined into one.
     """
 
     def __init__(self, session: Any, training: Training) -> None:  # Any: `tft.Session`
         self._session = session
         self._training = training
         self._owed: int | None = None
-        """What the scheduler was stepped by in the window; the script is going to ask for it."""
+        """The increment by which the scheduler was stepped in the window, until the script asks for
+        it. None: no call of the script is owed."""
         self._found: list[tuple[Any, bool]] = []
-        """The loss scales that the next window changes, each with whether gradients were infinite."""
+        """The gradient scalers that the next window updates, each with whether gradients were
+        infinite."""
 
     def install(self) -> None:
         """
-        From here on the script's own calls come here.
+        Replace the methods on the user's objects. The script's own calls come here from now on.
         """
         self._training.optimizer.step = self.step
         if self._training.scheduler is not None:
@@ -44,7 +47,7 @@ class Replaced:
 
     def forget(self) -> None:
         """
-        The step the script was at is begun anew.
+        Forget the step that the script was in: it begins anew.
         """
         self._owed = None
         self._found.clear()
@@ -52,8 +55,11 @@ class Replaced:
     @torch.no_grad()
     def step(self) -> Returned:
         """
-        Megatron's `ChainedOptimizer.step`: all all-reduces first, then the window. A step that is skipped, because
-        gradients were infinite, is a step too: everybody skips it.
+        Do the work of Megatron's `ChainedOptimizer.step`: all all-reduces first, then the update
+        window.
+
+        A step that is skipped because gradients were infinite is a step too: all ranks skip it.
+        Raises `UsageError` if `scheduler.step` was not called since the step before.
         """
         if self._owed is not None:
             raise UsageError(
@@ -79,7 +85,11 @@ class Replaced:
 
     def step_scheduler(self, increment: int) -> None:
         """
-        It has been done, in the window.
+        Accept the script's call of `scheduler.step`: the scheduler was stepped in the window
+        already.
+
+        Raises `UsageError` if no step of the optimizer came before, or if tft stepped the scheduler
+        by another increment.
         """
         owed, self._owed = self._owed, None
         if owed is None:
@@ -95,8 +105,10 @@ class Replaced:
 
     def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron's
         """
-        Megatron would change the loss scale before the window: who is lost between the two would have been
-        followed by a process that has the scale of the step before.
+        Take note of an update of a gradient scaler, to be done in the update window.
+
+        Megatron would change the loss scale before the window. If a rank were lost between the two,
+        its replacement would have the scale of the step before.
         """
         self._found.append((scaler, found_inf))
 
@@ -127,7 +139,8 @@ class Replaced:
 
 def _step_alone(optimizer: Any) -> None:  # Any: one of Megatron's
     """
-    Change masters and what is rounded from them, and leave the parameters of others alone.
+    Change the master weights and the parameters that are rounded from them. Leave the parameters of
+    other ranks alone.
     """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 

@@ -1,6 +1,7 @@
 """
-The scheduler: it is stepped in the update window, and moved with the optimizer. One that the adaptor was not given
-would be neither, and the rank that takes the place of another would go on with another learning rate than the rest.
+Checks the scheduler. It is stepped in the update window, and moved with the optimizer. A scheduler
+that the adaptor was not given would be neither, and a replacement rank would go on with another
+learning rate than the rest.
 """
 
 import gc
@@ -13,8 +14,8 @@ from tft_megatron.training import Training
 
 class Progress:
     """
-    How many steps a scheduler has counted, as a state of its own: Megatron's `load_state_dict` counts them on from
-    those that it has.
+    The state of a scheduler that can be set back: Megatron's own `load_state_dict` adds the loaded
+    steps to those that the scheduler has counted.
     """
 
     def __init__(self, scheduler: Any) -> None:  # Any: Megatron's
@@ -22,21 +23,21 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """
-        All that is no reference.
+        Return all attributes of the scheduler except its reference to the optimizer.
         """
         return {k: v for k, v in vars(self._scheduler).items() if k != "optimizer"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
-        As it was.
+        Set the attributes back.
         """
         vars(self._scheduler).update(state)
 
 
 def check_scheduler(training: Training) -> None:
     """
-    Raises `UsageError` for one that is not Megatron's, and where there is none, but one that refers to the optimizer
-    after all.
+    Check that the scheduler is one of Megatron's, if one was given. If none was given, check that
+    none exists for this optimizer. Raises `UsageError`.
     """
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
@@ -52,7 +53,7 @@ def check_scheduler(training: Training) -> None:
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     ours = {id(each) for each in (training.optimizer, *training.optimizers, *inner)}
     for found in gc.get_objects():
-        # by its type: what looks like something else is not asked
+        # check the type only: an object that looks like something else is not asked anything
         if issubclass(type(found), OptimizerParamScheduler | LRScheduler) and (
             id(getattr(found, "optimizer", None)) in ours
         ):

@@ -1,6 +1,6 @@
 """
-Settings of Megatron that the adaptor cannot go on with after a fault: with them something is kept, or changed,
-where it does not look.
+The settings of Megatron with which the adaptor cannot go on after a fault. With them Megatron keeps
+or changes state where the adaptor does not look.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +15,13 @@ Holder = Any  # one of Megatron's configurations, which carry no types
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """
-    Why a setting is refused, and when.
+    The reason why a setting is refused, and the condition.
     """
 
     why: str
     when: Callable[[Holder, object], bool] = lambda _, value: bool(value)
-    """Told the configuration and its value of the setting."""
+    """Gets the configuration and its value of the setting. Returns whether the setting is
+    refused."""
 
 
 _SCALES = "what TransformerEngine keeps of 8-bit numbers from step to step has no copy"
@@ -47,7 +48,7 @@ REFUSED: Mapping[str, Refused] = {
     "fp4_param": Refused(why="parameters of 4 bits have scales of their own"),
     "fp8_recipe": Refused(
         why=_SCALES,
-        # it has a value where `fp8` is not set, too
+        # it has a value even if `fp8` is not set
         when=lambda holder, value: (
             bool(getattr(holder, "fp8", None)) and value in ("delayed", "custom")
         ),
@@ -76,13 +77,15 @@ REFUSED: Mapping[str, Refused] = {
         ),
     ),
 }
-"""By name."""
+"""The refused settings by name."""
 
 
 def refuse_settings(holders: Sequence[Holder]) -> None:
     """
-    Raises `UsageError` for the first setting in these configurations that cannot be handled, and for one that
-    none of them has: megatron-core may call it otherwise now, and would be taken with it.
+    Refuse the first setting in these configurations that cannot be handled. Raises `UsageError`.
+
+    Also raises `UsageError` for a setting that none of the configurations has. megatron-core may
+    call it otherwise now, and a refused setting would be accepted unseen.
     """
     for setting, refused in REFUSED.items():
         having = [holder for holder in holders if hasattr(holder, setting)]

@@ -1,9 +1,13 @@
 """
-The pieces of the state that several ranks have a copy of: each optimizer's share, held by the ranks of the
-same place in the other instances of the distributed optimizer, or, where it is not distributed, by all that
-sum their gradients; and what no optimizer owns, held by all ranks of the same part of the model.
+The shards of this rank: the pieces of the state of which several ranks have a copy.
 
-Parameters of 16 bits are not among them: they are what the masters of 32 bits come to when they are rounded.
+Each optimizer has one shard. Where the optimizer is distributed, the shard is this rank's share.
+Its holders are the ranks at the same place in the other instances of the distributed optimizer.
+Where the optimizer is not distributed, the holders are all ranks that reduce their gradients
+together. One more shard has the state that no optimizer owns. All ranks of the same part of the
+model hold it.
+
+No shard has the parameters of 16 bits: they are the master weights of 32 bits, rounded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,29 +27,31 @@ from tft.protocol.codec import pack
 from tft_megatron.training import Training
 
 _FORM = 1
-"""Of the meta; another one is refused."""
+"""The form of a shard's description; another form is refused."""
 
 _FIXED = ("weights.", "model.")
-"""What every rank has of the beginning, and in the same shape; optimizers make the rest as they need it."""
+"""Tensors with these names exist on every rank from the beginning, and have the same shape.
+Optimizers create the other tensors when they need them."""
 
 Tree = dict[str, Any]  # Any: what optimizers and schedulers keep
 
 
 class Part(Protocol):
     """
-    Something that has a part of the state.
+    An owner of a part of the state.
     """
 
     def content(self) -> Tree:
-        """The state as it is, with the tensors in use."""
+        """Return the present state, with the tensors in use."""
 
     def settle(self, content: Tree) -> None:
-        """Use another content of the same form; tensors that were in use have been overwritten."""
+        """Use another content of the same form. Tensors in use have been overwritten already."""
 
 
 class Share:
     """
-    What one of Megatron's optimizers has on this rank: the weights that it changes, and what it keeps of each.
+    The share of one of Megatron's optimizers on this rank: the weights that the optimizer changes,
+    and the state that it keeps of each weight.
     """
 
     def __init__(self, optimizer: Any) -> None:  # Any: one of Megatron's
@@ -53,7 +59,8 @@ class Share:
 
     def content(self) -> Tree:
         """
-        By the groups of parameters, in their order.
+        Return the weights and their optimizer state, by parameter group, in the order of the
+        groups.
         """
         inner = self._optimizer.optimizer
         groups = [] if inner is None else [list(group["params"]) for group in inner.param_groups]
@@ -64,7 +71,8 @@ class Share:
 
     def settle(self, content: Tree) -> None:
         """
-        The weights are in place; what is kept may be new.
+        Use the optimizer state in `content`, which may be new tensors. The weights are in place
+        already.
         """
         inner = self._optimizer.optimizer
         for group, kept in zip(self.content()["weights"], content["kept"], strict=True):
@@ -77,8 +85,8 @@ class Share:
 
 class Rest:
     """
-    What no optimizer owns: frozen parameters, buffers, the settings of the groups of parameters, the
-    loss scale, scheduler and others.
+    The state that no optimizer owns: frozen parameters, buffers, the settings of the parameter
+    groups, the loss scale, the scheduler and the others.
     """
 
     def __init__(self, training: Training) -> None:
@@ -86,7 +94,7 @@ class Rest:
 
     def content(self) -> Tree:
         """
-        All of it.
+        Return all of this state.
         """
         training = self._training
         return {
@@ -106,7 +114,7 @@ class Rest:
 
     def settle(self, content: Tree) -> None:
         """
-        Into the groups, the loss scale, the scheduler and the others.
+        Put `content` into the parameter groups, the loss scale, the scheduler and the others.
         """
         training = self._training
         for each, groups in zip(training.optimizers, content["settings"], strict=True):
@@ -115,7 +123,7 @@ class Rest:
         for scaler, kept in zip(training.scalers, content["scalers"], strict=True):
             scaler.load_state_dict(kept)
         if training.scheduler is not None:
-            # its own `load_state_dict` counts the steps on from those it has
+            # its own `load_state_dict` adds the steps to those it has already counted
             vars(training.scheduler).update(content["scheduler"])
         for name, other in training.others.items():
             other.load_state_dict(content["others"][name])
@@ -141,8 +149,9 @@ class Shard:
 
     def taken_apart(self) -> tuple[Plain, dict[str, Tensor]]:
         """
-        The present state: what is no tensor, and the tensors by name. Raises `UsageError` for what cannot
-        be moved.
+        Return the present state: its values that are no tensors, and its tensors by name.
+
+        Raises `UsageError` for state that cannot be moved.
         """
         kept = Disassembly()
         content = self.part.content()
@@ -151,7 +160,7 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Everything, in place where that is possible.
+        Return the whole shard for a transfer; tensors are used in place where that is possible.
         """
         plain, tensors = self.taken_apart()
         return ShardPayload(
@@ -161,8 +170,10 @@ class Shard:
 
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
-        The tensors to be filled, by name, in the giver's order: those in use where they fit. Raises
-        `OrderRefused` where the shard is not of this part of this model.
+        Return the tensors to be filled, by name, in the order of the rank that gives them. A tensor
+        in use is taken if its type, shape and device fit; otherwise a new one is made.
+
+        Raises `OrderRefused` if the shard is of another model, or of another part of this model.
         """
         told = read(meta, _FORM)
         _, here = self.taken_apart()
@@ -181,19 +192,19 @@ class Shard:
 
     def take(self, meta: bytes) -> Sequence[Buffer]:
         """
-        Room for what `meta` describes.
+        Make room for the shard that `meta` describes. Return the writable buffers.
         """
         return self._awaited.make(meta, self.room(meta))
 
     def taken(self, meta: bytes) -> None:
         """
-        The buffers are filled: put them to use.
+        Use the shard, whose buffers have all been filled.
         """
         self.settle(meta, self._awaited.filled(self.name, meta))
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Use these tensors, and what else `meta` holds.
+        Use these tensors, and the values in `meta` that are no tensors.
         """
         plain = expect(read(meta, _FORM)["content"], dict, "the content of a shard")
         self.part.settle({key: put_together(plain[key], tensors) for key in plain})
@@ -219,7 +230,7 @@ class Shard:
 
 def shards_of(training: Training, rank: int) -> list[Shard]:
     """
-    Those of this rank, read from the groups of now, pretended or not.
+    Return the shards of this rank, read from the present process groups, pretended or real.
     """
     from megatron.core import parallel_state as state
 
@@ -233,12 +244,12 @@ def shards_of(training: Training, rank: int) -> list[Shard]:
 
 def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:  # Any: Megatron's
     """
-    Who has the same of what this optimizer keeps.
+    Return the ranks that hold the same state of this optimizer, this rank among them.
     """
     from megatron.core import parallel_state as state
 
     if training.distributed:
-        # the same for experts and the rest, see Megatron's own words on this group
+        # The group is the same for experts and for the rest, see Megatron's comment on it.
         several = training.instances > 1
         return (
             _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)

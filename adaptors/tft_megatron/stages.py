@@ -1,9 +1,9 @@
 """
-What the stages of a pipeline must have in common: their groups of parameters.
+Checks what the stages of a pipeline must have in common: their parameter groups.
 
-Megatron has every stage ask the others for theirs while it builds the optimizer, and adds what is missing as
-empty groups. With tft there is nobody to be asked then, so stages that differ are refused when the first groups
-are formed.
+While Megatron builds the optimizer, each stage asks the others for their groups and adds missing
+ones as empty groups. With tft no other rank is there then. So stages that differ are refused when
+the first process groups are formed.
 """
 
 from typing import Any
@@ -14,12 +14,13 @@ from tft.errors import OrderRefused
 from tft_megatron.training import Training
 
 _SETTINGS = ("is_expert_parallel", "is_decoupled_lr", "wd_mult", "lr_mult", "max_lr", "min_lr")
-"""By which Megatron tells groups of parameters apart; steps do not change them."""
+"""The settings by which Megatron tells parameter groups apart. Steps do not change them."""
 
 
 def refuse_other_settings(training: Training) -> None:
     """
-    Raises `OrderRefused` where another stage has other groups of parameters.
+    Refuse a pipeline in which another stage has other parameter groups. Raises `OrderRefused`. All
+    ranks of a pipeline call this together.
     """
     from megatron.core import parallel_state as state
 

@@ -1,7 +1,9 @@
 """
-What a script switches while it trains, and back when that is over: evaluation instead of training, and
-Megatron's overlapped gathering of parameters. A fault in between leaves it as it was just then; whoever takes
-the place of another has it as it was built. All ranks must have the same.
+The modes that a script switches while it trains, and switches back afterwards: evaluation instead
+of training, and Megatron's overlapped gathering of parameters.
+
+A fault in between leaves the modes as they were at that moment; a replacement rank has them as they
+were built. All ranks must have the same.
 """
 
 from typing import Any
@@ -11,7 +13,7 @@ from tft_megatron.training import Training
 
 class Switches:
     """
-    As they are when the script hands over what it has built.
+    The modes at the time when the script hands over what it has built.
     """
 
     def __init__(self, training: Training) -> None:
@@ -24,7 +26,7 @@ class Switches:
 
     def put_back(self) -> None:
         """
-        Each as it was.
+        Set all modes back.
         """
         for module, mode in self._modes:
             module.training = mode
@@ -39,8 +41,10 @@ def _gathers(chunk: Any) -> bool:  # Any: Megatron's DistributedDataParallel
 
 def _put_hooks(chunk: Any, *, wanted: bool) -> None:  # Any: as above
     """
-    One for each module, or none. Megatron's own way to remove them asks for all, and may have been left when some
-    were gone.
+    Give each module its hook, or remove all hooks.
+
+    Megatron's own way to remove them expects all of them, and a fault may have come after some were
+    removed.
     """
     if not chunk.use_forward_hook:
         return

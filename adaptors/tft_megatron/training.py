@@ -1,5 +1,5 @@
 """
-What a Megatron script trains: its model chunks, its optimizers, its scheduler.
+The objects that a Megatron script trains: its model chunks, its optimizers, its scheduler.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ from tft_megatron.settings import refuse_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """
-    The user's objects, as Megatron has them. `Any`: its types carry none.
+    The user's objects in Megatron's form. Their types are `Any`, because Megatron's carry none.
     """
 
     chunks: Sequence[Any]
-    """Megatron's DistributedDataParallel, one for each virtual stage of this rank."""
+    """One Megatron DistributedDataParallel for each virtual stage of this rank."""
     optimizer: Any
     """Megatron's ChainedOptimizer."""
     scheduler: Any
@@ -31,7 +31,7 @@ class Training:
     @property
     def optimizers(self) -> Sequence[Any]:
         """
-        One for the model, and one for experts if there are any.
+        Return the chained optimizers: one for the model, and one for the experts if there are any.
         """
         found: Sequence[Any] = self.optimizer.chained_optimizers
         return found
@@ -39,7 +39,8 @@ class Training:
     @property
     def scalers(self) -> Sequence[Any]:
         """
-        What the loss is scaled by, where there is any: one for each optimizer, or one for all.
+        Return the gradient scalers, if there are any: one for each optimizer, or one that all
+        share.
         """
         found = [getattr(each, "grad_scaler", None) for each in self.optimizers]
         return list({id(each): each for each in found if each is not None}.values())
@@ -47,36 +48,36 @@ class Training:
     @property
     def distributed(self) -> bool:
         """
-        Whether the optimizer's state is cut into shares.
+        Return whether the optimizer's state is cut into shares.
         """
         return bool(self.chunks[0].ddp_config.use_distributed_optimizer)
 
     @property
     def instances(self) -> int:
         """
-        How many ranks have the same share.
+        Return how many ranks have the same share.
         """
         return int(self.chunks[0].ddp_config.num_distributed_optimizer_instances)
 
     @property
     def on_cuda(self) -> bool:
         """
-        Whether gradients are summed between CUDA devices.
+        Return whether gradients are reduced between CUDA devices.
         """
         return any(p.is_cuda for chunk in self.chunks for p in chunk.parameters())
 
     @staticmethod
     def of_experts(optimizer: Any) -> bool:
         """
-        Whether this one is that of the experts.
+        Return whether `optimizer` is that of the experts.
         """
         return any(group["is_expert_parallel"] for group in optimizer.param_groups)
 
 
 def common_state(training: Training, step: int) -> dict[str, Any]:
     """
-    What Megatron's own training keeps once for all ranks, beside what its optimizers have, at the end of
-    `step`. `Any`: plain values.
+    Return what Megatron's own training keeps once for all ranks at the end of `step`, in addition
+    to the optimizers' common state. `Any`: plain values.
     """
     found: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": step}
     if training.scheduler is not None:
@@ -87,7 +88,8 @@ def common_state(training: Training, step: int) -> dict[str, Any]:
 
 def check(training: Training) -> None:
     """
-    Raises `UsageError` for what cannot be handled.
+    Check that tft can handle the user's objects. Raises `UsageError` for objects that it cannot
+    handle.
     """
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.optimizer import ChainedOptimizer
@@ -115,7 +117,7 @@ def check(training: Training) -> None:
             FP32Optimizer,
         ):
             raise UsageError(f"tft cannot keep what a {type(optimizer).__name__} keeps")
-    # modules of a model of several kinds may have configurations of their own
+    # modules of a model that mixes kinds may have configurations of their own
     configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(
         [

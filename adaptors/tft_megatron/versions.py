@@ -1,17 +1,18 @@
 """
-Which megatron-core this adaptor was written for.
+The version of megatron-core for which this adaptor was written.
 """
 
 from tft.errors import UsageError
 
 KNOWN = "0.16"
-"""What is replaced on instances (`replaced.py`), and where groups are kept (`groups.py`), was read in this
-one and may be otherwise in the next."""
+"""The methods that are replaced on instances (`replaced.py`) and the places of groups (`groups.py`)
+were read in this version. Both may be different in the next."""
 
 
 def check_megatron() -> None:
     """
-    Raises `UsageError` where megatron-core is missing, or is another one.
+    Check that megatron-core is installed, in a known version. Raises `UsageError` if it is missing
+    or another version.
     """
     try:
         import megatron.core

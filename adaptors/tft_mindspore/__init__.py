@@ -1,9 +1,9 @@
 """
-The adaptor for MindSpore: data-parallel training in PyNative mode, and whatever the user says is held by
-whom; and what scripts use of it.
+The adaptor for MindSpore: data-parallel training in PyNative mode, and state that only some ranks
+hold, as the user declares it. Scripts import their part of the adaptor from here.
 
-The modules that read the environment and name files are used without MindSpore, so nothing of it, nor numpy, is
-imported here before it is needed.
+The modules that read the environment and name files are used without MindSpore. So MindSpore and
+numpy are imported here only when they are needed.
 """
 
 from importlib import import_module
@@ -23,7 +23,7 @@ _OFFERED = {
     "Group": "groups", "GroupBroken": "groups", "Part": "state", "Rows": "datasets",
     "TrainFaultTolerance": "callback",
 }  # fmt: skip
-"""What scripts use, by the module it is in."""
+"""The names that scripts use, each with the module that has it."""
 
 
 def __getattr__(name: str) -> Any:  # Any: classes
@@ -34,7 +34,8 @@ def __getattr__(name: str) -> Any:  # Any: classes
 
 def group() -> "Group":
     """
-    The group of all ranks, as the last regroup has formed it: `group().mean(gradients)`. Ask anew in
-    every step. Raises `GroupBroken` where there is none.
+    Return the group of all ranks that the last regroup has formed: `group().mean(gradients)`.
+
+    Call it anew in every step. Raises `GroupBroken` if there is no group.
     """
     return _groups().present

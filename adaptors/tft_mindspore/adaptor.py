@@ -1,7 +1,9 @@
 """
-The adaptor for MindSpore, as an entry point names it: each hook of `tft.hooks.AdaptorSpecs` is here. The work is done
-in the other modules. The process of the rendezvous store has no use for MindSpore, so nothing of it, nor numpy, is
-imported before it is needed.
+The adaptor for MindSpore, as an entry point names it: each hook of `tft.hooks.AdaptorSpecs` is
+here.
+
+The other modules do the work. MindSpore and numpy are imported only when they are needed, because
+the process of the rendezvous store has no use for them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +25,13 @@ _STRATEGIES = ("retry", "recover", "dump")
 
 _hooks: "StateHooks[Adopted]" = StateHooks()
 _model_train: "TrainFaultTolerance | None" = None
-"""Of a script that trains with `Model.train`: it says what is enabled, and writes last checkpoints."""
+"""The callback of a script that trains with `Model.train`: it says what is enabled, and writes last
+checkpoints. None: the script has a loop of its own."""
 
 
 def trained_by_model(callback: "TrainFaultTolerance") -> None:
     """
-    This script trains with `Model.train`, and this is its callback.
+    Set the callback of a script that trains with `Model.train`.
     """
     global _model_train
     _model_train = callback
@@ -37,7 +40,7 @@ def trained_by_model(callback: "TrainFaultTolerance") -> None:
 @cache
 def groups() -> "Groups":
     """
-    Where groups are formed.
+    Return the object that forms the process groups.
     """
     from tft_mindspore.groups import Groups
 
@@ -161,7 +164,7 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 @hookimpl
 def tft_load(directory: Path, shard: str) -> None:
     if _model_train is not None and _model_train.has_saved(directory, shard):
-        return  # it has read its own file before it trains
+        return  # the script has loaded its own file before it trains
     _hooks.state().load(directory, shard)
 
 

@@ -1,6 +1,6 @@
 """
-The training state of this process: the user's objects, checked when they are handed over, and what is
-done with them between incidents.
+The training state of this process: checks of the user's objects at `session.adopt`, and the work on
+these objects between incidents and during incidents.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,8 @@ log = structlog.get_logger()
 
 def begun() -> str | None:
     """
-    What MindSpore has begun in this process that ties it to others.
+    Return a text that names what MindSpore has started in this process and what ties it to other
+    processes; None if there is nothing.
     """
     return "collective communication (mindspore.communication.init)" if GlobalComm.INITED else None
 
@@ -41,7 +42,8 @@ def adopt(
     wrap: Callable[[], Any] | None,
 ) -> "Adopted":
     """
-    Take charge of the user's objects; `UsageError` for what cannot be handled.
+    Take charge of the user's objects and return their `Adopted`. Raises `UsageError` for objects
+    that the adaptor cannot handle.
     """
     _check(parts)
     scheduler = parts.get("scheduler")
@@ -65,7 +67,7 @@ def adopt(
 
 class Adopted:
     """
-    What `adopt` took charge of.
+    The training state that `adopt` took charge of.
     """
 
     def __init__(
@@ -101,7 +103,8 @@ class Adopted:
 
     def begin(self) -> None:
         """
-        Describe everything once, so that what cannot be moved is refused now, not in an incident.
+        Describe the whole state once, so that state that cannot be moved is refused now and not in
+        an incident.
         """
         for shard in self._shards.values():
             shard.meta()
@@ -111,33 +114,35 @@ class Adopted:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        The private state, at an edge of an update window.
+        Return the rank-local state, at an edge of an update window.
         """
         return self._private.capture(closing=closing)
 
     def rollback(self, private: bytes) -> None:
         """
-        Put a private state back. Gradients are values in MindSpore: there are none to drop.
+        Restore a captured rank-local state. In MindSpore gradients are values, so there are none to
+        drop.
         """
         self._private.rollback(private)
 
     def skip(self, batches: int) -> None:
         """
-        Leave the next batches out.
+        Leave out the next `batches` batches.
         """
         self._private.skip(batches)
 
     def clear(self) -> None:
         """
-        Drop what a forward was about, and put back what it has changed: this rank may have to give its
-        state away.
+        Drop what an unfinished forward has recorded, and undo what it has changed: this rank may
+        have to give its state away.
         """
         drop_unfinished_backward()
         self._private.rewind()
 
     def rebuild(self) -> Any:  # Any: whatever the user's factory returns
         """
-        What the training loop calls.
+        Return the object that the training loop calls: the result of the user's factory, or the
+        model.
         """
         return self._model if self._wrap is None else self._wrap()
 
@@ -145,8 +150,9 @@ class Adopted:
 
     def shards(self, rank: int, world: int) -> list[ShardCopies]:
         """
-        Those of this rank, with all who hold them. Raises `UsageError` where the user's parts do not fit
-        the job.
+        Return the shards of this rank, each with all ranks that hold it.
+
+        Raises `UsageError` if the parts that the user named do not fit the job.
         """
         for shard in self._shards.values():
             if shard.ranks and (rank not in shard.ranks or shard.ranks[-1] >= world):
@@ -161,61 +167,61 @@ class Adopted:
 
     def give(self, shard: str) -> ShardPayload:
         """
-        The shard, to be moved.
+        Return the shard in the form in which it is moved.
         """
         return self._shard(shard).give()
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Room for the shard.
+        Make room for a shard with the description `meta`. Return the writable buffers.
         """
         return self._shard(shard).take(meta)
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        The shard is whole: use it.
+        Use the shard whose buffers have all arrived.
         """
         self._shard(shard).taken(meta)
         self._private.forget()
 
     def save(self, directory: Path, shard: str, step: int) -> list[str]:
         """
-        Write the shard; the names of its files.
+        Write the shard under `directory`. Return the names of the written files.
         """
         return checkpoints.save(directory, self._shard(shard), step)
 
     def stage(self, shard: str, step: int) -> Callable[[Path], list[str]]:
         """
-        A copy of the shard, which can be written later.
+        Copy the shard. Return a function that writes the copy later.
         """
         return checkpoints.stage(self._shard(shard), step)
 
     def load(self, directory: Path, shard: str) -> None:
         """
-        Read what `save` wrote.
+        Load a shard that `save` wrote.
         """
         checkpoints.load(directory, self._shard(shard))
         self._private.forget()
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Digests by part, to be compared with those of the others who hold the shard.
+        Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
         parameters = self._shard(shard).parameters
-        # a script may set the learning rate at the head of an iteration, which some ranks have begun
+        # a script may set the learning rate at the head of an iteration that only some ranks began
         own = [*self._private.owned(parameters), *(n for n in parameters if is_setting(n))]
         parts = part_digests(self.give(shard), dict.fromkeys(own, True))
         return {**parts, "description": ""}
 
     def generators(self) -> dict[str, str]:
         """
-        A digest of each generator that is kept, by name.
+        Return a digest of each random generator in the rank-local state, by name.
         """
         return self._private.generators()
 
     def digests(self) -> dict[str, str]:
         """
-        Of all that makes up this rank's state.
+        Return digests of all parts of this rank's state.
         """
         held = {name for shard in self._shards.values() for name in shard.parameters}
         plain = [shard.plain()["groups"] for shard in self._shards.values()]
@@ -233,12 +239,15 @@ class Adopted:
         return self._shards[name]
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- checks
 
 
 def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Its own parameters, without those that it trains.
+    Return the optimizer's own parameters, without those that it trains.
+
+    Raises `UsageError` if the optimizer trains parameters that the model does not have, or if model
+    and optimizer have different parameters of one name.
     """
     found = {**named_parameters(optimizer), **group_values(optimizer)[0]}
     for name, parameter in found.items():

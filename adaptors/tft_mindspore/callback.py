@@ -1,10 +1,13 @@
 """
-MindSpore's own loop: `Model.train` with its callback `TrainFaultTolerance`, which retries, saves and names
-as MindSpore does, and has the state moved and the gradients summed by this adaptor.
+`Model.train`, MindSpore's own loop, with the callback `TrainFaultTolerance`.
 
-The callback of MindSpore's is for Ascend alone: it stops, cleans and repairs devices, and lets a kernel
-count the ranks that have begun an update. Nothing of MindSpore is replaced for that here. The class below
-derives from it, so that `Model.train` takes it for its own, and does in Python what it does on the device.
+The callback retries, saves and names checkpoints as MindSpore does. This adaptor moves the state
+and reduces the gradients.
+
+MindSpore's callback is for Ascend only: it stops, cleans and repairs devices, and a kernel counts
+the ranks that have begun an update. Nothing of MindSpore is replaced here. The class below derives
+from MindSpore's callback, so that `Model.train` treats it as that one, and does in Python what
+MindSpore's does on the device.
 """
 
 import json
@@ -28,19 +31,21 @@ from tft_mindspore.state import Part, named_parameters
 _ADAPTOR = "mindspore"
 _NEEDED = ("TTP", "UCE", "HCCE", "ARF")
 _ANYWHERE = ("127.0.0.1", 30051)
-"""Where nobody says where the controller is: for a process that a tft agent has started, which knows."""
+"""The address to pass if the environment names no controller. A process that a tft agent has
+started knows the controller's address itself."""
 
 _STEP_FINISH = "STEP FINISH"
 _ARF_FINISH = "ARF FINISH"
 _FORCE_STOP = "ForceStopError"
 _CONNECTION = "HCCEError"
-"""Words that `Model.train` looks for."""
+"""One of the words by which `Model.train` recognises an error, as are the three above."""
 
 
 class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # MindSpore ships no types
     """
-    For `Model.train(..., callbacks=[...])`, in PyNative mode and without a data sink. The optimizer must
-    come from `TrainFaultTolerance.get_optimizer_wrapper(nn.Adam)(...)`.
+    The callback for `Model.train(..., callbacks=[...])`, in PyNative mode and without a data sink.
+
+    The optimizer must be made with `TrainFaultTolerance.get_optimizer_wrapper(nn.Adam)(...)`.
     """
 
     def __init__(
@@ -52,12 +57,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         **others: Any,  # Any: what MindSpore's own takes
     ) -> None:
         """
-        `ckpt_save_path` is where last checkpoints go: as MindSpore calls them, or in the layout of
-        MindSpore Transformers, `rank_0/PREFIX_rank_0-5_1.ckpt`, where a `prefix` is given. `ranks` are
-        those that hold the same as this one, itself included; all, if it is not said. `ckpt_save_fn` and
-        `initial_step` are those of MindSpore.
+        Join the job. Raises `UsageError` for a setup that cannot be handled.
 
-        Joins the job. Raises `UsageError` for what cannot be handled.
+        `ckpt_save_path` is the directory for last checkpoints. Without `prefix` they have
+        MindSpore's names. With `prefix` they have the layout of MindSpore Transformers,
+        `rank_0/PREFIX_rank_0-5_1.ckpt`. `ranks` are the ranks that hold the same state as this one,
+        itself included; None: all ranks. `ckpt_save_fn` and `initial_step` are those of MindSpore.
         """
         self._ranks = None if ranks is None else tuple(sorted(ranks))
         self._prefix = prefix
@@ -65,7 +70,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         self._position = _Position(int(others.get("initial_step", 0)))
         self._adopted = self._entered = self._retried = False
         self.strategies: tuple[str, ...] = ()
-        """What the environment enables, as tft calls it."""
+        """The strategies that the environment enables, by tft's names."""
         if prefix is not None:
             if ckpt_save_path is None or "ckpt_save_fn" in others:
                 raise UsageError(
@@ -76,11 +81,14 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         _check_enabled(environment.settle())
         super().__init__(ckpt_save_path, **others)
 
-    # ---------------------------------------------------------------- what MindSpore's own begins with
+    # ---------------------------------------------------------------- from MindSpore's constructor
 
     def _check_init(self) -> None:
         """
-        Called by the constructor: the place of MindSpore's check for Ascend.
+        Check the setup and join the job. Called by MindSpore's constructor, in the place of its
+        check for Ascend.
+
+        Raises `UsageError` for a setup that cannot be handled.
         """
         asked = environment.settle()
         if mindspore.get_context("mode") != mindspore.PYNATIVE_MODE:
@@ -120,7 +128,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _tft_register(self) -> None:
         """
-        Called by the constructor. What stops, cleans, repairs and forms groups is the adaptor.
+        Register the functions that save and rename. Called by MindSpore's constructor.
+
+        Nothing is registered for stopping, cleaning, repairing and forming groups: the adaptor does
+        that.
         """
         self.tft.tft_register_save_ckpt_handler(stock._save_checkpoint_on_failure, self)
         self.tft.tft_register_rename_handler(stock._rename_save_result, self)
@@ -128,9 +139,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     @classmethod
     def get_optimizer_wrapper(cls, origin_opt_cls: type) -> type:
         """
-        The class of an optimizer that takes the mean of the gradients of all ranks that hold the same,
-        and marks its update. It does so when it is called, which is Python in PyNative mode; what it
-        computes is compiled as before, and is the same, bit for bit.
+        Return a subclass of the optimizer `origin_opt_cls` that averages the gradients and marks
+        its update.
+
+        The average is over all ranks that hold the same state. Both happen when the optimizer is
+        called, which is Python in PyNative mode. Its computation is compiled as before, and has the
+        same result, bit for bit.
         """
         return _marked(origin_opt_cls)
 
@@ -138,20 +152,22 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def on_train_begin(self, run_context: train.RunContext) -> None:
         """
-        Hands over the state, the first time.
+        Hand over the training state, the first time. After a retry, set the step counter.
         """
         super().on_train_begin(run_context)
         told = self.cb_params
         if not self._adopted:
             self._adopt(told)
         if self._retried:
-            # MindSpore begins to count in the epoch it goes on in
+            # MindSpore begins to count anew in the epoch in which it continues
             told.cur_step_num = self._position.step - self.initial_step
 
     def on_train_step_begin(self, run_context: train.RunContext) -> None:
         """
-        Into the loop, the first time. A process that takes the place of another one goes to where the others
-        are instead.
+        Enter the loop, the first time, and note the present step.
+
+        A replacement raises a `RuntimeError` instead, by which `Model.train` continues at the step
+        of the other ranks.
         """
         super().on_train_step_begin(run_context)
         if not self._entered:
@@ -177,7 +193,11 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def update(self, gradients: Sequence[Any], write: Callable[[tuple[Any, ...]], Any]) -> Any:
         """
-        One update of the optimizer's, `write`. Any: Tensors.
+        Average the gradients, open the update window, and run `write`, which is one update of the
+        optimizer. Return its result.
+
+        Gradients and result are Tensors (Any). Raises a `RuntimeError` that `Model.train`
+        recognises if the loop must be left.
         """
         try:
             group = adaptor.groups().present
@@ -195,7 +215,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _left_by(self, broken: GroupBroken) -> RuntimeError:
         """
-        What `Model.train` knows such a thing by. A connection that nobody has cut is a fault.
+        Return the error by which `Model.train` recognises why the group broke.
+
+        A connection that `shut` has not cut is a fault.
         """
         try:
             cut = adaptor.groups().present.broken
@@ -206,14 +228,19 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     @property
     def _reenters(self) -> bool:
         """
-        Whether `Model.train` enters its loop again after an incident. With nothing but last checkpoints
-        enabled it takes whatever leaves its loop for a fault of this rank that nobody knows.
+        Whether `Model.train` enters its loop again after an incident.
+
+        If only last checkpoints are enabled, `Model.train` treats every error that leaves its loop
+        as an unknown fault of this rank.
         """
         return "retry" in self.strategies or "recover" in self.strategies
 
     def _out(self, error: RuntimeError) -> RuntimeError:
         """
-        The loop is to be left, for what is no fault of this rank: what to raise.
+        Return the error to raise when the loop must be left through no fault of this rank.
+
+        If `Model.train` does not enter its loop again, first report that the loop was left and wait
+        for the next action.
         """
         if not self._reenters:
             states = self.tft.ReportState
@@ -223,7 +250,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _await(self, state: Any) -> None:  # Any: a ReportState
         """
-        Out of the loop until it is entered again. Raises `JobEnded` where it is not.
+        Report `state`, and wait until the loop is entered again. Raises `JobEnded` if the job ends
+        instead.
         """
         self.tft.tft_report_error(state.value)
         if self.tft.tft_wait_next_action() == self.tft.Action.EXIT.value:
@@ -231,9 +259,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _end_update_report(self, cb_params: Any) -> None:  # Any: MindSpore's own
         """
-        Called at the end of each step.
+        Close the update window and let tft interrupt the training. MindSpore calls this at the end
+        of each step.
         """
-        if not self._hosted.in_window():  # a step that has left the state as it was is one, too
+        if not self._hosted.in_window():  # a step without an update needs a window, too
             self._open()
         step = self.cur_step_num + self.initial_step
         self.tft.tft_end_updating_os(step)
@@ -248,7 +277,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _reset_acc_grads(self) -> None:
         """
-        Called when the loop is about to be entered again, on a step that was agreed.
+        Set the accumulated gradients to zero, and set the position of the data. MindSpore calls
+        this when the loop is about to be entered again, at a step on which the ranks agreed.
         """
         self._retried = True
         network = self.cb_params.train_network
@@ -257,13 +287,15 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         data = self.cb_params.train_dataset
         done = self._position.step
         size = data.get_dataset_size()
-        # MindSpore has the data go on in its first epoch, whose order is not that of the others
+        # MindSpore would continue the data in its first epoch, whose order differs from later ones
         data.set_init_step(done if done < self._epochs * size else 0)
 
     def end(self, run_context: train.RunContext) -> None:
         """
-        All steps were trained here. Returns when all ranks have come so far, and goes back with them
-        where they have not.
+        Report that this rank has trained all steps. Returns when all ranks have.
+
+        Raises a `RuntimeError` if the ranks go back to an earlier step, so that this rank goes back
+        with them.
         """
         if not self._hosted.finish():
             raise RuntimeError(f"{_STEP_FINISH}: the others have not come to the end")
@@ -285,7 +317,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             )
         rank, world = self._session.rank, self._session.world
         ranks = self._ranks or tuple(range(world))
-        told.setdefault("net_outputs", None)  # looked for, of a rank that has computed none, too
+        told.setdefault("net_outputs", None)  # MindSpore reads it also where nothing was computed
         same = {"type": 1, "rank_list": list(ranks), "replica_cnt": len(ranks), "replica_shift": 0}
         self.tft.tft_set_optimizer_replica(rank, [same])
         self.has_init_replica = True
@@ -312,7 +344,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _is_params_consistent(self) -> bool:
         """
-        Asked for before a checkpoint is written.
+        Return whether no update window is open. MindSpore asks before it writes a checkpoint.
         """
         return not self._hosted.in_window()
 
@@ -320,11 +352,11 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def save(self, directory: Path, shard: str, step: int) -> list[str]:
         """
-        Have the state saved as MindSpore saves it; what tft keeps is a note of that.
+        Have MindSpore save the state. Write a note of that under `directory`, and return its name.
         """
         at = self._hosted.program_step(step)
         batches = int(self.cb_params.batch_num)
-        # what was noted at the end of the last step here, which may have been another one
+        # these were noted at the end of this rank's last step, which may be another step
         self.cur_step_num, self.cur_epoch_num = at, (at - 1) // batches + 1
         self.global_step = self._get_optim(self.cb_params).global_step
         self._hosted.save(at, [self._session.rank])
@@ -335,7 +367,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def rename(self, directory: Path, files: Sequence[str], step: int) -> list[str]:
         """
-        All is saved: MindSpore gives it its name, once.
+        Have MindSpore give the checkpoint its final name, once. Called when all ranks have saved.
         """
         mark = directory / "named"
         notes = [directory / name for name in files if name.endswith(_NOTE)]
@@ -346,8 +378,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def has_saved(self, directory: Path, shard: str) -> bool:
         """
-        Whether a checkpoint is one that MindSpore has saved. Raises `OrderRefused` where the script goes on
-        from another step.
+        Return whether the checkpoint under `directory` is one that MindSpore has saved.
+
+        Raises `OrderRefused` if the script continues from another step than that of the checkpoint.
         """
         note = self._note(directory, shard)
         if not note.exists():
@@ -365,7 +398,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         return directory / f"{shard}{_NOTE}"
 
     def _write(self, told: Any, beside: Mapping[str, Any]) -> None:  # Any: MindSpore's own
-        assert self._series is not None  # given before anything is trained
+        assert self._series is not None  # set by `_adopt`
         step = (told.cur_step_num - 1) % told.batch_num + 1
         kept = {"epoch_num": told.cur_epoch_num, "step_num": told.cur_step_num}
         self._series.save(
@@ -382,7 +415,10 @@ _NOTE = ".saved.json"
 
 def _check_enabled(asked: environment.Environment) -> None:
     """
-    Raises `UsageError` where MindSpore's callback would do something else than is done here.
+    Check what the environment enables.
+
+    Raises `UsageError` if it enables none of the features in `_NEEDED`, or a feature of MindSpore's
+    callback that this callback does not have.
     """
     if not any(feature in asked.features for feature in _NEEDED):
         raise UsageError(
@@ -398,8 +434,8 @@ def _check_enabled(asked: environment.Environment) -> None:
 
 class _Position:
     """
-    How many steps were drawn, as the program counts: the data position of a script whose data is
-    `Model.train`'s.
+    The number of steps that were drawn, as the program counts: the data position of a script whose
+    data `Model.train` draws.
     """
 
     def __init__(self, step: int) -> None:
@@ -407,37 +443,37 @@ class _Position:
 
     def state_dict(self) -> dict[str, int]:
         """
-        As plain values.
+        Return the position as plain values.
         """
         return {"step": self.step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """
-        The step that is gone on from.
+        Set the step from which training continues.
         """
         self.step = state["step"]
 
 
 class _Marks:
     """
-    What optimizers that mark their updates have in common.
+    The common base of optimizers that mark their updates.
     """
 
     _callback: TrainFaultTolerance | None = None
 
     def tft_callback(self, callback: TrainFaultTolerance) -> None:
         """
-        This is the callback that hears of updates.
+        Set the callback that reduces the gradients of each update and marks it.
         """
-        object.__setattr__(self, "_callback", callback)  # no Cell and no parameter of this one
+        object.__setattr__(self, "_callback", callback)  # past Cell's own: not a part of this Cell
 
 
 @cache
 def _marked(origin: type) -> type:
-    # Not `construct`: MindSpore compiles what its optimizers construct, and a call out of there is lost
+    # Not `construct`: MindSpore compiles that method, and loses calls to Python functions in it
     class Marked(_Marks, origin):  # type: ignore[misc]  # whatever optimizer it is
         """
-        Marks its updates.
+        An optimizer that marks its updates.
         """
 
         def __call__(self, gradients: Sequence[Any], *args: Any, **kwargs: Any) -> Any:

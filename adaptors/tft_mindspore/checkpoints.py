@@ -1,7 +1,9 @@
 """
-A shard as a checkpoint of MindSpore's own: `SHARD.ckpt`, which `mindspore.load_checkpoint` reads, and beside
-it `SHARD.plain` with what is no parameter. `layout.py` is to say where the files of a rank lie and what they
-are called; until then they lie under the shard's name.
+A shard as a checkpoint of MindSpore's own: `SHARD.ckpt`, which `mindspore.load_checkpoint` reads,
+and next to it `SHARD.plain` with the plain values.
+
+`layout.py` is to decide the places and names of the files of a rank. Until then the files have the
+name of the shard.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,30 +21,33 @@ from tft_mindspore.state import Shard
 
 def save(directory: Path, shard: Shard, step: int) -> list[str]:
     """
-    Write the shard under `directory`, synced; the names of its files. What an earlier attempt left there is
-    replaced.
+    Write the shard under `directory`, and sync it. Return the names of its files.
+
+    Files that an earlier attempt left there are replaced.
     """
     return _write(directory, shard.name, _contents(shard), shard.plain(), step)
 
 
 def stage(shard: Shard, step: int) -> Callable[[Path], list[str]]:
     """
-    A copy of the shard, which can be written once, as `save` does, on another thread.
+    Copy the shard. Return a function that writes the copy as `save` does; it can be called once, on
+    another thread.
     """
     copies = {name: array.copy() for name, array in _contents(shard).items()}
-    plain = pack(shard.plain())  # others may go on with what they returned
+    plain = pack(shard.plain())  # the owners may change the values that they returned
     return lambda directory: _write(directory, shard.name, copies, unpack(plain), step)
 
 
 def load(directory: Path, shard: Shard) -> None:
     """
-    Take back what `save` wrote. Raises `CheckpointCorrupt` where it cannot be read.
+    Load what `save` wrote. Raises `CheckpointCorrupt` if it cannot be read or is of another model
+    or optimizer.
     """
     from mindspore import load_checkpoint
 
     path = directory / f"{shard.name}.ckpt"
     try:
-        # MindSpore gives a checkpoint without parameters back as an error
+        # MindSpore raises an error for a checkpoint without parameters
         found = load_checkpoint(str(path)) if _solid(_contents(shard)) else {}
         plain = unpack((directory / f"{shard.name}.plain").read_bytes())
     except (OSError, ValueError, TypeError, RuntimeError, TftError) as error:
@@ -71,7 +76,8 @@ def _contents(shard: Shard) -> dict[str, Array]:
 
 def _solid(contents: Mapping[str, Array]) -> dict[str, Array]:
     """
-    Those with any elements: MindSpore leaves the others out of its checkpoints, and says nothing.
+    Return the arrays that have elements. MindSpore silently leaves the others out of its
+    checkpoints.
     """
     return {name: array for name, array in contents.items() if array.size}
 
@@ -88,13 +94,13 @@ def _write(
     path, beside = directory / f"{shard}.ckpt", directory / f"{shard}.plain"
     solid = _solid(contents)
     for left in (path, beside):
-        left.unlink(missing_ok=True)  # MindSpore leaves its own without the right to write
+        left.unlink(missing_ok=True)  # MindSpore leaves its files read-only
     written = [beside]
     if solid:
         told = [{"name": name, "data": Tensor(numpy.asarray(a))} for name, a in solid.items()]
         save_checkpoint(
             told, str(path), append_dict={"step_num": step}
-        )  # as MindSpore's own have it
+        )  # as in MindSpore's own checkpoints
         written = [path, beside]
     beside.write_bytes(pack(dict(plain)))
     for each in written:

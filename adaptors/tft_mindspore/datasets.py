@@ -1,5 +1,6 @@
 """
-Batches of a dataset of MindSpore's, one after another over its epochs, with a position that can be kept.
+The batches of a MindSpore dataset, one after another over its epochs, with a position that can be
+kept.
 """
 
 from collections.abc import Iterator
@@ -10,16 +11,18 @@ from tft.errors import UsageError
 
 class Rows:
     """
-    For `session.adopt(data=...)`: `next()` is the next batch, whatever epoch it is of.
+    The data for `session.adopt(data=...)`: `next()` returns the next batch, over all epochs.
 
-    Going back makes a new iterator that begins at the position (`set_init_step`), with the shuffling that
-    the epoch had. That holds where the dataset's own seed is set (`mindspore.dataset.config.set_seed`, or
-    `mindspore.set_seed`), and where what a function of the user's returns depends on nothing but its row.
+    After a rollback a new iterator begins at the position (`set_init_step`), with the same
+    shuffling of the epoch. This needs two things. The dataset's own seed must be set
+    (`mindspore.dataset.config.set_seed`, or `mindspore.set_seed`). And the result of a user's
+    function must depend on nothing but its row.
     """
 
     def __init__(self, dataset: Any, epochs: int, *, output_numpy: bool = False) -> None:
         """
-        `dataset` is one of mindspore.dataset, batched and all.
+        `dataset` is a dataset of mindspore.dataset with all its operations, such as batching.
+        Raises `UsageError` if it is none, or if `epochs` is less than 1.
         """
         if not hasattr(dataset, "set_init_step") or epochs < 1:
             raise UsageError(
@@ -34,7 +37,7 @@ class Rows:
 
     def next(self) -> tuple[Any, ...]:  # Any: Tensors, or arrays of numpy
         """
-        The next batch. Raises `StopIteration` after the last one of the last epoch.
+        Return the next batch. Raises `StopIteration` after the last batch of the last epoch.
         """
         if self._rows is None:
             self._rows = self._from_here()
@@ -44,19 +47,19 @@ class Rows:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next batches.
+        Leave out the next `batches` batches.
         """
         self.load_state_dict({"position": self._position + batches})
 
     def state_dict(self) -> dict[str, int]:
         """
-        How many batches were drawn.
+        Return the number of batches that were drawn.
         """
         return {"position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Go on as if so many batches had been drawn.
+        Continue as if that number of batches had been drawn.
         """
         if state["position"] != self._position:
             self._position = state["position"]

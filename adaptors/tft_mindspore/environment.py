@@ -1,10 +1,13 @@
 """
-What the environment of a MindSpore job asks for: MindSpore's own variables and those of MindIO and
-MindCluster. Read before MindSpore is imported, which aborts the interpreter over some of what people
-write there and silently switches nothing on over the rest.
+The requests in the environment of a MindSpore job: MindSpore's own variables, and those of MindIO
+and MindCluster.
 
-MindSpore reads `MS_ENABLE_TFT` in two ways: it splits it into items, and everywhere else it looks for
-`TTP:1` and the like as they stand, spaces and case included. The normal form means the same to both.
+The variables are read before MindSpore is imported. MindSpore aborts the interpreter over some of
+the values that people write there, and silently enables nothing for others.
+
+MindSpore reads `MS_ENABLE_TFT` in two ways: in one place it splits the value into items, and
+everywhere else it searches the text for `TTP:1` and the like, spaces and case included. The normal
+form means the same to both.
 """
 
 import os
@@ -23,16 +26,16 @@ ENABLE = "MS_ENABLE_TFT"
 _ADDRESS = "MS_TFT_IP"
 _PORT = "MS_TFT_PORT"
 _PORTS = range(1024, 65536)
-"""What MindIO takes."""
+"""The ports that MindIO accepts."""
 _FOR_MINDSPORE = "MINDIO_FOR_MINDSPORE"
 _AVAILABILITY = "HIGH_AVAILABILITY"
 
 _IMPLIES_TTP = ("UCE", "ARF")
-"""Whoever asks for these gets a last checkpoint where they fail, without asking for it."""
+"""The features that imply a last checkpoint (TTP), for the case that they fail."""
 _SWITCHES = ("TTP", "UCE", "HCCE", "ARF", "TRE", "TSP", "RSC", "ATO")
 _NEED_MINDIO = frozenset({"TTP", "UCE", "HCCE", "ARF", "TSP"})
 _BESIDE_ATO = frozenset({"TTP", "UCE", "ARF", "TRE", "TSP"})
-"""What MindSpore refuses beside ATO."""
+"""The features that MindSpore refuses together with ATO."""
 _VALUES = {
     **dict.fromkeys(_SWITCHES, (r"[01]", "0 or 1")),
     "TRE": (r"[012]", "0, 1 or 2"),
@@ -40,12 +43,12 @@ _VALUES = {
     "ATO_THRESHOLD": (r"[1-9][0-9]+", "a whole number of 10 or more"),
     "ATO_PATH": (r".+\.json", "the path of a .json file"),
 }
-"""By key: what may stand behind it, and that in words."""
+"""By key: the pattern of the allowed values, and its description for messages."""
 _SEARCHED = re.compile(rf"({'|'.join(_SWITCHES)}):[12]")
-"""What MindSpore searches the whole text for."""
+"""The texts that MindSpore searches for in the whole value."""
 
 _STRATEGIES = ("migrate", "scale_out", "retry", "recover", "scale_in", "dump")
-"""In the order in which tft tries them."""
+"""The strategies, in the order in which tft tries them."""
 _OF_FEATURES = {"TTP": "dump", "UCE": "retry", "HCCE": "retry", "TRE": "retry", "ARF": "recover"}
 _OF_NAMES = {
     "dump": ("dump",),
@@ -55,30 +58,33 @@ _OF_NAMES = {
     "elastic-training": ("scale_in", "scale_out"),
     "exit": (),
 }
-"""What MindCluster's names mean. `exit` is what is left when nothing is enabled."""
+"""The strategies that MindCluster's names mean. `exit` means none: it is what is left when nothing
+is enabled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """
-    What is asked for.
+    The requests of the environment.
     """
 
     features: Mapping[str, str] = field(default_factory=dict)
-    """Of `MS_ENABLE_TFT`: what is switched on, and what belongs to it, each with its value."""
+    """From `MS_ENABLE_TFT`: the features that are on, and their parameters, each with its value."""
     unknown: tuple[str, ...] = ()
-    """Of `MS_ENABLE_TFT`: items that are not known here. MindSpore may know them: they stay as they are."""
+    """From `MS_ENABLE_TFT`: items that tft does not know. MindSpore may know them, so they stay as
+    they are."""
     for_mindspore: bool = False
-    """MindIO is told that its framework is MindSpore."""
+    """Whether `MINDIO_FOR_MINDSPORE` declares MindSpore as the framework of MindIO."""
     address: str | None = None
     port: int | None = None
     named: tuple[str, ...] = ()
-    """Of `HIGH_AVAILABILITY`."""
+    """The names in `HIGH_AVAILABILITY`."""
 
     @property
     def normal(self) -> str:
         """
-        `MS_ENABLE_TFT` as both of MindSpore's readers understand it; empty where nothing is on.
+        `MS_ENABLE_TFT` in the form that both of MindSpore's readers understand; empty if nothing is
+        on.
         """
         items = [f"{key}:{value}" for key, value in self.features.items()]
         items.extend(self.unknown)
@@ -87,7 +93,7 @@ class Environment:
     @property
     def strategies(self) -> tuple[str, ...]:
         """
-        The strategies of tft that this enables, as `--enable` takes them.
+        The strategies of tft that the environment enables, as `--enable` takes them.
         """
         enabled = {_OF_FEATURES[key] for key in self.features if key in _OF_FEATURES}
         enabled.update(strategy for name in self.named for strategy in _OF_NAMES[name])
@@ -96,20 +102,22 @@ class Environment:
     @property
     def last_checkpoints(self) -> bool:
         """
-        Whether high availability is on: last checkpoints are written, and can be gone on from.
+        Whether high availability is on: last checkpoints are written, and training can continue
+        from them.
         """
         return "dump" in self.strategies
 
     @property
     def needs_mindio(self) -> bool:
         """
-        Whether MindSpore wants a controller of MindIO's for what is on.
+        Whether MindSpore needs a MindIO controller for the features that are on.
         """
         return not _NEED_MINDIO.isdisjoint(self.features)
 
     def controller(self) -> tuple[str, int]:
         """
-        Where the controller of MindIO's is to listen. Raises `UsageError` where that is not said.
+        Return the address and port at which the MindIO controller is to listen. Raises `UsageError`
+        if one of them is not set.
         """
         for name, value in ((_ADDRESS, self.address), (_PORT, self.port)):
             if value is None:
@@ -117,15 +125,16 @@ class Environment:
                     f"{name} is not set; {ENABLE} switches on what needs a controller, and expected "
                     f"is where it listens: {_ADDRESS}, an address of the node of rank 0, and {_PORT}"
                 )
-        assert self.address is not None  # both were looked at above
+        assert self.address is not None  # the loop above has checked both
         assert self.port is not None
         return self.address, self.port
 
 
 def read(variables: Mapping[str, str]) -> Environment:
     """
-    What these variables ask for. Raises `UsageError`, with the variable, what it is and what is
-    expected of it.
+    Return the requests of the environment `variables`.
+
+    Raises `UsageError`, with the name of the variable, its value and the expected value.
     """
     features, unknown = _features(variables.get(ENABLE, ""))
     return Environment(
@@ -139,14 +148,16 @@ def read(variables: Mapping[str, str]) -> Environment:
 
 
 _logged: set[str] = set()
-"""Items that this process has logged."""
+"""The unknown items that this process has logged."""
 
 
 def settle() -> Environment:
     """
-    Read the environment of this process, and put the normal form in the place of what MindSpore would
-    misunderstand. To be called before MindSpore is imported. Items that are not known here are logged, once
-    in a process. Raises `UsageError`.
+    Read the environment of this process, and replace `MS_ENABLE_TFT` by its normal form, which
+    MindSpore cannot misunderstand. Return the requests.
+
+    Call it before MindSpore is imported. Unknown items are logged, once in a process. Raises
+    `UsageError` as `read` does.
     """
     asked = read(os.environ)
     for item in asked.unknown:
@@ -163,8 +174,10 @@ def settle() -> Environment:
 
 def place() -> tuple[int, int]:
     """
-    The rank of this process and the number of ranks, as msrun or a tft agent has told them. What MindSpore
-    asks for them where its own collectives are not begun is set to the same. Raises `UsageError`.
+    Return the rank of this process and the number of ranks, as msrun or a tft agent has set them.
+
+    Also sets `RANK_ID` and `RANK_SIZE` to these values: MindSpore reads them where its own
+    collectives are not initialised. Raises `UsageError` if the environment does not name a rank.
     """
     for rank, world in (("MS_NODE_ID", "MS_WORKER_NUM"), ("RANK", "WORLD_SIZE")):
         told = os.environ.get(rank, ""), os.environ.get(world, "")
@@ -179,7 +192,7 @@ def place() -> tuple[int, int]:
 
 def _features(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
     """
-    What is switched on, and the items that are not known.
+    Return the features that are on, and the unknown items.
     """
     given: dict[str, str] = {}
     unknown: list[str] = []
@@ -203,8 +216,9 @@ def _features(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
 
 def _items(text: str) -> list[str]:
     """
-    The items between the braces, which may be missing. Spaces part items as commas do: MindSpore's
-    search finds both.
+    Return the items between the braces, which may be missing.
+
+    Spaces separate items as commas do: MindSpore's search finds both.
     """
     bare = text.strip().removeprefix("{").removesuffix("}")
     return [item for item in re.split(r"[,\s]+", re.sub(r"\s*:\s*", ":", bare)) if item]

@@ -1,6 +1,6 @@
 """
-What an exception out of the training loop stands for, and whether a thread may be waiting for other
-ranks.
+Decides which fault an exception out of the training loop means, and whether a thread may be waiting
+for other ranks.
 """
 
 from types import FrameType
@@ -12,14 +12,16 @@ from tft_mindspore.groups import GroupBroken
 
 def classify(error: BaseException) -> FaultKind | None:
     """
-    The kind of fault that an exception of this adaptor stands for; None: of none. What MindSpore says of
-    devices comes as words in a RuntimeError, and stands in the table of device faults.
+    Return the kind of fault that an exception of this adaptor means, None if it means no fault.
+
+    MindSpore's errors of devices are RuntimeErrors; their messages are in the table of device
+    faults.
     """
     return "network" if isinstance(error, GroupBroken) else None
 
 
 def waiting(frame: FrameType) -> bool:
     """
-    Whether a thread whose innermost Python frame this is may wait for other ranks.
+    Return whether a thread with this innermost Python frame may be waiting for other ranks.
     """
     return frame.f_code.co_filename == groups.__file__

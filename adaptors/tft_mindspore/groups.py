@@ -1,14 +1,16 @@
 """
-The ranks that train together, joined by connections of their own: all-reduces, broadcasts, gathers and barriers
-over the memory of the host.
+The group of the ranks that train together, joined by connections of its own: all-reduces,
+broadcasts, gathers and barriers over host memory.
 
-MindSpore's own collectives on CPU cannot be healed in a process: one that has failed leaves its group dead
-for good, and a new group in the same process returns wrong numbers. So gradients go over these. A sum
-is taken in the order of the ranks, element by element, whoever comes first: every rank has the same bits,
-and has them again after an incident. `shut`, from any thread, brings the training thread out of whatever it
-waits for.
+MindSpore's own collectives on CPU cannot be repaired in a process. A collective that has failed
+leaves its group dead for good, and a new group in the same process returns wrong numbers. So
+gradients are reduced over the connections of this module. An all-reduce adds up in the order of the
+ranks, element by element, whichever rank comes first. So every rank gets the same bits, and gets
+them again after an incident. `shut`, called on any thread, interrupts the training thread wherever
+it waits in this group.
 
-No thread is started here. Nothing of MindSpore is imported: what is summed are numpy's arrays.
+This module starts no thread. It reduces numpy's arrays, and imports MindSpore only to return
+Tensors to a caller that gave Tensors.
 """
 
 import hmac
@@ -31,34 +33,39 @@ from tft.errors import OrderRefused, PeerError, UsageError
 Array = NDArray[Any]  # Any: of whatever type the user trains with
 
 _HEADER = struct.Struct("<4sIQ")
-"""Before each message: what it is of, the how manyth between these two, and its size in bytes."""
+"""The header of each message: its kind, its number between these two ranks, and its size in
+bytes."""
 _HELLO = struct.Struct("<16sI")
-"""What a member says to another when it connects: the token, and its rank."""
+"""The first message of a member that connects to another one: the token, and its rank."""
 
 _AT_ONCE = 256 * 1024
-"""Bytes up to which everybody sends everything to everybody: one message each way instead of two. Four ranks on two
-cores, the best of 30: 64 KiB take 0.2 ms so and 0.5 in two, 256 KiB 0.8 and 2.3, 1 MiB 11 and 8."""
+"""Bytes up to which every rank sends everything to every other rank: one message each way instead
+of two. Four ranks on two cores, the best of 30: 64 KiB take 0.2 ms this way and 0.5 ms in two
+messages, 256 KiB 0.8 and 2.3 ms, 1 MiB 11 and 8 ms."""
 
 STORE_TIMEOUT = 60.0
-"""Seconds until the store must have been reached. It is a process on the same machine or the next, and it is
-started again within a second when it dies."""
+"""Seconds until the store must have been reached. The store is a process on the same machine or the
+next, and it is started again within a second when it dies."""
 
 _AGAIN = 0.05
 """Seconds between two attempts to reach the store."""
 
 _FOREVER = -1
-"""For `poll`: whoever hangs is found out by the controller, and then `shut` is called."""
+"""The limit for `poll`: none. The controller finds a rank that hangs, and then `shut` is called."""
 
 
 class GroupBroken(ConnectionError):
     """
-    A connection of the group has ended, or `shut` was called: no sum can be had here any more.
+    A connection of the group has ended, or `shut` was called: the group can carry out no collective
+    any more.
     """
 
 
 class Group:
     """
-    The ranks of one regroup. Made by `Groups.form`; used on the training thread, except for `shut`.
+    The group of all ranks, from one regroup to the next.
+
+    Made by `Groups.form`. Used on the training thread, except for `shut`.
     """
 
     def __init__(self, name: str, rank: int, world: int, contributing: Callable[[], None]) -> None:
@@ -66,7 +73,7 @@ class Group:
         self.rank = rank
         """The place of this process in the group."""
         self.world = world
-        """How many they are."""
+        """The number of members."""
         self._contributing = contributing
         self._peers: dict[int, socket.socket] = {}
         self._sent = dict.fromkeys(range(world), 0)
@@ -79,18 +86,19 @@ class Group:
     @property
     def broken(self) -> bool:
         """
-        `shut` was called.
+        Whether `shut` was called.
         """
         return self._broken
 
-    # ------------------------------------------------------------ what the user asks for
+    # ------------------------------------------------------------ collectives
 
     def sum(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
-        All-reduce by sum what all ranks give, or all of `ranks`, which must be the same there: as many, of the
-        same sizes and types. Takes arrays of numpy or Tensors of MindSpore and returns the same.
+        All-reduce `arrays` by sum over all ranks, or over `ranks`. Return the sums.
 
-        Raises `GroupBroken` where somebody is gone.
+        The arrays must be the same on all these ranks in number, sizes and types. Takes arrays of
+        numpy or Tensors of MindSpore, and returns the same. Raises `GroupBroken` if a rank is gone.
+        Raises `UsageError` if this rank is not among `ranks`.
         """
         members = self._members(ranks)
         self._contributing()
@@ -110,7 +118,8 @@ class Group:
 
     def mean(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
-        All-reduce by average, over the ranks that have given something: what data-parallel training takes of gradients.
+        All-reduce `arrays` by average over the ranks that take part. Data-parallel training uses
+        this for gradients. Takes and returns the same as `sum`.
         """
         members = self._members(ranks)
         sums = self.sum([_plain(array) for array in arrays], members)
@@ -122,7 +131,8 @@ class Group:
         self, arrays: Sequence[Any], root: int, ranks: Sequence[int] | None = None
     ) -> list[Any]:
         """
-        What the rank `root` gives. The others give something of the same sizes and types.
+        Return the arrays of the rank `root`. The other ranks give arrays of the same sizes and
+        types.
         """
         members = self._members(ranks)
         if root not in members:
@@ -146,7 +156,8 @@ class Group:
 
     def gather(self, words: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
         """
-        What each rank says, in the order of the ranks; they may say more or less than each other.
+        Return the bytes of each rank, in the order of the ranks. The ranks may give different
+        numbers of bytes.
         """
         members = self._members(ranks)
         self._contributing()
@@ -166,7 +177,7 @@ class Group:
 
     def barrier(self, ranks: Sequence[int] | None = None) -> None:
         """
-        Returns when all have called it.
+        Wait until all ranks, or all of `ranks`, have called this method.
         """
         others = [rank for rank in self._members(ranks) if rank != self.rank]
         self._exchange(
@@ -190,7 +201,7 @@ class Group:
         if flat.nbytes <= _AT_ONCE:
             parts = self._swap(b"sum1", members, dict.fromkeys(members, flat), flat.size)
             return _added(parts, members)
-        # each adds up a stretch of its own, and gives that to all
+        # each rank adds up one piece, and sends the result to all
         ends = [flat.size * (place + 1) // len(members) for place in range(len(members))]
         begins = [0, *ends[:-1]]
         pieces = {
@@ -213,7 +224,8 @@ class Group:
         self, what: bytes, members: list[int], pieces: Mapping[int, Array], size: int
     ) -> dict[int, Array]:
         """
-        Give each of the others its piece, and get from each what is for this rank, `size` elements.
+        Send each other member its piece, and receive from each other member the piece for this
+        rank. Return the pieces by rank, with `size` elements each.
         """
         others = [rank for rank in members if rank != self.rank]
         mine = pieces[self.rank]
@@ -233,8 +245,10 @@ class Group:
         taking: Mapping[int, memoryview],
     ) -> None:
         """
-        Send and receive one message each, all at once: whoever sends first and receives then waits for
-        ever for one who does the same.
+        Send one message to each rank of `giving` and receive one from each rank of `taking`, all at
+        once.
+
+        Two ranks that both send first and then receive would wait for each other for ever.
         """
         if self._broken:
             raise self._cut_off()
@@ -261,7 +275,7 @@ class Group:
                 rank = ranks[descriptor]
                 if events & select.POLLOUT:
                     self._send(rank, outgoing[rank])
-                if events & ~select.POLLOUT:  # also at its end, which receiving finds out about
+                if events & ~select.POLLOUT:  # also at its end, which `recv` reports
                     self._receive(rank, incoming.get(rank))
                 left = _interest(outgoing.get(rank), incoming.get(rank))
                 if left:
@@ -287,7 +301,7 @@ class Group:
 
     def _receive(self, rank: int, incoming: "_Incoming | None") -> None:
         if incoming is None or not incoming.room_left:
-            # nothing is expected: a look at what has made it readable, or its end
+            # nothing is expected: peek, to tell an early message from the end of the connection
             incoming = None
         try:
             if incoming is None:
@@ -311,7 +325,8 @@ class Group:
 
     def join(self, host: str, port: int) -> None:
         """
-        Find the others through the store and connect to all of them; returns when all have.
+        Find the other members through the store and connect to all of them. Returns when all
+        members have.
         """
         store = self._reach_store(host, port)
         with self._kept(socket.socket(store.family)) as listener:
@@ -331,7 +346,9 @@ class Group:
 
     def shut(self) -> None:
         """
-        Whoever waits in this group, or will, gets `GroupBroken`. On any thread, and more than once.
+        Make every call that waits in this group, and every later call, raise `GroupBroken`.
+
+        Can be called on any thread, and more than once.
         """
         with self._lock:
             if self._broken:
@@ -344,7 +361,7 @@ class Group:
 
     def close(self) -> None:
         """
-        Free the connections.
+        Call `shut`, and close the connections.
         """
         self.shut()
         with self._lock:
@@ -380,7 +397,7 @@ class Group:
 
     def _dial(self, host: str, port: int) -> socket.socket:
         """
-        A connection to there. Raises `OSError` where there is none to be had.
+        Return a connection to `host` and `port`. Raises `OSError` if there is none.
         """
         (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         connection = self._kept(socket.socket(family, kind))
@@ -424,7 +441,8 @@ class Group:
 
     def _accept(self, listener: socket.socket, token: bytes) -> None:
         """
-        Let one in. Who does not know the token is none of ours, and is sent away.
+        Accept one connection. If the other end does not know the token it is no member, and the
+        connection is closed.
         """
         self._wait(listener, select.POLLIN)
         try:
@@ -458,7 +476,7 @@ class Group:
 
 class _Incoming:
     """
-    A message that is on its way here.
+    A message that is being received.
     """
 
     def __init__(self, what: bytes, turn: int, room: memoryview) -> None:
@@ -466,12 +484,14 @@ class _Incoming:
         self._header = bytearray(_HEADER.size)
         self._room = room
         self.room_left = memoryview(self._header)
-        """Where the next bytes go; empty when all have come."""
+        """The memory for the next bytes; empty when all bytes have arrived."""
         self._in_header = True
 
     def came(self, count: int, rank: int) -> None:
         """
-        So many bytes have come from that rank.
+        Take note that `count` bytes have arrived from `rank`.
+
+        Raises `UsageError` if the message is not the one that this rank expects.
         """
         self.room_left = self.room_left[count:]
         if self._in_header and not self.room_left:
@@ -489,7 +509,8 @@ class _Incoming:
 
 class Groups:
     """
-    The group of this process. `form` and `clear` are called on the training thread, `quiesce` on any.
+    The group of this process. `form` and `clear` are called on the training thread, `quiesce` on
+    any.
     """
 
     def __init__(self) -> None:
@@ -497,12 +518,12 @@ class Groups:
         self._group: Group | None = None
         self._formed = False
         self.contributing: Callable[[], None] = _nothing
-        """Called before anything of the step is given to the others."""
+        """Called before this rank sends data of the step to the other ranks."""
 
     @property
     def present(self) -> Group:
         """
-        The group that the last regroup has formed. Raises `GroupBroken` where there is none.
+        The group that the last regroup has formed. Raises `GroupBroken` if there is none.
         """
         group = self._group
         if group is None or not self._formed:
@@ -511,7 +532,7 @@ class Groups:
 
     def form(self, name: str, host: str, port: int, rank: int, world: int) -> None:
         """
-        Join the group of this name; `OrderRefused` when `quiesce` came first.
+        Join the group `name`. Raises `OrderRefused` if `quiesce` was called before it is formed.
         """
         self.clear()
         group = Group(name, rank, world, lambda: self.contributing())
@@ -520,14 +541,14 @@ class Groups:
         try:
             group.join(host, port)
         except OSError as error:
-            if group.broken:  # whatever it was that it has cut
+            if group.broken:  # `shut` has interrupted the call
                 raise OrderRefused(f"the forming of group {name!r} was called off") from error
             raise
         self._formed = True
 
     def quiesce(self) -> None:
         """
-        Whoever waits in the group, or for its forming, is to raise.
+        Make every thread raise that waits in the group or for its forming.
         """
         with self._lock:
             if self._group is not None:
@@ -535,7 +556,7 @@ class Groups:
 
     def clear(self) -> None:
         """
-        Free the group.
+        Close the group and drop the reference to it.
         """
         self._formed = False
         with self._lock:
@@ -546,7 +567,7 @@ class Groups:
 
 def _nothing() -> None:
     """
-    Nobody wants to know.
+    Do nothing: the initial value of `contributing`.
     """
 
 
@@ -564,7 +585,7 @@ def _ready(connection: socket.socket) -> socket.socket:
 
 def _added(parts: Mapping[int, Array], members: Sequence[int]) -> Array:
     """
-    In the order of the ranks, whatever the order they came in.
+    Return the sum of `parts`, added up in the order of the ranks, whatever the order of arrival.
     """
     total: Array = parts[members[0]].copy()
     for rank in members[1:]:
@@ -574,13 +595,13 @@ def _added(parts: Mapping[int, Array], members: Sequence[int]) -> Array:
 
 def _plain(array: Any) -> Array:  # Any: of numpy or of MindSpore
     plain = array if isinstance(array, numpy.ndarray) else array.asnumpy()
-    return numpy.asarray(plain, order="C")  # `ascontiguousarray` would make a number a row
+    return numpy.asarray(plain, order="C")  # `ascontiguousarray` would turn a scalar into a row
 
 
 def _like(given: Any, found: Array) -> Any:  # Any: of numpy or of MindSpore
     if isinstance(given, numpy.ndarray):
         return found
-    from mindspore import Tensor  # whoever gives one has imported it
+    from mindspore import Tensor  # a caller that gives a Tensor has imported it
 
     return Tensor(found)
 

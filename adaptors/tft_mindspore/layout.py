@@ -1,17 +1,17 @@
 """
-Where the ranks of a MindSpore job have their checkpoints, in the layout of MindSpore Transformers, who
-writes one, and which can be gone on from:
+The places of the checkpoints of a MindSpore job's ranks, in the layout of MindSpore Transformers;
+which ranks write a checkpoint, and from which checkpoint a job can continue:
 
     checkpoint/rank_0/llama2_13b_rank_0-5_1.ckpt     the end of step 1 of epoch 5
-    checkpoint/rank_0/meta.json                      names it, written after it
-    checkpoint/rank_5/llama2_13b_rank_5-5_1.ckpt     rank 1 was lost, and held the same
+    checkpoint/rank_0/meta.json                      names that file, and is written after it
+    checkpoint/rank_5/llama2_13b_rank_5-5_1.ckpt     rank 1 was lost, and held the same state
     …
 
-A checkpoint in which fewer files are than the job has ranks is a last one: one rank of each group of
-replicas has written. The others go on from the file of theirs.
+A checkpoint with fewer files than the job has ranks is a last checkpoint: one rank of each group of
+replicas has written. The other ranks of the group continue from the file of that rank.
 
-Knows no MindSpore: what is in a file is written by a function of the caller's, such as
-`lambda path: mindspore.save_checkpoint(cell, str(path))`.
+This module knows no MindSpore. The caller gives a function that writes the content of a file, such
+as `lambda path: mindspore.save_checkpoint(cell, str(path))`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,29 +25,32 @@ from tft.rankfiles import DIRECTORIES, Name
 from tft_mindspore.environment import Environment
 
 Groups = Sequence[Sequence[int]]
-"""The ranks of a job, those together that hold the same: `Sizes.replicas` of `tft.mindformers`."""
+"""The ranks of a job, grouped by the state that they hold: all ranks of a group hold the same.
+`Sizes.replicas` of `tft.mindformers` returns this."""
 
 _DIRECTORY = DIRECTORIES[0]
 _FEW = 8
-"""So many ranks are named one by one."""
+"""The most ranks that a message names one by one."""
 
 
 def directory_of(root: Path, rank: int) -> Path:
     """
-    Where the files of a rank are; `root` is the directory of all of them, `checkpoint`.
+    Return the directory with the files of a rank. `root` is the directory of all ranks,
+    `checkpoint`.
     """
     return root / _DIRECTORY.format(rank)
 
 
-# ---------------------------------------------------------------- who writes
+# ---------------------------------------------------------------- which ranks write
 
 
 def savers(
     groups: Groups, gone: Collection[int] = (), *, everyone: bool = False
 ) -> tuple[int, ...]:
     """
-    Who writes a last checkpoint: of each group the lowest rank that is there, or `everyone` who is.
-    Raises `OrderRefused` where all of a group are gone.
+    Return the ranks that write a last checkpoint: the lowest rank of each group that is not gone.
+
+    `everyone`: all ranks that are not gone. Raises `OrderRefused` if all ranks of a group are gone.
     """
     left = [[rank for rank in sorted(group) if rank not in gone] for group in groups]
     for group, there in zip(groups, left, strict=True):
@@ -65,33 +68,37 @@ def savers(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """
-    What one run writes of one rank.
+    The files that one run writes for one rank.
     """
 
     root: Path
     rank: int
     prefix: str
     again: int = 0
-    """How many runs have written files of this prefix there before: it is in the names."""
+    """The number of earlier runs that have written files with this prefix there. The names contain
+    it."""
 
     @property
     def directory(self) -> Path:
         """
-        Where its files are.
+        The directory with the files of the rank.
         """
         return directory_of(self.root, self.rank)
 
     def name(self, epoch: int, step: int) -> Name:
         """
-        The file of the end of a step. With a sink size of 1, MindSpore counts every step as an epoch of
-        one step.
+        Return the name of the file of the end of a step.
+
+        With a sink size of 1, MindSpore counts every step as an epoch of one step.
         """
         return Name(prefix=self.prefix, rank=self.rank, again=self.again, epoch=epoch, step=step)
 
     def save(self, epoch: int, step: int, write: Callable[[Path], object]) -> Path:
         """
-        Have `write` write a file, which is in its place when all of it is on the disk. `note` makes it
-        the newest. What the same run has written of that step before is replaced.
+        Write a file with the function `write`, and return its path.
+
+        The file appears under its name when all of it is on the disk. `note` makes it the newest
+        file. A file of the same step that this run wrote before is replaced.
         """
         path = self.directory / str(self.name(epoch, step))
         rankfiles.put(path, write)
@@ -99,7 +106,8 @@ class Series:
 
     def note(self, epoch: int, step: int) -> Path:
         """
-        Have `meta.json` name a file that is in its place.
+        Record the file of the end of a step in `meta.json` as the newest. Return the path of
+        `meta.json`.
         """
         rankfiles.write_meta(self.directory, self.name(epoch, step))
         return self.directory / rankfiles.META
@@ -107,8 +115,9 @@ class Series:
 
 def open_series(root: Path, rank: int, prefix: str) -> Series:
     """
-    What a run that begins is to write: names that no file has that is there. Raises `UsageError` for a
-    prefix that is no part of a name.
+    Return the series for a run that begins. No existing file has one of its names.
+
+    Raises `UsageError` for a prefix that cannot be part of a file name.
     """
     if not prefix or "/" in prefix or "\0" in prefix or prefix.startswith("."):
         raise UsageError(
@@ -128,30 +137,34 @@ def open_series(root: Path, rank: int, prefix: str) -> Series:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """
-    A checkpoint that all ranks can go on from.
+    A checkpoint from which all ranks can continue.
     """
 
     epoch: int
     step: int
     files: Mapping[int, Path]
-    """By rank: its own file, or that of one that held the same."""
+    """The file of each rank: its own file, or that of a rank that held the same state."""
     written: tuple[int, ...]
     """The ranks that have a file of their own."""
     passed_over: tuple[tuple[int, int], ...] = ()
-    """Epoch and step of what is newer, of which something was lost or never written."""
+    """Epoch and step of newer checkpoints that are incomplete: a file was lost or was never
+    written."""
 
     @property
     def last(self) -> bool:
         """
-        It is a last checkpoint: not every rank has written.
+        Whether this is a last checkpoint: not every rank has written.
         """
         return len(self.written) < len(self.files)
 
 
 def resumption(recipe: Recipe, asked: Environment) -> Found | None:
     """
-    What a job of this file goes on from, in this environment; None where it is to begin. Raises as
-    `find`.
+    Return the checkpoint from which a job of this recipe continues in this environment; None if the
+    job is to begin anew.
+
+    Raises `UsageError` and `CheckpointCorrupt` as `find` does, and `UsageError` if
+    `resume_training` names no file of a checkpoint.
     """
     if not recipe.resume or recipe.load is None:
         return None
@@ -180,10 +193,13 @@ def find(
     only: tuple[int, int] | None = None,
 ) -> Found:
     """
-    The newest checkpoint that there is of all groups, or that of epoch and step `only`. With `high_availability` a rank without a file
-    goes on from that of one that held the same, and what is not there of every group is passed over.
-    Raises `UsageError` where there is none, or where the newest is a last checkpoint and
-    `high_availability` is not on; `CheckpointCorrupt` where there is none of every group.
+    Return the newest checkpoint of which every group has a file, or that of epoch and step `only`.
+
+    With `high_availability` a rank without a file continues from the file of a rank that held the
+    same state, and a newer checkpoint of which some group has no file is passed over. Raises
+    `UsageError` if there is no checkpoint, or if the newest is a last checkpoint and
+    `high_availability` is off. Raises `CheckpointCorrupt` if there is no checkpoint of which every
+    group has a file.
     """
     ranks = sorted(rank for group in groups for rank in group)
     _check_world(root, ranks)
@@ -219,8 +235,11 @@ def find(
 
 def _believed(root: Path, rank: int) -> Iterator[tuple[tuple[int, int], Path]]:
     """
-    By epoch and step, the files of a rank that are whole: what its `meta.json` names, and what it has
-    written before. What came after was cut off before it was noted. Those of later runs come last.
+    Yield the complete files of a rank, each with epoch and step.
+
+    These are the file that `meta.json` names, and the files of no later step that the rank has
+    written before it. A file that was written later may be cut off: the run ended before it was
+    noted. Files of later runs come last.
     """
     directory = directory_of(root, rank)
     noted = rankfiles.read_meta(directory)
@@ -238,7 +257,7 @@ def _covered(
     groups: Groups, held: Mapping[int, Mapping[tuple[int, int], Path]], at: tuple[int, int]
 ) -> dict[int, Path] | None:
     """
-    The file of each rank, its own where it has one; None where a group has none.
+    Return the file of each rank, its own if it has one; None if a group has no file.
     """
     files: dict[int, Path] = {}
     for group in groups:
@@ -251,7 +270,8 @@ def _covered(
 
 def _check_world(root: Path, ranks: Sequence[int]) -> None:
     """
-    Raises `UsageError` where there are files of a rank that the job does not have.
+    Check that `root` has no files of a rank that the job does not have. Raises `UsageError` if it
+    has.
     """
     before, behind = _DIRECTORY.split("{}")
     for directory in sorted(root.glob(f"{before}*{behind}")):

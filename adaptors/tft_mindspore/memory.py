@@ -1,10 +1,11 @@
 """
 MindSpore's parameters as memory.
 
-What is read is the parameter's own memory: `asnumpy` waits until MindSpore has carried out what it was
-asked for, and shares. What is written goes through `copy_` alone. `set_data` and `load_param_into_net` give a
-parameter another piece of memory, and a compiled optimizer, which all of MindSpore's own are, keeps the
-old one: training then goes on without any error and without changing anything.
+Reading returns the parameter's own memory: `asnumpy` waits until MindSpore has carried out all
+pending operations, and shares the memory. Writing uses `copy_` only. `set_data` and
+`load_param_into_net` give a parameter another piece of memory, but a compiled optimizer, and all of
+MindSpore's own are compiled, keeps the old one. Training then goes on without any error and without
+changing anything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,26 +26,26 @@ Parameter = Any  # MindSpore has no types
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
     """
-    What is told of a parameter before its content.
+    The description of a parameter, which is sent before its content.
     """
 
     name: str
     kind: str
-    """Of its elements, as MindSpore calls it."""
+    """The type of the elements, by MindSpore's name."""
     shape: tuple[int, ...]
     size: int
-    """Bytes."""
+    """In bytes."""
 
     def listed(self) -> list[object]:
         """
-        As plain values.
+        Return the description as plain values.
         """
         return [self.name, self.kind, list(self.shape), self.size]
 
     @classmethod
     def read(cls, told: Sequence[Any]) -> "Described":  # Any: checked here
         """
-        What `listed` told. Raises `MalformedMessage`.
+        Return the description in the result of `listed`. Raises `MalformedMessage` if it is none.
         """
         try:
             name, kind, shape, size = told
@@ -60,7 +61,7 @@ class Described:
 
 def describe(name: str, parameter: Parameter) -> Described:
     """
-    What this parameter is.
+    Return the description of `parameter`.
     """
     return Described(
         name=name,
@@ -72,45 +73,47 @@ def describe(name: str, parameter: Parameter) -> Described:
 
 def content(parameter: Parameter) -> Array:
     """
-    Its present content, in place.
+    Return the present content of `parameter`, in place.
     """
     found: Array = parameter.asnumpy()
-    return numpy.asarray(found, order="C")  # the same one, unless it lies otherwise
+    return numpy.asarray(found, order="C")  # no copy, unless the memory has another order
 
 
 def flat_bytes(array: Array) -> memoryview:
     """
-    The memory of an array.
+    Return the memory of an array as bytes.
     """
     return array.reshape(-1).view(numpy.uint8).data
 
 
 def room(parameter: Parameter) -> Array:
     """
-    An array for another content of it.
+    Return a new array that has room for another content of `parameter`.
     """
     return numpy.empty_like(content(parameter))
 
 
 def put(contents: Mapping[str, Array], parameters: Mapping[str, Parameter]) -> None:
     """
-    Make these the contents of the parameters of the same names; returns when they are.
+    Write these contents into the parameters of the same names. Returns when they are written.
     """
     from mindspore import Tensor  # heavy: only processes that train have it
     from mindspore.common.api import _no_grad  # MindSpore offers no other
 
-    with _no_grad():  # else it is refused where a forward was left in the middle
+    with _no_grad():  # else MindSpore refuses it after an unfinished forward
         for name, array in contents.items():
             if array.size:
                 parameters[name].copy_(Tensor.from_numpy(array))
-    for name in contents:  # `copy_` only asks for it
+    for name in contents:  # `copy_` only starts the copy: wait for it
         parameters[name].asnumpy()
 
 
 def drop_unfinished_backward() -> None:
     """
-    A forward that was left by an exception leaves MindSpore recording: all that is computed from then on
-    would be taken for a part of it, and be kept.
+    Make MindSpore stop recording a forward that was left by an exception.
+
+    Otherwise MindSpore would treat everything that is computed from then on as a part of that
+    forward, and would keep it.
     """
     from mindspore.common.api import _pynative_executor
 
@@ -120,7 +123,8 @@ def drop_unfinished_backward() -> None:
 
 def digest(told: object, parameters: Mapping[str, Parameter]) -> str:
     """
-    XXH3-128 of plain values and of parameters, with their names and types.
+    Return the digest (XXH3-128, hexadecimal) of plain values and of parameters with their names and
+    types.
     """
     sum_ = xxhash.xxh3_128(pack(told))
     for name, parameter in parameters.items():

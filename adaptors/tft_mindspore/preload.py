@@ -1,5 +1,5 @@
 """
-What MindSpore imports, imported early: a replacement starts while the other ranks wait.
+Imports MindSpore early: a replacement starts while the other ranks wait.
 """
 
 import importlib.util
@@ -9,8 +9,10 @@ from tft.errors import UsageError
 
 def preload() -> None:
     """
-    Import it, which takes 2 s and more. It starts no thread before the first operation, and the same
-    losses come of a process that was forked then; so ranks can be. Raises `UsageError` where it cannot be had.
+    Import MindSpore, which takes 2 s and more. Raises `UsageError` if it is not installed.
+
+    MindSpore starts no thread before the first operation, and a process that was forked before it
+    computes the same losses. So ranks can be forked.
     """
     if importlib.util.find_spec("mindspore") is None:
         raise UsageError(

@@ -1,7 +1,9 @@
 """
-The private state of a rank: its random state, its data position, and what its forward pass changes in
-the network. Captured at both edges of every update window, so it must cost next to nothing: 10 us for
-MindSpore's generator and a small position.
+The rank-local state of a rank: its random state, its data position, and what its forward pass
+changes in the network.
+
+It is captured at both edges of every update window, so a capture must cost next to nothing: 10 us
+for MindSpore's generator and a small position.
 """
 
 import random
@@ -16,19 +18,20 @@ from tft.protocol.codec import pack, unpack
 from tft_mindspore.memory import Array, Parameter, content, put
 
 RNGS = ("mindspore", "python", "numpy")
-"""The generators that can be kept. MindSpore's always is; the others are read in full at every edge, and are
-kept when the user says that training draws from them."""
+"""The generators that can be kept. MindSpore's is always kept. The others are read in full at every
+edge, and are kept if the user says that training draws from them."""
 
 INLINE = 224 * 1024
 """
-Bytes of running statistics that may travel with the private state. The slot they go to has 256 KiB; the
-rest is for the generators (5 KiB) and the user's data position. ResNet-50 needs 208 KiB.
+Bytes of running statistics that may travel with the rank-local state. The slot for that state has
+256 KiB; the rest is for the generators (5 KiB) and the user's data position. ResNet-50 needs 208
+KiB.
 """
 
 
 class Private:
     """
-    Captures and puts back what no other rank has a copy of.
+    Captures and restores the state of which no other rank has a copy.
     """
 
     def __init__(
@@ -47,7 +50,8 @@ class Private:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        The present private state. `closing`: a step is complete, and `rewind` is to come back to here.
+        Return the present rank-local state. `closing`: a step is complete, and `rewind` is to
+        restore this state.
         """
         state: dict[str, object] = self._random()
         if self._running:
@@ -61,7 +65,7 @@ class Private:
 
     def rollback(self, private: bytes) -> None:
         """
-        Back to what was captured.
+        Restore a captured state. Raises `MalformedMessage` if this adaptor did not capture it.
         """
         from mindspore import Tensor, set_rng_state  # heavy: only processes that train have it
 
@@ -81,19 +85,21 @@ class Private:
 
     def rewind(self) -> None:
         """
-        What a half-done forward has changed is put back: this rank may have to give its state away.
+        Undo what an unfinished forward has changed: this rank may have to give its state away.
         """
         self._run_from(self._settled)
 
     def forget(self) -> None:
         """
-        The state now held came from elsewhere: there is nothing to rewind to before a rollback.
+        Forget the state for `rewind`: the state of this rank now comes from elsewhere. Until a
+        rollback there is nothing to restore.
         """
         self._settled = {}
 
     def skip(self, batches: int) -> None:
         """
-        Have the user's data leave out what it would give next.
+        Make the user's data leave out its next `batches` batches. Raises `OrderRefused` if the data
+        cannot.
         """
         if not hasattr(self._data, "skip"):
             raise OrderRefused(
@@ -104,7 +110,7 @@ class Private:
 
     def digests(self) -> dict[str, str]:
         """
-        Of `rng` and `data`.
+        Return the digests of `rng` and `data`.
         """
         position = None if self._data is None else self._data.state_dict()
         return {
@@ -114,7 +120,7 @@ class Private:
 
     def generators(self) -> dict[str, str]:
         """
-        A digest of each generator, by name.
+        Return a digest of each generator, by name.
         """
         return {
             name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in self._random().items()
@@ -133,7 +139,7 @@ class Private:
 
     def owned(self, parameters: Mapping[str, Parameter]) -> list[str]:
         """
-        The names of those that each rank has for itself: running statistics.
+        Return the names of the parameters that belong to each rank alone: running statistics.
         """
         own = {id(each) for each in self._running.values()}
         return [name for name, each in parameters.items() if id(each) in own]
@@ -159,8 +165,10 @@ class Private:
 
 def _running(model: Any) -> dict[str, Parameter]:  # Any: a Cell of MindSpore's
     """
-    The running statistics of the norms: they change outside every update window, and differently on each
-    rank. Raises `UsageError` for more than can be kept.
+    Return the running statistics of the norms, by name.
+
+    They change outside every update window, and differently on each rank. Raises `UsageError` if
+    they are too large to be kept.
     """
     found: dict[str, Parameter] = {}
     for _, cell in model.cells_and_names():

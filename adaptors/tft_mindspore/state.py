@@ -1,10 +1,11 @@
 """
-What makes up the state that several ranks have a copy of: the parameters of network and optimizer by their
-names, and which of them belong to which shard.
+The state of which several ranks have a copy: the parameters of network and optimizer by their
+names, and the shard to which each belongs.
 
-To MindSpore all of it is parameters: weights, moments, the step, the learning rate, the powers of the
-betas. What an optimizer keeps in its groups and not as a parameter, and what has a `state_dict` such as a
-scheduler, is plain values beside them.
+In MindSpore all of this state is parameters: weights, moments, the step, the learning rate, the
+powers of the betas. Two things are plain values next to the parameters: the values that an
+optimizer keeps in its groups and not as parameters, and the state of objects with a `state_dict`,
+such as a scheduler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,24 +30,26 @@ DENSE = "dense"
 """The shard that all ranks hold."""
 
 _FORM = 1
-"""Of the meta; another one is refused."""
+"""The form of the meta. A meta of another form is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """
-    A piece of the state that some ranks have, and this one among them.
+    A piece of the state that only some ranks hold, this rank among them.
     """
 
     names: Sequence[str]
-    """The parameters in it, as `get_parameters` names them."""
+    """The parameters in the piece, by their names in `get_parameters`."""
     ranks: Sequence[int]
-    """All ranks that have the same piece, this one included."""
+    """All ranks that hold the same piece, this rank included."""
 
 
 def named_parameters(holder: Any) -> dict[str, Parameter]:  # Any: a Cell of MindSpore's
     """
-    The parameters of a network or an optimizer. Raises `UsageError` where two have one name.
+    Return the parameters of a network or an optimizer by name.
+
+    Raises `UsageError` if two parameters have the same name.
     """
     found: dict[str, Parameter] = {}
     for parameter in holder.get_parameters():
@@ -59,8 +62,11 @@ def named_parameters(holder: Any) -> dict[str, Parameter]:  # Any: a Cell of Min
 
 def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, Any]]]:
     """
-    What an optimizer with `param_groups` (those of mint.optim and of mindspore.experimental) has in them
-    besides the parameters: parameters by name, and per group what is plain.
+    Return the values in the `param_groups` of an optimizer, except the parameters that it trains.
+
+    The result is the values that are Tensors, by name, and the plain values of each group.
+    Optimizers of mint.optim and mindspore.experimental have `param_groups`; for others the result
+    is empty.
     """
     from mindspore import Tensor  # heavy: only processes that train have it
 
@@ -77,7 +83,8 @@ def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, A
 
 def is_setting(name: str) -> bool:
     """
-    Whether a parameter of this name is a setting of the optimizer, such as its learning rate.
+    Return whether a parameter of this name is a setting of the optimizer, such as its learning
+    rate.
     """
     return name.startswith("param_groups.") or "learning_rate" in name.rpartition(".")[2]
 
@@ -97,7 +104,7 @@ class Shard:
         others: Mapping[str, Any] | None = None,  # Any: each has its own type
     ) -> None:
         """
-        `ranks` are those that hold a copy, and empty for all.
+        `ranks` are the ranks that hold a copy; empty: all ranks.
         """
         self.name = name
         self.ranks = ranks
@@ -108,7 +115,8 @@ class Shard:
 
     def meta(self) -> bytes:
         """
-        All that is no parameter, and of each parameter what is needed to make room for it.
+        Return the description of the shard: the plain values, and for each parameter the data that
+        is needed to make room for it.
         """
         return pack(
             {
@@ -120,7 +128,7 @@ class Shard:
 
     def plain(self) -> dict[str, Any]:  # Any: plain values
         """
-        What is no parameter.
+        Return the plain values of the shard.
         """
         groups = [] if self._optimizer is None else group_values(self._optimizer)[1]
         others = {name: other.state_dict() for name, other in self._others.items()}
@@ -128,7 +136,8 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Everything, in place.
+        Return the shard in the form in which it is moved; the buffers are the parameters' own
+        memory.
         """
         return ShardPayload(
             meta=self.meta(),
@@ -140,7 +149,8 @@ class Shard:
 
     def take(self, meta: bytes) -> list[Buffer]:
         """
-        Room for what `meta` describes. Raises `OrderRefused` where that is not what this rank has.
+        Make room for a shard with the description `meta`, and return the buffers. Raises
+        `OrderRefused` if the description does not fit this rank's parameters.
         """
         self._refuse_another(meta)
         rooms = {name: room(parameter) for name, parameter in self.parameters.items()}
@@ -149,7 +159,8 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        The buffers are filled: put them to use.
+        Use the content of the buffers, which have all arrived. Raises `OrderRefused` if no room was
+        made for this description.
         """
         if self._awaited is None or self._awaited[0] != meta:
             raise OrderRefused(f"no room was made for this description of the shard {self.name!r}")
@@ -159,7 +170,8 @@ class Shard:
 
     def settle(self, contents: Mapping[str, Array], plain: Mapping[str, Any]) -> None:
         """
-        Make these the state. Raises `OrderRefused` where they are of something else.
+        Set the content of the parameters and the plain values. Raises `OrderRefused` if the plain
+        values are of other groups or other objects.
         """
         groups = [] if self._optimizer is None else group_values(self._optimizer)[1]
         if len(plain["groups"]) != len(groups) or plain["others"].keys() != self._others.keys():

@@ -1,8 +1,10 @@
 """
-The rendezvous store: a process of its own, where the ranks of a group find out where the others listen.
+The rendezvous store: a process of its own, where the ranks of a group learn the addresses of the
+other ranks.
 
-A group is formed when all its members have come; then each is told the addresses of all, and a token by
-which they know each other. Nothing is kept after that: the store may end and be started again.
+A group is formed when all its members have come. Then each member gets the addresses of all
+members, and a token by which the members recognise each other. Nothing is kept after that: the
+store may end and be started again.
 """
 
 import asyncio
@@ -16,26 +18,26 @@ from dataclasses import dataclass, field
 from tft.errors import AddressTaken, MalformedMessage
 
 _LINE = 64 * 1024
-"""Bytes a member may say in one line: it says a name and an address."""
+"""The most bytes in a line of a member, which has a name and an address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """
-    What a member says when it comes.
+    The request of a member.
     """
 
     name: str
-    """Of the group."""
+    """The name of the group."""
     rank: int
     world: int
     port: int
-    """Where it listens; at which address, its connection tells."""
+    """The port at which the member listens. Its address is that of the connection to the store."""
 
     @classmethod
     def read(cls, line: bytes) -> "Asked":
         """
-        Raises `MalformedMessage` for anything else.
+        Return the request in `line`. Raises `MalformedMessage` if it has none.
         """
         try:
             told = json.loads(line)
@@ -55,7 +57,7 @@ class Asked:
 @dataclass(slots=True)
 class _Forming:
     """
-    A group whose members have not all come.
+    A group of which not all members have come.
     """
 
     world: int
@@ -73,7 +75,10 @@ class Store:
 
     async def serve(self, host: str, port: int, opened: Callable[[int], None]) -> None:
         """
-        Listen at `host` and nowhere else, until cancelled.
+        Listen at `host` only, until cancelled.
+
+        `opened` is called with the port on which the store listens. Raises `AddressTaken` if it
+        cannot listen at `host` and `port`.
         """
         try:
             server = await asyncio.start_server(self._welcome, host, port, limit=_LINE)
@@ -90,7 +95,7 @@ class Store:
         try:
             asked = Asked.read(await reader.readline())
             self._come(asked, writer)
-            await reader.read()  # nothing more is said: this is its end
+            await reader.read()  # a member sends nothing more: this waits for its end
         except (
             MalformedMessage,
             OSError,
@@ -130,7 +135,7 @@ class Store:
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
-    Serve at `host` until this process is ended.
+    Serve the store at `host` until this process is ended.
     """
     asyncio.run(Store().serve(host, port, opened))
 

@@ -1,6 +1,6 @@
 """
-The adaptor for PyTorch: data-parallel training with DistributedDataParallel over gloo, models that a factory
-makes over the groups, and what scripts use of it.
+The adaptor for PyTorch: data-parallel training with DistributedDataParallel over gloo, and models
+that a factory makes over the process groups. Scripts import their part of the adaptor from here.
 """
 
 from tft.hooks import Made

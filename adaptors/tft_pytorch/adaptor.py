@@ -1,6 +1,8 @@
 """
-The adaptor for PyTorch, as an entry point names it: each hook of `tft.hooks.AdaptorSpecs` is here. The work is done
-in the other modules. A process has one training state, taken charge of by `tft_adopt`.
+The hooks of the adaptor for PyTorch. The entry point of the adaptor names this module.
+
+The hooks of `tft.hooks.AdaptorSpecs` that the adaptor implements are here; the other modules do the
+work. A process has one training state, which `tft_adopt` sets.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +45,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_pytorch.preload import preload  # takes a second: only processes that train need it
+    from tft_pytorch.preload import preload  # takes 1 s: only processes that train need it
 
     preload()
 
@@ -109,7 +111,7 @@ def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_pytorch.checkpoints import join  # late: a second of imports, see preload.py
+    from tft_pytorch.checkpoints import join  # late import: 1 s, see preload.py
 
     return join(directory, files)
 

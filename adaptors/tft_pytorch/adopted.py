@@ -1,6 +1,6 @@
 """
-The training state of this process: the user's objects, checked when they are handed over, and
-what is done with them between incidents.
+The training state of this process: checks of the user's objects at `session.adopt`, and the work on
+these objects between incidents and during incidents.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +41,10 @@ def adopt(
     contributing: Callable[[], None] | None = None,
 ) -> "Adopted":
     """
-    Take charge of the user's objects; `UsageError` for what cannot be handled. `contributing` is
-    what `tft_watch` was given.
+    Take charge of the user's objects and return their `Adopted`.
+
+    `contributing` is the function that `tft_watch` received. Raises `UsageError` for objects that
+    the adaptor cannot handle.
     """
     _check(parts)
     scheduler = parts.get("scheduler")
@@ -64,7 +66,7 @@ def adopt(
 
 class Adopted:
     """
-    What `adopt` took charge of.
+    The training state that `adopt` took charge of.
     """
 
     def __init__(
@@ -97,12 +99,15 @@ class Adopted:
         self._settings = Settings()
         self._settings.watch([optimizer], others.get("scheduler"))
         self._replaced: set[str] = set()
-        """The shards that the script has read, until it has read all."""
+        """The shards that the script has loaded itself; emptied when it has loaded all of them."""
 
     def begin(self) -> None:
         """
-        Describe everything once, so that what cannot be moved is refused now, not in an incident.
-        Only then is anything of the user's touched.
+        Describe the whole state once, so that state that cannot be moved is refused now and not in
+        an incident.
+
+        Nothing of the user's is touched before this check. Raises `UsageError` for state that
+        cannot be moved.
         """
         self._describe()
         self._private.extra.watch(self._model)
@@ -117,7 +122,7 @@ class Adopted:
     @property
     def on_cuda(self) -> bool:
         """
-        Whether gradients are summed between CUDA devices.
+        Whether gradients are reduced between CUDA devices.
         """
         return any(parameter.is_cuda for parameter in self._model.parameters())
 
@@ -125,11 +130,13 @@ class Adopted:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        The private state, at an edge of an update window; at the closing one it is also noted what the
-        step leaves behind. Raises `UsageError` where that could not be moved in an incident.
+        Return the rank-local state, at an edge of an update window.
+
+        At the closing edge, also note what the step leaves behind. Raises `UsageError` if that
+        could not be moved in an incident.
         """
         if closing:
-            self._trained.closing()  # first: what the wrappers note counts the trained parameters
+            self._trained.closing()  # first: the wrappers count the trained parameters
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
@@ -137,33 +144,42 @@ class Adopted:
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
         """
-        The step has ended: note what the next one may set anew. The private state where that is another now.
+        Note the settings that the next step may change. Return the rank-local state anew if it has
+        changed since the update window closed, else None.
+
+        `tail` True: the loop has marked the end of the step. `tail` False: the update window has
+        just closed, and the tail is still to come.
         """
         self._settings.note()
         return self._private.end_step(tail=tail)
 
     def set_aside(self) -> Callable[[], None]:
         """
-        What puts generators and modes back to what they are now.
+        Return a function that restores the random generators and the modes of modules to their
+        present state.
         """
         return self._private.set_aside()
 
     def rollback(self, private: bytes) -> None:
         """
-        Put a private state back, and what is left of the gradients.
+        Restore a captured rank-local state. Set the gradients to zero where the script keeps them,
+        and drop the others.
+
+        Also forget how far a `GradScaler` has come in the step that was given up.
         """
         self._private.rollback(private)
         forget_stages(self._others)
 
     def skip(self, batches: int) -> None:
         """
-        Leave the next batches out.
+        Leave out the next `batches` batches.
         """
         self._private.skip(batches)
 
     def updated(self) -> None:
         """
-        The update window has closed: every rank gets what others have computed of the step.
+        Give every rank the parameters that other ranks have updated. Called when the update window
+        has closed.
         """
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.share_out()
@@ -172,11 +188,11 @@ class Adopted:
 
     def clear(self) -> None:
         """
-        Drop the wrappers. What a half-done forward has changed is put back: this rank may have
+        Drop the wrappers, and undo what an unfinished forward pass has changed: this rank may have
         to give its state away.
         """
         self._wrappers.drop()
-        self._trained.put_back()  # before there is another wrapper
+        self._trained.put_back()  # before another wrapper is built
         if isinstance(self._optimizer, ReplicaOptimizer):
             self._optimizer.clear()
         self._private.rewind()
@@ -184,7 +200,8 @@ class Adopted:
 
     def rebuild(self) -> Any:  # Any: whatever the user's factory returns
         """
-        Call the user's factory, and bring what it built to the reduction order of the wrapper before.
+        Call the user's factory, and give the new wrapper the order of gradient reduction of the
+        wrapper before. Return what the factory built.
         """
         self._wrappers.drop()
         replicas = self._optimizer if isinstance(self._optimizer, ReplicaOptimizer) else None
@@ -201,7 +218,9 @@ class Adopted:
 
     def shards(self, rank: int, world: int) -> list[ShardCopies]:
         """
-        Those of this rank, with all who hold them.
+        Return the shards of this rank, each with all ranks that hold it.
+
+        Raises `UsageError` if the `ReplicaOptimizer` was made for another rank or world size.
         """
         optimizer = self._optimizer
         if isinstance(optimizer, ReplicaOptimizer) and (optimizer.rank, optimizer.world) != (
@@ -219,7 +238,7 @@ class Adopted:
 
     def give(self, shard: str) -> ShardPayload:
         """
-        The shard, to be moved.
+        Return the shard in the form in which it is moved.
         """
         payload = self._shard(shard).give()
         if shard != DENSE:
@@ -228,14 +247,14 @@ class Adopted:
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Room for the shard.
+        Make room for a shard with the description `meta`. Return the writable buffers.
         """
         room = self._shard(shard).take(meta)
         return room if shard != DENSE else [*room, *self._private.modes.take()]
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        The shard is whole: use it.
+        Use the shard whose buffers have all arrived.
         """
         self._shard(shard).taken(meta)
         self._private.forget()
@@ -245,15 +264,15 @@ class Adopted:
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
-        Write the shard; the names of its files.
+        Write the shard under `directory`. Return the names of the written files.
         """
-        from tft_pytorch.checkpoints import save  # late: a second of imports, see preload.py
+        from tft_pytorch.checkpoints import save  # late import: 1 s, see preload.py
 
         return save(directory, self._shard(shard))
 
     def stage(self, shard: str) -> Callable[[Path], list[str]]:
         """
-        A copy of the shard, which can be written later.
+        Copy the shard. Return a function that writes the copy later.
         """
         from tft_pytorch.checkpoints import stage
 
@@ -261,7 +280,7 @@ class Adopted:
 
     def load(self, directory: Path, shard: str) -> None:
         """
-        Read what `save` wrote.
+        Load a shard that `save` wrote.
         """
         from tft_pytorch.checkpoints import load
 
@@ -272,8 +291,9 @@ class Adopted:
 
     def beside(self, shard: str) -> bytes:
         """
-        What belongs to the shard and is not the user's. Raises `OrderRefused` where the user's objects do
-        not have all of it.
+        Return, as bytes, the state that belongs to the shard but is not in the user's objects.
+
+        Raises `OrderRefused` if the user's objects do not have all of the shard now.
         """
         optimizer = self._optimizer
         if shard == DENSE and isinstance(optimizer, ReplicaOptimizer) and not optimizer.whole:
@@ -285,8 +305,10 @@ class Adopted:
 
     def replaced(self, shard: str, beside: bytes) -> None:
         """
-        The script has read the shard into the user's objects. Raises `OrderRefused` with the last of them
-        where it has left masters as they were.
+        Take note that the script has loaded the shard into the user's objects.
+
+        When this is the last of the shards, raises `OrderRefused` if the script left master weights
+        as they were.
         """
         self._shard(shard).replaced(beside)
         self._private.forget()
@@ -311,22 +333,24 @@ class Adopted:
 
     def generators(self) -> dict[str, str]:
         """
-        A digest of each generator that is kept, by name.
+        Return a digest of each random generator in the rank-local state, by name.
         """
         return self._private.generators()
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Digests by part, to be compared with those of the others who hold the shard.
+        Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
-        # modes may be each rank's own: one may evaluate for all
+        # without the modes: they may differ between ranks, since one rank may evaluate for all
         payload = self._shard(shard).give()
         return shard_parts(payload, self._private.running.own(payload))
 
     def digests(self) -> dict[str, str]:
         """
-        Of all that makes up this rank's state: `parameters` (with the module buffers), `optimizer`
-        (this rank's part of it), `scheduler` and the others, and what is private.
+        Return digests of all parts of this rank's state.
+
+        The keys are `parameters` (with the module buffers), `optimizer` (this rank's part of it),
+        `scheduler`, the names of the others, and those of the rank-local state.
         """
         found = [shard.inventory() for shard in self._shards.values()]
         masters = {k: v for each in found for k, v in each.model.items() if k.startswith("master.")}
@@ -348,7 +372,7 @@ class Adopted:
         return self._shards[name]
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- checks
 
 
 def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
@@ -395,7 +419,7 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
 
 def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
     """
-    What holds however the model comes. Raises `UsageError`.
+    Check what must hold however the model is handed over. Raises `UsageError`.
     """
     beside = {"scheduler": parts.get("scheduler"), "data": parts.get("data")}
     check_others(parts.get("others", {}), beside)

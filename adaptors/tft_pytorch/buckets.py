@@ -1,10 +1,11 @@
 """
-DDP's buckets: which gradients are summed together, and how that is kept across a rebuild.
+DDP's buckets: which gradients are reduced together, and how tft restores the buckets after a
+rebuild.
 
-A fresh DDP reduces gradients in a layout of its own making; after its first backward it sorts the parameters
-into other buckets, by the order in which their gradients came, and keeps those for ever. gloo's
-results depend on where in a bucket a number lies, so a wrapper built anew must be brought to the
-layout the lost one had, or the first gradients after an incident differ in their last bits.
+A fresh DDP reduces gradients in a layout of its own making. After its first backward it sorts the
+parameters into other buckets, by the order in which their gradients came, and keeps these for ever.
+gloo's results depend on the place of a number in its bucket. So a new wrapper must get the layout
+of the lost one. Otherwise the first gradients after an incident differ in their last bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,24 +23,26 @@ from torch.utils.hooks import RemovableHandle
 from tft.errors import InternalError, MalformedMessage, UsageError
 
 _USUAL_SAMPLE_RATE = 100
-"""Of DDP's own statistics: `kDDPRuntimeLoggingSampleRate` in torch's reducer.hpp."""
+"""The sample rate of DDP's own statistics: `kDDPRuntimeLoggingSampleRate` in torch's
+reducer.hpp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """
-    How one DDP reduces gradients, or will from its next forward on.
+    The layout in which one DDP reduces gradients, or will reduce them from its next forward on.
     """
 
     order: tuple[int, ...]
     """Indices of the trained parameters in the order in which they fill the buckets."""
     buckets: tuple[tuple[int, ...], ...] | None
-    """As DDP has them; None while it has seen a first backward and not yet sorted."""
+    """The buckets of DDP, as indices of parameters. None: DDP has seen a first backward, and has
+    not yet sorted its buckets."""
 
 
 class Wrappers:
     """
-    The DDP instances in what `wrap` returned, and the layouts that belong to the state held.
+    The DDP instances in the result of `wrap`, and the layouts that belong to the present state.
     """
 
     def __init__(self, contributing: Callable[[], None] | None) -> None:
@@ -50,10 +53,11 @@ class Wrappers:
 
     def settle(self, built: object) -> None:
         """
-        Take the wrappers that were just built, and bring each to its layout if it has one.
+        Take over the wrappers that were just built, and give each its earlier layout if it has one.
 
-        All ranks call it at once: DDP compares the layouts of all ranks itself, in two small
-        broadcasts. Raises `UsageError` for a wrapper whose gradient reduction tft cannot repeat.
+        All ranks call this method at once: DDP itself compares the layouts of all ranks, in two
+        small broadcasts. Raises `UsageError` for a wrapper whose gradient reduction tft cannot
+        repeat.
         """
         wrappers = _find(built)
         for ddp in wrappers:
@@ -73,8 +77,10 @@ class Wrappers:
 
     def note(self) -> None:
         """
-        A step is complete: what layout will the next one be summed in? Costs 10 us a wrapper
-        until that is decided, which it is after the second step; then nothing.
+        Note the layout that DDP will use in the next step. Called when a step is complete.
+
+        This costs 10 us for each wrapper until the layout is decided, which is after the second
+        step. After that it costs nothing.
         """
         for index, ddp in enumerate(self._wrappers):
             if self._layouts is not None and not _decided(self._layouts[index]):
@@ -82,8 +88,9 @@ class Wrappers:
 
     def drop(self) -> None:
         """
-        Let the wrappers go. Their hooks on the parameters go at once: whoever still holds a
-        wrapper must not have it act on the next backward.
+        Drop the references to the wrappers, and remove their hooks on the parameters at once.
+
+        A wrapper that the user still refers to must not act in the next backward.
         """
         for watch in self._watches:
             watch.remove()
@@ -95,13 +102,15 @@ class Wrappers:
 
     def layouts(self) -> list[list[list[int] | list[list[int]] | None] | None] | None:
         """
-        The layouts as plain values.
+        Return the layouts as plain values, None if no wrapper was built yet.
         """
         return None if self._layouts is None else [_plain(layout) for layout in self._layouts]
 
     def restore(self, layouts: Any) -> None:  # Any: came from outside, checked here
         """
-        The state held from now on was computed with these layouts.
+        Set the layouts with which the state that is now held was computed.
+
+        Raises `MalformedMessage` if `layouts` cannot be read.
         """
         try:
             self._layouts = None if layouts is None else [_unplain(layout) for layout in layouts]
@@ -155,11 +164,13 @@ def _refuse_unsupported(ddp: DDP) -> None:
 
 def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
     """
-    Have it said in every step, before the last bucket is summed, that this rank contributes.
+    Arrange that `contributing` is called in every step, before the last bucket is reduced.
 
-    The gradient of any parameter comes before that. But with unused parameters there is none that
-    is sure to have one, and with devices gradients come on another thread: there it is said when
-    the forward is over, and random numbers drawn between that and the all-reduces come too late.
+    The gradient of any parameter comes before that moment, so a hook on one parameter calls it. Two
+    cases differ: with `find_unused_parameters` no parameter is sure to have a gradient, and on
+    devices the gradients come on another thread. There a hook calls `contributing` at the end of
+    the forward. Random numbers that are drawn between the forward and the all-reduces then come too
+    late.
     """
 
     def say(*_: object) -> None:
@@ -173,14 +184,17 @@ def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
 
 def _layout_of(ddp: Any) -> Layout | None:
     """
-    From DDP's own statistics, refreshed: the only place where it names its buckets.
+    Return the present layout of `ddp` from its refreshed statistics, None if it is not known.
+
+    The statistics are the only place where DDP names its buckets.
     """
     if ddp.find_unused_parameters:
-        return None  # never sorts anew: its first layout is its only one
-    # Nothing is told before a first forward with gradient reduction, and a stage of a pipeline never has one: there
-    # all-reduces are started in the last backward alone. This counts a forward, and does no more.
+        return None  # it never sorts its buckets anew: the first layout stays
+    # The statistics are empty before a first forward with gradient reduction. A stage of a pipeline
+    # never has one: there only the last backward starts all-reduces. This call counts a forward,
+    # and does nothing else.
     ddp.reducer.prepare_for_forward()
-    ddp.reducer._set_ddp_runtime_logging_sample_rate(1)  # else not after the tenth forward
+    ddp.reducer._set_ddp_runtime_logging_sample_rate(1)  # else none after 10 forwards
     ddp.logger.set_runtime_stats_and_log()
     ddp.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
     told = ddp._get_ddp_logging_data()
@@ -193,14 +207,18 @@ def _layout_of(ddp: Any) -> Layout | None:
     arrived = told.get("prev_iteration_grad_ready_order_indices", "")
     order = tuple(int(index) for index in arrived.split(",") if index)
     if sorted(order) != list(range(len(_trained(ddp)[0]))):
-        return None  # no backward has been summed yet
+        return None  # no backward with gradient reduction yet
     return Layout(order=order, buckets=None)
 
 
 def _bring(ddp: Any, layout: Layout) -> Layout:
     """
-    Have a fresh DDP believe that its first backward is over and brought the gradients in the
-    layout's order; then it sorts as it does at its second forward.
+    Give a fresh DDP the layout of an earlier one, and return the layout that results.
+
+    The reducer is made to believe that its first backward is over, and that the gradients came in
+    the order of `layout`. It then sorts its buckets as at its second forward. Raises `UsageError`
+    if the DDP has other parameters or gets other buckets than before. Raises `InternalError` if it
+    does not sort its buckets.
     """
     parameters, sparse = _trained(ddp)
     if sorted(layout.order) != list(range(len(parameters))):
@@ -209,7 +227,7 @@ def _bring(ddp: Any, layout: Layout) -> Layout:
             f"{len(layout.order)} before"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
-        if expects_sparse:  # a sparse bucket takes no missing gradient for zero
+        if expects_sparse:  # a sparse bucket does not treat a missing gradient as zero
             parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
     reducer, world = ddp.reducer, ddp.process_group
     reducer._update_process_group(_group_of_one(parameters[0].device))
@@ -234,7 +252,7 @@ def _bring(ddp: Any, layout: Layout) -> Layout:
 
 def _trained(ddp: Any) -> tuple[list[Tensor], list[bool]]:
     """
-    The parameters DDP's indices count, and which of them get sparse gradients.
+    Return the parameters that DDP's indices count, and for each whether it gets sparse gradients.
     """
     parameters, sparse = ddp._build_params_for_reducer()
     return parameters, sparse
@@ -242,9 +260,11 @@ def _trained(ddp: Any) -> tuple[list[Tensor], list[bool]]:
 
 def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its hook has no type
     """
-    Tell the reducer that these gradients have come, one by one. While autograd runs, because the
-    all-reduces are finished in a callback that only a backward has; but not by a backward through the
-    parameters, which would set off the user's hooks on them and write gradients.
+    Tell the reducer that the gradients have come, one by one, in the order `order`.
+
+    This must happen while autograd runs: the all-reduces are finished in a callback that only a
+    backward has. A backward through the parameters would call the user's hooks on them and would
+    write gradients, so the backward goes through a tensor of its own.
     """
 
     def arrive(_: Tensor) -> None:
@@ -259,7 +279,7 @@ def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its h
 
 def _group_of_one(device: torch.device) -> dist.ProcessGroup:
     """
-    A group in which a sum is a copy and nobody else takes part.
+    Return a process group of this rank alone, in which an all-reduce is a copy.
     """
     group = dist.ProcessGroup(HashStore(), 0, 1)
     gloo = dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60))

@@ -1,8 +1,10 @@
 """
-A shard as a torch.distributed.checkpoint: `model`, `optim`, `scheduler` and the like as `get_state_dict`
-and `state_dict` have them, and under `tft.meta` the description by which this adaptor takes the shard
-back exactly. Whoever commits the checkpoint joins the metadata of all shards, so that plain torch
-loads the whole of it, without tft.
+One shard as a checkpoint of torch.distributed.checkpoint.
+
+`model`, `optim`, `scheduler` and the others are stored as `get_state_dict` and `state_dict` have
+them. The entry `tft.meta` has the description from which this adaptor restores the shard exactly.
+The process that commits the checkpoint joins the metadata of all shards. Plain torch can then load
+the whole checkpoint without tft.
 """
 
 import shutil
@@ -36,26 +38,30 @@ from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.state import Shard
 from tft_pytorch.trees import copied
 
-# One process works on its own: that is what is wanted. For good, since another thread may write.
+# One process writes and reads alone: tft wants that. The filter stays in place, since another
+# thread may write.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 META = "tft.meta"
-"""Under this a shard has its description."""
+"""The entry of a shard's checkpoint that holds the description of the shard."""
 METADATA = ".metadata"
-"""torch's own name for it."""
+"""torch's own name for the file of metadata."""
 
 
 def save(directory: Path, shard: Shard) -> list[str]:
     """
-    Write the shard under `directory`/its name, synced; the names of its files from `directory` on.
-    What an earlier attempt left there is removed.
+    Write the shard under `directory`/its name, and sync it. Return the names of its files, relative
+    to `directory`.
+
+    Files that an earlier attempt left there are removed.
     """
     return write(directory, shard.name, *_content(shard))
 
 
 def stage(shard: Shard) -> Callable[[Path], list[str]]:
     """
-    A copy of the shard in host memory, which can be written once, as `save` does.
+    Copy the shard into host memory. Return a function that writes the copy as `save` does; it can
+    be called once.
     """
     meta, content = _content(shard)
     copy = copied(content)
@@ -64,15 +70,18 @@ def stage(shard: Shard) -> Callable[[Path], list[str]]:
 
 def save_held(directory: Path, shard: str, held: Held) -> list[str]:
     """
-    Write a rank's part of a sharded state, as `save` does. Each tensor is written as what this rank has
-    of it; where that lies in the whole stands in the description, and in what `join` writes.
+    Write this rank's part of a sharded state, as `save` does.
+
+    Of each tensor only this rank's part is written. The place of the part in the whole tensor is
+    stored in the description, and in the metadata that `join` writes.
     """
     return write(directory, shard, held.meta(), held.content())
 
 
 def stage_held(shard: str, held: Held) -> Callable[[Path], list[str]]:
     """
-    A copy of a rank's part in host memory, which can be written once, as `save_held` does.
+    Copy this rank's part of a sharded state into host memory. Return a function that writes the
+    copy as `save_held` does; it can be called once.
     """
     meta, copy = held.meta(), copied(held.content())
     return lambda directory: write(directory, shard, meta, copy)
@@ -94,8 +103,8 @@ def write(
     planner: DefaultSavePlanner | None = None,
 ) -> list[str]:
     """
-    Write all this under `directory`/the name of the shard, synced, with its description; the names of
-    the files from `directory` on.
+    Write `content` and the description `meta` under `directory`/`shard`, and sync them. Return the
+    names of the files, relative to `directory`.
     """
     place = directory / shard
     shutil.rmtree(place, ignore_errors=True)
@@ -111,7 +120,7 @@ def write(
 
 def load_held(directory: Path, shard: str, here: Held) -> Held:
     """
-    Take back what `save_held` wrote. Raises `CheckpointCorrupt` where it cannot be read.
+    Load what `save_held` wrote. Raises `CheckpointCorrupt` if it cannot be read.
     """
     place = directory / shard
     with reading(place):
@@ -122,8 +131,11 @@ def load_held(directory: Path, shard: str, here: Held) -> Held:
 
 def join(directory: Path, files: Iterable[str]) -> list[str]:
     """
-    Write the metadata of the shards among these files under `directory` as that of one checkpoint; only
-    small files are read, and none that is not named. Raises `CheckpointCorrupt` for one that cannot be.
+    Join the metadata of the shards among `files` into the metadata of one checkpoint, and write it
+    under `directory`. Return the names of the written files, relative to `directory`.
+
+    Only small files are read, and only files that `files` names. Raises `CheckpointCorrupt` if the
+    metadata or the description of a shard cannot be read.
     """
     whole = Metadata(state_dict_metadata={}, planner_data={})
     stored: dict[MetadataIndex, WriteResult] = {}
@@ -138,7 +150,7 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
             at = index
             if index.fqn in spans and isinstance(known, TensorStorageMetadata):
                 known, at = placed(known, index, *spans[index.fqn])
-            # the shards come in the order of their names: the settings are those of the first
+            # the shards come in the order of their names: settings are taken from the first shard
             if adds(whole, index.fqn, known):
                 whole.planner_data[index.fqn] = found.planner_data[index.fqn]
                 path = f"{place.name}/{info.relative_path}"
@@ -150,7 +162,8 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
 
 def shards_among(files: Iterable[str]) -> list[str]:
     """
-    Those that were written first; further copies of them lie deeper.
+    Return the shards that were written as first copies; further copies of a shard lie in deeper
+    directories.
     """
     paths = [Path(file) for file in files]
     return sorted(
@@ -162,7 +175,10 @@ def placed(
     known: TensorStorageMetadata, index: MetadataIndex, whole: list[int], at: list[int]
 ) -> tuple[TensorStorageMetadata, MetadataIndex]:
     """
-    What is known of a tensor that is a part of a larger one, said of that one.
+    Return the metadata and the index of a part of a tensor as metadata and index of the whole
+    tensor.
+
+    `whole` is the shape of the whole tensor, `at` the offset of the part in it.
     """
     chunk = ChunkStorageMetadata(offsets=torch.Size(at), sizes=known.size)
     placed = TensorStorageMetadata(
@@ -173,7 +189,7 @@ def placed(
 
 def adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: torch has several kinds
     """
-    Whether this is new; if so it is noted.
+    Return whether the entry `name` adds something to `whole`, and add it there.
     """
     known = whole.state_dict_metadata.setdefault(name, found)
     if known is found:
@@ -188,7 +204,7 @@ def adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: torch has seve
 
 def load(directory: Path, shard: Shard) -> None:
     """
-    Take back what `save` wrote. Raises `CheckpointCorrupt` where it cannot be read.
+    Load what `save` wrote. Raises `CheckpointCorrupt` if it cannot be read.
     """
     place = directory / shard.name
     with reading(place):
@@ -200,9 +216,11 @@ def load(directory: Path, shard: Shard) -> None:
 
 def _model(shard: Shard) -> dict[str, Any]:  # Any: modules keep extra states of any kind
     """
-    Plain torch asks for a tied parameter under each of its names, and not for buffers that are not
-    persistent; the adaptor for those, and for a tied parameter under one name. Extra states are for plain
-    torch: the adaptor has them with the private state.
+    Return the entries of the model that are in the shard: parameters, buffers and extra states.
+
+    Plain torch expects a tied parameter under each of its names, and no buffers that are not
+    persistent. The adaptor expects those buffers, and a tied parameter under one name. Extra states
+    are stored for plain torch only: the adaptor keeps them in the rank-local state.
     """
     own = {name.removeprefix("model."): tensor for name, tensor in shard.named().items()}
     parts = (named_parameters(shard.model), named_buffers(shard.model))
@@ -220,7 +238,8 @@ def _model(shard: Shard) -> dict[str, Any]:  # Any: modules keep extra states of
 
 def read_meta(place: Path) -> bytes:
     """
-    The description of a shard that `write` wrote. Raises `CheckpointCorrupt` where it has none.
+    Return the description of the shard that `write` wrote under `place`. Raises `CheckpointCorrupt`
+    if there is none.
     """
     known = FileSystemReader(place).read_metadata().state_dict_metadata.get(META)
     if not isinstance(known, TensorStorageMetadata):
@@ -233,7 +252,7 @@ def read_meta(place: Path) -> bytes:
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
     """
-    What torch says of a checkpoint that it cannot read becomes `CheckpointCorrupt`.
+    Turn torch's exceptions about a checkpoint that cannot be read into `CheckpointCorrupt`.
     """
     try:
         yield
@@ -247,9 +266,13 @@ def reading(place: Path) -> Iterator[None]:
 @contextmanager
 def writing(what: str) -> Iterator[None]:
     """
-    What torch says when it cannot write becomes an exception like others: its own is no `Exception`,
-    and would end the thread it comes up in. It says the same each time for the same reason: a traceback
-    and the position in a file are for the log.
+    Turn torch's exception about a failed write into an ordinary exception.
+
+    torch's own `CheckpointException` is no `Exception`, and would end the thread in which it is
+    raised. The new message is the same each time for the same reason. The traceback and the
+    position in a file are left to the log.
+
+    Raises `OSError` if the system reported an error, else `RuntimeError`.
     """
     try:
         yield
@@ -263,7 +286,7 @@ def writing(what: str) -> Iterator[None]:
 
 def _underlying(error: CheckpointException) -> Exception:
     """
-    The first failure that torch has wrapped; one that is meant for nobody here goes on as it is.
+    Return the first failure that torch has wrapped. If it is no `Exception`, raise it unchanged.
     """
     for _, (found, _) in sorted(error.failures.items()):
         if isinstance(found, Exception):
@@ -274,7 +297,9 @@ def _underlying(error: CheckpointException) -> Exception:
 
 def _disk(error: BaseException) -> OSError | None:
     """
-    What the system has said, if anything: torch's own writer then complains of a position.
+    Return the error of the system behind `error`, None if there is none.
+
+    After such an error torch's own writer complains only about a position in a file.
     """
     link: BaseException | None = error
     while link is not None:
@@ -286,5 +311,5 @@ def _disk(error: BaseException) -> OSError | None:
 
 def _words(error: Exception) -> str:
     kind, line = type(error).__name__, str(error).partition("\n")[0]
-    # torch's own assertions: the place in its code, and the position in a file
+    # a torch assertion has only a place in torch's code and a position in a file
     return kind if not line or line.startswith("[enforce fail") else f"{kind}: {line}"

@@ -1,5 +1,5 @@
 """
-Digests of a shard by its parts, for ranks that compare what they hold, and for the audit of a loop.
+Digests of a shard by its parts, for ranks that compare their copies, and for the audit of a loop.
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,23 @@ from tft.protocol.codec import pack, unpack
 from tft_pytorch.trees import expect
 
 _SETTINGS = "optim.param_groups."
-"""Before the names of tensors in the settings of parameter groups, such as a learning rate."""
+"""The prefix of names of tensors in the settings of parameter groups, such as a learning rate."""
 
 
 def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str]:
     """
-    Digests (XXH3-128, hexadecimal) of a shard that `tft_give` would give: `model`, `master`, `optim`, the `settings` of
-    the parameter groups, the scheduler and the others by their names, and `description`, which is the rest. Buffers
-    in `own` stand alone; where that is True the digest is empty: this rank's content is its own.
+    Return digests (XXH3-128, hexadecimal) of a shard, in the form of `tft_give`, by part.
+
+    The parts are `model`, `master`, `optim`, `settings` (of the parameter groups), the scheduler
+    and the others by their names, and `description`, which is the rest. A buffer that is named in
+    `own` is a part by itself. If its value in `own` is True, the digest is empty: its content
+    belongs to this rank alone.
     """
     told = expect(unpack(payload.meta), dict, "the description of a shard")
     optimizer, others = dict(told.pop("optimizer")["dict"]), told.pop("others")
     settings = optimizer.pop("param_groups")
-    # a rebuild brings the wrappers of all ranks to those of one; one that failed has done so on some
+    # a rebuild gives all ranks the layouts of one rank; a rebuild that failed may have done so on
+    # some ranks only, so the layouts are not compared
     told.pop("layouts", None)
     heads = {
         "description": pack(told),

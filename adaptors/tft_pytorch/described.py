@@ -1,5 +1,6 @@
 """
-The description that travels before the tensors of a shard: what is needed to make room for each.
+The description of a shard's tensors, which is sent before them: the data that is needed to make
+room for each tensor.
 """
 
 from collections.abc import Mapping
@@ -15,14 +16,14 @@ from tft_pytorch.trees import expect
 
 def dtype_name(dtype: torch.dtype) -> str:
     """
-    As in `torch.`.
+    Return the name of a type as an attribute of `torch`, such as `float32`.
     """
     return str(dtype).removeprefix("torch.")
 
 
 def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
     """
-    Name, type, shape and device of each, as plain values.
+    Return name, type, shape and kind of device of each tensor, as plain values.
     """
     return [
         [name, dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type]
@@ -32,7 +33,7 @@ def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
 
 def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: checked where it is used
     """
-    A description of this form. Raises `MalformedMessage` for another.
+    Return the description in `meta`. Raises `MalformedMessage` if it is not of the form `form`.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     if told.get("form") != form:
@@ -44,7 +45,10 @@ def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: checked where it is 
 
 def described(told: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[int], str]]:
     """
-    What `listed` told under `tensors`. Raises `MalformedMessage` for a type that this torch has not.
+    Return the tensors that `listed` put under `tensors`, each as name, type, shape and kind of
+    device.
+
+    Raises `MalformedMessage` for a type that this version of torch does not have.
     """
     found = []
     for name, type_name, shape, device in told["tensors"]:

@@ -1,6 +1,8 @@
 """
-What modules keep beside parameters and buffers and tell by `get_extra_state`: counters, the scales of
-8-bit numbers. It changes in the forward pass as a rule, so it is the rank's private state.
+Extra states: what modules keep in addition to parameters and buffers and return from
+`get_extra_state`, such as counters or the scales of 8-bit numbers.
+
+An extra state usually changes in the forward pass, so it is part of the rank-local state.
 """
 
 from typing import Any
@@ -16,14 +18,15 @@ from tft_pytorch.names import own_names
 from tft_pytorch.trees import Disassembly, Plain, put_together
 
 LIMIT = 128 * 1024
-"""Bytes of it that are kept at every step, all modules together. Half of what the private state has room for."""
+"""The most bytes of extra states that are kept at every step, all modules together. This is half of
+the space for the rank-local state."""
 SUFFIX = "_extra_state"
-"""torch's own name for it in a `state_dict`."""
+"""torch's own name for an extra state in a `state_dict`."""
 
 
 class ExtraStates:
     """
-    Those of a model's modules, and their way back.
+    The extra states of a model's modules: reads them, and restores them.
     """
 
     def __init__(self) -> None:
@@ -32,7 +35,9 @@ class ExtraStates:
 
     def watch(self, model: nn.Module) -> None:
         """
-        The modules of this model from now on. Raises `UsageError` for a state that cannot be kept.
+        Keep the extra states of the modules of `model` from now on.
+
+        Raises `UsageError` for an extra state that cannot be kept or cannot be restored.
         """
         own = own_names(model)
         self._modules = {
@@ -50,21 +55,23 @@ class ExtraStates:
 
     def let_go(self) -> None:
         """
-        Of the model.
+        Drop the references to the modules of the model.
         """
         self._modules = {}
 
     def content(self) -> dict[str, Any]:  # Any: whatever modules keep
         """
-        The present states by the names of their modules, as these tell them.
+        Return the present extra states by the names of their modules, as the modules return them.
         """
         return {name: module.get_extra_state() for name, module in self._modules.items()}
 
     def noted(self, *, closing: bool = False) -> tuple[dict[str, Any] | None, int]:
         """
-        The present states as plain values, for `put_back`, and their size; None where no module has any.
-        `closing`: a step is complete, and `rewind` is to come back to here. Raises `UsageError` for what
-        cannot be kept.
+        Return the present extra states as plain values for `put_back`, and their size in bytes.
+
+        None with size 0 if no module has an extra state. `closing`: a step is complete, and
+        `rewind` is to restore this state. Raises `UsageError` for an extra state that cannot be
+        kept, and if all together have more than `LIMIT` bytes.
         """
         if not self._modules:
             return None, 0
@@ -85,7 +92,10 @@ class ExtraStates:
 
     def put_back(self, noted: object) -> None:
         """
-        What they were. Modules that were not there then keep what they have.
+        Restore extra states that `noted` returned. A module that `noted` did not know then stays as
+        it is.
+
+        Raises `MalformedMessage` if `noted` cannot be read.
         """
         if noted is None:
             return
@@ -98,20 +108,21 @@ class ExtraStates:
 
     def rewind(self) -> None:
         """
-        Back to the end of the last complete step.
+        Restore the extra states of the end of the last complete step.
         """
         self.put_back(self._settled)
 
     def forget(self) -> None:
         """
-        The state now held came from elsewhere: there is nothing to rewind to before a rollback.
+        Forget the state for `rewind`: the state of this rank now comes from elsewhere. Until a
+        rollback there is nothing to restore.
         """
         self._settled = None
 
 
 def entry(name: str) -> str:
     """
-    What torch calls the extra state of a module in the model's `state_dict`.
+    Return torch's name for the extra state of the module `name` in the model's `state_dict`.
     """
     return f"{name}.{SUFFIX}" if name else SUFFIX
 

@@ -1,6 +1,6 @@
 """
-What an exception out of the training loop stands for, and whether a thread may be waiting for
-other ranks.
+Decides which fault an exception out of the training loop means, and whether a thread may be waiting
+for other ranks.
 """
 
 import re
@@ -19,13 +19,14 @@ _NETWORK: tuple[tuple[type[BaseException], str], ...] = (
     (RuntimeError, r"gloo/transport/|tcp/(pair|unbound_buffer)\.cc"),
     (RuntimeError, r"Connection closed by peer \["),
     (RuntimeError, r"Timed out waiting \d+ms for (recv|send) operation"),
-    (RuntimeError, r"wait for other ranks .* was called off"),  # `CalledOff`, out of C++
+    (RuntimeError, r"wait for other ranks .* was called off"),  # `CalledOff`, raised in C++
     (RuntimeError, r"Gloo connectFullMesh failed|Application timeout caused pair closure"),
 )  # fmt: skip
-"""A connection is broken. Messages, because gloo raises nothing but RuntimeError."""
+"""Exceptions that mean a broken connection. The messages are needed because gloo raises nothing but
+RuntimeError."""
 
 _WAITING = (
-    re.compile(r"/torch/distributed/(?!checkpoint/)"),  # which waits for the disk
+    re.compile(r"/torch/distributed/(?!checkpoint/)"),  # checkpoint/ waits for the disk
     re.compile(r"/tft_pytorch/interruptible\.py$"),
     re.compile(r"/torch/nn/parallel/distributed\.py$"),  # DDP's own all-reduces and broadcasts
     re.compile(r"/torch/autograd/graph\.py$"),  # backward: DDP reduces gradients inside it
@@ -34,7 +35,7 @@ _WAITING = (
 
 def classify(error: BaseException) -> FaultKind | None:
     """
-    The kind of fault that one of torch's own exceptions stands for; None: of none.
+    Return the kind of fault that one of torch's own exceptions means, None if it means no fault.
     """
     said = str(error)
     broken = any(isinstance(error, kind) and re.search(words, said) for kind, words in _NETWORK)
@@ -43,10 +44,12 @@ def classify(error: BaseException) -> FaultKind | None:
 
 def waiting(frame: FrameType) -> bool:
     """
-    Whether a thread whose innermost Python frame this is may wait for other ranks. A hook of the
-    user's that runs inside backward has a frame of its own, so it does not count.
+    Return whether a thread with this innermost Python frame may be waiting for other ranks.
+
+    A user's hook that runs inside the backward has a frame of its own, so it does not count as
+    waiting.
     """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename == threading.__file__:
-        caller = caller.f_back  # what waits is whoever called it
+        caller = caller.f_back  # the caller of threading waits
     return caller is not None and any(place.search(caller.f_code.co_filename) for place in _WAITING)

@@ -1,7 +1,9 @@
 """
-Which parameters have a gradient where a step has ended: those of a script that sets gradients to zero
-(`zero_grad(set_to_none=False)`) have one, with which optimizers decay a parameter that the next step does not use;
-those of a script that drops them have none, and are passed over.
+The gradients that are left at the end of a step: which parameters have one.
+
+A script that sets gradients to zero (`zero_grad(set_to_none=False)`) leaves gradients. Optimizers
+then apply weight decay also to a parameter that the next step does not use. A script that drops its
+gradients leaves none, and optimizers pass such a parameter over.
 """
 
 from collections.abc import Iterable
@@ -13,27 +15,31 @@ from tft.errors import MalformedMessage
 
 _NONE, _DENSE, _SPARSE = 0, 1, 2
 _EVERY_ONE = 4
-"""So many ends of steps are looked at,"""
+"""The number of first ends of steps at which the gradients are inspected each time."""
 _FURTHER = 16
-"""and then each that this divides: a script has one habit."""
+"""After that the gradients are inspected at each end of a step whose number is divisible by this: a
+script does not change its habit."""
 
 
 class Gradients:
     """
-    Of some parameters; what they are to be where the next step begins.
+    Notes which parameters have a gradient at the end of a step, and restores that for the beginning
+    of the next step.
     """
 
     def __init__(self) -> None:
         self._parameters: list[nn.Parameter] = []
         self._ended = 0
         self._noted: bytes | None = None
-        """The kind of each; None: there is none."""
+        """The kind of gradient of each parameter, a byte each. None: no parameter has a
+        gradient."""
         self._open: list[nn.Parameter] = []
-        """Those that may come to have one that is kept."""
+        """The trained parameters that had no gradient when others had one, and may still get
+        one."""
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """
-        These from now on, in their order.
+        Note the gradients of `parameters` from now on, in this order.
         """
         self._parameters = list(parameters)
         self._open = []
@@ -41,14 +47,18 @@ class Gradients:
     @property
     def noted(self) -> bytes | None:
         """
-        As they were when the last step ended.
+        The kinds of gradients at the end of the last step that was inspected; None if there were
+        none.
         """
         return self._noted
 
     def ended(self) -> bytes | None:
         """
-        A step has ended, in a loop that says so. Not every one is looked at, but for parameters that had no gradient yet
-        where others keep theirs.
+        Take note that a step has ended, in a loop that marks the end of its steps. Return the noted
+        kinds.
+
+        Not every end of a step is inspected. One that is not due is inspected all the same if a
+        parameter without a gradient, in a model whose other parameters keep theirs, now has one.
         """
         self._ended += 1
         if (
@@ -61,14 +71,17 @@ class Gradients:
 
     def put_back(self, noted: object) -> None:
         """
-        As they are to be where the next step begins: zeros, or none. Dropped in any case: backward may have been left in
-        the middle of adding to them.
+        Set the gradients for the beginning of the next step: zeros where `noted` has a gradient,
+        else None.
+
+        The present values are dropped in any case: the backward may have been interrupted while it
+        added to them. Raises `MalformedMessage` if `noted` cannot be read.
         """
         if noted is not None and (
             not isinstance(noted, bytes) or not {_NONE, _DENSE, _SPARSE}.issuperset(noted)
         ):
             raise MalformedMessage("private state with gradients that cannot be read")
-        # a script that was changed before it was resumed has others
+        # a script that was changed before it was resumed has other parameters
         fits = isinstance(noted, bytes) and len(noted) == len(self._parameters)
         kinds = noted if isinstance(noted, bytes) and fits else bytes(len(self._parameters))
         for parameter, kind in zip(self._parameters, kinds, strict=True):

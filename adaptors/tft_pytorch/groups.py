@@ -1,5 +1,6 @@
 """
-The process groups: formed anew under a new name, cut off from another thread, really freed.
+The process groups of this process: forms them anew under a new name, interrupts their collectives
+from another thread, and frees them completely.
 """
 
 import sys
@@ -26,34 +27,38 @@ from tft_pytorch.sockets import census, cut
 log = structlog.get_logger()
 
 GROUP_TIMEOUT = timedelta(minutes=30)
-"""torch's own default. A collective that hangs is ended by `quiesce`, when the controller has
-found out; a shorter limit could only end one that is merely slow."""
+"""The time limit of collectives, which is torch's own default. `quiesce` ends a collective that
+hangs, when the controller has detected the fault. A shorter limit could only end a collective that
+is merely slow."""
 
 STORE_TIMEOUT = timedelta(seconds=60)
-"""Until the store must have answered. It is a process on the same machine or the next, and it is
-started again within a second when it dies."""
+"""The time within which the store must answer. The store is a process on the same machine or on
+another one. If it dies, it is started again within a second."""
 
 _ATTEMPT = timedelta(seconds=0.5)
-"""Of one attempt to reach the store: a call that has no connection yet has nothing to be cut, so
-it is kept short and `quiesce` is asked for in between."""
+"""The time limit of one attempt to reach the store. A call that has no connection yet cannot be
+cut. So an attempt is short, and between two attempts it is checked whether `quiesce` was called."""
 
 _FREEING = 0.05
-"""Seconds for the groups to be freed, which takes ten milliseconds; a little more for each after the first."""
+"""Seconds to wait until the groups are freed, which takes 10 ms. `_FREEING_MORE` is added for each
+group."""
 
 _FREEING_MORE = 0.005
 
 _FEW = 32
-"""Ranks that meet in a sum. Measured: of 2 to 16 on two cores a sum takes 0.4 to 1 of a barrier's time."""
+"""The most ranks that use an all-reduce as their barrier. Measured with 2 to 16 ranks on two cores:
+an all-reduce takes 0.4 to 1 of the time of a barrier."""
 
 _CUT_AGAIN = 0.02
-"""Seconds between two cuts while a group is being formed: connections are made all the while."""
+"""Seconds between two cuts while a group is being formed, since new connections are made all the
+time."""
 
 
 class Groups:
     """
-    The default group of this process, and all that the user makes beside it.
+    The default group of this process, and all groups that the user makes in addition to it.
 
-    `form` and `clear` are called on the training thread, `quiesce` on any.
+    `form` and `clear` are called on the training thread, `quiesce` on any thread.
     """
 
     def __init__(self) -> None:
@@ -67,9 +72,12 @@ class Groups:
 
     def meet(self, *, cuda: bool) -> None:
         """
-        Returns when all ranks have called it, and what their devices were to do before that is done. A
-        sum goes round in a ring, which among a few ranks takes less than the many messages of a
-        barrier, and among many ranks far more than its few rounds.
+        Return when all ranks have called this method, and their devices have done the work that was
+        started before (pre-update barrier).
+
+        An all-reduce passes round a ring. Among a few ranks this takes less time than the many
+        messages of a barrier. Among many ranks it takes far more time than the few rounds of a
+        barrier.
         """
         if cuda:
             torch.cuda.current_stream().synchronize()  # the all-reduces are over, not only started
@@ -92,8 +100,10 @@ class Groups:
         more: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        Join the group of this name at the store; returns when all ranks have. `OrderRefused`
-        when `quiesce` came first. `more` makes the groups within it that are always there.
+        Join the group `name` at the store. Return when all ranks have joined.
+
+        `more` makes the groups within this group that always exist. Raises `OrderRefused` if
+        `quiesce` is called before the group is formed.
         """
         self.clear()
         left = threading.Event()
@@ -118,10 +128,10 @@ class Groups:
 
     def _join(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
         store = self._connect(name, host, port)
-        if not cuda:  # which takes groups of two backends, and those are torch's own
+        if not cuda:  # with CUDA a group has two backends, and such groups stay torch's own
             interruptible.install()
-        # A group that failed to form leaves its number behind, and that number is part of the
-        # keys by which ranks find each other: one that counts from elsewhere is never found.
+        # A group that failed to form leaves its number behind. The number is part of the keys by
+        # which ranks find each other: a rank that counts from another number is never found.
         distributed_c10d._world.group_count = 0
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -153,7 +163,8 @@ class Groups:
 
     def quiesce(self) -> None:
         """
-        Whoever waits in a collective of this process, or for the forming of a group, is to raise.
+        Make every thread raise that waits in a collective of this process, or for the forming of a
+        group.
         """
         with self._lock:
             spared, port, left = self._spared, self._store_port, self._left
@@ -171,9 +182,11 @@ class Groups:
 
     def clear(self) -> None:
         """
-        Drop all groups. Their connections are cut first: a pending operation would otherwise hold
-        up the destructor until its time limit, and a connection that a child process inherited
-        would outlive the group, so that the peers would not see it end.
+        Drop all groups. Their connections are cut first, for two reasons.
+
+        A pending operation would otherwise delay the destructor of its group until its time limit.
+        And a connection that a child process inherited would outlive the group, so the peers would
+        not see it end.
         """
         with self._lock:
             spared, port = self._spared, self._store_port
@@ -186,15 +199,18 @@ class Groups:
             groups = list(distributed_c10d._world.pg_map)
             dist.destroy_process_group()
             _free(groups)
-        sys.excepthook = self._excepthook  # torch wraps it once more for each default group
+        sys.excepthook = self._excepthook  # torch wraps the hook again for each default group
 
 
 def _drop_unfinished_backward() -> None:
     """
-    A backward that ends with an exception leaves what it had yet to do in the queue of its thread, and with
-    it all that the functions there refer to: a user's own may have kept their group. It is dropped when the
-    next backward begins, and the group would be freed there and then, on the training thread, whatever its
-    destructor waits for. Now torch has it, too.
+    Run a small backward, so that torch drops the rest of a backward that ended with an exception.
+
+    Such a backward leaves its remaining work in the queue of its thread, with all objects to which
+    the functions there refer. A function of the user's may refer to a group. torch drops the queue
+    when the next backward begins. The group would then be freed at once, on the training thread,
+    however long its destructor waits. At this point torch itself still refers to the group, so it
+    is not freed here.
     """
     with torch.enable_grad():
         # on the CPU, whatever the default device is
@@ -203,12 +219,13 @@ def _drop_unfinished_backward() -> None:
 
 def _free(groups: list[dist.ProcessGroup]) -> None:
     """
-    Let go of groups that torch has forgotten, each on a thread of its own: most of the time they wait.
+    Drop the last references to groups that torch has forgotten, each on its own thread: most of the
+    time the destructors wait.
 
-    A gloo group's destructor joins the threads that carry out its collectives. Now and then one
-    of these is not woken as its connection breaks (`interruptible.py` says when), and it waits for
-    `GROUP_TIMEOUT`. Such a group keeps two sleeping threads and its buffers until then; a training
-    thread that waited for it would keep the whole job.
+    A gloo group's destructor joins the threads that carry out its collectives. Now and then such a
+    thread is not woken when its connection breaks (`interruptible.py` says when), and it waits for
+    `GROUP_TIMEOUT`. Until then the group keeps two sleeping threads and its buffers. If the
+    training thread waited for the group, the whole job would wait.
     """
     until = monotonic() + _FREEING + _FREEING_MORE * len(groups)
     freeing = []
@@ -236,15 +253,17 @@ def _keep_cutting(left: threading.Event, spared: frozenset[int], port: int) -> N
 
 def _abort_device_groups() -> None:
     """
-    NCCL's collectives run on the device and hang there; its own abort ends them. It may take a
-    while, so it has its own thread.
+    Abort NCCL's collectives: they run on the device and hang there, and only NCCL's abort ends
+    them.
+
+    An abort may take a while, so it runs on its own thread.
     """
     on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types here
     if not (on_device and dist.is_initialized()):
         return
 
     def abort(call: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the group may have gone meanwhile
+        with suppress(RuntimeError):  # the group may no longer exist
             call()
 
     group = dist.group.WORLD

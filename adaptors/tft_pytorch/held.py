@@ -1,7 +1,9 @@
 """
-The state of a rank whose model is sharded, apart from the groups it is sharded over: what this rank has
-of every tensor, and where in the whole that lies. It outlives the groups, moves to other processes,
-and is put into a model that was made anew.
+The state of a rank whose model is sharded: this rank's part of every tensor, and where the part
+lies in the whole tensor.
+
+This state does not refer to the groups over which the model is sharded. So it outlives the groups,
+moves to other processes, and is put into a model that was made anew.
 
 Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`).
 """
@@ -31,47 +33,47 @@ from tft_pytorch.replicas import LOW, ReplicaOptimizer, set_groups
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
 _FORM = 2
-"""Of the meta; another one is refused."""
+"""The version of a shard's description. A description of another version is refused."""
 
 Span = tuple[list[int], list[int]]
-"""Of a tensor's part: the shape of the whole, and where the part begins in it."""
+"""Where a part of a tensor lies: the shape of the whole tensor, and the part's offset in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """
-    All a rank has of one shard, at one moment.
+    The content of one shard on this rank, at one moment.
     """
 
     tensors: dict[str, Tensor]
-    """This rank's parts, in the order in which they are moved."""
+    """This rank's parts of the tensors by name, in the order in which they are moved."""
     spans: dict[str, Span]
-    """Of those that are parts of a larger tensor."""
+    """The spans of the tensors that are parts of larger tensors, by name."""
     optimizer: Plain
     others: dict[str, Plain]
-    """What the shard has of the scheduler and the like, by name."""
+    """The shard's part of the scheduler and similar objects, by name."""
     layouts: dict[str, Any] = field(default_factory=dict)  # Any: as `Wrappers.layouts` has them
-    """Of the DDPs whose parameters are in it, by name."""
+    """The layouts of the DDPs whose parameters are in the shard, by name."""
     extra: dict[str, Any] = field(default_factory=dict)  # Any: whatever modules keep
-    """Extra states of modules, by the names that torch has for them: for checkpoints. What a rank goes on with
-    is its private state."""
+    """Extra states of modules, by torch's names for them. They are for checkpoints only: a rank
+    itself continues from the extra states in its rank-local state."""
 
     def bare(self) -> "Held":
         """
-        The same without any content.
+        Return a copy without content: its tensors are on the meta device.
         """
         return replace(self, tensors={name: t.to("meta") for name, t in self.tensors.items()})
 
     def content(self) -> dict[str, Any]:  # Any: plain values and tensors
         """
-        All of it, as plain torch asks for it.
+        Return the whole content in the form that plain torch expects.
         """
         optimizer = expect(
             put_together(self.optimizer, self.tensors), dict, "the optimizer's state"
         )
         settings: dict[str, Any] = {}
         if optimizer["param_groups"]:
-            # where a group has nothing here, another shard says what it has
+            # a group without parameters in this shard has no `params`: another shard names them
             settings["optim"] = {
                 "param_groups": [
                     {key: value for key, value in group.items() if key != "params" or value}
@@ -80,13 +82,14 @@ class Held:
             }
         settings |= {name: put_together(tree, self.tensors) for name, tree in self.others.items()}
         settings |= self.extra
-        # what is under the settings is not named once more
+        # a tensor that is already in the settings does not appear a second time
         known, _ = flatten_state_dict(settings)
         return {name: t for name, t in self.tensors.items() if name not in known} | settings
 
     def meta(self) -> bytes:
         """
-        All that is no tensor, and of each tensor what is needed to make room for it.
+        Return the description of the shard: all values that are not tensors, and for each tensor
+        the data that is needed to make room for it.
         """
         return pack(
             {
@@ -102,7 +105,8 @@ class Held:
 
 def spans_of(meta: bytes) -> dict[str, Span]:
     """
-    Where the parts lie that a description speaks of; none in that of a whole state.
+    Return the spans in a shard's description, by name. The description of a state that is not
+    sharded has none.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     return {name: (list(whole), list(at)) for name, (whole, at) in told.get("spans", {}).items()}
@@ -110,8 +114,9 @@ def spans_of(meta: bytes) -> dict[str, Span]:
 
 def room(meta: bytes, here: Held) -> Held:
     """
-    What `meta` describes, with tensors that are to be filled. Raises `OrderRefused` where it is not
-    the same part of the same model as `here`.
+    Return the shard that `meta` describes, with new tensors that are still to be filled.
+
+    Raises `OrderRefused` if the shard is not the same part of the same model as `here`.
     """
     told = read(meta, _FORM)
     tensors = {
@@ -146,7 +151,10 @@ def _shape(held: Held) -> dict[str, str]:
 
 def _refuse_other_settings(found: Held, here: Held) -> None:
     """
-    What the shard has of the groups' settings and of the others is not left as it was made.
+    Refuse a shard that does not have the settings of the same parameter groups, or not the same
+    others, as `here`. Values that the shard lacks would stay as the factory made them.
+
+    Raises `OrderRefused`.
     """
     theirs, ours = _settled(found), _settled(here)
     if theirs != ours:
@@ -155,7 +163,7 @@ def _refuse_other_settings(found: Held, here: Held) -> None:
             f"shard, here {ours}"
         )
     differing = here.others.keys() - found.others.keys()
-    if ours:  # in another shard there may come more in time, of an average that begins empty
+    if ours:  # a shard without settings may get more later, of an average that begins empty
         differing |= found.others.keys() - here.others.keys()
     if differing:
         raise OrderRefused(
@@ -165,7 +173,7 @@ def _refuse_other_settings(found: Held, here: Held) -> None:
 
 def _settled(held: Held) -> list[int]:
     """
-    The groups of parameters, by number, of which the shard has the settings.
+    Return the numbers of the parameter groups whose settings are in the shard.
     """
     tree = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
     groups = tree["param_groups"]
@@ -174,7 +182,7 @@ def _settled(held: Held) -> list[int]:
 
 class _Draft:
     """
-    What belongs to one shard, as it is gathered.
+    The content of one shard while it is gathered.
     """
 
     def __init__(self) -> None:
@@ -201,15 +209,16 @@ class _Draft:
 
 class Parts:
     """
-    A model that was made, by names: what is taken out of it, and put into it.
+    Takes the state, by names, out of the objects that the factory made, and puts state into them.
 
-    Made while the model is at rest: FSDP swaps its parameters in the forward pass, and what has the
-    names then is not what is kept.
+    Create a `Parts` while no forward pass runs. FSDP swaps its parameters in the forward pass, and
+    the names then belong to tensors that are not kept.
     """
 
     def __init__(self, made: Made) -> None:
         """
-        Raises `UsageError` for what cannot be kept, or where nobody can say who holds what.
+        Raises `UsageError` for objects that cannot be kept, or if it cannot be known which ranks
+        hold which tensor.
         """
         self.made = made
         _check(made)
@@ -226,10 +235,11 @@ class Parts:
             for name, module in model.named_modules()
             if isinstance(module, DDP)
         }
-        """The DDPs, in the order of `Wrappers`, by name."""
+        """The holders of the parameters of each DDP, by its name, in the order of `Wrappers`."""
         self._replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
         self._dealt: frozenset[str] = frozenset()
-        """Names of what a `ReplicaOptimizer` deals out, and of the share that it has here."""
+        """The names of the parameters that a `ReplicaOptimizer` divides into shares; `_owned` has
+        the names of those in this rank's share."""
         self._owned: frozenset[str] = frozenset()
         if self._replicas is not None:
             groups = self._replicas.param_groups
@@ -239,8 +249,11 @@ class Parts:
 
     def shards(self) -> dict[str, Holders]:
         """
-        The shards of this rank with all who hold them: one for each kind of tensors, the most held first;
-        and where the optimizer is cut into shares, its share, with what that updates, apart from the rest.
+        Return the shards of this rank by name, each with all ranks that hold it.
+
+        There is one shard for each kind of tensors (the tensors with the same holders). The shard
+        with the most holders comes first. If the optimizer is cut into shares, this rank's share is
+        one more shard, with the parameters that it updates.
         """
         found = {self._kinds.name(holders): holders for holders in self._kinds.all}
         if self._replicas is not None:
@@ -250,8 +263,10 @@ class Parts:
 
     def held(self, layouts: Sequence[Any] | None = None) -> list[Held]:  # Any: as in `Held`
         """
-        What this rank has, in the order of `shards`. The tensors are those in use, not copies. What no
-        parameter owns, such as the scheduler, is in the first.
+        Return the content of this rank's shards, in the order of `shards`.
+
+        The tensors are those in use, not copies. State that belongs to no parameter, such as the
+        scheduler's, is in the first shard. `layouts` are those of `Wrappers.layouts`.
         """
         kinds = {holders: _Draft() for holders in self._kinds.all}
         share = _Draft()
@@ -265,7 +280,7 @@ class Parts:
         for group in optimizer.param_groups:
             names = [self._names[p] for p in group["params"]]
             for kind, draft in kinds.items():
-                # those of its own: what others have in a group is not the same on all who hold the shard
+                # only this kind's parameters: not all holders of the shard have the same others
                 own_names = [name for name in names if self._kinds[name] == kind]
                 draft.groups.append({**(group if draft is first else {}), "params": own_names})
             for name in names:
@@ -286,21 +301,24 @@ class Parts:
 
     def layouts(self, held: Sequence[Held]) -> list[Any]:  # Any: as in `Held`
         """
-        The layouts that were held, as `Wrappers` has them.
+        Return the layouts in `held`, in the order of `Wrappers`; None for a DDP that has none.
         """
         known = {name: layout for part in held for name, layout in part.layouts.items()}
         return [known.get(name) for name in self._wrappers]
 
     def share_out(self) -> None:
         """
-        Get what others have computed of the step, where the optimizer is cut into shares.
+        Get the parameters that other ranks have updated in the step, if the optimizer is cut into
+        shares.
         """
         if self._replicas is not None:
             self._replicas.share_out()
 
     def fill(self, held: Sequence[Held]) -> None:
         """
-        Put back what was held. Raises `OrderRefused` for a model that is another one.
+        Put the content of `held` into the model, the optimizer and the others.
+
+        Raises `OrderRefused` if the model is another one.
         """
         known = {name: tensor for part in held for name, tensor in part.tensors.items()}
         spans = {name: span for part in held for name, span in part.spans.items()}
@@ -402,7 +420,7 @@ class Parts:
 
 def _local(state: Any, name: str, spans: dict[str, Span]) -> Any:  # Any: as in `others.py`
     """
-    The same with this rank's part of each distributed tensor.
+    Return `state` with this rank's part in place of each distributed tensor.
     """
     return mapped(state, name, lambda key, t: _part(key, t, spans) if isinstance(t, DTensor) else t)
 
@@ -439,7 +457,8 @@ def _check(made: Made) -> None:
 
 def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
     """
-    What this rank has of a tensor; where that lies is noted.
+    Return this rank's part of a tensor. If the tensor is distributed, note in `spans` where the
+    part lies.
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach()
@@ -452,7 +471,7 @@ def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
 
 def _whole(part: Tensor, like: Tensor) -> Tensor:
     """
-    The distributed tensor of which this rank has that part, placed as this one is.
+    Return the distributed tensor of which this rank has `part`. It is placed as `like` is.
     """
     assert isinstance(like, DTensor)
     return DTensor.from_local(

@@ -1,5 +1,5 @@
 """
-The hooks of an adaptor whose ranks are tied together by torch.distributed, whatever is trained.
+The hooks that are the same for every adaptor whose ranks are joined by torch.distributed.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tft_pytorch.groups import Groups
 
 class TorchState(TrainingState, Protocol):
     """
-    What is asked of the training state beside.
+    The methods that the training state needs in addition to those of `TrainingState`.
     """
 
     @property
@@ -26,7 +26,7 @@ class TorchState(TrainingState, Protocol):
 
 class Forming(Protocol):
     """
-    As `tft_pytorch.groups.Groups` does it.
+    Forms and frees process groups, as `tft_pytorch.groups.Groups` does.
     """
 
     def form(
@@ -41,20 +41,23 @@ State = TypeVar("State", bound=TorchState)
 
 class TorchHooks(Generic[State]):
     """
-    An adaptor's module takes them over, as it does those of `StateHooks`.
+    The hooks. An adaptor's module assigns them to its own names, as it does with those of
+    `StateHooks`.
     """
 
     def __init__(
         self, hooks: StateHooks[State], groups: Groups, forming: Forming | None = None
     ) -> None:
         """
-        `forming` forms and frees the groups where there are more than one.
+        `forming` forms and frees the process groups. None: `groups` does it. Give it when there is
+        more than one group.
         """
         self._hooks = hooks
         self._groups = groups
         self._forming = forming or groups
         self.contributing: Callable[[], None] | None = None
-        """What a step is to call when this rank is about to contribute to the last all-reduce of the step."""
+        """The function to call in each step when this rank is about to contribute to the last
+        all-reduce of the step."""
 
     # ------------------------------------------------------------ the process
 
@@ -66,7 +69,7 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_begun(self) -> str | None:
-        import torch.distributed as dist  # heavy, and the script has done so already
+        import torch.distributed as dist  # a heavy import, which the script has already made
 
         return "a process group (init_process_group)" if dist.is_initialized() else None
 

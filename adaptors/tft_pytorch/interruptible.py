@@ -1,16 +1,19 @@
 """
 gloo's process groups, with waits that can be called off.
 
-Cutting the connections of a group (`sockets.py`) makes gloo raise in whoever waits for a message, with
-two exceptions, which it forgets (`Pair::signalException` in gloo/transport/tcp/pair.cc): who has
-received a message in part, and who has sent one in part. Nothing wakes these before the time limit of
-the group, half an hour. They come about whenever a connection ends while a message is on its way, as
-it does when its sender is killed. So here the operation is gloo's, but it is waited for in slices, and
-between two of them a thread may leave. What it leaves behind, `groups.py` lets go of.
+When the connections of a group are cut (`sockets.py`), gloo raises in every thread that waits for a
+message, except in two cases that gloo forgets (`Pair::signalException` in
+gloo/transport/tcp/pair.cc): a thread that has received a part of a message, and a thread that has
+sent a part of one. Nothing wakes such a thread before the time limit of the group, half an hour.
+The two cases occur whenever a connection ends while a message is on its way, as when the sender is
+killed.
 
-It takes the place of the name `ProcessGroupGloo` in `torch.distributed.distributed_c10d`, from where
-`init_process_group` and `new_group` make their groups (written for torch 2.13): the user's own groups
-are interruptible too, and the backend is called "gloo" as ever.
+So here the operation is gloo's, but the wait for it is cut into slices. Between two slices a thread
+can leave the wait. `groups.py` drops what the thread leaves behind.
+
+`InterruptibleGloo` replaces the name `ProcessGroupGloo` in `torch.distributed.distributed_c10d`.
+`init_process_group` and `new_group` make their groups by this name (written for torch 2.13). So the
+user's own groups are interruptible too, and the backend is still called "gloo".
 """
 
 import threading
@@ -27,10 +30,10 @@ from torch.distributed import distributed_c10d
 from torch.futures import Future
 
 _SLICE = timedelta(milliseconds=20)
-"""Of a wait. A wait that ends within it, as nearly all do, is not held up by anything."""
+"""The length of one slice of a wait. Nearly all waits end within one slice, and are not delayed."""
 
 _NO_LIMIT = timedelta(0)
-"""How torch writes that a wait has no time limit of its own."""
+"""The value with which torch says that a wait has no time limit of its own."""
 
 _COLLECTIVES = (
     "_allgather_base", "all_gather_single", "all_gather_single_coalesced",
@@ -60,19 +63,22 @@ class CalledOff(RuntimeError):
 
 class _Waits:
     """
-    Those in one group. It knows nothing of the group itself: gloo's threads call in here, and one that
-    was the last to let go of its group would have to wait for its own end.
+    The waits in one group.
+
+    This object does not refer to the group. gloo's threads call its methods, and a thread that
+    dropped the last reference to its own group would have to wait for its own end.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._promised: set[Future[None]] = set()
-        """Each to be set once: when what is waited for is over, or called off."""
+        """The futures that are not set yet. Each is set once: when its operation is over, or when
+        the wait is called off."""
         self.called_off = False
 
     def call_off(self) -> None:
         """
-        End all of them, and those that come.
+        End all waits of the group, also those that begin later.
         """
         with self._lock:
             self.called_off = True
@@ -82,17 +88,18 @@ class _Waits:
 
     def promise(self, native: Future[Any]) -> Future[Any]:  # Any: as torch has it
         """
-        A future with the outcome of `native`, unless the wait is called off before.
+        Return a future with the outcome of `native`. It raises `CalledOff` if the wait is called
+        off before.
         """
         over: Future[None] = Future()
 
         def outcome(_: Future[None]) -> Any:  # Any: as in `native`
             if not native.done():
                 raise CalledOff
-            return native.value()  # or its error
+            return native.value()  # or raises its error
 
-        # An exception that is set in Python is none for C++, which reads it as the result. One that
-        # is raised here is.
+        # C++ reads an exception that is set in Python as the result of the future. It recognizes an
+        # exception that is raised here.
         promised = over.then(outcome)
         with self._lock:
             self._promised.add(over)
@@ -115,7 +122,9 @@ _on_failure: Callable[[BaseException], None] | None = None
 
 def watch_failures(failed: Callable[[BaseException], None] | None) -> None:
     """
-    Call this with what a collective raises, where it is entered or waited for; None: no more.
+    Call `failed` with every exception that a collective raises when it is entered or waited for.
+
+    None: stop these calls.
     """
     global _on_failure
     _on_failure = failed
@@ -132,15 +141,17 @@ _all_lock = threading.Lock()
 
 def install() -> None:
     """
-    From here on torch makes its gloo groups of `InterruptibleGloo`.
+    Make torch use `InterruptibleGloo` for its gloo groups from now on.
     """
     distributed_c10d.ProcessGroupGloo = InterruptibleGloo  # type: ignore[assignment,misc]  # on purpose
 
 
 def call_off() -> None:
     """
-    Whoever waits in a group that was made by now, and does not have its result within 20 ms, is to
-    raise `CalledOff`; so is who waits in one of them later. From any thread.
+    Call off all waits in the groups that exist now: a wait without a result within 20 ms raises
+    `CalledOff`. Later waits in these groups do so too.
+
+    Can be called on any thread.
     """
     with _all_lock:
         found = list(_all)
@@ -150,13 +161,14 @@ def call_off() -> None:
 
 class InterruptibleGloo(dist.ProcessGroup):
     """
-    Takes the arguments of torch's `ProcessGroupGloo`, and does as it does.
+    A gloo process group with interruptible waits. It takes the arguments of torch's
+    `ProcessGroupGloo`, and behaves in the same way.
     """
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, **more: object
     ) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # the one meant for subclasses
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the constructor for subclasses
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout, **more)
         self.options = gloo.options
         self._plain = dist.ProcessGroup(
@@ -187,7 +199,7 @@ class _Collective(dist.Work):
                 if self._waits.called_off:
                     raise CalledOff
                 if monotonic() > ends:
-                    raise RuntimeError("Operation timed out!")  # torch's own words
+                    raise RuntimeError("Operation timed out!")  # torch's own message
             return self._outcome()
         except Exception as error:
             _tell(error)
@@ -196,7 +208,7 @@ class _Collective(dist.Work):
     def _ended(self, within: timedelta) -> bool:
         try:
             return self._native.wait(within)
-        except RuntimeError:  # of the time limit, or of the operation, which will raise again
+        except RuntimeError:  # from the time limit, or from the operation, which will raise again
             return self._native.is_completed()
 
     def _outcome(self) -> bool:
@@ -228,9 +240,12 @@ class _Collective(dist.Work):
 
 class _Blocking(_Collective):
     """
-    One in which gloo keeps the caller, whatever limit it gives, so that another thread waits: a message from
-    rank to rank, where a limit would end the whole group; and a sum of which each rank keeps a part, which gloo
-    makes of all-reduces of everything, and of what the caller does when these are over.
+    An operation in which gloo keeps its caller whatever time limit the caller gives, so another
+    thread waits for it.
+
+    There are two kinds. One is a message from rank to rank: a time limit would end the whole group.
+    The other is a reduce-scatter: gloo makes it of all-reduces of everything, and of work that the
+    caller does when these are over.
     """
 
     def __init__(self, native: dist.Work, waits: _Waits) -> None:
@@ -255,10 +270,11 @@ class _Blocking(_Collective):
 
     def _wait(self, grad: bool, inference: bool) -> None:
         try:
-            # in the modes of who waits, for tensors are changed here; each thread has modes of its own
+            # The modes of the calling thread, since tensors are changed here: each thread has its
+            # own modes.
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                self._native.wait()  # which does its part of the work: it may be called once
-        except Exception as error:  # noqa: BLE001  # whatever it was, it goes to who waits
+                self._native.wait()  # does a part of the work, so it may be called only once
+        except Exception as error:  # noqa: BLE001  # any exception goes to the waiting thread
             self._error = error
         finally:
             self._over.set()
@@ -271,7 +287,7 @@ def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Wor
     def operation(self: InterruptibleGloo, *args: Any, **kwargs: Any) -> dist.Work:
         try:
             native = getattr(self._plain, name)(*args, **kwargs)
-        except RuntimeError as error:  # others are of wrong arguments
+        except RuntimeError as error:  # exceptions of other types mean wrong arguments
             _tell(error)
             raise
         return work(native, self._waits)

@@ -1,9 +1,10 @@
 """
-Who has the same of which tensor, in a model that was made over groups: read from the meshes and
-placements of what is distributed, and from the groups of the DDPs in the model.
+Which ranks hold the same part of which tensor, in a model that was made over groups.
 
-What the same ranks have makes up one shard. A rank may have several: experts are on a few ranks, attention
-on more, small parameters that nobody cuts up on all.
+The holders are found from the meshes and placements of distributed tensors, and from the groups of
+the DDPs in the model. The tensors with the same holders form one shard (a kind). A rank may have
+several shards: experts are on a few ranks, attention is on more ranks, and small parameters that
+are not cut up are on all ranks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,13 +21,14 @@ from tft.protocol.codec import pack
 from tft_pytorch.names import ADDED
 
 Holders = tuple[int, ...]
-"""Ranks that have the same of something, in their order."""
+"""Ranks that hold the same part of a tensor, in ascending order."""
 
 DENSE = "dense"
-"""What every rank has the same of."""
+"""The name of the shard that every rank holds."""
 
 _SPELT_OUT = 16
-"""So many holders stand in the name of a shard; a file's name has room for a few times more."""
+"""The most holders that are listed in the name of a shard. The name of a file has room for a few
+times as many."""
 
 
 class Kinds:
@@ -41,7 +43,7 @@ class Kinds:
         buffers: Mapping[str, Tensor],
     ) -> None:
         """
-        Raises `UsageError` where nobody can say who holds what.
+        Raises `UsageError` if it cannot be known which ranks hold a parameter.
         """
         rank, self._world = dist.get_rank(), dist.get_world_size()
         self._parameters = list(parameters)
@@ -60,7 +62,7 @@ class Kinds:
                 )
             self._of[name] = tuple(sorted(found | {rank}))
         self.everything = self._common(self._of)
-        """Those who have the same of all that this rank has."""
+        """The ranks that hold the same part as this rank of all its parameters."""
         for name, buffer in buffers.items():
             self._of[name] = (
                 tuple(sorted(same_part(buffer) | {rank}))
@@ -69,24 +71,29 @@ class Kinds:
             )
         self._shapes = {name: _shapes(t) for name, t in (dict(parameters) | dict(buffers)).items()}
         self._called: dict[str, list[str]] = {}
-        """The names by what they are without the words of wrappers; of those alike the longest first."""
+        """The names of parameters and buffers, by the name without the words that wrappers add.
+        If several names are then equal, the one with the most words comes first."""
         for name in sorted(self._of, key=lambda name: -name.count(".")):
             self._called.setdefault(".".join(_bare(name.split("."))), []).append(name)
         found_first = list(dict.fromkeys(self._of.values())) or [self.everything]
-        # in this order on all ranks: those of one shard have the same in it, in the same order
+        # This order is the same on all ranks: so the holders of one shard have the same content in
+        # it, in the same order.
         self.all: list[Holders] = sorted(found_first, key=lambda holders: -len(holders))
-        """The most held first."""
+        """All kinds of this rank; the kind with the most holders comes first."""
 
     def __getitem__(self, name: str) -> Holders:
         """
-        The holders of a parameter or buffer.
+        Return the holders of a parameter or buffer.
         """
         return self._of[name]
 
     def ending(self, name: str, shapes: set[torch.Size]) -> Holders | None:
         """
-        Those of the parameter or buffer by whose name this one ends, whatever wrappers have added; of
-        several the longest. None: there is none that has these shapes.
+        Return the holders of the parameter or buffer with whose name `name` ends, whatever words
+        wrappers have added.
+
+        If there are several, the longest name counts. None: no parameter or buffer with such a name
+        has all of `shapes`.
         """
         words = name.split(".")
         bare = _bare(words)
@@ -98,21 +105,23 @@ class Kinds:
 
     def within(self, holders: Iterable[int]) -> Holders | None:
         """
-        The kind, the most held, that all of these have; None: there is none.
+        Return the kind with the most holders whose holders are all in `holders`; None if there is
+        none.
         """
         most = set(holders)
         return next((kind for kind in self.all if most.issuperset(kind)), None)
 
     def beside(self, module: str) -> Holders:
         """
-        The kind of what a module keeps beside its parameters and buffers.
+        Return the kind for what a module keeps in addition to its parameters and buffers.
         """
         common = self._common(_beside(f"{module}.", self._parameters))
         return self.within(common) or self.all[0]
 
     def name(self, holders: Holders) -> str:
         """
-        Of the shard that these hold. All of them call it so, whatever else each of them has.
+        Return the name of the shard that `holders` hold. It is the same on every holder, whatever
+        other shards each holder has.
         """
         if len(holders) == self._world:
             return DENSE
@@ -127,7 +136,9 @@ class Kinds:
 
 def named_after(holders: Holders) -> str:
     """
-    The ranks, as they stand in the name of a shard.
+    Return the part of a shard's name that names its holders.
+
+    Up to 16 ranks are listed. Else the name has the first rank and a digest of all ranks.
     """
     if len(holders) <= _SPELT_OUT:
         return "+".join(map(str, holders))
@@ -136,7 +147,7 @@ def named_after(holders: Holders) -> str:
 
 def _shapes(tensor: Tensor) -> set[torch.Size]:
     """
-    Of the whole, and of what this rank has of it.
+    Return the shape of the whole tensor, and the shape of this rank's part if it is distributed.
     """
     return {tensor.shape, *([tensor.to_local().shape] if isinstance(tensor, DTensor) else [])}
 
@@ -147,7 +158,7 @@ def _bare(words: list[str]) -> list[str]:
 
 def _ends(words: list[str], known: list[str]) -> bool:
     """
-    Whether the words end with the known ones, with words of wrappers in between.
+    Return whether `words` end with the words `known`; words of wrappers may be in between.
     """
     left = list(words)
     for wanted in reversed(known):
@@ -160,7 +171,10 @@ def _ends(words: list[str], known: list[str]) -> bool:
 
 def same_part(tensor: DTensor) -> set[int]:
     """
-    The ranks at the same place of the mesh, but for dimensions along which it is replicated.
+    Return the ranks that hold the same part of a distributed tensor as this rank.
+
+    They have the same coordinate in the mesh, except along dimensions in which the tensor is
+    replicated. The result is empty if this rank is not in the mesh.
     """
     mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
@@ -175,7 +189,9 @@ def same_part(tensor: DTensor) -> set[int]:
 
 def summed(ddp: DDP) -> Iterator[nn.Parameter]:
     """
-    The parameters that a DDP looks after. The experts in a model may be left out of the DDP around it.
+    Yield the parameters whose gradients a DDP reduces.
+
+    The experts in a model may be left out of the DDP around the model.
     """
     for name, parameter in ddp.module.named_parameters():
         if name not in ddp.parameters_to_ignore:
@@ -184,7 +200,8 @@ def summed(ddp: DDP) -> Iterator[nn.Parameter]:
 
 def _replicated(model: nn.Module) -> Iterator[tuple[Tensor, set[int]]]:
     """
-    The parameters of each DDP, with the ranks of its group; inner ones come later.
+    Yield the parameters of each DDP, with the ranks of its group. An inner DDP comes after the
+    outer one.
     """
     for module in model.modules():
         if isinstance(module, DDP):
@@ -195,8 +212,10 @@ def _replicated(model: nn.Module) -> Iterator[tuple[Tensor, set[int]]]:
 
 def _beside(name: str, parameters: Iterable[str]) -> list[str]:
     """
-    The parameters that share the innermost module with a buffer: of whose kind the module is. All
-    parameters, if no module around the buffer but the whole model has any.
+    Return the parameters in the innermost module around a buffer that has parameters. These
+    parameters decide the holders of the buffer.
+
+    All parameters are returned if only the whole model has any.
     """
     known = list(parameters)
     module = name

@@ -1,7 +1,9 @@
 """
-Training state that can only be made where the groups are: models sharded by FSDP2, parallelized over a
-device mesh, cut into pipeline stages. The user's factory makes them, at the start and anew after every
-incident; what this rank held is kept apart from the groups meanwhile and put into what was made.
+Training state that can only be made when the process groups exist: models that are sharded by
+FSDP2, parallelized over a device mesh, or cut into pipeline stages.
+
+The user's factory makes the objects at the start, and anew after every incident. In between, this
+rank's state is kept apart from the groups. It is then put into the new objects.
 """
 
 import gc
@@ -42,7 +44,10 @@ def adopt_make(
     contributing: Callable[[], None] | None = None,
 ) -> "Maker":
     """
-    Take charge of the factory that makes the user's objects; `UsageError` for what cannot be handled.
+    Take charge of the factory that makes the user's objects, and return its `Maker`.
+
+    `contributing` is the function that `tft_watch` received. Raises `UsageError` for arguments that
+    the adaptor cannot handle.
     """
     _check_make(parts, wrap)
     return Maker(parts["make"], parts.get("data"), parts.get("rng") or ("torch",), contributing)
@@ -64,7 +69,7 @@ def _check_make(
 
 class Maker:
     """
-    What `session.adopt(make=...)` took charge of.
+    The training state whose factory `session.adopt(make=...)` took charge of.
     """
 
     def __init__(
@@ -81,17 +86,18 @@ class Maker:
         self._parts: Parts | None = None
         self._shards: dict[str, tuple[int, ...]] = {}
         self._held: dict[str, Held] = {}
-        """By shard, while nothing is made."""
+        """The state by shard, while the objects do not exist."""
         self._tried: dict[str, Held] = {}
-        """What the trial has made: of the right form, its content means nothing."""
+        """The state by shard that the trial in `_learn` has made: names, types and shapes are
+        right, but there is no content."""
         self._buffers: list[str] = []
-        """The names of the model's buffers in a shard."""
+        """The names (`model.…`) of the model's buffers."""
         self._modes = ""
-        """A digest of what the modes were, while nothing is made; empty where that is not known."""
+        """A digest of the last modes, while the objects do not exist; empty if it is not known."""
         self._cuda = False
         self._awaited = Awaited()
         self._coming: dict[str, Held] = {}
-        """By shard, while its content has not come."""
+        """The shard for which room was made, until its content has arrived."""
         self._watch: RemovableHandle | None = None
         self._rehearsal = Rehearsal(self._describe)
         self._settings = Settings()
@@ -106,7 +112,7 @@ class Maker:
     @property
     def on_cuda(self) -> bool:
         """
-        Whether gradients are summed between CUDA devices.
+        Whether gradients are reduced between CUDA devices.
         """
         return self._cuda
 
@@ -114,11 +120,12 @@ class Maker:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        The private state, at an edge of an update window. Raises `UsageError` where the state could not be
-        moved in an incident.
+        Return the rank-local state, at an edge of an update window.
+
+        Raises `UsageError` if the state could not be moved in an incident.
         """
         if closing:
-            self._trained.closing()  # first: what the wrappers note counts the trained parameters
+            self._trained.closing()  # first: the wrappers count the trained parameters
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
@@ -126,33 +133,38 @@ class Maker:
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
         """
-        The step has ended: note what the next one may set anew. The private state where that is another now.
+        Note, at the end of a step, the settings that the next step may change.
+
+        Return the rank-local state anew if it has changed since the update window closed, else
+        None. `tail`: the tail of the step is over too.
         """
         self._settings.note()
         return self._private.end_step(tail=tail)
 
     def set_aside(self) -> Callable[[], None]:
         """
-        What puts generators and modes back to what they are now.
+        Return a function that restores the random generators and the modes of modules to their
+        present state.
         """
         return self._private.set_aside()
 
     def rollback(self, private: bytes) -> None:
         """
-        Put a private state back, and what is left of the gradients.
+        Restore a captured rank-local state. Set the gradients to zero where the script keeps them,
+        and drop the others.
         """
         self._private.rollback(private)
 
     def skip(self, batches: int) -> None:
         """
-        Leave the next batches out.
+        Leave out the next `batches` batches.
         """
         self._private.skip(batches)
 
     def updated(self) -> None:
         """
-        The update window has closed: where the optimizer is cut into shares, every rank gets what
-        others have computed of the step.
+        Give every rank the parameters that other ranks have updated, if the optimizer is cut into
+        shares. Called when the update window has closed.
         """
         if self._parts is not None:
             self._parts.share_out()
@@ -161,7 +173,7 @@ class Maker:
 
     def clear(self) -> None:
         """
-        Keep what this rank has at the end of the last complete step, and let go of all that refers to the
+        Keep this rank's state of the end of the last complete step, and drop all references to the
         groups.
         """
         self._wrappers.drop()
@@ -182,7 +194,8 @@ class Maker:
 
     def rebuild(self) -> Made:
         """
-        Make everything anew for the groups of now, and put in what was held.
+        Call the user's factory for the present groups, and put the kept state into the new objects.
+        Return these objects.
         """
         held = [*self._all().values()]
         with _undisturbed():
@@ -213,7 +226,7 @@ class Maker:
 
     def shards(self, rank: int, world: int) -> list[ShardCopies]:
         """
-        Those of this rank, with all who hold them.
+        Return the shards of this rank, each with all ranks that hold it.
         """
         if not self._shards:
             self._shards = self._learn(rank, world)
@@ -221,7 +234,7 @@ class Maker:
 
     def give(self, shard: str) -> ShardPayload:
         """
-        The shard, to be moved.
+        Return the shard in the form in which it is moved.
         """
         held = self._state(shard)
         return ShardPayload(
@@ -231,7 +244,7 @@ class Maker:
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Room for the shard.
+        Make room for a shard with the description `meta`. Return the writable buffers.
         """
         held = room(meta, self._form(shard))
         self._coming = {shard: held}
@@ -239,22 +252,22 @@ class Maker:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        The shard is whole: it is what this rank has.
+        Use the shard whose buffers have all arrived.
         """
         self._awaited.filled(shard, meta)
         self._adopt(shard, self._coming.pop(shard))
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
-        Write the shard; the names of its files.
+        Write the shard under `directory`. Return the names of the written files.
         """
-        from tft_pytorch.checkpoints import save_held  # late: a second of imports, see preload.py
+        from tft_pytorch.checkpoints import save_held  # late import: 1 s, see preload.py
 
         return save_held(directory, shard, self._state(shard))
 
     def stage(self, shard: str) -> Callable[[Path], list[str]]:
         """
-        A copy of the shard, which can be written later.
+        Copy the shard. Return a function that writes the copy later.
         """
         from tft_pytorch.checkpoints import stage_held
 
@@ -262,7 +275,7 @@ class Maker:
 
     def load(self, directory: Path, shard: str) -> None:
         """
-        Read what `save` wrote.
+        Load a shard that `save` wrote.
         """
         from tft_pytorch.checkpoints import load_held
 
@@ -270,23 +283,26 @@ class Maker:
 
     def generators(self) -> dict[str, str]:
         """
-        A digest of each generator that is kept, by name.
+        Return a digest of each random generator in the rank-local state, by name.
         """
         return self._private.generators()
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Digests by part, to be compared with those of the others who hold the shard.
+        Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
         payload = self.give(shard)
-        # a process that has made nothing yet does not know which of its buffers move: others do
+        # A process that has made nothing yet does not know which of its buffers the forward pass
+        # changes. The other holders know.
         own = {**dict.fromkeys(self._buffers, False), **self._private.running.own(payload)}
         return shard_parts(payload, own)
 
     def digests(self) -> dict[str, str]:
         """
-        Of this rank's part of the state: `parameters`, `optimizer`, `scheduler` and the others, and what
-        is private.
+        Return digests of all parts of this rank's state.
+
+        The keys are `parameters`, `optimizer`, `scheduler`, the names of the others, and those of
+        the rank-local state.
         """
         held = [self._state(shard) for shard in self._shards]
 
@@ -335,12 +351,14 @@ class Maker:
 
     def _learn(self, rank: int, world: int) -> dict[str, tuple[int, ...]]:
         """
-        Make everything once over groups that send nothing: that shows who has which part of what. Not
-        what is in it, where parts are sent around.
+        Make the objects once, over groups that send nothing. Return the holders of each shard.
+
+        This trial shows which ranks hold which part of each tensor. It does not show the content:
+        parts that the factory sends between ranks do not arrive.
         """
         with _pretended(rank, world), _undisturbed():
             made = self._make()
-            parts = Parts(made)  # which refuses what is no Made
+            parts = Parts(made)  # refuses a result that is no Made
             self._private.running.learn(made.model)
             shards = parts.shards()
             held = dict(zip(shards, parts.held(), strict=True))
@@ -354,8 +372,9 @@ class Maker:
 
 def _let_go() -> None:
     """
-    Free what nobody refers to but modules to their hooks, and these to them: a group that is freed any
-    later is torn down beside the new one.
+    Free the objects that only refer to each other, such as modules and their hooks.
+
+    A group that is freed any later is torn down when the new group already exists.
     """
     meshes.forget()
     gc.collect()
@@ -364,9 +383,9 @@ def _let_go() -> None:
 @contextmanager
 def _pretended(rank: int, world: int) -> Iterator[None]:
     """
-    A default group that completes every collective at once and moves nothing.
+    Provide a default group that completes every collective at once and sends nothing.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend, too
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
@@ -378,7 +397,7 @@ def _pretended(rank: int, world: int) -> Iterator[None]:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """
-    Whatever is drawn or seeded meanwhile, torch's generator goes on from where it was.
+    Restore torch's generator at the end, however it was seeded or used in between.
     """
     state = torch.get_rng_state()
     try:

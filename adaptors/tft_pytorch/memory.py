@@ -1,8 +1,8 @@
 """
-Tensors as bytes: in place where a tensor lies contiguously in host memory, else by a copy.
+Tensors as bytes: in place if a tensor is contiguous in host memory, else through a copy.
 
-Through numpy, because it alone gives a tensor's memory the buffer protocol; as bytes, because
-numpy does not know bfloat16 and its like.
+The bytes come from numpy, because only numpy gives a tensor's memory the buffer protocol. They have
+the type of bytes, because numpy does not know bfloat16 and similar types.
 """
 
 from collections.abc import Mapping
@@ -25,17 +25,17 @@ _NUMPY_HAS = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """
-    Writable bytes that stand for a tensor.
+    Writable bytes for the content of a tensor.
     """
 
     buffer: Buffer
     tensor: torch.Tensor
     staging: torch.Tensor | None
-    """Where the bytes really are, when they are not the tensor's own."""
+    """The tensor that has the bytes, if they are not the memory of `tensor` itself; else None."""
 
     def keep(self) -> None:
         """
-        The bytes have come: make them the tensor's.
+        Copy the bytes, which have all arrived, into the tensor.
         """
         if self.staging is not None:
             with torch.no_grad():
@@ -44,7 +44,7 @@ class Room:
 
 class Awaited:
     """
-    Room that was made for what a description speaks of, until the content has come.
+    The room that was made for a description of a shard, until the content has arrived.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,8 @@ class Awaited:
 
     def make(self, meta: bytes, tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
         """
-        Room for these tensors, in their order. What was made before counts no more.
+        Make room for `tensors`, in their order, and return the buffers. Room that was made before
+        is dropped.
         """
         rooms = [writable(name, tensor) for name, tensor in tensors.items()]
         self._made = meta, rooms
@@ -60,8 +61,9 @@ class Awaited:
 
     def filled(self, shard: str, meta: bytes) -> dict[str, torch.Tensor]:
         """
-        The content has come: the tensors, by name. Raises `OrderRefused` where no room was made for this
-        description.
+        Return the tensors by name, with the content that has arrived.
+
+        Raises `OrderRefused` if no room was made for the description `meta`.
         """
         if self._made is None or self._made[0] != meta:
             raise OrderRefused(f"no room was made for this description of the shard {shard!r}")
@@ -73,14 +75,14 @@ class Awaited:
 
 def in_place(tensor: torch.Tensor) -> bool:
     """
-    Whether the tensor's elements, in order, are one stretch of host memory.
+    Return whether the tensor's elements, in order, are one contiguous piece of host memory.
     """
     return tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def flat_bytes(tensor: torch.Tensor) -> memoryview:
     """
-    The memory of a tensor that is `in_place`. The view keeps it alive.
+    Return the memory of a tensor that is `in_place`, as bytes. The view keeps the memory alive.
     """
     flat = tensor.detach()
     if flat.dtype in _NUMPY_HAS:  # views of arrays cost half of what views of tensors cost
@@ -91,14 +93,14 @@ def flat_bytes(tensor: torch.Tensor) -> memoryview:
 
 def readable(name: str, tensor: torch.Tensor) -> Buffer:
     """
-    The tensor's content in row-major order.
+    Return a buffer with the tensor's content in row-major order.
     """
     return Buffer(name=name, view=flat_bytes(tensor if in_place(tensor) else _staging(tensor)))
 
 
 def writable(name: str, tensor: torch.Tensor) -> Room:
     """
-    Room for the tensor's content in row-major order.
+    Make room for the tensor's content in row-major order.
     """
     staging = None if in_place(tensor) else _staging(tensor)
     view = flat_bytes(tensor if staging is None else staging)

@@ -1,10 +1,11 @@
 """
-What torch remembers of device meshes.
+The caches in which torch remembers device meshes.
 
-A `DeviceMesh` is equal to another one of the same shape over the same ranks, and torch keeps what it has
-worked out for distributed tensors under the first of them, with its process groups in it. After the
-groups were lost an equal mesh would be answered from there: the collectives of tensor parallelism
-would go into groups that no longer exist, or, after the trial in `made.py`, into such as send nothing.
+A `DeviceMesh` is equal to another mesh of the same shape over the same ranks. torch caches its
+results for distributed tensors under the first of equal meshes, and these results hold its process
+groups. After the groups were lost, an equal mesh would get the cached results. The collectives of
+tensor parallelism would then go into groups that no longer exist or, after the trial in `made.py`,
+into groups that send nothing.
 """
 
 import functools
@@ -14,12 +15,12 @@ from typing import Any
 from torch._C import _clear_DTensor_sharding_propagator_cache
 from torch.distributed.tensor import _redistribute
 
-_caches: list[Any] = []  # Any: functools has no name for the type of what it makes
+_caches: list[Any] = []  # Any: functools does not name the type of its caches
 
 
 def forget() -> None:
     """
-    Empty every cache of `torch.distributed` that may know a mesh.
+    Empty every cache of `torch.distributed` that may refer to a mesh.
     """
     if not _caches:
         _caches.extend(_found())
@@ -31,8 +32,10 @@ def forget() -> None:
 
 def _found() -> list[Any]:
     """
-    All `functools.lru_cache` there: some are inside closures, and can be had in no other way. They are
-    made when torch's operators are registered, as its modules are imported.
+    Return all `functools.lru_cache` objects of `torch.distributed`.
+
+    Some are inside closures, and can be found in no other way. They are made when torch's operators
+    are registered, as its modules are imported.
     """
     made = type(functools.lru_cache(lambda: None))
     return [

@@ -1,6 +1,8 @@
 """
-What the tensors of a model are called: as torch's own `get_state_dict` has them, without the `module.` that
-each DDP adds to what is in it, and the `_orig_mod.` that `torch.compile` adds. A checkpoint is read into
+The names of a model's tensors.
+
+They are the names in torch's own `get_state_dict`: without the `module.` that each DDP adds to the
+names inside it, and without the `_orig_mod.` that `torch.compile` adds. A checkpoint is loaded into
 models that have no such wrapper.
 """
 
@@ -10,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 _COMPILED = "_orig_mod"
-"""Where `torch.compile` keeps the module that it was given."""
+"""The attribute in which `torch.compile` keeps the module that it was given."""
 ADDED = frozenset({"module", _COMPILED})
-"""Words that wrappers add to names. A module of the user's may be called `module`, too."""
+"""The words that wrappers add to names. A module of the user's may also be called `module`."""
 
 
 def own_names(model: nn.Module) -> Callable[[str], str]:
     """
-    A function that takes what wrappers have added out of a name.
+    Return a function that removes from a name the words that wrappers have added.
     """
     added = [
         (f"{name}." if name else "", f"{word}.")
@@ -26,7 +28,7 @@ def own_names(model: nn.Module) -> Callable[[str], str]:
     ]
 
     def own(name: str) -> str:
-        for before, word in reversed(added):  # the innermost first: the others stand before it
+        for before, word in reversed(added):  # innermost first: `before` has the outer words
             if name.startswith(before + word):
                 name = before + name.removeprefix(before + word)
         return name
@@ -39,13 +41,13 @@ def _added_by(module: nn.Module) -> Iterator[str]:
         yield "module"
     elif (
         _COMPILED in module._modules
-    ):  # its type is in torch._dynamo, which takes a second to import
+    ):  # its class is in torch._dynamo, which takes a second to import
         yield _COMPILED
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
-    As the model's own, tied ones once.
+    Return the parameters by the model's own names; a tied parameter appears once.
     """
     own = own_names(model)
     return {own(name): parameter for name, parameter in model.named_parameters()}
@@ -53,14 +55,14 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def parameter_names(model: nn.Module) -> dict[object, str]:
     """
-    The names by parameter.
+    Return the names by parameter.
     """
     return {parameter: name for name, parameter in named_parameters(model).items()}
 
 
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """
-    As the model's own, also those that `state_dict` leaves out.
+    Return the buffers by the model's own names, also those that `state_dict` leaves out.
     """
     own = own_names(model)
     return {own(name): buffer for name, buffer in model.named_buffers()}

@@ -1,7 +1,9 @@
 """
-What scripts set anew at the head of an iteration: the settings of parameter groups, such as the learning rate, and the
-scheduler. A rank that has begun the next step has other ones than a rank that has not, so what counts is what they
-were when the last step ended.
+The settings that scripts change at the head of an iteration: those of parameter groups, such as the
+learning rate, and the scheduler.
+
+A rank that has begun the next step has other settings than a rank that has not. So the settings
+that count are those of the end of the last step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ _CONTAINERS = (list, dict)
 
 class Settings:
     """
-    Those of some optimizers and a scheduler, and their way back.
+    Notes the settings of some optimizers and a scheduler, and restores them.
     """
 
     def __init__(self) -> None:
@@ -27,13 +29,15 @@ class Settings:
         self._groups: list[dict[str, Any]] | None = None
         self._scheduled: dict[str, Any] = {}
         self._tells = False
-        """What the scheduler is can be read from its attributes: its `state_dict` does no more, and takes longer."""
+        """True: the scheduler's state can be read from its attributes. Its `state_dict` returns no
+        more, and takes longer."""
         self._containers: list[str] = []
-        """What a scheduler may go on changing of what it has told."""
+        """The keys of lists and dicts in the scheduler's state, which the scheduler may change in
+        place later."""
 
     def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:  # Any: as above
         """
-        These from now on.
+        Note the settings of these optimizers and of `scheduler` (or None) from now on.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
         self._tells = _is_plain(scheduler)
@@ -42,12 +46,12 @@ class Settings:
 
     def note(self) -> None:
         """
-        The step has ended: what there is now is to be put back.
+        Note the present settings, at the end of a step, for `put_back`.
         """
         groups = [group.copy() for each in self._optimizers for group in each.param_groups]
         for group in groups:
             lr = group.get("lr")
-            if type(lr) is not float and isinstance(lr, Tensor):  # which may be changed in place
+            if type(lr) is not float and isinstance(lr, Tensor):  # it may be changed in place
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
         if self._scheduler is not None:
@@ -55,13 +59,15 @@ class Settings:
 
     def forget(self) -> None:
         """
-        A step has been taken since, or the state has come from elsewhere: what there is counts.
+        Forget the noted settings: another step is complete since, or the state of this rank now
+        comes from elsewhere. The present settings count.
         """
         self._groups = None
 
     def put_back(self) -> None:
         """
-        What was noted, where the step that is not done has changed it.
+        Restore the noted settings that the unfinished step has changed. Nothing is done if none are
+        noted.
         """
         noted, self._groups = self._groups, None
         if noted is None:
@@ -78,14 +84,16 @@ class Settings:
 
     def _told(self) -> dict[str, Any]:
         """
-        What the scheduler is now.
+        Return the present state of the scheduler, with copies of its lists and dicts.
         """
         if self._scheduler is None:
             return {}
         state: Mapping[str, Any] = (
             vars(self._scheduler) if self._tells else self._scheduler.state_dict()
         )
-        told = dict(state)  # one that returns what it goes on changing would have nothing put back
+        # A copy: some schedulers return a dict that they change later, and then nothing could be
+        # restored from it.
+        told = dict(state)
         for key in self._containers:
             value = told.get(key)
             if type(value) is list or isinstance(value, _CONTAINERS):
@@ -95,9 +103,10 @@ class Settings:
 
 def _is_plain(scheduler: object) -> bool:
     """
-    One of torch's that has nothing in it but its own attributes, and functions.
+    Return whether `scheduler` is one of torch's whose state is just its attributes, and whose
+    `lr_lambdas`, if any, are plain functions.
     """
-    kind: Any = type(scheduler)  # Any: what is asked for is there where it is one of torch's
+    kind: Any = type(scheduler)  # Any: `state_dict` exists if it is one of torch's
     if isinstance(scheduler, LambdaLR) and kind.state_dict is LambdaLR.state_dict:
         return all(isinstance(each, FunctionType) for each in scheduler.lr_lambdas)
     return isinstance(scheduler, LRScheduler) and kind.state_dict is LRScheduler.state_dict
@@ -110,6 +119,6 @@ def _put_back(group: dict[str, Any], before: Mapping[str, Any]) -> None:
         if key == _MEMBERS:
             continue
         if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
-            group[key].copy_(value)  # a compiled or captured step has taken the tensor itself
+            group[key].copy_(value)  # a compiled or captured step refers to this tensor itself
         else:
             group[key] = value

@@ -1,6 +1,8 @@
 """
-What is kept beside model and optimizer and has `state_dict` and `load_state_dict`: a scheduler, a GradScaler,
-a moving average. How its state is divided among the shards of a model that was made over groups.
+The others: objects that are kept in addition to model and optimizer, such as a scheduler, a
+GradScaler or a moving average. They have `state_dict` and `load_state_dict`.
+
+This module divides the state of the others among the shards of a model that was made over groups.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +18,19 @@ from tft_pytorch.kinds import Holders, Kinds, same_part
 _TAKEN = frozenset(
     {"model", "optim", "master", "tft", "parameters", "optimizer", "scheduler", "rng", "data"}
 )
-"""Names in checkpoints and digests."""
+"""Names that checkpoints and digests use already."""
 
 State = Any
-"""What `state_dict` returned. Any: each has its own type; only dicts are looked into."""
+"""The result of a `state_dict`. Any: each object has its own type; only dicts are divided."""
 
 
 def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the user's own objects
     """
-    Raises `UsageError` for names that are not free, and for what cannot be asked for its state; that is
-    said of what stands `beside` them, too.
+    Check that `others` have usable names, and that `others` and `beside` have `state_dict` and
+    `load_state_dict`. `beside` are objects that the user handed over under fixed names, such as the
+    scheduler; they may be None.
+
+    Raises `UsageError` if not.
     """
     if not isinstance(others, Mapping):
         raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
@@ -44,8 +49,10 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the us
 
 def forget_stages(others: Mapping[str, Any]) -> None:  # Any: each has its own type
     """
-    Forget how far each optimizer has come in a step: a `GradScaler` takes no second beginning of it. What it notes
-    there is no part of its state, and is empty where a step is complete.
+    Make each `GradScaler` forget how far each optimizer has come in a step, because a `GradScaler`
+    refuses to begin the same step twice.
+
+    This note is no part of its state, and is empty when a step is complete.
     """
     for other in others.values():
         if isinstance(other, GradScaler) and other.is_enabled():
@@ -54,11 +61,14 @@ def forget_stages(others: Mapping[str, Any]) -> None:  # Any: each has its own t
 
 def divided(state: State, name: str, kinds: Kinds) -> dict[Holders, State]:
     """
-    The part of the state in each shard, in the same dicts.
+    Return the part of the state that belongs to each shard, in the same nested dicts.
 
-    What has the name of a parameter or buffer, as a moving average of it has, is where that is; a distributed
-    tensor is with those who have the same of it; other tensors with those who have the same of everything.
-    What is no tensor, and single numbers, are in the shard that most have.
+    State with the name of a parameter or buffer, such as a moving average of it, is in the shard of
+    that tensor. A distributed tensor is in a shard whose holders all have the same part of it.
+    Other tensors are in a shard whose holders all have the same part of everything. Values that are
+    not tensors, and tensors that are single numbers, are in the shard with the most holders.
+
+    Raises `UsageError` for a tensor for which there is no such shard.
     """
     own = _own_kind(state, name, kinds)
     if own is not None:
@@ -74,10 +84,12 @@ def divided(state: State, name: str, kinds: Kinds) -> dict[Holders, State]:
 
 def _own_kind(state: State, name: str, kinds: Kinds) -> Holders | None:
     """
-    That of the parameter or buffer by which a part of the state is called. What is called so and has another
-    shape, single numbers apart, is something else.
+    Return the kind of the parameter or buffer whose name a part of the state has, None if there is
+    none.
+
+    State with such a name but another shape does not count, except single numbers.
     """
-    _, _, called = name.partition(".")  # the first word says whose state it is
+    _, _, called = name.partition(".")  # the first word names the object that has the state
     return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
 
 
@@ -109,8 +121,10 @@ def _tensors(leaf: object) -> list[Tensor]:
 
 def joined(parts: Sequence[State], like: State) -> State:
     """
-    What `divided` has cut up; the keys in the order in which `like`, the state of the object that is to
-    take it, has them.
+    Join the parts into which `divided` has cut a state.
+
+    The keys are in the order of `like`, the state of the object that will load the result. Keys
+    that `like` does not have come last.
     """
     dicts = [part for part in parts if isinstance(part, dict)]
     if len(dicts) < len(parts) or not parts:
@@ -125,7 +139,9 @@ def joined(parts: Sequence[State], like: State) -> State:
 
 def mapped(state: State, name: str, change: Callable[[str, Tensor], object]) -> State:
     """
-    The same with every tensor changed, which is told its name.
+    Return `state` with every tensor replaced by the result of `change(name, tensor)`.
+
+    `name` is the name of `state`; a tensor inside has a longer name that begins with it.
     """
     if isinstance(state, Tensor):
         return change(name, state)

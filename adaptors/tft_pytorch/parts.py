@@ -1,6 +1,7 @@
 """
-What a shard has of an optimizer, with parameters by name, as torch's own
-`torch.distributed.checkpoint.state_dict.get_state_dict` has them.
+The part of an optimizer's state that is in a shard.
+
+Parameters have names, as in torch's own `torch.distributed.checkpoint.state_dict.get_state_dict`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,27 +15,28 @@ from tft_pytorch.names import named_parameters, parameter_names
 from tft_pytorch.replicas import ReplicaOptimizer, set_groups
 
 State = dict[str, Any]
-"""`state` by parameter, and `param_groups`. Any: optimizers keep what they like."""
+"""A dict with `state`, by parameter name, and `param_groups`. Any: optimizers keep any values."""
 
 
 class Part(Protocol):
     """
-    Of an optimizer; some of its state, some of its groups' settings, or all.
+    A part of an optimizer: some or all of its state and of its groups' settings.
     """
 
     def state(self) -> State:
-        """The present content."""
+        """Return the present content."""
 
     def masters(self) -> Mapping[str, Tensor]:
-        """What is moved in the place of parameters that are rounded from it, by parameter."""
+        """Return the masters, by parameter name: each is moved in place of the parameter that is
+        rounded from it."""
 
     def settle(self, state: State) -> None:
-        """Use this content from now on; the masters are in place."""
+        """Use this content from now on. The masters already have their new content."""
 
 
 class Whole:
     """
-    All of an optimizer.
+    A whole optimizer.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -44,7 +46,8 @@ class Whole:
 
     def state(self) -> State:
         """
-        State and settings. Raises `UsageError` for state that no parameter owns.
+        Return the state and the settings. Raises `UsageError` for state that belongs to no
+        parameter.
         """
         kept = {self._names.get(key, key): value for key, value in self._optimizer.state.items()}
         groups = _groups(self._optimizer.param_groups, self._names)
@@ -57,13 +60,13 @@ class Whole:
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        None: parameters are their own masters.
+        Return an empty dict: the parameters have no masters.
         """
         return {}
 
     def settle(self, state: State) -> None:
         """
-        Into the optimizer itself, whose objects the user holds.
+        Put the content into the optimizer itself, because the user refers to its objects.
         """
         self._optimizer.state.clear()
         for name, kept in state["state"].items():
@@ -73,7 +76,8 @@ class Whole:
 
 class Settings:
     """
-    The groups of a `ReplicaOptimizer`, which are the same on all ranks, without any state.
+    The parameter groups of a `ReplicaOptimizer`, which are the same on all ranks, without any
+    state.
     """
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
@@ -82,26 +86,26 @@ class Settings:
 
     def state(self) -> State:
         """
-        The settings.
+        Return the settings of the groups; the state is empty.
         """
         return {"state": {}, "param_groups": _groups(self._optimizer.param_groups, self._names)}
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        None: they are in the shares.
+        Return an empty dict: the masters are in the shares.
         """
         return {}
 
     def settle(self, state: State) -> None:
         """
-        Into the optimizer's groups.
+        Put the settings into the optimizer's groups.
         """
         set_groups(self._optimizer.param_groups, state["param_groups"])
 
 
 class Share:
     """
-    What a `ReplicaOptimizer` keeps on this rank.
+    This rank's share of a `ReplicaOptimizer`.
     """
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
@@ -111,7 +115,7 @@ class Share:
 
     def state(self) -> State:
         """
-        The state of the owned parameters, which make up one group without settings.
+        Return the state of the owned parameters, which form one group without settings.
         """
         kept = self._optimizer.state
         held = {name: self._optimizer.kept_for(p) for name, p in self._owned.items()}
@@ -122,14 +126,14 @@ class Share:
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        Those of the owned parameters of 16 bits.
+        Return the masters of the owned 16-bit parameters.
         """
         found = {name: self._optimizer.master(p) for name, p in self._owned.items()}
         return {name: master for name, master in found.items() if master is not None}
 
     def settle(self, state: State) -> None:
         """
-        Into the optimizer, and from the masters into the parameters.
+        Put the state into the optimizer, and round the parameters from the masters.
         """
         kept = self._optimizer.state
         kept.clear()
@@ -140,7 +144,9 @@ class Share:
 
 def _groups(groups: Iterable[State], names: Mapping[object, str]) -> list[State]:
     """
-    With the parameters first: torch has them last once a state was loaded, and nothing else differs.
+    Return the groups with parameter names, and with `params` as the first key.
+
+    torch has `params` as the last key after a state was loaded. Nothing else differs then.
     """
     return [
         {"params": [names[p] for p in group["params"]]}
@@ -151,6 +157,7 @@ def _groups(groups: Iterable[State], names: Mapping[object, str]) -> list[State]
 
 def _ordered(kept: Mapping[Any, Any], groups: Iterable[State]) -> State:
     """
-    In the order of the groups, so that it is the same on all ranks.
+    Return the state in the order of the parameters in the groups: this order is the same on all
+    ranks.
     """
     return {name: dict(kept[name]) for group in groups for name in group["params"] if name in kept}

@@ -1,9 +1,9 @@
 """
-What torch imports late, imported early: a replacement starts while the other ranks wait, and must
-not import anything once it has joined them.
+Imports early the modules that torch imports late: a replacement starts while the other ranks wait,
+and must not import anything once it has joined them.
 
-Found by looking at `sys.modules` over a first step, a first move of the shard, a first checkpoint;
-`tests/adaptors/test_preload.py` looks again.
+The modules were found by comparing `sys.modules` over a first step, a first move of the shard and a
+first checkpoint. `tests/adaptors/test_preload.py` makes the same comparison.
 """
 
 import os
@@ -14,8 +14,10 @@ import torch
 
 def preload() -> None:
     """
-    Import it: 0.7 to 1 s beyond `import torch`, most of it for `torch._dynamo`. Starts no thread,
-    and touches no device, so that the process can be forked.
+    Import the modules that torch imports late.
+
+    This takes 0.7 to 1 s in addition to `import torch`, most of it for `torch._dynamo`. It starts
+    no thread and touches no device, so the process can be forked.
     """
     import torch._dynamo  # noqa: F401 (the first `optimizer.step` asks it whether it is compiling)
 
@@ -26,11 +28,12 @@ def preload() -> None:
 
 def _keep_generators_apart() -> None:
     """
-    A process that is forked after this draws its own numbers from numpy's and torch's global
-    generators, as one that had imported them itself: all ranks would draw the same otherwise, and
-    drop the same out. Python seeds its own anew.
+    Give each process that is forked after this call its own numbers from numpy's and torch's global
+    generators, as if it had imported them itself.
 
-    Not where a generator has been seeded or used meanwhile: then the script wants it inherited.
+    Otherwise all ranks would draw the same numbers, and use the same dropout masks. Python seeds
+    its own generator anew after a fork. A generator that was seeded or used before the fork is left
+    alone: then the script wants it inherited.
     """
     imported, started = _numpy_state(), torch.get_rng_state()
 

@@ -1,6 +1,8 @@
 """
-Whether what training has made of the state can be moved: tried when the first update windows close, because
-optimizers have no state before their first step. In an incident it would be too late to find that out.
+Checks whether the training state can be moved, when the first update windows close.
+
+Optimizers have no state before their first step, so this cannot be checked at the start. In an
+incident it would be too late.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,25 +20,26 @@ from tft_pytorch.memory import readable
 from tft_pytorch.replicas import ReplicaOptimizer
 
 _KEPT = frozenset({"state", "param_groups", "defaults"})
-"""What optimizers keep there is moved, or never changes."""
+"""Attributes of optimizers whose content is moved or never changes."""
 _PASSING = frozenset({"grad_scale", "found_inf", "_step_count"})
-"""What GradScaler and schedulers leave in an optimizer, whose own state says the same."""
+"""Attributes that GradScaler and schedulers set in an optimizer. Their own state says the same."""
 _DEPTH = 6
 _PLAIN = (Tensor, nn.Parameter)
 
 Look = dict[str, object]
-"""What was found where."""
+"""The values that were found, by the names of the attributes where they were found."""
 
 
 class Rehearsal:
     """
-    Of moving the state, as the first windows close: the first, the second, the fourth and so on, which costs
-    next to nothing in the long run.
+    Tries out whether the state can be moved, when update windows close: the first, the second, the
+    fourth and so on. In the long run this costs next to nothing.
     """
 
     def __init__(self, describe: Callable[[], object]) -> None:
         """
-        `describe` describes the state as if it were given away. It raises `UsageError` for what cannot be.
+        `describe` describes the state as if it were given to another rank. It raises `UsageError`
+        for state that cannot be given.
         """
         self._describe = describe
         self._closed = 0
@@ -46,22 +49,24 @@ class Rehearsal:
 
     def watch(self, optimizer: Optimizer, others: Mapping[str, object]) -> None:
         """
-        This optimizer from now on; `others` are kept beside it.
+        Check `optimizer` from now on. `others` are the objects that are kept in addition to it.
         """
-        # the share of a ReplicaOptimizer is the state of an optimizer in it
+        # the share of a ReplicaOptimizer is the state of its inner optimizer
         self._optimizer = optimizer.optim if isinstance(optimizer, ReplicaOptimizer) else optimizer
         self._others = others
         self._before = self._look()
 
     def let_go(self) -> None:
         """
-        Of the optimizer.
+        Drop the reference to the optimizer.
         """
         self._optimizer = None
 
     def closing(self) -> None:
         """
-        A window closes. Raises `UsageError` for what could not be kept in an incident.
+        Check the state if a check is due. Called when an update window closes.
+
+        Raises `UsageError` for state that could not be kept in an incident.
         """
         self._closed += 1
         if self._closed & (self._closed - 1) or self._optimizer is None:
@@ -92,7 +97,8 @@ class Rehearsal:
             if name in before:
                 if before[name] != found:
                     yield name
-            # what appears may be made once and kept; what has the shape of a parameter belongs to it
+            # A new value may be made once and then kept, so it is allowed. A new tensor with the
+            # shape of a parameter belongs to that parameter.
             elif isinstance(found, tuple) and found[0] in shapes - {"[]"}:
                 yield name
 
@@ -115,7 +121,9 @@ class Rehearsal:
 
 def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:
     """
-    Raises `UsageError` for a tensor that an optimizer keeps and whose memory is not plain numbers.
+    Refuse tensors that an optimizer keeps and that are not plain, dense tensors.
+
+    Raises `UsageError`.
     """
     for name, tensor in tensors.items():
         if name.startswith("optim.") and (
@@ -141,12 +149,13 @@ def _package(value: object) -> str:
 
 class _Gathered:
     """
-    The numbers, tensors and generators that can be come by from attributes.
+    The numbers, tensors and random generators that can be reached from attributes.
     """
 
     def __init__(self, package: str, seen: set[int]) -> None:
         """
-        `package` is the optimizer's. What is `seen` is not looked at.
+        `package` is the package of the optimizer's class. `seen` has the `id` of each object that
+        is not inspected.
         """
         self.found: Look = {}
         self._package = package
@@ -154,7 +163,7 @@ class _Gathered:
 
     def gather(self, name: str, value: object, depth: int) -> None:
         """
-        From here.
+        Gather from `value`, under names that begin with `name`, at most `depth` levels deep.
         """
         if isinstance(value, bool | str | bytes | type | nn.Module) or callable(value):
             return
@@ -180,7 +189,7 @@ class _Gathered:
             return zip(keys, value.values(), strict=True)
         if isinstance(value, list | tuple | set | frozenset):
             return enumerate(value)
-        # not into a trainer that the optimizer knows, whose counts are the script's own business
+        # do not look into a trainer to which the optimizer refers: its counters are the script's
         own = is_dataclass(value) or isinstance(value, Optimizer)
         if own or _package(value) == self._package != "__main__":
             return tuple(vars(value).items()) if hasattr(value, "__dict__") else ()

@@ -1,13 +1,16 @@
 """
-An optimizer whose state is cut into shards, with several ranks holding each: less memory than a whole
-copy on every rank, and none of it is lost with one of them.
+An optimizer whose state is cut into shards, each of which several ranks hold. This takes less
+memory than a whole copy on every rank, and the loss of one rank loses no state.
 
-The idea is that of MindSpeed's replica optimizer: the data-parallel group of `d` ranks is cut into
-`copies` replica groups of `k = d / copies` ranks, one after another, and each of them shards the
-optimizer state as ZeRO stage 1 does (https://arxiv.org/abs/1910.02054). All ranks have the same reduced gradients
-of gradients, so the copies of a shard go the same way, bit for bit, and nothing is sent to keep
-them equal. Here whole parameters are dealt out, as torch's own `ZeroRedundancyOptimizer` does, so
-that every optimizer works that looks at one parameter at a time, to the same bits as unsharded.
+The idea is that of MindSpeed's replica optimizer. The data-parallel group of `d` ranks is cut into
+`copies` replica groups of `k = d / copies` consecutive ranks. Each replica group shards the
+optimizer state as ZeRO stage 1 does (https://arxiv.org/abs/1910.02054). All ranks have the same
+reduced gradients. So the copies of a shard stay equal, bit for bit, and nothing is sent to keep
+them equal.
+
+Here whole parameters are dealt out to the ranks, as torch's own `ZeroRedundancyOptimizer` does. So
+every optimizer works that looks at one parameter at a time. Its results have the same bits as
+without shards.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,23 +25,27 @@ from torch.optim import Optimizer
 from tft.errors import UsageError
 
 LOW = frozenset({torch.float16, torch.bfloat16})
-"""Types of parameters that are updated in float32, through a master copy of their weights."""
+"""Types of parameters that are updated in float32, through a master copy of the weights."""
 _ALIGNED = 64
-"""Bytes: where each parameter begins in its bucket."""
+"""The alignment of each parameter in its bucket, in bytes."""
 
 
 class ReplicaOptimizer(Optimizer):
     """
-    `optimizer` over this rank's share of the parameters; after each step the replica group shares
-    out what its ranks have computed. `param_groups` has all parameters, so that schedulers, gradient
-    clipping and GradScaler work as ever; `state` has this rank's share.
+    Runs `optimizer` over this rank's share of the parameters. After each step the ranks of the
+    replica group exchange the parameters that they have updated.
 
-    Parameters of 16 bits have masters of 32 bits, which are part of the shard: with Adam, and
-    gradients of 16 bits, a rank has `4 + 16 * copies / d` bytes for each parameter of the model; with
-    gradients of 32 bits (`grad_dtype` of a parameter), which need no copy, `6 + 12 * copies / d`.
+    `param_groups` has all parameters, so that schedulers, gradient clipping and GradScaler work as
+    usual. `state` has this rank's share.
 
-    The parameters are moved into flat buckets, one for each owner, and are views of them afterwards;
-    those that are distributed are copied there when they are shared out.
+    16-bit parameters have 32-bit masters, which are part of the shard. With Adam and 16-bit
+    gradients a rank has `4 + 16 * copies / d` bytes for each parameter of the model. 32-bit
+    gradients (`grad_dtype` of a parameter) need no copy: then a rank has `6 + 12 * copies / d`
+    bytes.
+
+    The parameters are moved into flat buckets, one for each owner, type and device, and are views
+    of them afterwards. Distributed parameters are not moved: they are copied into the buckets for
+    each exchange.
     """
 
     def __init__(
@@ -53,9 +60,11 @@ class ReplicaOptimizer(Optimizer):
         **defaults: Any,  # Any: the optimizer's own
     ) -> None:
         """
-        `optimizer` is its class, `defaults` its arguments. `rank` and `world` are the session's; or
-        `group` is that of the ranks that have the same parameters, for `session.adopt(make=...)`.
-        Raises `UsageError` for ranks that cannot be cut into so many groups.
+        `optimizer` is the class of the optimizer, `defaults` are its arguments.
+
+        Give `rank` and `world` of the session. For `session.adopt(make=...)` give `group` instead,
+        the group of the ranks that have the same parameters. Raises `UsageError` if the ranks
+        cannot be cut into `copies` groups.
         """
         self._ready = False
         self.made_over_group = group is not None
@@ -83,23 +92,27 @@ class ReplicaOptimizer(Optimizer):
             }
             for group in self.param_groups
         ]
-        # of this name, as in ZeroRedundancyOptimizer, for whoever looks for what does the work
+        # `optim` as in ZeroRedundancyOptimizer, for code that looks for the inner optimizer
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
         self._group: dist.ProcessGroup | None = None
-        if group is not None and self.shares > 1:  # else it is formed by `regroup`
+        if group is not None and self.shares > 1:  # else `regroup` forms the group
             self._group = dist.new_group(self._members(), use_local_synchronization=True)
         self._fresh = True
         self.whole = self.shares == 1
-        """Whether what others own is here of the same step as what this rank owns."""
+        """True: the parameters that other ranks own are, on this rank, of the same step as those
+        that this rank owns."""
         self._ready = True
 
     # ---------------------------------------------------------------- as any optimizer
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
         """
-        Updates this rank's share. The others get it when the update window closes (`share_out`). Raises
-        `UsageError` for a closure: all-reduces with other ranks have no place in the window.
+        Update this rank's share. The other ranks get it when the update window closes
+        (`share_out`).
+
+        Raises `UsageError` for a closure: it would start all-reduces with other ranks inside the
+        update window.
         """
         if closure is not None:
             raise UsageError(
@@ -114,12 +127,12 @@ class ReplicaOptimizer(Optimizer):
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
-        set_groups(self.param_groups, self.optim.param_groups)  # some count their steps there
+        set_groups(self.param_groups, self.optim.param_groups)  # some count steps there
         self.refresh()
 
     def state_dict(self) -> dict[str, Any]:  # Any: as in torch
         """
-        Raises `UsageError`: this rank has its share only.
+        Raise `UsageError`: this rank has only its share.
         """
         raise UsageError(
             "a ReplicaOptimizer has this rank's share of the state only: tft saves all shares, as one "
@@ -128,8 +141,10 @@ class ReplicaOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # Any: as in torch
         """
-        Takes this rank's share out of the state of an optimizer that has all of it, as `state_dict` of
-        that one returns it. Raises `UsageError` where it is of other parameters.
+        Load this rank's share from the state of an optimizer that has the whole state, in the form
+        of that optimizer's `state_dict`.
+
+        Raises `UsageError` if the state has other numbers of parameters or parameter groups.
         """
         every = [p for group in self.param_groups for p in group["params"]]
         numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
@@ -153,7 +168,9 @@ class ReplicaOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # Any: as in torch
         """
-        Only while it is made: who owns what is dealt out once.
+        Add a parameter group, only during construction: the parameters are dealt out once.
+
+        Raises `UsageError` later.
         """
         if self._ready:
             raise UsageError(
@@ -166,19 +183,20 @@ class ReplicaOptimizer(Optimizer):
 
     def holders(self) -> tuple[int, ...]:
         """
-        The ranks that hold the same share.
+        Return the ranks that hold the same share as this rank.
         """
         return self.ranks[self.share :: self.shares]
 
     def master(self, parameter: Tensor) -> Tensor | None:
         """
-        What an owned parameter is rounded from; None: it is its own master.
+        Return the master from which an owned parameter is rounded; None if it has no master.
         """
         return self._masters.get(parameter)
 
     def kept_for(self, parameter: Tensor) -> Tensor:
         """
-        What the state of an owned parameter belongs to.
+        Return the tensor to which the state of an owned parameter belongs: its master, else the
+        parameter itself.
         """
         return self._masters.get(parameter, parameter)
 
@@ -192,7 +210,8 @@ class ReplicaOptimizer(Optimizer):
 
     def taken(self) -> None:
         """
-        The share has come from elsewhere, with masters that are not to be made anew.
+        Take note that the share now comes from elsewhere, and round the owned parameters from its
+        masters. The masters are not made anew from the parameters.
         """
         self._fresh = False
         self.whole = self.shares == 1
@@ -200,15 +219,18 @@ class ReplicaOptimizer(Optimizer):
 
     def reread(self) -> None:
         """
-        `optim` was loaded: its state is another object now, and its settings are those of all.
+        Take note that `optim` was loaded: use its new state object, and copy the settings of its
+        parameter groups to `param_groups`.
         """
         self.state = self.optim.state
         set_groups(self.param_groups, self.optim.param_groups)
 
     def replaced(self, *, everything: bool) -> None:
         """
-        The script has read into `optim` and the masters, or, if `everything`, into the parameters of all
-        ranks. None of these is made from another.
+        Take note that the script has loaded new content into `optim` and the masters. With
+        `everything`, it has loaded the parameters that all ranks own.
+
+        Masters and parameters keep their loaded content: none is made from the other.
         """
         self._fresh = False
         self.whole = self.whole or everything
@@ -216,14 +238,17 @@ class ReplicaOptimizer(Optimizer):
 
     def strayed(self) -> list[Tensor]:
         """
-        The owned parameters that are not their masters, rounded.
+        Return the owned parameters that differ from their rounded masters.
         """
         return [p for p, master in self._masters.items() if not _same_bits(p, master.to(p.dtype))]
 
     def regroup(self) -> None:
         """
-        Form the replica groups within the default group, which every rank does at once, and give
-        everyone what the owners have: of 16 bits, what their masters come to.
+        Form the replica groups within the default group, and give every rank the parameters of
+        their owners. All ranks call this at the same time.
+
+        The owned 16-bit parameters are first rounded from their masters, except before the first
+        step.
         """
         if not self._fresh:
             self.refresh()
@@ -237,8 +262,8 @@ class ReplicaOptimizer(Optimizer):
 
     def settled(self) -> None:
         """
-        The wrapper is built, and has made the parameters of all ranks equal: before the first step
-        that is what the masters are made from.
+        Make the masters from the parameters, before the first step only. Called when the wrapper is
+        built, which makes the parameters of all ranks equal.
         """
         if self._fresh:
             with torch.no_grad():
@@ -247,7 +272,8 @@ class ReplicaOptimizer(Optimizer):
 
     def share_out(self) -> None:
         """
-        Every rank of the replica group gets the parameters that the others own.
+        Exchange parameters: every rank of the replica group gets those that the other ranks own.
+        Nothing is done if there is no replica group.
         """
         if self._group is None:
             return
@@ -269,14 +295,14 @@ class ReplicaOptimizer(Optimizer):
 
     def _members(self) -> tuple[int, ...]:
         """
-        The replica group, in the order of the shares.
+        Return the ranks of this rank's replica group, in the order of the shares.
         """
         first = self.rank - self.share
         return self.ranks[first : first + self.shares]
 
     def clear(self) -> None:
         """
-        Let go of the group.
+        Drop the reference to the replica group.
         """
         self._group = None
 
@@ -288,7 +314,9 @@ def _place(
     rank: int | None, world: int | None, group: dist.ProcessGroup | None
 ) -> tuple[int, tuple[int, ...]]:
     """
-    The place of this rank among those that have the same parameters, and these.
+    Return the index of this rank among the ranks that have the same parameters, and these ranks.
+
+    Raises `UsageError` if neither `group` alone nor both of `rank` and `world` are given.
     """
     if group is not None and rank is None and world is None:
         return dist.get_rank(group), tuple(dist.get_process_group_ranks(group))
@@ -302,7 +330,9 @@ def _place(
 
 def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
     """
-    The share of this rank, and how many shares there are.
+    Return the number of this rank's share, and the number of shares.
+
+    Raises `UsageError` if `copies` is less than 2 or does not divide `world`.
     """
     if copies < 2:
         raise UsageError(
@@ -317,7 +347,10 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
 
 def _dealt(parameters: Iterable[Tensor], shares: int) -> Mapping[Tensor, int]:
     """
-    The owner of each: the largest first, each to who has least so far.
+    Return the owner of each parameter, as the number of a share.
+
+    The largest parameter is dealt out first. Each goes to the share with the fewest elements so
+    far.
     """
     load = [0] * shares
     owners: dict[Tensor, int] = {}
@@ -330,9 +363,11 @@ def _dealt(parameters: Iterable[Tensor], shares: int) -> Mapping[Tensor, int]:
 
 class _Bucket:
     """
-    One stretch of memory for parameters of one owner, type and device. Those that are ordinary are
-    moved into it: what is sent is sent from where it is used. Of a distributed one, whose memory is
-    its framework's, this rank's part is copied.
+    One contiguous piece of memory for the parameters of one owner, type and device.
+
+    Ordinary parameters are moved into the bucket, so they are sent from the memory in which they
+    are used. The memory of a distributed parameter belongs to its framework: this rank's part of it
+    is copied.
     """
 
     def __init__(self, alike: list[Tensor]) -> None:
@@ -354,14 +389,14 @@ class _Bucket:
 
     def fill(self) -> None:
         """
-        What the parameters are goes into it.
+        Copy the parts of the distributed parameters into the bucket.
         """
         for room, part in self._copied:
             room.copy_(part)
 
     def empty(self) -> None:
         """
-        What is in it goes into the parameters.
+        Copy the content of the bucket into the distributed parameters.
         """
         for room, part in self._copied:
             part.copy_(room)
@@ -369,7 +404,8 @@ class _Bucket:
 
 def _as(part: Tensor, room: Tensor) -> Tensor:
     """
-    The room in the form of what goes there, its order in memory too where it has no holes.
+    Return `room` in the shape of `part`, and with its strides if `part` is dense in a channels-last
+    memory format.
     """
     dense = any(
         part.is_contiguous(memory_format=order)
@@ -381,14 +417,14 @@ def _as(part: Tensor, room: Tensor) -> Tensor:
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     """
-    Of 16-bit tensors; what is no number is the same as itself, too.
+    Return whether two 16-bit tensors have the same bits. So NaN is equal to the same NaN.
     """
     return torch.equal(one.detach().view(torch.int16), other.detach().view(torch.int16))
 
 
 def set_groups(groups: Iterable[dict[str, Any]], told: Iterable[dict[str, Any]]) -> None:
     """
-    What is told of each group of parameters goes into it, but for which they are.
+    Copy the settings of each parameter group in `told` into the group in `groups`, except `params`.
     """
     for group, values in zip(groups, told, strict=True):
         group.update({key: value for key, value in values.items() if key != "params"})
@@ -398,7 +434,7 @@ def _bucketed(
     parameters: Iterable[Tensor], owners: Mapping[Tensor, int], shares: int
 ) -> list[list[_Bucket]]:
     """
-    One for each owner, type and device.
+    Return the buckets of each owner, one for each type and device.
     """
     sorts: list[dict[tuple[torch.dtype, torch.device], list[Tensor]]] = [{} for _ in range(shares)]
     for parameter in parameters:
@@ -409,7 +445,9 @@ def _bucketed(
 
 def _hand_down(parameter: Tensor, master: Tensor) -> None:
     """
-    The gradient of a parameter, in its master's type: itself, if it has that type.
+    Give a master the gradient of its parameter, in the master's type.
+
+    If the gradient already has that type, the master gets the same tensor.
     """
     gradient = parameter.grad
     if gradient is None or gradient.dtype == master.dtype:
@@ -422,7 +460,9 @@ def _hand_down(parameter: Tensor, master: Tensor) -> None:
 
 def _give_back(parameter: Tensor, master: Tensor) -> None:
     """
-    A gradient that is the parameter's own ends with it: kept here it would live on beside the next.
+    Drop the gradient of a master if it is the gradient tensor of the parameter itself.
+
+    If the master kept it, this tensor would still exist next to the gradient of the next step.
     """
     if parameter.grad is not None and parameter.grad.dtype == master.dtype:
         master.grad = None

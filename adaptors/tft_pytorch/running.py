@@ -1,10 +1,11 @@
 """
-Module buffers that the forward pass changes, such as the running statistics of BatchNorm.
+Module buffers that the forward pass changes ("moving" buffers), such as the running statistics of
+BatchNorm.
 
-They change outside every update window, and differently on each rank, so they are treated as the
-rank's private state, as its RNG is: a step that is computed again starts from what they were.
-Which buffers these are is seen from torch's own count of in-place changes; but those of the norms
-always are, because torch's native kernels change running statistics without counting.
+These buffers change outside every update window, and differently on each rank. So they are part of
+the rank-local state, as the RNG is: a step that is computed again starts from their earlier
+content. torch's own count of in-place changes shows which buffers move. The buffers of norms always
+count as moving, because torch's native kernels change running statistics without counting.
 """
 
 import os
@@ -23,13 +24,16 @@ from tft_pytorch.names import own_names
 
 INLINE = 224 * 1024
 """
-Bytes that may travel with the private state, and so outlive the process. The slot they go to has
-256 KiB; the rest is for the RNG (5 KiB) and the user's data position. ResNet-50 needs 208 KiB.
+The most bytes of buffers that travel with the rank-local state, and so outlive the process.
+
+The slot for the rank-local state has 256 KiB. The rest of the slot is for the RNG (5 KiB) and the
+user's data position. ResNet-50 needs 208 KiB.
 """
 
 _KEPT = 4
-"""Copies kept here when they may not travel: of the last complete step, and of the present one when
-it contributes, at the opening of its window, and when it is interrupted."""
+"""The number of copies that are kept here if they are too large to travel: one of the last complete
+step, and three of the present step (when it contributes to the last all-reduce, when its update
+window opens, and when it is interrupted)."""
 
 
 @dataclass(slots=True)
@@ -40,7 +44,7 @@ class _Seen:
 
 class RunningBuffers:
     """
-    Copies of the buffers that the forward pass of a model changes, and their way back.
+    Copies the buffers that the forward pass of a model changes, and restores them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -55,14 +59,16 @@ class RunningBuffers:
         self._begun = False
         self._settled: dict[str, object] | None = None
         self._still: dict[int, Tensor | None] | None = None
-        """Copies, in host memory, of those that have never moved: any may move first in a step that is given up.
-        None: not copied yet."""
+        """Copies, in host memory, of the buffers that have never moved: any of them may move for
+        the first time in a step that is given up. None: not copied yet."""
         self.watch(model)
 
     def watch(self, model: nn.Module) -> None:
         """
-        The buffers of this model from now on. Where it was made in the place of one before, then what is known
-        of that one's holds for those of this one, which come in the same order.
+        Watch the buffers of `model` from now on.
+
+        If `model` replaces an earlier model, the knowledge about the earlier model's buffers is
+        used for its buffers, which come in the same order.
         """
         slots = [(module, name) for module in model.modules() for name in module._buffers]
         self.learn(model)
@@ -74,7 +80,7 @@ class RunningBuffers:
 
     def learn(self, model: nn.Module) -> None:
         """
-        The names of the buffers of this model, or of one that is made as this was.
+        Note the names of the buffers of `model`, or of a model that will be made in the same way.
         """
         own = own_names(model)
         self._names = [
@@ -85,14 +91,16 @@ class RunningBuffers:
 
     def let_go(self) -> None:
         """
-        Of the model, whose buffers are as they are to be kept: it may refer to groups. Copies do not.
+        Drop the references to the model, which may refer to groups. The copies, which do not, stay.
+
+        Before this call, the buffers must already have the content that is to be kept.
         """
         self._slots, self._seen = [], []
         self._views.clear()
 
     def rest(self) -> None:
         """
-        What has changed until now was not the forward pass.
+        Take note that the changes of the buffers until now do not come from the forward pass.
         """
         for index, seen in enumerate(self._seen):
             tensor = self._tensor(index)
@@ -100,13 +108,16 @@ class RunningBuffers:
 
     def copy(self, *, closing: bool, room: int = INLINE) -> dict[str, object] | None:
         """
-        A plain description of the present content, for `restore`; None where nothing moves.
-        `closing`: a step is complete, and `rewind` is to come back to here. `room`: so many bytes may travel.
+        Return a copy of the present content of the moving buffers, as plain values for `restore`.
+
+        None if no buffer moves. `closing`: a step is complete, and `rewind` is to restore this
+        copy. `room`: the most bytes that may travel. If the content has more, it is kept here, and
+        the result only refers to it.
         """
         if not self._slots:
             return None
         self._notice()
-        # The first time nothing has moved yet, and anything may before the next.
+        # At the first copy no buffer has moved yet, and any buffer may move before the next copy.
         indices = sorted(self._moving) if self._begun else range(len(self._slots))
         present = self._present(indices)
         if not present:
@@ -127,8 +138,9 @@ class RunningBuffers:
 
     def again(self, copy: object, room: int) -> object:
         """
-        A step that was complete when this copy was made has ended since: the same of now. Where the copy was too large to
-        travel it is left as it is.
+        Return a new copy at the end of a step, for the step that was complete when `copy` was made.
+
+        If `copy` was too large to travel, it is returned unchanged.
         """
         if not isinstance(copy, dict) or "bytes" not in copy:
             return copy
@@ -136,9 +148,12 @@ class RunningBuffers:
 
     def own(self, payload: ShardPayload) -> dict[str, bool]:
         """
-        The model's buffers in a payload, by name: whether they were seen to change in the forward pass on this rank, so
-        that their content is its own. What others, such as a moving average, keep by the same name is taken from there.
-        Those that were not are named, too: a process that has come anew has not seen any change.
+        Return the model's buffers that are in a payload, by name, each with whether it moves.
+
+        A buffer moves if it was seen to change in the forward pass on this rank: then its content
+        belongs to this rank alone. A tensor that others, such as a moving average, keep under the
+        name of a buffer moves if the buffer does. Buffers that do not move are in the result too,
+        because a new process has not seen any change.
         """
         found: dict[str, bool] = {}
         names = set(self._names)
@@ -155,8 +170,10 @@ class RunningBuffers:
 
     def restore(self, copy: object) -> None:
         """
-        Put back what `copy` described, here or in the process before. What was kept there and
-        could not travel is taken to be what came with the shard.
+        Restore the content that `copy` describes, made in this process or in the one before it.
+
+        If the content was kept in the process before and could not travel, the present content,
+        which came with the shard, is used. Raises `MalformedMessage` if `copy` cannot be read.
         """
         if copy is not None and (
             not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
@@ -170,7 +187,7 @@ class RunningBuffers:
             if "bytes" in copy:
                 _write(present, copy["bytes"])
             elif copy["kept"] in self._kept:
-                kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])  # now the newest
+                kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])  # the newest now
                 for (_, tensor), content in zip(present, kept, strict=True):
                     tensor.copy_(content)
             else:
@@ -183,7 +200,8 @@ class RunningBuffers:
 
     def rewind(self) -> None:
         """
-        Back to the end of the last complete step: the state this rank holds.
+        Restore the content of the end of the last complete step, which is the step of the state
+        that this rank holds.
         """
         if self._settled is not None:
             with torch.no_grad():
@@ -191,7 +209,8 @@ class RunningBuffers:
 
     def forget(self) -> None:
         """
-        The state now held came from elsewhere: there is nothing to rewind to before a rollback.
+        Take note that the state of this rank now comes from elsewhere: until a rollback, `rewind`
+        has nothing to restore.
         """
         self._settled = self._still = None
 
@@ -205,7 +224,8 @@ class RunningBuffers:
 
     def _restore_still(self, moving: Collection[int]) -> None:
         """
-        What has moved since the last rest, and had not before.
+        Restore the buffers, other than those in `moving`, that have changed since the last `rest`
+        and had never moved before.
         """
         for index, seen in enumerate(self._seen):
             if not self._still or index in moving or index not in self._still:
@@ -226,7 +246,7 @@ class RunningBuffers:
 
     def _present(self, indices: Iterable[int]) -> list[tuple[int, Tensor]]:
         """
-        Those that there are, as what this rank has of each.
+        Return the index and this rank's part of each buffer in `indices` that exists.
         """
         found = ((index, self._tensor(index)) for index in indices)
         return [

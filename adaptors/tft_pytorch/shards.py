@@ -1,5 +1,5 @@
 """
-Which shards the training state has on this rank.
+Decides which shards the training state has on this rank.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,11 @@ def shards_of(
     wrappers: Wrappers,
 ) -> list[Shard]:
     """
-    One shard `dense` that every rank holds. With a `ReplicaOptimizer` a shard `optimizer.N` beside
-    it, the parameters that this rank owns and their state; then `dense` is the rest.
+    Return the shards of this rank: without a `ReplicaOptimizer` one shard `dense`, which every rank
+    holds.
+
+    With a `ReplicaOptimizer` there is a second shard `optimizer.N`, with the parameters that this
+    rank owns and their state. `N` is the number of this rank's share. Then `dense` is the rest.
     """
     if not isinstance(optimizer, ReplicaOptimizer):
         whole = Whole(model, optimizer)

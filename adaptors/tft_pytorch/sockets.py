@@ -1,12 +1,12 @@
 """
-The connections that process groups of this process run over, found among all its file
-descriptors, and cut.
+Finds the connections of this process's process groups among all its file descriptors, and cuts
+them.
 
 gloo offers no other way out of a collective whose peer does not answer: `shutdown(2)` from any
-thread makes the waiting call raise within milliseconds. It must hit gloo's sockets alone. Those are
-told from all others by three marks: they are TCP, they are younger than the group, and gloo, unlike
-Python, ZeroMQ and most libraries, does not set close-on-exec. The store's client, which does, is
-known by the port it leads to.
+thread makes the waiting call raise within milliseconds. Only gloo's sockets may be cut. Three marks
+distinguish them from all others. They are TCP. They are younger than the group. And gloo, unlike
+Python, ZeroMQ and most libraries, does not set close-on-exec. The client of the store does set it;
+it is known by the port to which it is connected.
 """
 
 import fcntl
@@ -18,16 +18,20 @@ from collections.abc import Iterator
 
 def census() -> frozenset[int]:
     """
-    The inode numbers of all sockets this process has open: each belongs to one socket for ever,
-    while numbers of file descriptors are used again.
+    Return the inode numbers of all sockets that this process has open.
+
+    An inode number belongs to one socket for ever, while numbers of file descriptors are used
+    again.
     """
     return frozenset(inode for _, inode in _sockets())
 
 
 def cut(spared: frozenset[int], store_port: int) -> int:
     """
-    Shut down every connection of process groups, and of clients of the store at `store_port`,
-    that is not among `spared`. Returns how many. Safe from any thread, and to be repeated.
+    Shut down the connections of process groups, and of clients of the store at `store_port`, except
+    those in `spared`. Return the number of connections that were shut down.
+
+    Can be called on any thread, and repeatedly.
     """
     return sum(_cut_one(fd, inode, store_port) for fd, inode in _sockets() if inode not in spared)
 
@@ -36,7 +40,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
     for entry in os.listdir("/proc/self/fd"):
         try:
             found = os.stat(f"/proc/self/fd/{entry}")
-        except OSError:  # closed since it was listed
+        except OSError:  # closed after the listing
             continue
         if stat.S_ISSOCK(found.st_mode):
             yield int(entry), found.st_ino
@@ -45,7 +49,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     try:
         close_on_exec = fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        duplicate = os.dup(fd)  # from here on the number cannot come to mean another socket
+        duplicate = os.dup(fd)  # from here on the number cannot refer to another socket
     except OSError:
         return False
     with socket.socket(fileno=duplicate) as connection:
@@ -55,7 +59,7 @@ def _cut_one(fd: int, inode: int, store_port: int) -> bool:
             if close_on_exec and connection.getpeername()[1] != store_port:
                 return False
             connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # not connected (any more)
+        except OSError:  # not connected, or no longer
             return False
     return True
 

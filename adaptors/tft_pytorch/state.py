@@ -1,9 +1,11 @@
 """
-A piece of the state that several ranks have a copy of: parameters, module buffers, optimizer,
-scheduler and the like. How it is named, described, given, taken and digested; `shards.py` says which there are.
+A shard: a piece of the state of which several ranks have a copy, such as parameters, module
+buffers, optimizer and scheduler.
 
-Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`), because a shard
-is saved under them. What a parameter of 16 bits is rounded from is `master.…`, and moved in its place.
+This module names, describes, gives, takes and digests shards. `shards.py` decides which shards
+there are. Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`),
+because a shard is saved under them. The master weight of a 16-bit parameter is named `master.…`.
+The master is moved in place of the parameter that is rounded from it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,31 +28,31 @@ from tft_pytorch.parts import Part
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
 _FORM = 3
-"""Of the meta; another one is refused."""
+"""The version of a shard's description. A description of another version is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """
-    All there is of the state at one moment.
+    The complete content of one shard at one moment.
     """
 
     model: dict[str, Tensor]
     kept: dict[str, Tensor]
-    """By the optimizer and the others."""
+    """The tensors that the optimizer and the others keep, by name."""
     optimizer_tree: Plain
     other_trees: dict[str, Plain]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """
-        Every tensor by its name, in the order in which they are moved.
+        All tensors by name, in the order in which they are moved.
         """
         return self.model | self.kept
 
     def of(self, prefix: str) -> dict[str, Tensor]:
         """
-        Those kept under names that begin so.
+        Return the tensors of `kept` whose names begin with `prefix`.
         """
         return {name: tensor for name, tensor in self.kept.items() if name.startswith(prefix)}
 
@@ -72,8 +74,8 @@ class Shard:
         wrappers: Wrappers | None = None,
     ) -> None:
         """
-        `belongs` says of a parameter or buffer of the model, by name, whether it is in this shard;
-        `holders` are the ranks that hold a copy, and empty for all of them; `others` are what has
+        `holders`: the ranks that hold a copy; empty if all ranks do. `belongs` returns whether the
+        parameter or buffer with a name `model.…` is in this shard. `others`: objects with
         `state_dict` and `load_state_dict`, such as a scheduler, by name.
         """
         self.name = name
@@ -89,7 +91,7 @@ class Shard:
 
     def inventory(self) -> Inventory:
         """
-        The present state. Raises `UsageError` for what cannot be moved.
+        Return the present content. Raises `UsageError` for state that cannot be moved.
         """
         kept = Disassembly()
         optimizer_tree = kept.take_apart(self.part.state(), "optim")
@@ -105,13 +107,13 @@ class Shard:
 
     def has(self, name: str) -> bool:
         """
-        Whether what the model calls so belongs to it.
+        Return whether the parameter or buffer `name` (`model.…`) belongs to this shard.
         """
         return self._belongs(name)
 
     def named(self) -> dict[str, Tensor]:
         """
-        The parameters and buffers of the model that belong to it.
+        Return the parameters and buffers of the model that belong to this shard, by name.
         """
         return {
             name: tensor
@@ -128,7 +130,8 @@ class Shard:
 
     def describe(self, inventory: Inventory) -> bytes:
         """
-        The meta: all that is no tensor, and of each tensor what is needed to make room for it.
+        Return the description of the shard: all values that are not tensors, and for each tensor
+        the data that is needed to make room for it.
         """
         told: dict[str, object] = {
             "form": _FORM,
@@ -144,7 +147,8 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Everything, in place where that is possible.
+        Return the shard in the form in which it is moved. The buffers are the tensors' own memory
+        where possible, else copies.
         """
         found = self.inventory()
         return ShardPayload(
@@ -154,21 +158,24 @@ class Shard:
 
     def take(self, meta: bytes) -> Sequence[Buffer]:
         """
-        Room for what `meta` describes: this process's own tensors where they fit, new ones for
-        optimizer state that it does not have yet.
+        Make room for the shard that `meta` describes. Return the writable buffers.
+
+        They belong to this process's own tensors where these fit, else to new tensors, such as
+        those for optimizer state that this process does not have yet.
         """
         return self._awaited.make(meta, self.room(meta))
 
     def taken(self, meta: bytes) -> None:
         """
-        The buffers are filled: put them to use.
+        Use the content of the buffers, which have all been filled.
         """
         self.settle(meta, self._awaited.filled(self.name, meta))
 
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
-        The tensors to be filled, by name, in the giver's order. Nothing is changed yet. Raises
-        `OrderRefused` where the shard is not one of this model.
+        Return the tensors to be filled, by name, in the order of the rank that gives the shard.
+
+        Nothing is changed yet. Raises `OrderRefused` if the shard is not one of this model.
         """
         told = read(meta, _FORM)
         here = self.inventory()
@@ -184,7 +191,8 @@ class Shard:
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Make optimizer, wrappers and the others use these tensors and what else `meta` holds.
+        Make the optimizer, the wrappers and the others use `tensors` and the other values in
+        `meta`.
         """
         told = read(meta, _FORM)
         self.part.settle(expect(put_together(told["optimizer"], tensors), dict, "its optimizer"))
@@ -197,14 +205,15 @@ class Shard:
 
     def beside(self) -> bytes:
         """
-        What belongs to the state and is not in the user's objects: the order of gradient reduction.
+        Return, as bytes, the state that belongs to the shard but is not in the user's objects: the
+        order of gradient reduction.
         """
         layouts = None if self._wrappers is None else self._wrappers.layouts()
         return pack({"form": _FORM, "layouts": layouts})
 
     def replaced(self, beside: bytes) -> None:
         """
-        The user's objects have another content, beside which that was kept.
+        Take note that the user's objects have other content now. `beside` was stored next to it.
         """
         told = read(beside, _FORM)
         if self._wrappers is not None:
@@ -245,7 +254,9 @@ class Shard:
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """
-    Parameters, tied ones once, and all buffers, also those that `state_dict` leaves out.
+    Return the parameters and all buffers of a model, by name (`model.…`).
+
+    A tied parameter appears once. Buffers that `state_dict` leaves out are included.
     """
     return {
         f"model.{name}": tensor.detach()
@@ -256,7 +267,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _owner(name: str) -> str:
     """
-    The parameter that `optim.state.PARAMETER.KEY` belongs to.
+    Return the name of the parameter to which `optim.state.PARAMETER.KEY` belongs.
     """
     return name.removeprefix("optim.state.").rpartition(".")[0]
 
@@ -267,7 +278,10 @@ def _same(tensor: Tensor, dtype: torch.dtype, shape: list[int]) -> bool:
 
 def _new(dtype: torch.dtype, shape: list[int], device: str, owner: Tensor | None) -> Tensor:
     """
-    Optimizer state that is not there yet: beside its parameter, and laid out as it is.
+    Return a new tensor for optimizer state that does not exist here yet.
+
+    The tensor is on the device of its parameter `owner` if that is of the kind `device`. If it also
+    has the shape of the parameter, it has the same memory layout.
     """
     if owner is not None and owner.device.type == device:
         if list(owner.shape) == shape:
@@ -278,7 +292,8 @@ def _new(dtype: torch.dtype, shape: list[int], device: str, owner: Tensor | None
 
 def digest(tree: Plain, tensors: Mapping[str, Tensor]) -> str:
     """
-    Of plain values and tensors, with their names and types.
+    Return the digest of plain values and tensors, with the tensors' names, types and shapes
+    (XXH3-128, hexadecimal).
     """
     sum_ = xxhash.xxh3_128(pack(tree))
     for name, tensor in tensors.items():

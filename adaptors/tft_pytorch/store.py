@@ -1,6 +1,7 @@
 """
-The rendezvous store, in a process of its own: no rank hosts it, so none takes it down. And the one
-that torchrun serves for the processes it starts.
+The rendezvous store, and the store that torchrun serves for the processes it starts.
+
+The rendezvous store has a process of its own: no rank hosts it, so no rank takes it down.
 """
 
 import socket
@@ -14,14 +15,18 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore, a
 from tft.errors import AddressTaken, UsageError
 
 _ANSWER = timedelta(minutes=1)
-"""For torchrun's store to answer: it is there before the processes are."""
+"""The limit for an answer of torchrun's store, which is there before the processes are."""
 _PATIENCE = timedelta(hours=1)
-"""For words of another process: it runs its script up to `tft.init` first. As `tft run` has it for nodes."""
+"""The limit for a value of another process, which first runs its script up to `tft.init`. `tft run`
+gives nodes the same limit."""
 
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
-    Serve at `host` and nowhere else, until this process is ended.
+    Serve the rendezvous store at `host` only, until this process is ended.
+
+    `opened` is called with the port on which the store listens. Raises `AddressTaken` if it cannot
+    listen at `host` and `port`.
     """
     try:
         listener = socket.create_server((host, port), backlog=socket.SOMAXCONN)
@@ -39,7 +44,10 @@ def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
 
 class TorchrunStore:
     """
-    See `tft.hooks.LauncherStore`. It is kept over torchrun's restarts, keys and all.
+    The store of torchrun: see `tft.hooks.LauncherStore`. It survives torchrun's restarts, with all
+    its keys.
+
+    Every method raises `UsageError` if the store does not answer.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -68,7 +76,7 @@ class TorchrunStore:
     def _answering(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # torch has no other
+        except RuntimeError as error:  # the only class that torch raises
             raise UsageError(
                 f"the store that torchrun serves at {self._address} does not answer: {error}"
             ) from None

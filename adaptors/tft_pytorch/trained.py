@@ -1,6 +1,8 @@
 """
-Which parameters are trained (`requires_grad`): the wrapper is built for these, and so it is built again after an
-incident, in processes that begin as the script does. So they stay the same for the whole training.
+Which parameters are trained (`requires_grad`).
+
+The wrapper is built for these parameters, and built again after an incident, in processes that
+begin as the script does. So the trained parameters must stay the same for the whole training.
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ _FLAG = attrgetter("requires_grad")
 
 class Trained:
     """
-    Of some parameters, whether they are trained.
+    Notes which parameters of a model are trained, and checks that this does not change.
     """
 
     def __init__(self) -> None:
@@ -25,20 +27,23 @@ class Trained:
 
     def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """
-        These from now on, as they are now.
+        Note which of `parameters` are trained now.
         """
         self._names, self._parameters = list(parameters), list(parameters.values())
         self._flags = list(map(_FLAG, self._parameters))
 
     def let_go(self) -> None:
         """
-        Of the parameters.
+        Drop the references to the parameters.
         """
         self.watch({})
 
     def closing(self) -> None:
         """
-        A step is complete. Raises `UsageError` where other parameters are trained than before. 25 ns for each.
+        Check, when a step is complete, that the same parameters are trained as before.
+
+        This costs 25 ns for each parameter. Raises `UsageError` if other parameters are trained
+        now.
         """
         found = list(map(_FLAG, self._parameters))
         if found == self._flags:
@@ -53,7 +58,9 @@ class Trained:
 
     def put_back(self) -> None:
         """
-        As they were: a script that changes it within a step may have been interrupted there.
+        Set `requires_grad` of all parameters as it was noted.
+
+        A script that changes it within a step may have been interrupted in that step.
         """
         for parameter, flag in zip(self._parameters, self._flags, strict=True):
             if parameter.requires_grad != flag:

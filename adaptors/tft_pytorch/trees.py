@@ -1,9 +1,9 @@
 """
-State as plain values beside tensors: what an optimizer or a scheduler keeps, taken apart so that
-it can be packed without pickle, and put together again with the same types.
+State as plain values and tensors: takes apart what an optimizer or a scheduler keeps, so that it
+can be packed without pickle, and puts it together again with the same types.
 
-A plain list stands for a list; every other container is a map of one key that names its type, so
-a dict of the user's can never be taken for one of ours.
+In the plain form a list stands for a list. Every other container is a map with one key, which names
+the container's type. So a dict of the user's can never be mistaken for such a map.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from tft.errors import MalformedMessage, UsageError
 
 Plain = None | bool | int | float | str | bytes | list["Plain"] | dict[str, "Plain"]
-"""What `tft.protocol.codec.pack` takes."""
+"""The values that `tft.protocol.codec.pack` takes."""
 
 _Shape = TypeVar("_Shape")
 
@@ -25,19 +25,20 @@ _SCALARS = (bool, int, float, str, bytes)
 _MAPS = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _MAP_NAMES: dict[type, str] = {
     dict: "dict",
-    defaultdict: "dict",  # its factory is the receiver's own business
+    defaultdict: "dict",  # the default factory is left to the receiver
     OrderedDict: "ordered",
-    Counter: "counter",  # MultiStepLR asks its milestones for epochs that are not in them
+    Counter: "counter",  # MultiStepLR looks up epochs that are not in its milestones
 }
 
 
 class Disassembly:
     """
-    Trees being taken apart; their tensors are gathered by name.
+    Takes trees apart, and gathers their tensors by name.
 
-    A tensor that appears twice has one name: tensors that were one must be one afterwards (a
-    learning rate that is a tensor is shared by groups and scheduler), and no two names may lead
-    to the same memory, or what is written under one would be overwritten under the other.
+    A tensor that appears twice has one name, for two reasons. Tensors that were one must be one
+    afterwards: for example, parameter groups and scheduler share a learning rate that is a tensor.
+    And no two names may stand for the same memory, because a write under one name would overwrite
+    the other.
     """
 
     def __init__(self) -> None:
@@ -46,11 +47,12 @@ class Disassembly:
 
     def take_apart(self, tree: object, name: str) -> Plain:
         """
-        The plain form of `tree`; its tensors are given names that begin with `name`. Raises
-        `UsageError` naming the value that has no plain form.
+        Return the plain form of `tree`, and gather its tensors under names that begin with `name`.
+
+        Raises `UsageError`, which names the value, if a value has no plain form.
         """
         if tree is None or type(tree) in _SCALARS:
-            return tree  # type: ignore[return-value]  # the line above says which types these are
+            return tree  # type: ignore[return-value]  # the condition above checks the type
         if isinstance(tree, torch.Tensor):
             known = self._names.setdefault(id(tree), name)
             self.tensors[known] = tree
@@ -80,7 +82,9 @@ class Disassembly:
 
 def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
     """
-    What `Disassembly` took apart, with these tensors in it. Raises `MalformedMessage`.
+    Return the tree that `Disassembly` took apart, with the tensors `tensors` in it.
+
+    Raises `MalformedMessage` if `plain` is no such plain form, or if a tensor is missing.
     """
     if plain is None or type(plain) in _SCALARS:
         return plain
@@ -103,7 +107,7 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
 
 def expect(value: object, shape: type[_Shape], what: str) -> _Shape:
     """
-    `value`, if it is what it should be. Raises `MalformedMessage`.
+    Return `value` if it is of the type `shape`. Raises `MalformedMessage` if it is not.
     """
     if not isinstance(value, shape):
         raise MalformedMessage(f"{what} is a {type(value).__name__}, not a {shape.__name__}")
@@ -112,7 +116,8 @@ def expect(value: object, shape: type[_Shape], what: str) -> _Shape:
 
 def copied(tree: _Shape) -> _Shape:
     """
-    The same with copies of its tensors, in host memory. What was one tensor is one again.
+    Return `tree` with copies of its tensors in host memory. A tensor that appears more than once is
+    copied once.
     """
     made: dict[tuple[object, ...], torch.Tensor] = {}
 
@@ -122,4 +127,4 @@ def copied(tree: _Shape) -> _Shape:
             made[where] = tensor.detach().to("cpu", copy=True)
         return made[where]
 
-    return tree_map_only(torch.Tensor, copy, tree)  # type: ignore[no-any-return]  # of the same shape
+    return tree_map_only(torch.Tensor, copy, tree)  # type: ignore[no-any-return]  # same structure

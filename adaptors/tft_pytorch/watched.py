@@ -1,6 +1,8 @@
 """
-Watches for collectives that this process enters. torch has no hook for that, so the methods of its process groups are
-replaced while somebody watches, whatever their backend is.
+Watches the collectives that this process enters.
+
+torch has no hook for that. So the methods of its process groups are replaced while collectives are
+watched, whatever the backend of the groups is.
 """
 
 from collections.abc import Callable
@@ -11,12 +13,14 @@ import torch.distributed as dist
 from tft_pytorch.interruptible import OPERATIONS
 
 _native: dict[str, Any] = {}  # Any: methods of a class in C++
-"""What was replaced, by name."""
+"""The methods that were replaced, by name."""
 
 
 def watch(entered: Callable[[], None] | None) -> None:
     """
-    Call this before a collective is entered from Python; None: no more, and torch has its own methods again.
+    Call `entered` from now on before a collective is entered from Python.
+
+    None: stop, and give torch its own methods back.
     """
     for name, method in _native.items():
         setattr(dist.ProcessGroup, name, method)

@@ -1,8 +1,9 @@
 """
-The example's data: the sources of Python's own standard library, as bytes.
+The data of the example: the source files of Python's standard library, as bytes.
 
-They are on every machine that runs Python, so nothing is downloaded; one interpreter always
-gives the same text. `Batches` draws from it by (seed, rank, position): its only state is a number.
+Every machine with Python has these files, so nothing is downloaded. The same interpreter always
+gives the same text. `Batches` draws its batches from (seed, rank, position); its only state is a
+number, the position.
 """
 
 import random
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 
 BUDGET = 1 << 20
-"""Bytes of text. Read in a few milliseconds, and more than a short run can learn by heart."""
+"""The number of bytes of text. They are read in a few milliseconds, and are more than a short run
+can learn by heart."""
 
 
 def load_corpus(budget: int = BUDGET) -> Tensor:
     """
-    The first `budget` bytes of the library's modules, sorted by name: one token per byte.
+    Return the first `budget` bytes of the library's modules, sorted by name: one token per byte.
     """
     text = bytearray()
     for source in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -30,7 +32,7 @@ def load_corpus(budget: int = BUDGET) -> Tensor:
 
 class Batches:
     """
-    The stream of batches of one rank. The batch at a position is always the same one.
+    The stream of batches of one rank. The batch at a position is always the same.
     """
 
     def __init__(self, text: Tensor, *, batch: int, context: int, seed: int, rank: int) -> None:
@@ -42,7 +44,7 @@ class Batches:
 
     def next(self) -> tuple[Tensor, Tensor]:
         """
-        Inputs and targets, each (batch, context) of token numbers.
+        Return the next batch: inputs and targets, each token numbers of shape (batch, context).
         """
         draw = random.Random(f"{self._stream}/{self._position}")
         self._position += 1
@@ -53,18 +55,18 @@ class Batches:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next batches.
+        Leave out the next `batches` batches.
         """
         self._position += batches
 
     def state_dict(self) -> dict[str, int]:
         """
-        How many batches have been drawn.
+        Return the number of batches that have been drawn.
         """
         return {"position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Go on as if so many batches had been drawn.
+        Continue as if this number of batches had been drawn.
         """
         self._position = state["position"]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 TRAIN = (str(ROOT / "examples" / "gpt" / "train.py"),)
 MEGATRON = (
     "--adaptor", "megatron", str(ROOT / "examples" / "megatron_gpt" / "train.py"),
-    # megatron-core asks for CUDA even where it could do without: the tests stand in for it
+    # megatron-core asks for CUDA even where it could do without; the shim of the tests replaces it
     "--without-cuda", str(ROOT / "tests" / "megatron" / "shim.py"),
 )  # fmt: skip
 SPEC = "kill:rank=2,step={0},phase=update", "kill:rank=0,step={1},phase=backward"
@@ -30,7 +30,7 @@ PHASES = ("detect", "freeze", "clear", "await", "rebuild", "repair", "rollback",
 
 class Tail:
     """
-    The lines that are added to a file of JSON lines.
+    Reads the lines that are added to a file of JSON lines.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class Tail:
 
     def news(self) -> Iterator[dict[str, Any]]:  # Any: JSON
         """
-        The whole lines since the last call.
+        Yield the complete lines that were added since the last call.
         """
         if not self._path.exists():
             return
@@ -52,8 +52,9 @@ class Tail:
 
 def last_row(path: Path) -> dict[str, Any] | None:  # Any: JSON
     """
-    The last whole line of a rank's record. A record is cut back when its rank is rolled back, so
-    it is read anew each time.
+    Return the last complete line of a rank's record; None if there is none.
+
+    A record is shortened when its rank is rolled back, so it is read again each time.
     """
     if not path.exists():
         return None
@@ -63,7 +64,7 @@ def last_row(path: Path) -> dict[str, Any] | None:  # Any: JSON
 
 class Progress:
     """
-    What the records of a run say about its ranks, as they are written.
+    The state of the ranks of a run, read from its records while they are written.
     """
 
     def __init__(self, run_dir: Path, ranks: int) -> None:
@@ -76,7 +77,7 @@ class Progress:
 
     def update(self) -> None:
         """
-        Reads what is new.
+        Read the new records.
         """
         for rank, record in enumerate(self._records):
             if (row := last_row(record)) is not None:
@@ -103,7 +104,7 @@ class Progress:
 
     def table(self, title: str) -> Table:
         """
-        One row per rank.
+        Return a table with one row for each rank.
         """
         table = Table(title=title)
         for name in ("rank", "process", "step", "loss", "state"):
@@ -118,7 +119,7 @@ def train(
     title: str, run_dir: Path, script: Sequence[str], steps: int, ranks: int, chaos: list[str]
 ) -> int:
     """
-    One run, shown while it goes on; its exit code.
+    Do one run, show it live, and return its exit code.
     """
     struck = [word for spec in chaos for word in ("--chaos", spec)]
     command = [
@@ -135,7 +136,7 @@ def train(
                 process.wait(timeout=0.08)
                 running = False
             except subprocess.TimeoutExpired:
-                pass  # it trains: show how far it is
+                pass  # still training: show the progress
             progress.update()
             live.update(progress.table(title))
     if process.returncode:
@@ -145,7 +146,7 @@ def train(
 
 def same(run_dir: Path, other: Path, pattern: str, *, drop: str = "") -> bool:
     """
-    The files of both runs that match say the same, apart from one key of their rows.
+    Return True if the matching files of both runs say the same, apart from one key of their rows.
     """
 
     def told(directory: Path) -> dict[str, list[dict[str, Any]]]:  # Any: JSON
@@ -164,7 +165,7 @@ def same(run_dir: Path, other: Path, pattern: str, *, drop: str = "") -> bool:
 
 def summary(report: dict[str, Any], losses: bool, state: bool) -> Table:  # Any: JSON
     """
-    Each incident, and the verdict.
+    Return a table with each incident and the verdict.
     """
     table = Table(title="what happened (seconds; phases overlap)")
     for name in ("incident", "fault", "strategy", "step", "lost", *PHASES):
@@ -187,7 +188,10 @@ def summary(report: dict[str, Any], losses: bool, state: bool) -> Table:  # Any:
 
 def main() -> int:
     """
-    Both runs and the comparison; 0 if they are the same.
+    Do both runs and compare them.
+
+    Returns the exit code of a run that failed, or 0 if both runs are the same and there was one
+    incident for each fault, or 1.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=120)

@@ -1,9 +1,10 @@
 """
-The small GPT with experts in the place of its perceptrons: `tft run --nproc-per-node 4 experts.py`.
+The small GPT with experts in place of its perceptrons: `tft run --nproc-per-node 4 experts.py`.
 
-Of four ranks 0 and 2 have the even experts, 1 and 3 the odd ones; all else every rank has.
+With four ranks, ranks 0 and 2 have the even experts, and ranks 1 and 3 the odd ones. Every rank has
+all other parts of the model.
 
-What needs process groups is made in `make`, at the start and anew after every incident.
+`make` makes the objects that need process groups: at the start, and again after every incident.
 """
 
 import argparse
@@ -63,7 +64,9 @@ def perceptron() -> nn.Module:
 
 def clip(model: nn.Module, most: float, over: dist.ProcessGroup) -> None:
     """
-    By the norm of the whole model: that of the experts is summed over those who share them.
+    Clip the gradients by the norm of the whole model.
+
+    The squared norm of the experts is all-reduced over the ranks that share all experts.
     """
     named = list(model.named_parameters())
     own = [p.grad for name, p in named if ".experts." in name and p.grad is not None]

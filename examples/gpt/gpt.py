@@ -13,10 +13,10 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 TOKENS = 256
-"""One per byte value."""
+"""One token for each byte value."""
 
 DROPOUT = 0.1
-"""More than none, so that a rank's random state matters to its losses."""
+"""More than zero, so that the random state of a rank affects its losses."""
 
 LEARNING_RATE = 1e-3
 
@@ -24,7 +24,7 @@ LEARNING_RATE = 1e-3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """
-    How large a model is, and how much each rank gives it to read in a step.
+    The size of a model, and how much a rank gives it to read in each step.
     """
 
     layers: int
@@ -35,16 +35,16 @@ class Size:
 
 
 SIZES = {
-    # 0.5 M parameters: short steps, and gradients enough for two of DDP's buckets
+    # 0.5 M parameters: short steps, and enough gradients for two of DDP's buckets
     "tiny": Size(layers=2, heads=4, width=128, context=64, batch=2),
-    # 32 M parameters: a state worth moving; little to read, so that a step stays short on a CPU
+    # 32 M parameters: enough state to move; little to read, so a step stays short on a CPU
     "small": Size(layers=8, heads=9, width=576, context=32, batch=1),
 }
 
 
 class Block(nn.Module):
     """
-    Attention, then a two-layer perceptron, each added to what came in.
+    Attention and then a two-layer perceptron, each added to its input.
     """
 
     def __init__(self, size: Size) -> None:
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, context, width) to the same.
+        Map (batch, context, width) to the same shape.
         """
         x = x + self.dropout(self.attended(self._attention(self.before_attention(x))))
         x = x + self.dropout(self.perceptron(self.before_perceptron(x)))
@@ -81,7 +81,7 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """
-    Called with inputs and targets, returns the mean loss in nats per byte.
+    The model. Called with inputs and targets, it returns the mean loss in nats per byte.
     """
 
     def __init__(self, size: Size) -> None:
@@ -96,7 +96,7 @@ class GPT(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """
-        Both are (batch, context) of token numbers.
+        Return the mean loss. Both arguments are token numbers of shape (batch, context).
         """
         places = torch.arange(inputs.shape[1])
         x = self.blocks(self.dropout(self.tokens(inputs) + self.positions(places)))
@@ -110,7 +110,8 @@ def _initialise(module: nn.Module) -> None:
 
 def make_optimizer(model: nn.Module, kind: Callable[..., Optimizer] = AdamW) -> Optimizer:
     """
-    AdamW, or what is built on it, with two groups: matrices decay; biases and norms do not.
+    Return AdamW, or an optimizer built on it, with two parameter groups: matrices have weight
+    decay, biases and norms have none.
     """
     parameters = list(model.parameters())
     return kind(
@@ -124,7 +125,8 @@ def make_optimizer(model: nn.Module, kind: Callable[..., Optimizer] = AdamW) -> 
 
 def make_scheduler(optimizer: Optimizer, steps: int) -> LambdaLR:
     """
-    A tenth of the steps to warm up, then half a cosine down to a tenth of the full rate.
+    Return a schedule: a tenth of the steps to warm up, then half a cosine down to a tenth of the
+    full rate.
     """
     warmup = max(1, steps // 10)
 

@@ -1,5 +1,5 @@
 """
-A layer of experts that are spread over a group of ranks, in the place of a block's perceptron.
+A layer of experts that are spread over a group of ranks. It replaces a block's perceptron.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 class Gathered(torch.autograd.Function):
     """
-    The rows of all ranks of a group.
+    Gathers the rows of all ranks of a group.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # Any: torch's own
         """
-        One after another.
+        Return the rows of all ranks, one rank after another.
         """
         ctx.group = group
         parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
@@ -28,7 +28,7 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # Any: torch's own
         """
-        What all ranks have to say of the rows of this one.
+        Return the gradient of this rank's rows: the sum of the gradients from all ranks.
         """
         total = grads[0].clone()
         dist.all_reduce(total, group=ctx.group)
@@ -37,13 +37,13 @@ class Gathered(torch.autograd.Function):
 
 class Returned(torch.autograd.Function):
     """
-    The rows of this rank, with what all of a group have made of them.
+    Returns this rank's rows: the sum of the results of all ranks of a group.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # Any: torch's own
         """
-        Added up.
+        Sum the results of all ranks, and return the rows of this rank.
         """
         ctx.group = group
         total = x.clone()
@@ -53,7 +53,7 @@ class Returned(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # Any: torch's own
         """
-        Everybody has a hand in every row.
+        Return the gradients of all rows, because every rank contributes to every row.
         """
         parts = [torch.empty_like(grads[0]) for _ in range(dist.get_world_size(ctx.group))]
         dist.all_gather(parts, grads[0].contiguous(), group=ctx.group)
@@ -62,20 +62,23 @@ class Returned(torch.autograd.Function):
 
 class Experts(nn.ModuleDict):
     """
-    Those of one rank, by their number among all. Each sees every row, and what it makes counts for as much as
-    the row's share of it: that computes too much, but always the same.
+    The experts of one rank, by their number among all experts.
+
+    Each expert computes every row. Its result counts by the row's share of that expert. This is
+    more work than needed, but always the same work.
     """
 
     def forward(self, rows: Tensor, shares: Tensor) -> Tensor:
         """
-        What they make of the rows, added up; `shares` has a column for each of all experts.
+        Return the sum of the experts' results for the rows. `shares` has one column for each of all
+        experts.
         """
         return torch.stack([shares[:, int(n), None] * self[n](rows) for n in self]).sum(dim=0)
 
 
 def best_only(scores: Tensor) -> Tensor:
     """
-    How much each row gets of each expert: nothing but of the best.
+    Return the share of each expert in each row: the softmax for the best expert, 0 for the others.
     """
     shares = scores.softmax(dim=-1)
     best = shares.argmax(dim=-1, keepdim=True)
@@ -84,7 +87,7 @@ def best_only(scores: Tensor) -> Tensor:
 
 def spread(experts: nn.Module, rows: Tensor, shares: Tensor, group: dist.ProcessGroup) -> Tensor:
     """
-    What the experts of all ranks of the group make of this rank's rows.
+    Return the sum of what the experts of all ranks of the group compute for this rank's rows.
     """
     every = Gathered.apply(rows, group)  # type: ignore[no-untyped-call]  # torch has no types here
     made = experts(every, Gathered.apply(shares, group))  # type: ignore[no-untyped-call]  # as above
@@ -100,7 +103,7 @@ class Mixture(nn.Module):
         self, width: int, every: Mapping[str, nn.Module], group: dist.ProcessGroup
     ) -> None:
         """
-        `every` has the experts of all ranks, so that each rank draws the same weights.
+        `every` holds the experts of all ranks, so that each rank draws the same weights.
         """
         super().__init__()
         self.router = nn.Linear(width, len(every), bias=False)
@@ -112,7 +115,7 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, context, width) to the same.
+        Map (batch, context, width) to the same shape.
         """
         rows = x.flatten(0, 1)
         return spread(self.experts, rows, best_only(self.router(rows)), self._group).view(x.shape)

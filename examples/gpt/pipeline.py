@@ -2,7 +2,7 @@
 The small GPT cut into two stages of a pipeline, each on half of the ranks:
 `tft run --nproc-per-node 4 pipeline.py`.
 
-What needs process groups is made in `make`, at the start and anew after every incident.
+`make` makes the objects that need process groups: at the start, and again after every incident.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 import tft
 
 STAGES = 2
-"""Ranks that share one model."""
+"""The number of ranks that share one model."""
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)
@@ -43,7 +43,7 @@ record = Record(session.run_dir, rank)
 
 class Stage(nn.Module):
     """
-    This rank's stage. What it has bears the name that it has in the whole model.
+    The stage of this rank. Its parts have the same names as in the whole model.
     """
 
     def __init__(self, whole: GPT) -> None:
@@ -59,7 +59,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        Token numbers go into the first stage, logits come out of the last.
+        Compute this stage. The first stage takes token numbers; the last stage returns logits.
         """
         if place == 0:
             x = self.dropout(self.tokens(x) + self.positions(torch.arange(x.shape[1])))
@@ -73,7 +73,8 @@ def make() -> Made:
     torch.manual_seed(args.seed)  # the same weights on every rank
     model = DDP(Stage(GPT(size)), process_group=mesh["replicate"].get_group())
     optimizer = make_optimizer(model)
-    # one sequence is a microbatch; torch that is not told what it gives would try, and draw dropout
+    # Without the shapes of the inputs and outputs, torch tries the stage out and draws from
+    # dropout. One sequence is one microbatch.
     tokens = torch.zeros(1, size.context, dtype=torch.long)
     between = torch.zeros(1, size.context, size.width, requires_grad=True)
     logits = torch.zeros(1, size.context, TOKENS, requires_grad=True)
@@ -103,7 +104,8 @@ def train(session: tft.Session) -> None:
         inputs, targets = data.next()
         losses: list[Tensor] = []
         schedule.step(*((inputs,) if place == 0 else ()), target=targets, losses=losses)
-        # of all stages: the loss, which the last one has, and the square of the norm of all gradients
+        # All stages need the loss, which only the last one has, and the squared norm of all
+        # gradients.
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         loss = torch.stack(losses).mean() if last else torch.zeros(())
         sums = torch.stack([loss.detach(), norm.square()])

@@ -1,8 +1,8 @@
 """
-What the example writes down: the loss of every step, and at the end what its state came to.
+The records of the example: the loss of every step, and at the end the digests of the state.
 
-`steps-rank{r}.jsonl` has a row per step and rank, `final-rank{r}.json` the digests. Two runs went
-the same way if their losses and digests are the same, bit for bit.
+`steps-rank{r}.jsonl` has one row for each step of a rank; `final-rank{r}.json` has the digests. Two
+runs went the same way if their losses and digests are the same, bit for bit.
 """
 
 import json
@@ -22,9 +22,9 @@ class Record:
     """
     The files of one rank in `directory`.
 
-    Rows are in order of their steps. Writing a step again, after a rollback or in a process that
-    took over the rank, first drops its old row and all later ones, and with them a row that a
-    killed process did not finish.
+    Rows are in the order of their steps. A step may be written again, after a rollback or by a
+    process that took over the rank. Then its old row and all later rows are dropped first, and also
+    a row that a killed process did not finish.
     """
 
     def __init__(self, directory: Path | str, rank: int) -> None:
@@ -35,7 +35,7 @@ class Record:
 
     def write(self, step: int, loss: float) -> None:
         """
-        Add the row of `step`; when this returns it outlives the process.
+        Add the row of `step`. When this returns, the row survives the end of the process.
         """
         if step != self._next:
             self._rewind(step)
@@ -46,7 +46,7 @@ class Record:
 
     def finish(self, digests: Mapping[str, str]) -> None:
         """
-        Write what the state came to.
+        Write the digests of the state.
         """
         self._final.write_text(json.dumps(dict(digests), indent=2) + "\n")
 
@@ -63,7 +63,7 @@ class Record:
 
 def digest_parameters(model: "nn.Module") -> str:
     """
-    XXH3-128 of all parameters in their order, hexadecimal.
+    Return the digest (XXH3-128, hexadecimal) of all parameters, in their order.
     """
     digest = xxhash.xxh3_128()
     for parameter in model.parameters():

@@ -1,5 +1,5 @@
 """
-`train.py` with the optimizer's state cut into shards, each kept by several ranks:
+`train.py` with the optimizer state cut into shards, each kept by several ranks:
 `tft run --nproc-per-node 4 replicas.py --copies 2`.
 """
 
@@ -44,7 +44,7 @@ data = Batches(text, batch=size.batch, context=size.context, seed=args.seed, ran
 record = Record(session.run_dir, rank)
 torch.manual_seed(1000 * args.seed + rank)  # but its own dropout on each
 wrap: Callable[[], DDP] | None = partial(DDP, model)
-if args.whole_gradients:  # which DDP does not take: they are summed below
+if args.whole_gradients:  # DDP does not accept these; they are all-reduced below
     wrap = None
     for parameter in model.parameters():
         parameter.grad_dtype = torch.float32

@@ -1,13 +1,13 @@
 """
-The small GPT with its model cut up: `tft run --nproc-per-node 4 sharded.py --layout fsdp`.
+The small GPT with its model cut into parts: `tft run --nproc-per-node 4 sharded.py --layout fsdp`.
 
-    fsdp   every parameter sharded over two ranks, twice (FSDP2 on a mesh of 2 x 2)
-    tensor the perceptrons cut over two ranks (tensor parallelism), twice
+    fsdp   every parameter is sharded over two ranks, twice (FSDP2 on a mesh of 2 x 2)
+    tensor the perceptrons are cut over two ranks (tensor parallelism), twice
 
-With `--copies 2` the state of the optimizer is cut into shares, too, among the ranks that have the same
-part of the model, and each share is kept by two of them: that takes four of these, so eight ranks.
+With `--copies 2` the optimizer state is also cut into shares, among the ranks with the same part of
+the model, and two of them keep each share. That takes four such ranks, so eight ranks in all.
 
-What needs process groups is made in `make`, at the start and anew after every incident.
+`make` makes the objects that need process groups: at the start, and again after every incident.
 """
 
 import argparse
@@ -46,7 +46,7 @@ text = load_corpus()
 
 session = tft.init()
 rank, copies = session.rank, session.world // args.cut
-reader = rank if args.layout == "fsdp" else rank // args.cut  # tensor-parallel ranks read the same
+reader = rank if args.layout == "fsdp" else rank // args.cut  # tensor parallelism: same batch
 data = Batches(text, batch=size.batch, context=size.context, seed=args.seed, rank=reader)
 record = Record(session.run_dir, rank)
 
@@ -78,7 +78,7 @@ def make() -> Made:
 
 def clip(parameters: list[Any], most: float) -> None:  # Any: distributed tensors
     """
-    As `clip_grad_norm_`, which takes no parameters of different meshes.
+    Clip as `clip_grad_norm_` does, which does not accept parameters of different meshes.
     """
     grads: dict[DeviceMesh, list[Any]] = {}
     for parameter in parameters:

@@ -1,7 +1,7 @@
 """
-What both scripts are made of: a small GPT of megatron-core's, its data, its loss.
+The parts of both scripts: a small GPT of megatron-core, its data and its loss.
 
-`corpus` and `record` are those of the other example, in the directory beside this one.
+`corpus` and `record` are the modules of the other example, in the directory next to this one.
 """
 
 import argparse
@@ -34,19 +34,20 @@ from record import Record
 __all__ = ["Record"]
 
 TOKENS = 256
-"""One per byte value."""
+"""One token for each byte value."""
 WIDTH = 64
 LAYERS = 2
 CONTEXT = 32
 MICRO_BATCH = 2
 GLOBAL_BATCH = 16
-"""Of all ranks in a step: with four of them each accumulates the gradients of two micro-batches."""
+"""The samples of all ranks in a step. With four ranks, each accumulates the gradients of two
+micro-batches."""
 LEARNING_RATE = 1e-3
 
 
 def arguments() -> argparse.Namespace:
     """
-    Of both scripts.
+    Return the arguments of both scripts. Also sets the CUDA device, or the replacement for CUDA.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
@@ -69,7 +70,7 @@ def arguments() -> argparse.Namespace:
 
 def sizes(args: argparse.Namespace) -> dict[str, int]:
     """
-    How the model is spread, for `initialize_model_parallel`.
+    Return how the model is spread over ranks, for `initialize_model_parallel`.
     """
     return {
         "tensor_model_parallel_size": args.tensor_parallel,
@@ -80,7 +81,8 @@ def sizes(args: argparse.Namespace) -> dict[str, int]:
 
 def transformer(args: argparse.Namespace) -> TransformerConfig:
     """
-    The model in bf16, with nothing in it that needs TransformerEngine or Apex.
+    Return the configuration of the model: bf16, without anything that needs TransformerEngine or
+    Apex.
     """
     return TransformerConfig(
         num_layers=LAYERS,
@@ -92,7 +94,7 @@ def transformer(args: argparse.Namespace) -> TransformerConfig:
         pipeline_dtype=torch.bfloat16,
         bf16=True,
         use_cpu_initialization=not torch.cuda.is_available(),
-        hidden_dropout=0.1,  # more than none, so that a rank's random state matters to its losses
+        hidden_dropout=0.1,  # more than zero, so that the random state of a rank affects its losses
         attention_dropout=0.1,
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
@@ -105,7 +107,10 @@ def transformer(args: argparse.Namespace) -> TransformerConfig:
 
 def gradients(args: argparse.Namespace) -> DistributedDataParallelConfig:
     """
-    The optimizer's state is cut over half of the ranks, so that there are two copies of it.
+    Return the configuration of the gradients.
+
+    There are `args.instances` copies of the optimizer state. With the default of 2, the state is
+    cut over half of the ranks.
     """
     return DistributedDataParallelConfig(
         use_distributed_optimizer=True,
@@ -116,7 +121,7 @@ def gradients(args: argparse.Namespace) -> DistributedDataParallelConfig:
 
 def gpt(config: TransformerConfig) -> GPTModel:
     """
-    This rank's part of the model.
+    Return this rank's part of the model.
     """
     model = GPTModel(
         config,
@@ -133,7 +138,7 @@ def gpt(config: TransformerConfig) -> GPTModel:
 
 def adam() -> OptimizerConfig:
     """
-    Masters and moments in fp32.
+    Return the configuration of the optimizer. Master weights and moments are in fp32.
     """
     return OptimizerConfig(
         optimizer="adam",
@@ -149,7 +154,8 @@ def adam() -> OptimizerConfig:
 
 def schedule(optimizer: Any, steps: int) -> OptimizerParamScheduler:  # Any: Megatron has no types
     """
-    A tenth of the samples to warm up, then half a cosine; it counts in samples, as Megatron does.
+    Return a schedule: a tenth of the samples to warm up, then half a cosine. It counts samples, as
+    Megatron does.
     """
     samples = steps * GLOBAL_BATCH
     return OptimizerParamScheduler(
@@ -169,8 +175,9 @@ def schedule(optimizer: Any, steps: int) -> OptimizerParamScheduler:  # Any: Meg
 
 def batches(args: argparse.Namespace) -> Batches:
     """
-    This rank's data, and in how many micro-batches it is read. Ranks that have parts of one copy of the
-    model read the same.
+    Return this rank's data, and set the number of micro-batches.
+
+    Ranks that hold parts of one copy of the model read the same data.
     """
     place = parallel_state.get_data_parallel_rank()
     copies = parallel_state.get_data_parallel_world_size()
@@ -180,7 +187,7 @@ def batches(args: argparse.Namespace) -> Batches:
 
 def micro_batches(data: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """
-    One after the other, for as long as Megatron asks.
+    Yield batches, one after another, for as long as Megatron asks.
     """
     while True:
         yield data.next()
@@ -190,7 +197,8 @@ def forward_step(
     batch: Iterator[tuple[Tensor, Tensor]], model: Any
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Mapping[str, Tensor]]]]:  # Any: see above
     """
-    What Megatron calls for each micro-batch.
+    Compute one micro-batch, as Megatron calls it. Returns the losses and the function that averages
+    them.
     """
     here = torch.cuda.current_device()
     tokens, labels = (each.to(here) for each in next(batch))
@@ -201,7 +209,7 @@ def forward_step(
 
 def mean_loss(losses: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
     """
-    Over the tokens of a micro-batch, in nats per byte.
+    Return the mean loss over the tokens of a micro-batch, in nats per byte, and a copy to report.
     """
     loss = losses.float().mean()
     return loss, {"loss": loss.detach().clone()}  # Megatron divides the other in place
@@ -209,14 +217,15 @@ def mean_loss(losses: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
 
 def loss_of(step: list[Mapping[str, Tensor]]) -> float | None:
     """
-    Of the micro-batches of a step; None but on the last stage of a pipeline.
+    Return the mean loss of the micro-batches of a step; None except on the last stage of a
+    pipeline.
     """
     return sum(each["loss"].item() for each in step) / len(step) if step else None
 
 
 def digest(model: list[Any]) -> str:
     """
-    XXH3-128 of all parameters in their order, hexadecimal.
+    Return the digest (XXH3-128, hexadecimal) of all parameters, in their order.
     """
     told = xxhash.xxh3_128()
     for chunk in model:

@@ -1,10 +1,11 @@
 """
-Data-parallel training with MindSpore that survives: a small network learns to tell mixed sine waves apart.
+Data-parallel training with MindSpore that survives faults: a small network learns to tell mixed
+sine waves apart.
 
     tft run --adaptor mindspore --nproc-per-node 4 examples/mindspore_mlp/train.py --steps 60
 
-An ordinary PyNative script but for the lines with `session` and `group`. The losses go to the run directory,
-as those of the GPT example do, with the same `record.py`.
+This is an ordinary PyNative script except for the lines with `session` and `group`. The losses go
+to the run directory as in the GPT example, with the same `record.py`.
 """
 
 import argparse

@@ -36,7 +36,7 @@ class Blow:
     @property
     def spent(self) -> bool:
         """
-        Whether the spec has fired as many times as it should.
+        True if the spec has fired as many times as it should.
         """
         return self._fired >= self.spec.count
 

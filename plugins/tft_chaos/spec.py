@@ -269,7 +269,7 @@ class _Keys:
 
     def end(self) -> None:
         """
-        Raises `UsageError` if a pair was not taken.
+        Check that every pair was taken. Raises `UsageError` otherwise.
         """
         for key in self._values:
             self.refuse(f"'{key}' has no meaning here, but {', '.join(sorted(self._asked))} would")

@@ -1,9 +1,8 @@
 """
-`tft pause`, `tft resume`, `tft dump`: what somebody asks of a job that runs, and whether it has
-come to that.
+`tft pause`, `tft resume`, `tft dump`: send a request to a running job, and report the outcome.
 
-The request is repeated until the leading controller has heard it. What it says of the job from
-then on (`Lead`) is followed until the job does what was asked, or cannot any more.
+The request is repeated until the leading controller acknowledges it. Then the command follows the
+`Lead` messages of the controller until the job does what was requested, or cannot do it any more.
 """
 
 import asyncio
@@ -31,8 +30,8 @@ from tft.protocol.messages import (
 )
 from tft.protocol.topics import ORDERS, REPORTS
 
-_REPEAT = 0.1  # how often a request is sent until it is acknowledged
-_SILENCE = 10.0  # a leader speaks every second; a new one is there long before this
+_REPEAT = 0.1  # seconds between two sendings of a request that is not acknowledged
+_SILENCE = 10.0  # a leader sends every second, and a new leader comes long before this
 
 _HEALTHY = {str(State.HEALTHY)}
 _STILL = {str(State.PAUSING), str(State.PAUSED)}
@@ -41,8 +40,10 @@ _OVER = {str(state) for state in (State.DUMPING, State.EXITING, State.ENDED)}
 
 def pause(run_dir: Path, check: str, why: str) -> int:
     """
-    Have the job of this run directory stand still; with a `check`, until that has passed. Returns
-    when it does, 0, or when it does not, 4.
+    Pause the job of this run directory. With a `check`, wait until the check has passed.
+
+    Returns 0 if the job paused, or if the check passed; returns 4 otherwise. Raises `UsageError` if
+    the job cannot pause now.
     """
 
     async def asking(leader: Leader) -> int:
@@ -78,7 +79,10 @@ def _paused(lead: Lead, heard: Lead, check: str) -> int:
 
 def resume(run_dir: Path, why: str) -> int:
     """
-    Have the paused job of this run directory go on. Returns when it does, 0, or has ended, 4.
+    Resume the paused job of this run directory.
+
+    Returns 0 when the job goes on, and 4 when it has ended or is ending. Raises `UsageError` if the
+    job is not paused.
     """
 
     async def asking(leader: Leader) -> int:
@@ -98,8 +102,10 @@ def resume(run_dir: Path, why: str) -> int:
 
 def dump(run_dir: Path, why: str) -> int:
     """
-    Have the job of this run directory end with a last checkpoint. Returns when it has, 0, or when
-    it has ended otherwise, 4.
+    End the job of this run directory with a last checkpoint.
+
+    Returns 0 if the job ended so, and 4 if it ended without a last checkpoint. Raises `UsageError`
+    if the job is ending already.
     """
     report = FreshReport(run_dir)
 
@@ -111,7 +117,7 @@ def dump(run_dir: Path, why: str) -> int:
         try:
             await leader.until({str(State.ENDED)})
         except PeerError:
-            if report.text() is None:  # else it has left without our hearing its last word
+            if report.text() is None:  # else the controller left before its last message came
                 raise
         newest = checkpoint.newest(checkpoint_store_there(run_dir))
         if report.result() != "dumped" or newest is None:
@@ -128,7 +134,7 @@ def dump(run_dir: Path, why: str) -> int:
 
 class Leader:
     """
-    The controller that leads a job, as somebody hears it who has asked it for something.
+    The connection of a command to the controller that leads a job.
     """
 
     def __init__(self, bus: Bus, sender: str, there: JobThere) -> None:
@@ -143,13 +149,14 @@ class Leader:
 
     def now(self) -> float:
         """
-        The moment of a request.
+        Return the current time, in seconds, for the time of a request.
         """
         return self._clock.now()
 
     async def speaks(self) -> Lead:
         """
-        What it says first. Raises `PeerError` if nobody leads.
+        Return the newest `Lead` message; wait for the first one. Raises `PeerError` if no
+        controller leads.
         """
         while self._lead is None:
             await self._listen(_SILENCE)
@@ -157,8 +164,10 @@ class Leader:
 
     async def ask(self, request: OutsideReport) -> Lead:
         """
-        Say it until it is heard; what the leader says with that. Raises `PeerError` if nobody
-        hears it.
+        Repeat a request until the leader acknowledges it. Return the leader's newest `Lead`
+        message.
+
+        Raises `PeerError` if no leader acknowledges the request in time.
         """
         number = self._outbox.add(request)
         limit = self.now() + _SILENCE
@@ -174,8 +183,9 @@ class Leader:
 
     async def until(self, states: set[str]) -> Lead:
         """
-        What it says when the job has come to one of these states. Raises `PeerError` when nobody
-        leads any more.
+        Return the leader's `Lead` message when the job has come to one of these states.
+
+        Raises `PeerError` when no controller leads any more.
         """
         while (lead := await self.speaks()).state not in states:
             await self._listen(_SILENCE)
@@ -183,10 +193,11 @@ class Leader:
 
     async def _listen(self, limit: float) -> None:
         """
-        Take in one arrival, if there is one within the limit.
+        Receive one message, if one comes within `limit` seconds. Raises `PeerError` after
+        `_SILENCE` seconds without a leader.
         """
         try:
-            async with asyncio.timeout(limit):  # nothing is lost by it: see `Bus.receive`
+            async with asyncio.timeout(limit):  # the cancellation loses nothing: see `Bus.receive`
                 arrival = await self._bus.receive()
         except TimeoutError:
             self._complain_of_silence()
@@ -212,7 +223,7 @@ class Leader:
 def _ask(run_dir: Path, asking: Callable[[Leader], Awaitable[int]]) -> int:
     there = job_there(run_dir)
     sender = (
-        f"ask.{secrets.token_hex(4)}"  # of nobody before: the numbers of its reports begin anew
+        f"ask.{secrets.token_hex(4)}"  # a new name, because the numbers of the reports start anew
     )
 
     async def with_bus() -> int:

@@ -1,5 +1,5 @@
 """
-`tft checkpoint`: what can be asked of checkpoints that lie on a disk.
+`tft checkpoint`: commands for checkpoints on a disk.
 """
 
 from pathlib import Path
@@ -16,9 +16,11 @@ from tft.errors import UsageError
 
 def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
     """
-    Read every file of a checkpoint and say that it is whole. `path` may be a run directory, or one of
-    checkpoints that are called `checkpoint_name`, which means its newest. Raises `CheckpointCorrupt`
-    naming what is not as it was written, `UsageError` where there is no checkpoint.
+    Read every file of a checkpoint and print that it is whole.
+
+    `path` may be a run directory, or a directory with checkpoints of the pattern `checkpoint_name`.
+    For both the newest checkpoint is read. Raises `CheckpointCorrupt`, naming what is damaged, and
+    `UsageError` if there is no checkpoint.
     """
     directory = path
     if not (path / checkpoint.MANIFEST).is_file():
@@ -48,7 +50,7 @@ def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
 
 def checkpoint_command() -> click.Command:
     """
-    `tft checkpoint`.
+    Return the command `tft checkpoint`.
     """
     path = click.Argument(["path"], type=click.Path(path_type=Path))
     name = click.Option(

@@ -1,5 +1,5 @@
 """
-The processes that the launcher starts, and those that they leave behind: each one's end is seen.
+The processes that the launcher starts, and their orphans. The launcher sees the end of each.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tft.parent_death import adopt_orphans, parent_death_tie
 
 class Child:
     """
-    One process that was started here.
+    One process that this process started.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -27,26 +27,28 @@ class Child:
 
     async def ended(self) -> int:
         """
-        Wait for its end; its exit status, or minus the signal that killed it.
+        Wait for the end of the process. Returns its exit status, or minus the signal that killed
+        it.
         """
         return await asyncio.shield(self._ended)
 
     def reap(self) -> None:
         """
-        The kernel has said that it ended: take its exit status.
+        Take the exit status. Called when the kernel reported the end of the process.
         """
         self._ended.set_result(self.process.wait())
 
     def send(self, number: signal.Signals) -> None:
         """
-        Send a signal, unless the process has ended.
+        Send a signal to the process, unless it has ended.
         """
         if not self._ended.done():
             self.process.send_signal(number)
 
     async def end(self, *, grace: float, patience: float = 2.0) -> None:
         """
-        Wait `grace` seconds for it to leave by itself, ask it to, wait `patience`, and kill it.
+        Wait `grace` seconds for the process to end by itself. Then send SIGTERM, wait `patience`
+        seconds, and send SIGKILL.
         """
         for number, limit in ((signal.SIGTERM, grace), (signal.SIGKILL, patience)):
             done, _ = await asyncio.wait([self._ended], timeout=limit)
@@ -58,14 +60,16 @@ class Child:
 
 class Children:
     """
-    Starts processes, and reaps them. Orphans count too: a process whose parent ends while this
-    is open becomes a child of this process, so that `gone` knows when really nothing is left.
+    Starts and reaps processes.
+
+    While this is open, a process whose parent ends becomes a child of this process. So `gone` knows
+    whether no process is left, orphans included.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, Child] = {}
         self._none_left = asyncio.Event()
-        self._earlier = _children()  # not ours to wait for
+        self._earlier = _children()  # children that existed before; they are not reaped here
 
     def __enter__(self) -> Self:
         adopt_orphans(yes=True)
@@ -90,10 +94,12 @@ class Children:
         inherited: Sequence[int] = (),
     ) -> Child:
         """
-        Run `tft` with these arguments in a session of its own, so that what is typed at our
-        terminal reaches us alone; it is killed when this process ends. Its standard error is
-        appended to `log`; its standard output is ours. `inherited` are further descriptors it gets
-        under their numbers here.
+        Run `tft` with `arguments` in a session of its own. It is killed when this process ends.
+
+        The session is separate so that a signal from the terminal reaches only this process.
+        Standard error is appended to `log`; standard output is shared with this process. `added` is
+        added to the environment. `inherited` are file descriptors that the child keeps under the
+        same numbers.
         """
         environment = inherited_environment() | dict(added) | parent_death_tie()
         with log.open("ab") as stderr:
@@ -112,8 +118,9 @@ class Children:
 
     async def gone(self, limit: float) -> bool:
         """
-        Wait until no child and no orphan is left of those that came since this was made, `limit`
-        seconds at most; whether that is so.
+        Wait until no child or orphan that came after the creation of this object is left.
+
+        Waits at most `limit` seconds. Returns True if none is left.
         """
         self._reap()
         try:
@@ -126,7 +133,7 @@ class Children:
     def _reap(self) -> None:
         while True:
             try:
-                # Only looked at: the status of a child is for its Popen to take.
+                # only look: the Popen object must take the exit status of its own child
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 self._none_left.set()

@@ -1,5 +1,5 @@
 """
-The commands of `tft`, as click sees them. What they run is imported when they run.
+The commands of `tft` as click commands. Each command imports the code it needs when it runs.
 """
 
 import signal
@@ -17,7 +17,7 @@ from tft.parent_death import die_with_parent
 
 def run_command() -> click.Command:
     """
-    `tft run`, with the options that plugins add.
+    Return the command `tft run`, with the options that plugins add.
     """
     from tft.plugins import call_guarded, load_plugins
 
@@ -78,7 +78,7 @@ def run_command() -> click.Command:
 
 def lead_command() -> click.Command:
     """
-    `tft lead`.
+    Return the command `tft lead`.
     """
 
     def lead(start: str, **options: Any) -> int:  # Any: each option's own type
@@ -121,7 +121,7 @@ def lead_command() -> click.Command:
 
 def broker_command() -> click.Command:
     """
-    `tft broker`.
+    Return the command `tft broker`.
     """
 
     def broker(host: str, port: int, insecure: bool, curve: Path | None) -> int:
@@ -159,12 +159,13 @@ def broker_command() -> click.Command:
 
 def controller_command() -> click.Command:
     """
-    `tft controller`.
+    Return the command `tft controller`.
     """
 
     def controller(**options: Any) -> int:  # Any: each option's own type
         die_with_parent()
-        # Ctrl-C ends it as any accident does: that is not how it reports the end of a job.
+        # Let Ctrl-C kill the controller like any accident: the exit code must not look like the end
+        # of a job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         configure_logs()
         from tft.cli.plan import check_settings
@@ -184,7 +185,7 @@ def controller_command() -> click.Command:
 
 def agent_command() -> click.Command:
     """
-    `tft agent`.
+    Return the command `tft agent`.
     """
 
     def agent(
@@ -238,7 +239,7 @@ def agent_command() -> click.Command:
 
 def keys_command() -> click.Command:
     """
-    `tft keys`.
+    Return the command `tft keys`.
     """
 
     def keys(directory: Path) -> int:
@@ -261,7 +262,7 @@ def keys_command() -> click.Command:
 
 def pause_command() -> click.Command:
     """
-    `tft pause`.
+    Return the command `tft pause`.
     """
 
     def pause(run_dir: Path, check: str, why: str) -> int:
@@ -288,7 +289,7 @@ def pause_command() -> click.Command:
 
 def resume_command() -> click.Command:
     """
-    `tft resume`.
+    Return the command `tft resume`.
     """
 
     def resume(run_dir: Path, why: str) -> int:
@@ -306,7 +307,7 @@ def resume_command() -> click.Command:
 
 def dump_command() -> click.Command:
     """
-    `tft dump`.
+    Return the command `tft dump`.
     """
 
     def dump(run_dir: Path, why: str) -> int:
@@ -376,7 +377,8 @@ def _insecure_option() -> click.Option:
 
 def _script() -> list[click.Parameter]:
     """
-    SCRIPT and all that follows it, and what another launcher says of it and of the ranks.
+    Return the parameters for SCRIPT and its arguments, and for another launcher's placement of the
+    ranks.
     """
     return [
         click.Option(

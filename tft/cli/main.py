@@ -1,5 +1,5 @@
 """
-`tft`: the commands, and how each of them ends when it is refused.
+`tft`: the group of commands, and the exit code of a refused command.
 """
 
 import sys
@@ -14,12 +14,13 @@ _REFUSED = 2
 _INTERRUPTED = 130
 
 _APART = {"replay": "replay", "replicas": "replicas", "checkpoint": "checkpoints"}
-"""Commands that are not in `tft.cli.commands`, by their modules."""
+"""The modules of the commands that are not in `tft.cli.commands`."""
 
 
 class _Commands(click.Group):
     """
-    Makes a command when it is asked for: only `tft run` needs the plugins' options.
+    The group of commands. It makes a command when it is requested, because only `tft run` needs the
+    options of plugins.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -29,7 +30,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        # of the others each module is imported for its own command alone: a job starts many processes
+        # A job starts many processes, so each module is imported only for its own commands.
         module = import_module(f"tft.cli.{_APART.get(cmd_name, 'commands')}")
         make: Callable[[], click.Command] = getattr(module, f"{cmd_name}_command")
         return make()
@@ -42,7 +43,9 @@ tft = _Commands(
 
 def main() -> None:
     """
-    What `tft` and `python -m tft` run. Exits 2, with a sentence, for what is refused.
+    Run the command line: the entry point of `tft` and of `python -m tft`.
+
+    A refused command prints a sentence and exits with code 2.
     """
     try:
         code = tft.main(prog_name="tft", standalone_mode=False)

@@ -1,5 +1,5 @@
 """
-What `tft replicas` says of a layout, to people and to machines.
+The output of `tft replicas` for a layout: lines for people and JSON for machines.
 """
 
 from collections.abc import Iterator
@@ -13,30 +13,30 @@ from tft.core.topology import Topology
 
 SIZES = ("dp", "tp", "pp", "cp", "ep")
 _FEW = 8
-"""So many shards of a kind, and ranks of a shard, are shown unless all are asked for."""
+"""How many shards of a kind, and ranks of a shard, are shown without `--all`."""
 _LINES = 64
-"""So many report lines: a page or two."""
+"""How many report lines are shown without `--all`: a page or two."""
 _GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """
-    What is asked of a layout.
+    The input of `tft replicas`: a layout, and what to compute for it.
     """
 
     layout: Layout
     ranks_per_node: int | None = None
-    """None: nobody asks about nodes."""
+    """Ranks on each node; None: nodes are not considered."""
     parameters: float = 0
-    """Of the whole model; 0: nobody asks."""
+    """Number of parameters of the whole model; 0: bytes per rank are not computed."""
     of_experts: float = 0
-    """How many of them are in experts."""
+    """How many of the parameters are in experts."""
 
 
 def in_words(asked: Question, *, everything: bool) -> Iterator[str]:
     """
-    The lines of `tft replicas`; `everything`, or the first few of what there is much of.
+    Yield the lines of `tft replicas`: everything, or only the first entries of each long list.
     """
     layout = asked.layout
     most = None if everything else _FEW
@@ -71,7 +71,7 @@ def _held(layout: Layout, most: int | None) -> Iterator[str]:
 
 def _two(survival: Survival, what: str, most: int | None) -> Iterator[str]:
     """
-    Which two cannot be lost together.
+    Yield lines that say which two ranks or nodes cannot be lost together.
     """
     besides = " of the others" if survival.alone else ""
     if not survival.pairs:
@@ -150,7 +150,7 @@ def _counted(number: int, what: str) -> str:
 
 def as_json(asked: Question) -> dict[str, object]:
     """
-    The same for machines, and all of it.
+    Return the answer of `tft replicas` as JSON values, with all entries.
     """
     layout = asked.layout
     placed = topology(layout, asked.ranks_per_node)

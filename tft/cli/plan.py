@@ -1,6 +1,6 @@
 """
-What `tft run` is about to do, and every reason not to: all of it is checked before anything is
-started or written.
+The plan of `tft run`: what it will start, and every check that may refuse it. All checks are made
+before anything is started or written.
 """
 
 import os
@@ -34,7 +34,8 @@ from tft.plugins import find_adaptor
 from tft.transfer.tls import read_tls
 
 LEADER = -1
-"""Stands for the node of a launcher that has none: it runs broker and controller, for nodes elsewhere."""
+"""The node number of a launcher without a node. It runs the broker and the controller for nodes
+elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,68 +47,71 @@ class Plan:
     settings: JobSettings
     node: int
     host: str
-    """The address other nodes reach this one at."""
+    """The address at which other nodes reach this node."""
     insecure: bool
     report: Path | None
-    """Where a copy of the report goes when the job is over."""
+    """The path of a copy of the report, written when the job is over; None: no copy."""
     script: str
     arguments: tuple[str, ...]
     module: bool = False
-    """Whether `script` is the name of a module."""
+    """True if `script` is the name of a module."""
     placed: Placed | None = None
     """
-    Where another launcher has put the only rank of this node; None: no other has started this one.
+    The place that another launcher has given to the only rank of this node; None: no other launcher
+    has placed the rank.
     """
     starter: StartedElsewhere | None = None
-    """Who starts the processes of the ranks; None: the agent."""
+    """The program that starts the processes of the ranks; None: the agent starts them."""
     may_begin: bool = False
-    """Whether the job may begin where there is no checkpoint to resume from."""
+    """True if the job may begin from the start when there is no checkpoint to resume from."""
     led_elsewhere: bool = False
-    """Whether broker and controller run beside a launcher that has no node."""
+    """True if the broker and the controller run next to a launcher that has no node."""
     spare: int = 0
-    """For how many more ranks the node has room."""
+    """The number of additional ranks for which the node has room."""
     goes_on: bool = False
-    """Whether the nodes train already, and their launcher without a node is started once more."""
+    """True if the nodes train already, and the launcher without a node is started once more."""
 
     @property
     def leads(self) -> bool:
         """
-        Whether broker and controller run beside this launcher.
+        Return True if the broker and the controller run next to this launcher.
         """
         return self.node == LEADER or (self.node == 0 and not self.led_elsewhere)
 
     @property
     def trains(self) -> bool:
         """
-        Whether this launcher has a node of its own.
+        Return True if this launcher has a node of its own.
         """
         return self.node != LEADER
 
     @property
     def launched(self) -> bool:
         """
-        Whether another launcher has started this one.
+        Return True if another launcher is involved: it has placed the rank or starts the ranks, or
+        this launcher has no node.
         """
         return self.placed is not None or self.starter is not None or not self.trains
 
     @property
     def agent(self) -> str:
         """
-        The name of this node's agent among the parts.
+        Return the name of this node's agent among the parts of the job.
         """
         return f"agent-{self.node}"
 
     @property
     def sender(self) -> str:
         """
-        What this launcher is called on the bus.
+        Return the name of this launcher on the bus.
         """
         return f"run.{self.node}/0"
 
     @property
     def command(self) -> list[str]:
         """
-        What is run, as the end of a command line of `tft`.
+        Return the script or module with its arguments, as they stand at the end of a `tft` command
+        line.
         """
         started = ["-m", self.script] if self.module else [self.script]
         return [*started, *self.arguments]
@@ -115,7 +119,7 @@ class Plan:
     @property
     def again(self) -> str:
         """
-        How to go on from a checkpoint of this run, in words.
+        Return a sentence part for the operator: how to continue from a checkpoint of this run.
         """
         run_dir = self.settings.run_dir
         if not self.launched:
@@ -124,7 +128,8 @@ class Plan:
 
     def commands(self) -> dict[str, list[str]]:
         """
-        The parts that this launcher starts, each with the arguments of `tft`.
+        Return the parts that this launcher starts: the name of each part with its arguments of
+        `tft`.
         """
         job = job_arguments(self.settings)
         parts = self._agent(job) if self.trains else {}
@@ -150,17 +155,18 @@ class Plan:
 
     def inherited(self, part: str) -> tuple[int, ...]:
         """
-        The descriptors that a part gets from this launcher.
+        Return the file descriptors that a part inherits from this launcher.
         """
         return (self.starter.descriptor,) if self.starter and part == self.agent else ()
 
 
 def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own type
     """
-    The plan that the options of `tft run` stand for, with all that was left to us decided.
+    Return the plan for the options of `tft run`. All options that were left open are decided here.
 
-    Raises `UsageError` for a job of several nodes that was not told what its nodes must share,
-    and for one that is to resume what it was not told.
+    Raises `UsageError` for a job of several nodes without the options that its nodes must share.
+    Raises `UsageError` for a job that is to resume but names neither a run directory nor a
+    checkpoint directory.
     """
     placed = Placed.read(options["placed"]) if options["placed"] else None
     starter = StartedElsewhere.read(options["starter"]) if options["starter"] else None
@@ -178,7 +184,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
     living = living_run(run_dir) if node == LEADER else None
     found = {
-        # Also the key of the job's ports, so it is not to be guessed.
+        # The name is also the key of the job's ports, so it must be impossible to guess.
         "job": options["job"] or ("" if launched else secrets.token_hex(8)),
         "run": options.get("run") or living or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),
@@ -189,7 +195,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     settings = job_settings({**options, **found})
     if options["spare_if_taken"] and in_use(run_dir, node):
         node, spare = _another(settings, node), settings.nproc_per_node
-    # who leads decides; another may look when the story has begun already
+    # The node that leads decides; another node may look when the story has already begun.
     if options["resume_if_any"] and (node == LEADER or (node == 0 and not led_elsewhere)):
         there = holds_story(run_dir) or newest(checkpoint_store_of(settings)) is not None
         settings = replace(settings, resume=settings.resume or there)
@@ -213,7 +219,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
 
 def _another(settings: JobSettings, node: int) -> int:
     """
-    A number for a node beside one that is there: beyond those that have ranks of their own.
+    Return a number for a further node, next to the node `node`. The number is beyond the numbers of
+    the nodes that have ranks of their own, and no launcher uses it.
     """
     numbers = count(settings.nnodes + node, settings.nnodes)
     return next(number for number in numbers if not in_use(settings.run_dir, number))
@@ -221,7 +228,8 @@ def _another(settings: JobSettings, node: int) -> int:
 
 def named(plan: Plan) -> Plan:
     """
-    A plan with a name for its job, which nodes that could not be told one find in the run directory.
+    Return the plan with a name for its job. Nodes that could not be told the name find it in the
+    run directory.
     """
     if plan.settings.job:
         return plan
@@ -231,8 +239,10 @@ def named(plan: Plan) -> Plan:
 
 def _check_shared(options: Mapping[str, Any], *, alone: bool, launched: bool) -> None:
     """
-    Raises `UsageError` where the nodes were not told what they must share. Those that another launcher
-    has started find the name of their job in the run directory.
+    Check that the options which all nodes must share were given.
+
+    Raises `UsageError` when one is missing. Nodes that another launcher has started find the name
+    of their job in the run directory.
     """
     needed = ("broker", "run_dir") if launched else ("job", "broker", "run_dir")
     missing = [name for name in needed if options[name] is None]
@@ -247,7 +257,7 @@ def _check_shared(options: Mapping[str, Any], *, alone: bool, launched: bool) ->
 
 def check_settings(settings: JobSettings) -> None:
     """
-    Raises `UsageError` for a setting out of its bounds.
+    Check that the settings are within their bounds. Raises `UsageError` otherwise.
     """
     for option, value, least in (
         ("--nnodes", settings.nnodes, 1),
@@ -271,7 +281,8 @@ def check_settings(settings: JobSettings) -> None:
 
 def check_plan(plan: Plan) -> None:
     """
-    Raises `UsageError` or `CheckpointCorrupt` where the job cannot be run as asked.
+    Check that the job can be run as requested. Raises `UsageError` or `CheckpointCorrupt`
+    otherwise.
     """
     settings = plan.settings
     check_settings(settings)
@@ -288,7 +299,7 @@ def check_plan(plan: Plan) -> None:
             f"{settings.nproc_per_node}"
         )
     if plan.starter is not None:
-        _check_starter(plan.starter)  # what it starts is its own affair
+        _check_starter(plan.starter)  # the script is not checked: the other program starts it
     elif plan.trains and not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"there is no script at {plan.script}")
     find_adaptor(settings.adaptor)
@@ -322,7 +333,9 @@ def _check_starter(starter: StartedElsewhere) -> None:
 
 def check_open(host: str, option: str, *, allowed: bool) -> None:
     """
-    Raises `UsageError` where others could reach this job's ports and nobody allowed it.
+    Check that other machines can reach the ports of this job only if the operator has allowed it.
+
+    Raises `UsageError` otherwise. `option` is the option that gave the address.
     """
     if not allowed and not is_loopback(host):
         raise UsageError(

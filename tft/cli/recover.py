@@ -1,6 +1,6 @@
 """
-`tft checkpoint recover`: the checkpoint and the group_info.pb of a rank that was lost, from those of one that held
-the same.
+`tft checkpoint recover`: restores a lost rank's checkpoint and group_info.pb from a rank with the
+same state.
 """
 
 import re
@@ -29,7 +29,7 @@ from tft.rankfiles import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """
-    The newest file of a rank that held the same.
+    The newest checkpoint file of a rank that held the same state as the lost rank.
     """
 
     rank: int
@@ -39,24 +39,33 @@ class _Source:
     @property
     def path(self) -> Path:
         """
-        Of the file.
+        The path of the file.
         """
         return self.directory / str(self.name)
 
     @property
     def counted_on(self) -> bool:
         """
-        It is of MindSpore Transformers, which counts epochs on in the next run, and has a rank without
-        a file in a run that did not save there. MindSpore itself counts anew, and all ranks save.
+        True if meta.json names this file: then MindSpore Transformers wrote it.
+
+        MindSpore Transformers continues to count epochs in the next run. A rank that did not save
+        in a run has no file of that run. MindSpore itself counts anew in each run, and all ranks
+        save.
         """
         return read_meta(self.directory) == self.name
 
 
 def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
     """
-    Put a copy of a replica's newest checkpoint in the place of that of the rank `lost`; `path` holds a
-    directory for each rank. Where `group_info` is the file of a replica, write that of the lost rank, too, if it
-    has none that is whole. Raises `UsageError` or `CheckpointCorrupt` before anything is changed.
+    Copy a replica's newest checkpoint to the place of the checkpoint of the rank `lost`.
+
+    `path` holds one directory per rank. `group_info` is the file of the lost rank or of a replica.
+    If it belongs to a replica, the lost rank's own file is written too, unless the lost rank has a
+    whole one. With `replace`, the copy is made even if the rank has a whole checkpoint that is as
+    new. Returns 0.
+
+    Raises `UsageError` or `CheckpointCorrupt` before anything is changed. A write that fails raises
+    `UsageError`; an earlier write then remains.
     """
     info = _group_info(group_info, lost)
     others = [rank for rank in sorted(info.replicas) if rank != lost]
@@ -87,8 +96,10 @@ def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
 
 def _own_group_info(group_info: Path, lost: int, others: Sequence[int]) -> Path | None:
     """
-    Return where the file of the lost rank stood: the last part of the path that has the rank of a replica has
-    that of the lost one there. None where the path has none.
+    Return the path where the group info file of the lost rank belongs.
+
+    The path is that of a replica. In the last path component that names a replica, the replica's
+    rank is replaced by the lost rank. Returns None if no component names a replica.
     """
     forms = "|".join(form.format("") for form in DIRECTORIES)
     named = re.compile(rf"(?<![A-Za-z0-9])({forms})({'|'.join(map(str, others))})(?![A-Za-z0-9])")
@@ -110,8 +121,12 @@ def _is_whole(group_info: Path) -> bool:
 
 def _write_group_info(own: Path, info: GroupInfo, lost: int) -> None:
     """
-    Write the file of the lost rank: the ranks that hold the same are the same, and of the groups that a replica
-    communicates in it is in those that have it.
+    Write the group info file of the lost rank.
+
+    The replicas are the same as in `info`. Of the groups, those that contain the lost rank are
+    written.
+
+    Raises `UsageError` if the file cannot be written.
     """
     groups = {name: ranks for name, ranks in info.groups.items() if lost in ranks}
     try:
@@ -122,7 +137,7 @@ def _write_group_info(own: Path, info: GroupInfo, lost: int) -> None:
 
 def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
     """
-    Raises `UsageError` where the rank has a whole file that is as new.
+    Check that the lost rank has no whole file as new as the source. Raises `UsageError` otherwise.
     """
     for own in names(place, lost):
         as_new = own.at >= name.at if source.counted_on else own.age >= name.age
@@ -135,7 +150,9 @@ def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
 
 def _group_info(group_info: Path, lost: int) -> GroupInfo:
     """
-    Return what the file says of those who held what a rank held.
+    Return what the file says about the ranks that held the same as the rank `lost`.
+
+    Raises `UsageError` if the file does not name this rank, or names no other rank.
     """
     info = read_group_info(group_info)
     known = info.replicas
@@ -152,7 +169,9 @@ def _group_info(group_info: Path, lost: int) -> GroupInfo:
 
 def _form(path: Path, lost: int, others: Sequence[int]) -> str:
     """
-    What the directories of the ranks are called.
+    Return the name pattern of the directories of the ranks.
+
+    Raises `UsageError` if no pattern matches, or two.
     """
     forms = [
         form for form in DIRECTORIES if any((path / form.format(rank)).is_dir() for rank in others)
@@ -173,7 +192,11 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
     """
-    The newest checkpoint of those that held the same, that of the lowest rank where it is whole.
+    Return the newest checkpoint of the ranks `others`. Of several equally new ones, the whole file
+    of the lowest rank is taken.
+
+    Raises `UsageError` if there is no checkpoint, and `CheckpointCorrupt` if no newest one is
+    whole.
     """
     found = []
     for rank in others:
@@ -215,7 +238,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def recover_command() -> click.Command:
     """
-    `tft checkpoint recover`.
+    Return the command `tft checkpoint recover`.
     """
     return click.Command(
         "recover",

@@ -1,6 +1,5 @@
 """
-`tft replay`: judges a recorded run once more, tells it, and says whether the commands are the same
-as then.
+`tft replay`: judges a recorded run again, prints what happened, and compares the commands.
 """
 
 from pathlib import Path
@@ -17,12 +16,12 @@ from tft.testing.timeline import timeline
 
 SAME = 0
 DIFFERENT = 1
-_SHOWN = 3  # what differs after the first difference mostly follows from it
+_SHOWN = 3  # later differences mostly follow from the first one
 
 
 def replay_story(path: Path, which: int | None) -> int:
     """
-    Tell the runs of a story; the exit code of `tft replay`.
+    Print what happened in the runs of a story, and return the exit code of `tft replay`.
     """
     same = True
     for place, run in read(path, which).items():
@@ -38,7 +37,7 @@ def replay_story(path: Path, which: int | None) -> int:
 
 def print_test(path: Path, which: int | None) -> int:
     """
-    Print one run of a story as a test, the last one unless another is asked for.
+    Print one run of a story as a test: the last one, or the run number `which`.
     """
     [(place, run)] = read(path, -1 if which is None else which).items()
     click.echo(as_test(replay(run), f"test_the_story_of_run_{place}"))
@@ -47,7 +46,9 @@ def print_test(path: Path, which: int | None) -> int:
 
 def read(path: Path, which: int | None) -> dict[int, Run]:
     """
-    The runs of a story; `path` may be the run directory. Raises `UsageError` where there is none.
+    Return the runs of a story by their number. `path` may be the run directory.
+
+    Raises `UsageError` if there is no run or the file cannot be read.
     """
     file = path / STORY if path.is_dir() else path
     try:
@@ -62,7 +63,7 @@ def read(path: Path, which: int | None) -> dict[int, Run]:
 
 def verdict(judged: Replay) -> list[str]:
     """
-    Whether the commands are the same, and where they are not.
+    Return lines that say whether the commands are the same, and where they differ.
     """
     known = sum(turn.told.then is not None for turn in judged.turns)
     different = judged.differences
@@ -97,7 +98,7 @@ def _of(run: Run) -> str:
 
 def replay_command() -> click.Command:
     """
-    `tft replay`.
+    Return the command `tft replay`.
     """
 
     def command(story: Path, run: int | None, as_test: bool) -> int:

@@ -1,6 +1,6 @@
 """
-`tft replicas`: who will hold a copy of what, what can be lost and what the copies cost, from the
-sizes of the parallelism alone.
+`tft replicas`: computes which rank will hold a copy of what, what can be lost and what the copies
+cost, from the sizes of the parallelism only.
 """
 
 import json
@@ -39,7 +39,7 @@ class _Amount(click.ParamType[float]):
 
 def replicas_command() -> click.Command:
     """
-    `tft replicas`.
+    Return the command `tft replicas`.
     """
 
     def command(**options: Any) -> int:  # Any: each option's own type
@@ -152,7 +152,9 @@ def _layout(options: dict[str, Any], context: click.Context) -> Layout:  # Any: 
 
 def read_layout(file: Path) -> Layout:
     """
-    The layout of the job that a MindSpore Transformers YAML file describes. Raises `UsageError`.
+    Return the layout of the job that a MindSpore Transformers YAML file describes.
+
+    Raises `UsageError` if the file or its sizes cannot be used.
     """
     sizes = read_recipe(file).sizes
     try:

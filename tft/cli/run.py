@@ -1,6 +1,8 @@
 """
-`tft run`: starts the parts of a job on this node, keeps broker and controller running, passes on
-what only it can see (an agent that is gone, a signal that asks for the end), and leaves nothing
+`tft run`: starts the parts of a job on this node (agent, broker, controller).
+
+It keeps the broker and the controller running. It reports to the controller what no other process
+can see: the end of an agent, and a signal that asks for the end of the job. It leaves no process
 behind.
 """
 
@@ -38,21 +40,22 @@ from tft.files import write_whole
 from tft.protocol.messages import Envelope, Lead, NodeLost, Report, StopRequested
 from tft.protocol.topics import ORDERS, REPORTS
 
-_REPEAT = 0.1  # how often a report is sent until it is acknowledged
-_TOLD_GRACE = 15.0  # an agent that was told to end gives its ranks time to unwind
-_STOP_LIMIT = Policy().stop + Policy().save  # what the judgement allows for a last checkpoint
-_NEWS_LIMIT = 10.0  # for being heard by a controller on another node, which may be gone with it
+_REPEAT = 0.1  # seconds between two sendings of a report that is not acknowledged
+_TOLD_GRACE = 15.0  # seconds for an agent to end: it gives its ranks time to unwind
+_STOP_LIMIT = Policy().stop + Policy().save  # what the core allows for a last checkpoint
+_NEWS_LIMIT = 10.0  # to reach a controller on another node, which may be gone with that node
 _SHUT_OUT_LIMIT = (
-    10.0  # another job's broker may be on its way out, and the right one on its way in
+    10.0  # the broker of another job may be ending, and the right one starting
 )
-_UNHEARD = 10.0  # node 0 may be started later by hand; then it is time to say what is awaited
+_UNHEARD = 10.0  # then say what is awaited: node 0 may be started later by hand
 _ORPHANS_LIMIT = 5.0  # a reaper needs a moment to end what a killed agent leaves
 
 
 def launch(plan: Plan, environment: Mapping[str, str]) -> int:
     """
-    Run a node's share of a job that was checked; the exit code of `tft run`. `environment` is
-    added to that of every process of the job.
+    Run a node's share of a job that has been checked, and return the exit code of `tft run`.
+
+    `environment` is added to the environment of every process of the job.
     """
     with run_dir_of(plan.settings, plan.node, leads=plan.leads, goes_on=plan.goes_on):
         plan = named(plan)
@@ -94,7 +97,9 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
 
 def _last_checkpoint(plan: Plan) -> str:
     """
-    What to do with the last checkpoint: `--resume` is offered where it will be accepted.
+    Return the sentence for the operator about the last checkpoint.
+
+    The sentence offers `--resume` only if `--resume` will accept the checkpoint.
     """
     store = checkpoint_store_of(plan.settings)
     last = newest(store)
@@ -106,7 +111,10 @@ def _last_checkpoint(plan: Plan) -> str:
 
 def _turn_back(store: CheckpointStore) -> None:
     """
-    Have a job that starts by itself go on from a checkpoint that it can go on from.
+    Set aside the checkpoints that are newer than the newest usable one.
+
+    A job that starts by itself then resumes from the usable checkpoint. If no checkpoint is usable,
+    nothing is set aside.
     """
     last, directory = newest(store), resumable(store)
     if last is None or directory is None or last == directory:
@@ -117,7 +125,7 @@ def _turn_back(store: CheckpointStore) -> None:
 
 def _beginning(plan: Plan) -> str:
     """
-    Where a run that goes on in the directory of an earlier one begins, in words.
+    Return the end of a sentence that says where the run begins; empty for a new run.
     """
     settings = plan.settings
     if plan.goes_on:
@@ -142,8 +150,9 @@ async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) 
 
 def say(sentence: str) -> None:
     """
-    A line for the operator, on stderr: standard output belongs to the ranks. Nobody may be reading any more: the job
-    goes on without whoever has started it.
+    Print a line for the operator on stderr; stdout belongs to the ranks.
+
+    If nobody reads stderr any more, the error is ignored: the job goes on without its terminal.
     """
     with suppress(OSError):
         click.echo(f"tft: {sentence}", err=True)
@@ -151,7 +160,7 @@ def say(sentence: str) -> None:
 
 class Launcher:
     """
-    One node's parts, from the start of the first to the end of the last.
+    Runs the parts of one node, from the start of the first part to the end of the last.
     """
 
     def __init__(
@@ -180,8 +189,9 @@ class Launcher:
 
     async def run(self) -> int:
         """
-        Start everything, look after it until the job is over, and end what is left; the exit
-        code.
+        Start all parts, supervise them until the job is over, and end the remaining parts.
+
+        Returns the exit code of `tft run`.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -205,7 +215,9 @@ class Launcher:
 
     async def _keep(self, name: str) -> None:
         """
-        Run the broker or the controller until the job is over, again and again if it must be.
+        Run the broker or the controller until the job is over, and restart the part when it dies.
+
+        The job ends when the part dies too often, or refuses to start.
         """
         restarts = Restarts()
         refusable = True
@@ -217,7 +229,8 @@ class Launcher:
                 self._finish(exit_code(code, self._stopped_by), grace=_TOLD_GRACE)
                 return
             if code == REFUSED and (refusable or name == "controller"):
-                # A broker may find its port taken for a moment; a story is not mended by waiting.
+                # A restarted broker may find its port in use for a moment, so a refusal only
+                # restarts it. A controller that refuses a damaged story will always refuse it.
                 self._refused(name, REFUSED if refusable else FAILED)
                 return
             if not restarts.again(self._clock.now()):
@@ -232,7 +245,7 @@ class Launcher:
 
     async def _watch_agent(self) -> None:
         """
-        Run the agent. It is not started again: its ranks have died with it.
+        Run the agent. The agent is not restarted, because its ranks died with it.
         """
         name = self._plan.agent
         agent = self._start(name)
@@ -241,7 +254,8 @@ class Launcher:
             self._refused(name, REFUSED)
             return
         if code == COMPLETED:
-            # It was told to end. Where the controller runs, that one has the last word.
+            # The agent was told to end. On the node with the controller, the controller's exit code
+            # decides.
             if not self._plan.leads:
                 self._finish(self._reported())
             return
@@ -274,7 +288,7 @@ class Launcher:
 
     async def _end(self) -> None:
         """
-        Leave nothing behind. The broker goes last: the others say goodbye through it.
+        End all parts. The broker is last, because the others send their last messages through it.
         """
         if self._plan.trains:
             await self._parts[self._plan.agent].end(grace=self._grace)
@@ -288,7 +302,10 @@ class Launcher:
 
     def _finish(self, code: int, *, grace: float = 0.0) -> None:
         """
-        The job is over. `grace` is for an agent that the controller has told so.
+        Mark the job as over, with the exit code `code`.
+
+        `grace` is how many seconds the agent gets to end by itself: the controller has told it to
+        end.
         """
         if not self._over.done():
             self._grace = grace
@@ -296,8 +313,9 @@ class Launcher:
 
     def _reported(self) -> int:
         """
-        How the job ended, where the controller is on another node: it wrote the report before it
-        told the agents.
+        Return the exit code from the report, where the controller runs on another node.
+
+        The controller writes the report before it tells the agents that the job is over.
         """
         code = self._report.exit_code()
         if code is None:
@@ -314,13 +332,15 @@ class Launcher:
 
     def _signalled(self, number: signal.Signals) -> None:
         """
-        The first signal asks for a last checkpoint, the next for the end at once.
+        Ask for a last checkpoint at the first signal; kill all parts at the next one.
+
+        If another launcher has placed this rank, the next signals are ignored.
         """
         if not self._stop.done() and not self._over.done():
             self._stop.set_result(number)
             return
         if self._plan.placed is not None:
-            return  # a launcher may say it twice; when its patience is over it kills
+            return  # another launcher may signal twice; it kills when its own time limit is over
         say(f"{number.name}: everything is killed")
         for part in self._parts.values():
             part.send(signal.SIGKILL)
@@ -337,7 +357,7 @@ class Launcher:
         elif self._plan.leads:
             say(f"{number.name}: the job is to end after a last checkpoint")
         why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
-        # where this launcher keeps the controller running, it will be heard in the end
+        # this launcher keeps the controller running, so the controller hears the request in the end
         limit = None if self._plan.leads else _NEWS_LIMIT
         try:
             async with asyncio.timeout(limit):
@@ -360,7 +380,7 @@ class Launcher:
 
     async def _tell(self, report: Report) -> None:
         """
-        Say it until the controller has heard it, or the job is over.
+        Send the report repeatedly until the controller acknowledges it, or the job is over.
         """
         number = self._outbox.add(report)
         while not self._over.done() and number in dict(self._outbox.pending()):
@@ -384,7 +404,10 @@ class Launcher:
 
     async def _say_what_is_awaited(self) -> None:
         """
-        A node waits for ever for one that leads. Why there is none, that one's terminal says.
+        Say once what this node waits for, when no controller has been heard for `_UNHEARD` seconds.
+
+        A node waits without limit for the node that leads. If the leader failed to start, the
+        leader's terminal says why.
         """
         try:
             async with asyncio.timeout(_UNHEARD):
@@ -397,8 +420,10 @@ class Launcher:
 
     def _not_let_in(self, why: str) -> None:
         """
-        A node that has not been let in gives up after a while: with the wrong keys it would wait for ever.
-        One that was in before looks for its broker until the job is over.
+        Give up after `_SHUT_OUT_LIMIT` seconds if the broker has never let this node in.
+
+        With the wrong keys the node would wait without limit. A node that was let in before looks
+        for its broker until the job is over.
         """
         say(why)
         if not self._led.is_set() and not self._plan.leads and self._shut_out is None:

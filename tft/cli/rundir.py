@@ -1,12 +1,14 @@
 """
-The run directory as the launcher sees it: whether a run may use it, what the launcher writes
-there, and who is using it now.
+The run directory as the launcher uses it.
 
-    job.json        what was run, and with which settings
-    logs/           what each part had to say
-    pids/           the process of each part, as text; that of the launcher is locked by it
-    job.name        the name of the job, where its nodes could not be told one
-    story.jsonl     written by the controller: its presence is the sign of an earlier run
+This module decides whether a run may use the directory, writes the files of the launcher, and finds
+out which launchers use the directory now.
+
+    job.json        the command that was run, with its settings
+    logs/           the standard error of each part
+    pids/           the pid of each part, as text; each launcher keeps its own file locked
+    job.name        the name of the job, if its nodes could not be told one
+    story.jsonl     written by the controller; it exists if there has been a run here
     report.json     written by the controller at the end
 """
 
@@ -36,50 +38,52 @@ _UNREAD = {
     ".partial": "it was never finished",
     ".given-up": "the job has turned back to an earlier step since",
 }
-"""By what stands behind the name of a checkpoint: why it is not read."""
+"""The reasons why a checkpoint is not read, by the mark that follows its name."""
 
 
 def launcher_name(node: int) -> str:
     """
-    The name of a node's launcher among the parts of the job.
+    Return the name of a node's launcher among the parts of the job. Node -1 is a launcher without a
+    node.
     """
     return {-1: "lead", 0: "run"}.get(node, f"run-{node}")
 
 
 def pid_file(run_dir: Path, part: str) -> Path:
     """
-    Where the pid of a part is kept.
+    Return the path of the file with the pid of a part.
     """
     return run_dir / "pids" / f"{part}.pid"
 
 
 def log_file(run_dir: Path, part: str) -> Path:
     """
-    Where the standard error of a part is kept.
+    Return the path of the file with the standard error of a part.
     """
     return run_dir / "logs" / f"{part}.log"
 
 
 def new_run_dir() -> Path:
     """
-    A directory that no other run has, named so that a listing is in the order of the runs.
+    Return the path of a new run directory. Its name sorts by time and is not used by another run.
     """
     return Path("tft-runs", f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}")
 
 
 def holds_story(run_dir: Path) -> bool:
     """
-    Whether there has been a run in this directory.
+    Return True if there has been a run in this directory.
     """
     return (run_dir / STORY).exists()
 
 
 def living_run(run_dir: Path) -> str | None:
     """
-    The run whose nodes train in this directory without anyone who leads it; None: there is none.
+    Return the run whose nodes train in this directory without a leader; None if there is no such
+    run.
 
-    A node counts whose launcher lives and was there before the last word of the story: one that came later has been
-    started for the next run.
+    A node counts if its launcher is alive and was there before the last entry of the story. A
+    launcher that came later belongs to the next run.
     """
     try:
         told = (run_dir / STORY).stat().st_mtime_ns
@@ -106,9 +110,12 @@ def check_run_dir(
     goes_on: bool = False,
 ) -> None:
     """
-    Raises `UsageError` where this run may not use its directory, and `CheckpointCorrupt` where
-    what it is to resume from is damaged. With `may_begin` a run that is to resume may find nothing
-    to resume from; a run that `goes_on` is led from here again. Nothing is written.
+    Check whether this run may use its directory. Nothing is written.
+
+    Raises `UsageError` if the run may not use the directory, and `CheckpointCorrupt` if the
+    checkpoint to resume from is damaged. With `may_begin`, a run that is to resume may find no
+    checkpoint. A run that `goes_on` is led from here again. The checkpoints and the story are
+    checked only with `leads`, and not if the run `goes_on`.
     """
     run_dir = settings.run_dir
     if run_dir.exists() and not run_dir.is_dir():
@@ -119,7 +126,7 @@ def check_run_dir(
         with _locked(settings, node):
             pass
     if not leads or goes_on:
-        return  # who leads decides; it may have begun the story before this node looks
+        return  # the leading node decides; it may have begun the story before this node looks
     if settings.resume:
         if may_begin:
             _check_unfinished(run_dir)
@@ -146,8 +153,13 @@ def run_dir_of(
     settings: JobSettings, node: int, *, leads: bool = True, goes_on: bool = False
 ) -> Iterator[None]:
     """
-    The run directory, made if need be, and used by no other launcher of this node meanwhile. Where a run `goes_on`, its
-    nodes may be writing a checkpoint.
+    Hold the run directory for this launcher: create it if necessary, and lock out other launchers
+    of this node.
+
+    The leading node removes unfinished and retired checkpoints on entry and on exit. On entry they
+    stay if the run `goes_on`, because its nodes may be writing a checkpoint.
+
+    Raises `UsageError` if the directory cannot be made, or if another launcher uses it.
     """
     try:
         for folder in ("logs", "pids"):
@@ -158,7 +170,7 @@ def run_dir_of(
         ) from None
     with _locked(settings, node) as lock:
         pid = f"{os.getpid()}\n".encode()
-        os.pwrite(lock, pid, 0)  # not by renaming: it is this very file that is locked
+        os.pwrite(lock, pid, 0)  # no renaming: the lock belongs to this very file
         os.truncate(lock, len(pid))
         store = checkpoint.checkpoint_store_of(settings)
         if leads and not goes_on:
@@ -170,8 +182,9 @@ def run_dir_of(
 
 def resumable(store: CheckpointStore) -> Path | None:
     """
-    The newest checkpoint that is whole and holds the private state of all ranks; if none does, the newest
-    of all.
+    Return the newest checkpoint that is whole and holds the rank-local state of all ranks.
+
+    If there is no such checkpoint, return the newest checkpoint; None if there is no checkpoint.
     """
     found = checkpoint.committed(store)
     for directory in found:
@@ -182,21 +195,24 @@ def resumable(store: CheckpointStore) -> Path | None:
 
 def unfit(store: CheckpointStore, directory: Path) -> str:
     """
-    Return why a job cannot go on from a checkpoint; empty where it can. Every file is read.
+    Return why a job cannot resume from a checkpoint; empty if it can. Every file is read.
     """
     return _unfit(store, directory, checkpoint.verify)
 
 
 def known_unfit(store: CheckpointStore, directory: Path) -> str:
     """
-    Return the same by its manifest alone: empty means that nothing is known against it.
+    Return why a job cannot resume from a checkpoint, as far as the manifest shows. Empty means that
+    the manifest shows no obstacle; the other files are not read.
     """
     return _unfit(store, directory, checkpoint.manifest_of)
 
 
 def passed_over(store: CheckpointStore, chosen: Path | None) -> list[str]:
     """
-    Return what `--resume` passes over that is newer than what it goes on from, a sentence for each.
+    Return the newer directories that `--resume` skips, as one sentence for each.
+
+    `chosen` is the checkpoint to resume from; None: there is none.
     """
     at = -1 if chosen is None else store.step_of(chosen)
     return [
@@ -229,8 +245,10 @@ def _lacking(directory: Path, manifest: Manifest) -> str:
 
 def shared_name(run_dir: Path) -> str:
     """
-    A name that nobody can guess, and that all who ask in this run directory are given, in later runs
-    too: whoever comes first makes it up.
+    Return a name that nobody can guess: the same for all callers in this run directory, in later
+    runs too.
+
+    The first caller makes the name.
     """
     path = run_dir / NAME
     mine = path.with_name(f"{NAME}.{secrets.token_hex(4)}")
@@ -238,14 +256,14 @@ def shared_name(run_dir: Path) -> str:
     os.write(made, secrets.token_hex(8).encode())
     os.close(made)
     with suppress(FileExistsError):
-        os.link(mine, path)  # whole at once, and for one of them only, between machines too
+        os.link(mine, path)  # atomic and whole: only one caller succeeds, also between machines
     mine.unlink()
     return path.read_text()
 
 
 def write_job(settings: JobSettings, command: Sequence[str]) -> None:
     """
-    Keep what was run: `command` is the script and its arguments.
+    Write `job.json`. `command` is the script and its arguments.
     """
     facts = {
         **asdict(settings),
@@ -260,21 +278,22 @@ def write_job(settings: JobSettings, command: Sequence[str]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobThere:
     """
-    Where to find the job of a run directory.
+    How to reach the job of a run directory.
     """
 
     job: str
     broker: str
     log: Path
-    """Of its controller."""
+    """The log file of the controller."""
     curve: Path | None = None
-    """Where its keys are, if it has some."""
+    """The directory with the keys of the job; None: it has no keys."""
 
 
 def job_there(run_dir: Path) -> JobThere:
     """
-    The job that runs in a run directory. Raises `UsageError` where there is none, and where it is
-    over.
+    Return how to reach the job that runs in a run directory.
+
+    Raises `UsageError` if no job runs there, if its record is not readable, or if the job is over.
     """
     path, report = run_dir / JOB, run_dir / REPORT
     try:
@@ -291,7 +310,7 @@ def job_there(run_dir: Path) -> JobThere:
         raise UsageError(
             f"{path} does not say which job runs there: {type(wrong).__name__}: {wrong}"
         ) from None
-    # the one is written when a run begins, the other when it ends
+    # job.json is written when a run begins, the report when a run ends
     if report.exists() and report.stat().st_mtime_ns >= path.stat().st_mtime_ns:
         result = json.loads(report.read_text())["result"]
         raise UsageError(f"the job in {run_dir} is over, with the result {result!r}")
@@ -300,7 +319,7 @@ def job_there(run_dir: Path) -> JobThere:
 
 def checkpoint_store_there(run_dir: Path) -> CheckpointStore:
     """
-    Where the checkpoints of a run directory are: where its last run was told to put them.
+    Return where the checkpoints of a run directory are: in the place that its last run used.
     """
     default = CheckpointStore(directory=run_dir / "checkpoints")
     with suppress(OSError, ValueError, KeyError, TypeError):  # no run, or one of another tft
@@ -313,7 +332,7 @@ def checkpoint_store_there(run_dir: Path) -> CheckpointStore:
 
 class FreshReport:
     """
-    The report of the run that begins now, not that of an earlier one in the same directory.
+    The report of the run that begins now, not the report of an earlier run in the same directory.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -324,13 +343,14 @@ class FreshReport:
 
     def incidents(self) -> list[dict[str, Any]]:  # Any: JSON
         """
-        The incidents of this run alone; a resumed job's report begins with the earlier ones.
+        Return the incidents of this run. The report of a resumed job also begins with earlier
+        incidents.
         """
         return self._new("incidents")
 
     def missed(self) -> list[dict[str, Any]]:  # Any: JSON
         """
-        The same of the periodic checkpoints that could not be written.
+        Return the periodic checkpoints that could not be written, of this run only.
         """
         return self._new("missed")
 
@@ -342,19 +362,19 @@ class FreshReport:
 
     def result(self) -> str:
         """
-        How the job ended; empty while that is not written.
+        Return how the job ended; empty if the report is not written yet.
         """
         return "" if self.text() is None else str(self._read()["result"])
 
     def why(self) -> str:
         """
-        Why the job ended; empty while that is not written.
+        Return why the job ended; empty if the report is not written yet.
         """
         return "" if self.text() is None else str(self._read()["why"])
 
     def steps(self) -> int:
         """
-        How many steps were trained; 0 while that is not written.
+        Return the number of steps that were trained; 0 if the report is not written yet.
         """
         return 0 if self.text() is None else int(self._read()["steps"])
 
@@ -364,7 +384,7 @@ class FreshReport:
 
     def text(self) -> str | None:
         """
-        What it says; None while it is not written.
+        Return the text of the report; None if it is not written yet.
         """
         if self._stamp() == self._earlier:
             return None
@@ -372,7 +392,7 @@ class FreshReport:
 
     def exit_code(self) -> int | None:
         """
-        The exit code it says the job has; None while it is not written.
+        Return the exit code of the job from the report; None if the report is not written yet.
         """
         text = self.text()
         return None if text is None else int(json.loads(text)["exit_code"])
@@ -387,14 +407,14 @@ class FreshReport:
 
 def last_line(log: Path) -> str:
     """
-    What a part said last.
+    Return the last line of a log that is not empty, or an empty text.
     """
     return next((line for line in reversed(log.read_text().splitlines()) if line.strip()), "")
 
 
 def in_use(run_dir: Path, node: int) -> bool:
     """
-    Whether a launcher of this node lives.
+    Return True if a launcher of this node is alive.
     """
     return _is_locked(pid_file(run_dir, launcher_name(node)))
 
@@ -416,7 +436,10 @@ def _is_locked(path: Path) -> bool:
 @contextmanager
 def _locked(settings: JobSettings, node: int) -> Iterator[int]:
     """
-    The launcher's pid file, open and locked: the kernel unlocks it when its holder is gone.
+    Open and lock the launcher's pid file, and yield the descriptor. The kernel unlocks the file
+    when the launcher ends.
+
+    Raises `UsageError` if another launcher holds the lock.
     """
     path = pid_file(settings.run_dir, launcher_name(node))
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,6 +1,7 @@
 """
-The settings of `tft.config` as options of a command, and an object of settings as the arguments
-that say the same: each setting is declared once, there.
+Converts the settings of `tft.config` to command options, and a settings object to arguments.
+
+Each setting is declared once, in `tft.config`.
 """
 
 import ast
@@ -15,33 +16,33 @@ import click
 from tft.config import JobSettings
 
 LOOPBACK = "127.0.0.1"
-"""Where everything listens unless it is told otherwise."""
+"""The address where everything listens by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """
-    One field of a settings class, as its declaration describes it.
+    One field of a settings class, described by its declaration.
     """
 
     name: str
     type: object
     default: object
-    """`dataclasses.MISSING` where it must be given."""
+    """The default; `dataclasses.MISSING` if the setting has none and is required."""
     sentence: str
-    """The words under its declaration."""
+    """The string under the declaration."""
 
     @property
     def option(self) -> str:
         """
-        What it is called on a command line.
+        The name of the option on a command line.
         """
         return "--" + self.name.replace("_", "-")
 
 
 class Names(click.ParamType[tuple[str, ...]]):
     """
-    Words separated by commas, as a tuple.
+    A tuple of words, written with commas between them.
     """
 
     name = "name,…"
@@ -59,7 +60,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 
 def settings_of(declared: type) -> tuple[Setting, ...]:
     """
-    The settings a frozen dataclass declares, in its order.
+    Return the settings that a frozen dataclass declares, in its order.
     """
     types = get_type_hints(declared)
     sentences = _sentences(declared)
@@ -76,15 +77,17 @@ def settings_of(declared: type) -> tuple[Setting, ...]:
 
 def job_options(*, given: bool) -> list[click.Parameter]:
     """
-    An option for each of the settings of a job. With `given`, those without a default must be
-    given; without, they are None and it is for the caller to find them.
+    Return one option for each setting of a job.
+
+    With `given`, options without a default are required. Without it, they are None, and the caller
+    finds a value.
     """
     return [_option(setting, given=given) for setting in settings_of(JobSettings)]
 
 
 def job_settings(options: Mapping[str, object]) -> JobSettings:
     """
-    The settings that the values of `job_options` stand for.
+    Return the settings for the values of `job_options`.
     """
     chosen = {setting.name: options[setting.name] for setting in settings_of(JobSettings)}
     return JobSettings(**chosen)  # type: ignore[arg-type]  # click has converted them by type
@@ -92,7 +95,7 @@ def job_settings(options: Mapping[str, object]) -> JobSettings:
 
 def job_arguments(settings: JobSettings) -> list[str]:
     """
-    The arguments from which `job_options` make these settings again.
+    Return the arguments from which `job_options` makes these settings again.
     """
     arguments: list[str] = []
     for setting in settings_of(JobSettings):
@@ -130,7 +133,8 @@ def _option(setting: Setting, *, given: bool) -> click.Option:
 
 def _sentences(declared: type) -> dict[str, str]:
     """
-    The string under each field. They are no part of the class at run time, so its source is read.
+    Return the string under each field. These strings do not exist at run time, so the source is
+    read.
     """
     [tree] = ast.parse(inspect.getsource(declared)).body
     assert isinstance(tree, ast.ClassDef)

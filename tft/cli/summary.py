@@ -1,6 +1,6 @@
 """
-What a run tells at its end: a line for each incident, and the traceback of a user's own bug, once; and
-which checkpoints there are not.
+The lines at the end of a run: one for each incident, tracebacks of bugs in user code, and missing
+checkpoints.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ def summary(
     missed: list[dict[str, Any]],
 ) -> list[str]:
     """
-    The lines for the incidents of a report, and for what is in its `missed`.
+    Return the lines for the incidents of a report, and for the checkpoints in its `missed`.
     """
     lines = [line for incident in incidents for line in _lines(incident)]
     return [*lines, *(_missing(each) for each in missed)]

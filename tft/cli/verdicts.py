@@ -1,5 +1,5 @@
 """
-What the end of a part means, and with what code `tft run` leaves: decided here, done elsewhere.
+What the end of a part means, and the exit code of `tft run`. This module decides only.
 """
 
 import signal
@@ -12,13 +12,14 @@ FAILED = 4
 CANCELLED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 RESULTS = (COMPLETED, DUMPED, FAILED, *CANCELLED)
-"""What a controller, or an agent that was told to end, leaves with; all else is an accident."""
+"""The exit codes of a controller, or of an agent that was told to end. Any other code except
+`REFUSED` is an accident."""
 
 
 class Restarts:
     """
-    How often a part may be started again: it is meant for accidents, and one that happens every
-    time is none.
+    Limits how often a part may be restarted. Restarts are for accidents; a part that dies every
+    time is not one.
     """
 
     def __init__(self, *, limit: int = 10, within: float = 60.0) -> None:
@@ -28,7 +29,9 @@ class Restarts:
 
     def again(self, at: float) -> bool:
         """
-        Whether a part that ended at `at` (seconds) may be started once more.
+        Return True if a part that ended at `at` (seconds) may be started again.
+
+        At most `limit` restarts are allowed within `within` seconds.
         """
         if len(self._started) == self.limit and at - self._started[0] < self.within:
             return False
@@ -38,8 +41,10 @@ class Restarts:
 
 def exit_code(result: int, stopped_by: int | None) -> int:
     """
-    The code of `tft run` for a job that ended with `result`, after the signal `stopped_by` if
-    there was one. A job that completed all the same has completed.
+    Return the exit code of `tft run` for a job that ended with `result`.
+
+    `stopped_by` is the signal that asked for the end, or None. A job that completed after the
+    signal has completed.
     """
     if stopped_by is None or result == COMPLETED:
         return result
@@ -48,7 +53,7 @@ def exit_code(result: int, stopped_by: int | None) -> int:
 
 def ended(code: int) -> str:
     """
-    How a process ended, in words, from its exit status or minus its signal.
+    Return how a process ended, as words. `code` is the exit status, or minus the signal.
     """
     if code >= 0:
         return f"exited with {code}"

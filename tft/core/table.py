@@ -1,7 +1,7 @@
 """
-The two tables the job machine goes by. `TRANSITIONS`: from each state, where it may go; a move
-that is not in it is our bug. `REACTIONS`: for every event in every state, what it leads to; the
-machine looks up every event here. `docs/machine.md` shows both as they stand here.
+The two tables of the job machine. `TRANSITIONS`: the states that may follow each state; a move that
+is not in it is a bug of tft. `REACTIONS`: what each event leads to in each state; the machine looks
+up every event here. `docs/machine.md` shows both tables.
 """
 
 from collections.abc import Mapping
@@ -12,36 +12,36 @@ from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
 
 class State(StrEnum):
     """
-    What the job as a whole is doing.
+    The states of the job as a whole.
     """
 
     AWAITING = "awaiting"
-    """Processes are starting; everyone else is parked."""
+    """Processes are starting. All other ranks wait, parked."""
     REPAIRING = "repairing"
-    """Lost state is being copied, groups are being formed."""
+    """Lost state is being copied, and process groups are being formed."""
     REBUILDING = "rebuilding"
-    """Wrappers are being built round the repaired state."""
+    """Wrappers are being built around the repaired state."""
     ROLLING_BACK = "rolling back"
     """RNG and data positions are being set to the agreed step."""
     RESUMING = "resuming"
-    """Training again; success is announced after one more step of every member."""
+    """The ranks train again. Success is announced after one more step of every member."""
     HEALTHY = "healthy"
     PAUSING = "pausing"
-    """Everyone goes on to the same step boundary."""
+    """All ranks go on to the same step boundary."""
     PAUSED = "paused"
-    """Everyone stands there, maybe while a check runs."""
+    """All ranks wait at that boundary, maybe while a check runs."""
     FREEZING = "freezing"
-    """Every rank is asked where it stands, and held back from its next update."""
+    """Every rank is asked for its position, and held back from its next update."""
     CLEARING = "clearing"
     """The training threads leave the loop and drop the broken groups."""
     CHOOSING = "choosing"
-    """Recovery plugins are asked which strategy to follow; without one this takes no time."""
+    """Recovery plugins are asked which strategy to follow. Without a plugin this takes no time."""
     DUMPING = "dumping"
     """The survivors write a last checkpoint."""
     EXITING = "exiting"
     """The ranks are leaving."""
     ENDED = "ended"
-    """Nobody is left."""
+    """No process is left."""
 
 
 S = State
@@ -61,43 +61,45 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     S.EXITING: frozenset({S.ENDED}),
     S.ENDED: frozenset(),
 }
-"""A fault in any state in which somebody is in the loop or forms a group leads to FREEZING."""
+"""A fault leads to FREEZING in every state in which a rank is in the loop or forms a process
+group."""
 
 SETTLED = frozenset({S.EXITING, S.ENDED})
-"""The outcome is decided."""
+"""The states in which the outcome is decided."""
 
 
 class Reaction(StrEnum):
     """
-    What an event leads to, beside what it says being kept.
+    What an event leads to, in addition to being recorded.
     """
 
     NOTE = "notes"
-    """It is kept, and the job moves on if that was all it waited for."""
+    """The event is recorded. If the job waited only for it, the job moves on."""
     FREEZE = "freezes"
-    """A fault: it opens an incident, or joins the one that is open, and a new round begins."""
+    """A fault: it opens an incident, or joins the open one, and a new round begins."""
     JOIN = "joins"
-    """A fault: it joins the open incident, and what is under way goes on with the larger set."""
+    """A fault: it joins the open incident. What is under way continues with the larger set of
+    faults."""
     REPLAN = "replans"
-    """A fault: it joins the open incident, and what was decided is decided again."""
+    """A fault: it joins the open incident, and the decision is made again."""
     FORCE = "ends"
-    """Nothing but a last checkpoint comes into question any more, and the way there begins."""
+    """Only a last checkpoint is possible from now on, and the way there begins."""
     PAUSE = "pauses"
-    """Everyone is brought to one step boundary."""
+    """All ranks are brought to one step boundary."""
     LATER = "keeps"
-    """It is kept until the job is healthy, and done then."""
+    """The request is kept, and carried out when the job is healthy."""
     RELEASE = "releases"
-    """Everyone goes on from where they stand."""
+    """All ranks go on from where they wait."""
     SUSPECT = "suspects"
-    """Everyone is frozen to see who does not wait for others."""
+    """All ranks are frozen, to see which rank does not wait for others."""
     DECIDE = "decides"
     """The advice is taken, and a strategy is followed."""
     EXPIRE = "expires"
-    """Whoever owes an answer for too long is dealt with."""
+    """Ranks that owe an answer for too long are dealt with."""
     LEAD = "leads"
-    """A new leader: every limit begins anew, all that is unanswered is said again."""
+    """A new leader: every limit begins anew, and every unanswered order is sent again."""
     ABSORB = "absorbs"
-    """It is late, or nothing to us: nothing follows."""
+    """The event is late, or does not concern this job: nothing follows."""
 
 
 R = Reaction
@@ -113,7 +115,7 @@ FAULTS = {
     **dict.fromkeys((S.CHOOSING, S.AWAITING, S.DUMPING), R.REPLAN),
     **_LATE,
 }
-"""What a fault leads to, however it became known."""
+"""The reaction to a fault in each state, however the fault became known."""
 
 REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "NodeJoined": _HEARD,
@@ -149,7 +151,7 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "DeadlinePassed": {**dict.fromkeys(State, R.EXPIRE), S.ENDED: R.ABSORB},
     "Led": dict.fromkeys(State, R.LEAD),
 }
-"""Kind of event to state to what it leads to. A report is named by its message."""
+"""The reaction to each kind of event in each state. A report is named by its message."""
 
 UNREACHABLE: Mapping[tuple[str, State], str] = {
     **{
@@ -159,13 +161,14 @@ UNREACHABLE: Mapping[tuple[str, State], str] = {
     },
     ("DeadlinePassed", S.ENDED): "nothing is waited for any more, so no deadline is named",
 }
-"""Kind of event and state to why the one cannot come in the other. Everything else can: what a
-process had to say may be heard long after it was given up, when its node can be reached again."""
+"""Kinds of event with a state in which they cannot come, and why. All other pairs are possible: a
+report of a process may arrive long after tft gave the process up, when its node can be reached
+again."""
 
 
 def kind_of(event: Event) -> str:
     """
-    The row of `REACTIONS` an event belongs to.
+    Return the row of `REACTIONS` to which an event belongs.
     """
     match event:
         case Received(message=message):

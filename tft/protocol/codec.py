@@ -1,8 +1,9 @@
 """
-Messages to bytes and back: the wire's MessagePack, and the plain values of a story's JSON lines.
+Converts messages to bytes and back: MessagePack on the wire, and plain values for a story's JSON
+lines.
 
-The only importer of `msgpack`. What came from outside is checked by type, field by field, before
-anyone sees it; what does not pass is a `MalformedMessage` that says what came, and from whom.
+Only this module imports `msgpack`. Content from outside is checked by type, field by field, before
+other code sees it. Invalid content raises `MalformedMessage`, with what came and from whom.
 """
 
 import math
@@ -16,9 +17,9 @@ from tft.protocol.messages import MESSAGES, VERSION, Envelope, Message
 
 FRAME_LIMIT = 64 * 2**20
 """
-Bytes of one frame. The largest message is a `Save` that carries the private state of ranks which
-cannot write their own: at most 512 KiB of hexadecimal a rank, so a hundred of them fit. State of
-models never comes this way.
+The maximum size of a frame in bytes. The largest message is a `Save` with the rank-local state of
+ranks that cannot write their own: at most 512 KiB of hexadecimal for each rank, so a hundred ranks
+fit. The state of models is never sent this way.
 """
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
@@ -26,7 +27,7 @@ _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
 
 class _Wire(
     msgspec.Struct, forbid_unknown_fields=True, rename={"sender": "from", "number": "n"}
-):  # a struct because `from` is no name for a field in Python, and for the strictness
+):  # a struct, because `from` is a keyword in Python, and because structs check strictly
     v: int
     job: str
     sender: str
@@ -40,8 +41,11 @@ class _Wire(
 
 def encode(envelope: Envelope) -> bytes:
     """
-    The frame of an envelope. Text that UTF-8 cannot carry (a lone surrogate out of a file name,
-    in a traceback) is written as an escape, so that a report never stays unsent for it.
+    Return the frame of an envelope.
+
+    Text that UTF-8 cannot carry is written as an escape, so that no report stays unsent for this
+    reason. An example is a lone surrogate out of a file name, in a traceback. Raises
+    `InternalError` if the frame is larger than `FRAME_LIMIT`.
     """
     frame: bytes = msgpack.packb(
         {
@@ -64,7 +68,7 @@ def encode(envelope: Envelope) -> bytes:
 
 def decode(frame: bytes) -> Envelope:
     """
-    The envelope in a frame; raises `MalformedMessage` for anything else that was in it.
+    Return the envelope in a frame. Raises `MalformedMessage` for any other content.
     """
     if len(frame) > FRAME_LIMIT:
         raise MalformedMessage(
@@ -94,7 +98,8 @@ def decode(frame: bytes) -> Envelope:
 
 def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
     """
-    First of all checks: another version may have put anything anywhere else.
+    Refuse another version of the protocol. This is the first check, because another version may
+    have any other field elsewhere. Raises `MalformedMessage`.
     """
     version = came.get("v")
     if type(version) is not int:
@@ -108,7 +113,7 @@ def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
 
 def _brief(words: str) -> str:
     """
-    What a stranger put into a sentence of ours must not fill a log.
+    Return a text of at most 200 characters, so that a foreign text cannot fill the log.
     """
     return words if len(words) <= 200 else f"{words[:200]}…"
 
@@ -118,7 +123,7 @@ def _brief(words: str) -> str:
 
 def to_plain(message: Message) -> tuple[str, dict[str, object]]:
     """
-    The kind of a message and its fields as values that JSON can carry.
+    Return the kind of a message, and its fields as values that JSON can carry.
     """
     plain: dict[str, object] = msgspec.to_builtins(message, str_keys=True)
     return type(message).__name__, plain
@@ -126,7 +131,7 @@ def to_plain(message: Message) -> tuple[str, dict[str, object]]:
 
 def from_plain(kind: str, body: dict[str, object]) -> Message:
     """
-    What `to_plain` took apart, maybe after a journey through JSON. Raises `MalformedMessage`.
+    Return the message that `to_plain` took apart, possibly after JSON. Raises `MalformedMessage`.
     """
     return _message(kind, body, str_keys=True)
 
@@ -150,7 +155,8 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:  # 
 
 def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: follows the shape of `came`
     """
-    What msgspec lets pass: a field that a dataclass does not have, a number that is none.
+    Return what is wrong with a message that msgspec accepts: a field that a dataclass does not
+    have, or a number that is not finite. None: nothing is wrong.
     """
     match came:
         case dict():
@@ -177,8 +183,8 @@ def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: follows th
 
 def pack(content: object) -> bytes:
     """
-    Plain values (None, bool, int of 64 bits, float, str, bytes, and lists, tuples and dicts of
-    them) to bytes. Raises `UsageError` naming what is not plain.
+    Pack plain values into bytes: None, bool, int of 64 bits, float, str, bytes, and lists, tuples
+    and dicts of them. Raises `UsageError` that names the value that is not plain.
     """
     try:
         packed: bytes = msgpack.packb(content)
@@ -192,13 +198,13 @@ def pack(content: object) -> bytes:
 
 def unpack(packed: bytes | memoryview) -> Any:  # Any: whatever was packed; the caller checks it
     """
-    What `pack` packed; tuples come back as lists. Raises `MalformedMessage`.
+    Unpack what `pack` packed. Tuples come back as lists. Raises `MalformedMessage`.
 
-    Lengths are bounded by the bytes that came and nesting by msgpack (1024), so that a few bytes
-    cannot ask for much memory or stack.
+    Lengths are bounded by the number of bytes, and nesting by msgpack (1024). So a few bytes cannot
+    ask for much memory or stack.
     """
     try:
-        # keys that are no text: private state by step, and whatever a data position has
+        # keys may be no text: rank-local state has steps as keys, and a data position may have any
         return msgpack.unpackb(packed, strict_map_key=False)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(

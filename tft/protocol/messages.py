@@ -1,11 +1,12 @@
 """
-Every message of a job. Frozen, validated on arrival, described in `docs/wire.md`.
+Every message of a job. Messages are frozen, validated on arrival, and described in `docs/wire.md`.
 
-Reports go from ranks, agents and the launcher to the controller; each is repeated until the
-controller has acknowledged it. Orders go from the controller to ranks and agents; each is
-repeated until it is answered. Beats and `Lead` are a level, not an event: the newest counts.
+Reports go from ranks, agents, the launcher and commands of `tft` to the controller. A report is
+repeated until the controller has acknowledged it. Orders go from the controller to ranks and
+agents. An order is repeated until it is answered. `Beat` and `Lead` are levels, not events: the
+newest one counts.
 
-Ranks are global ranks, steps are optimizer steps (1-based; 0 is "none yet"), and `at` is
+Ranks are global ranks. Steps are optimizer steps, counted from 1; 0 means "none yet". `at` is
 CLOCK_MONOTONIC of the sender's machine in seconds.
 """
 
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 VERSION = 8
-"""Raised when a message changes shape; a peer that speaks another one is refused with a sentence."""
+"""Increased when a message changes its form. A peer with another version is refused with a
+sentence."""
 
 FaultKind = Literal[
     "process", "node", "memory", "network", "numeric", "hang", "straggler", "corruption", "software"
@@ -25,13 +27,13 @@ OrderName = Literal[
 ]  # fmt: skip
 
 Verdict = Literal["pass", "isolate", "end"]
-"""What a check says of a rank: go on, take its node out of the job, or end the job."""
+"""The result of a check of a rank: go on, take the rank's node out of the job, or end the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
     """
-    Where a rank stands in its loop.
+    The position of a rank in its loop.
     """
 
     step: int
@@ -39,10 +41,10 @@ class Position:
     window: bool
     """True while the update window of step `step` + 1 is open."""
     tail: bool = False
-    """True while the loop has not come to the end of step `step`: what stands behind the update window, such as a
-    scheduler's step or an evaluation, may be done in part."""
+    """True while the loop has not reached the end of step `step`. What follows the update window,
+    such as a scheduler's step or an evaluation, may be done in part."""
     after: bool = False
-    """True while functions that are called after step `step` are still to be called, or run."""
+    """True while functions that are called after step `step` have not been called, or still run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +60,15 @@ class ShardCopies:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedFile:
     """
-    One file of a last checkpoint, as its saver wrote it.
+    One file of a last checkpoint, as the rank that saved it wrote it.
     """
 
     name: str
-    """Relative to the checkpoint's directory."""
+    """The file's name, relative to the checkpoint's directory."""
     size: int
-    """Bytes."""
+    """The size in bytes."""
     digest: str
-    """XXH3-128 of the content, hexadecimal."""
+    """The XXH3-128 of the content, hexadecimal."""
 
 
 # ---------------------------------------------------------------- reports of ranks
@@ -80,19 +82,21 @@ class Joined:
 
     rank: int
     incarnation: int
-    """How many processes held this rank before; given by the agent, so never reused."""
+    """How many processes held this rank before. The agent gives the number, so it is never
+    reused."""
     world: int
     pid: int
     started: int
-    """The process start time in clock ticks since boot: with the pid, one process for ever."""
+    """The process start time in clock ticks since boot. With the pid it identifies one process."""
     host: str
     address: str
-    """HOST:PORT where this rank serves its shards to others."""
+    """HOST:PORT where this rank serves its shards to other ranks."""
     adaptor: str
     strategies: tuple[str, ...]
-    """What the adaptor can take part in."""
+    """The strategies in which the adaptor can take part."""
     derives: bool = False
-    """It can make this rank's private state from a step alone, where what was captured is lost."""
+    """The adaptor can make this rank's rank-local state from a step alone, if the captured one is
+    lost."""
     at: float
 
 
@@ -106,14 +110,15 @@ class Ready:
     incarnation: int
     shards: tuple[ShardCopies, ...]
     column: tuple[int, ...] = ()
-    """The ranks that can only leave and come back together when the job shrinks or grows; empty:
-    this one alone."""
+    """The ranks that can only leave and come back together when the job shrinks or grows. Empty:
+    only this rank."""
     reloads: bool = False
-    """It keeps checkpoints of its own, and finds the newest of them by itself."""
+    """The program keeps checkpoints of its own, and finds the newest of them by itself."""
     strategies: tuple[str, ...] = ()
-    """What the adaptor can take part in, now that it has the state; empty: what it said before."""
+    """The strategies in which the adaptor can take part, now that it has the state. Empty: as in
+    `Joined`."""
     after: float = 0.0
-    """Seconds that the functions which are called after a step may take; 0: there are none."""
+    """Seconds that the functions which are called after a step may take. 0: there are none."""
     at: float
 
 
@@ -129,15 +134,15 @@ class Faulted:
     step: int
     """The step being computed."""
     summary: str
-    """Exception type and message, one line."""
+    """The exception's type and message, in one line."""
     traceback: str
     position: Position
     polluted: bool = False
-    """The last update may have spread what is wrong: no copy of `position.step` is sound."""
+    """The last update may have spread the error: no copy of `position.step` is sound."""
     not_after: int | None = None
-    """It is known to be older: no copy of a later step than this is sound."""
+    """The error is known to be older: no copy of a step later than this one is sound."""
     context_lost: bool = False
-    """The device takes no more work from this process: only another one can go on."""
+    """The device accepts no more work from this process: only another process can go on."""
     at: float
 
 
@@ -153,38 +158,40 @@ class Answered:
     round: int
     order: OrderName
     failure: str | None = None
-    """Why not; None when it was done."""
+    """Why the order could not be carried out; None: it was carried out."""
     context_lost: bool = False
-    """As in `Faulted`, where that is why not."""
+    """As in `Faulted`, if this is the reason of `failure`."""
     position: Position
     held: int | None
-    """The step whose whole state this rank has in memory; None while it is torn."""
+    """The step whose whole state this rank has in memory; None while the state is incomplete."""
     backups: tuple[int, ...] = ()
-    """Earlier steps of whose whole state this rank keeps a copy."""
+    """Earlier steps of which this rank keeps a copy of the whole state."""
     waiting: bool = False
-    """For `freeze`: the training thread sits in a collective, or is out of the loop."""
+    """For `freeze`: the training thread waits in a collective, or is out of the loop."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """For `compare`, `fetch`, `restore` and `reload`, by shard and part: digests of the state of step `held`. An
-    empty one is of a part that is this rank's own. Empty: nothing is held, or it cannot be compared."""
+    """For `compare`, `fetch`, `restore` and `reload`, by shard and part: digests of the state of
+    step `held`. An empty digest means that the part is this rank's own. No digests at all: no state
+    is held, or the state cannot be compared."""
     compared: float = 0.0
-    """Seconds that these took."""
+    """Seconds that computing the digests took."""
     line: str = ""
-    """For `stop`: where in the tail of step `held` the loop was left (FILE:LINE)."""
+    """For `stop`: the place in the tail of step `held` where the loop was left (FILE:LINE)."""
     odd: dict[int, str] = field(default_factory=dict)
-    """For `fetch`: the sources that were left out, and why."""
+    """For `fetch`: the sources that were left out, each with the reason."""
     inexact: tuple[str, ...] = ()
-    """What the loop of this rank does in its tails that an incident cannot undo or do again as it was: sentences."""
+    """Sentences about what the loop of this rank does in its tails that an incident cannot undo, or
+    repeat exactly."""
     tails: bool = False
-    """The loop of this rank says where its steps end: behind their windows."""
+    """The loop of this rank marks the ends of its steps, after their update windows."""
     files: tuple[SavedFile, ...] = ()
-    """For `save`."""
+    """For `save`: the files that were written."""
     verdict: Verdict = "pass"
-    """For `check`."""
+    """For `check`: the result."""
     finding: str = ""
-    """For `check`: the sentence behind a verdict that is not `pass`."""
+    """For `check`: the reason for a verdict other than `pass`, as a sentence."""
     private: dict[int, str] = field(default_factory=dict)
-    """For a `save` that failed: the private state it captured last (hexadecimal), by step. Without this
-    rank's copies it may be another step that is saved."""
+    """For a `save` that failed: the rank-local state that the rank captured last (hexadecimal), by
+    step. Without this rank's copies, another step may have to be saved."""
     began: float
     at: float
 
@@ -204,57 +211,59 @@ class Trained:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """
-    `train` has returned; the rank waits for the others and can still give its state away.
+    `train` has returned. The rank waits for the other ranks, and can still give its state to them.
     """
 
     rank: int
     incarnation: int
     step: int
-    """The last step done."""
+    """The last step that was done."""
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointed:
     """
-    A periodic checkpoint of the whole job is complete: what is left when no copy is.
+    A periodic checkpoint of the whole job is complete. It is what remains if no copy of the state
+    does.
     """
 
     rank: int
     incarnation: int
     directory: str
     step: int
-    """The step whose end it holds."""
+    """The step whose end state the checkpoint holds."""
     compared: bool = False
-    """All copies of what it holds were equal then."""
+    """All copies of the checkpoint's state were equal at that step."""
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
     """
-    A rank could not do its part for a periodic checkpoint, or the copies of it differ: there is none of that step.
+    A rank could not do its part of a periodic checkpoint, or the copies of its state differ. There
+    is no checkpoint of that step.
     """
 
     rank: int
     incarnation: int
     step: int
-    """The step whose end it was to hold."""
+    """The step whose end state the checkpoint would have held."""
     why: str
     differ: bool = False
-    """The copies that ranks hold are not equal: that is a fault. Otherwise training goes on."""
+    """The copies that ranks hold are not equal, which is a fault. False: training goes on."""
     wrong: tuple[int, ...] = ()
-    """The ranks whose copies are wrong; empty: nobody can say."""
+    """The ranks whose copies are wrong. Empty: this is unknown."""
     at: float
 
 
-# ---------------------------------------------------------------- reports of agents and the launcher
+# --------------------------------------------------------------- reports of agents and the launcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
     """
-    An agent is up and will start these ranks.
+    An agent is ready, and will start these ranks.
     """
 
     node: int
@@ -262,7 +271,7 @@ class NodeJoined:
     pid: int
     ranks: tuple[int, ...]
     spare: int = 0
-    """For how many more ranks it has room: those of a node that is lost."""
+    """The number of further ranks for which the node has room, to replace ranks of a lost node."""
     at: float
 
 
@@ -282,29 +291,30 @@ class Spawned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
     """
-    The process of a rank is gone: the kernel says so.
+    The process of a rank is gone, as the kernel has reported.
     """
 
     node: int
     rank: int
     incarnation: int
     code: int
-    """Exit status, or minus the signal that ended it."""
+    """The exit status, or minus the number of the signal that ended the process."""
     position: Position
-    """Read from the page the process left behind."""
+    """The last position, read from the shared page that the process left behind."""
     stack: str
-    """The stacks it wrote when it was asked for its last words; else empty."""
+    """The stacks that the process wrote when it was asked to; else empty."""
     stopped: bool = False
-    """The process was found stopped (SIGSTOP) when it was ended."""
+    """The process was in the stopped state (SIGSTOP) when it was ended."""
     private: dict[int, str]
-    """The private state it captured last (RNG, data position; hexadecimal), by step."""
+    """The rank-local state that the process captured last (RNG, data position; hexadecimal), by
+    step."""
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOpened:
     """
-    The rendezvous store accepts connections here, from now on.
+    The rendezvous store accepts connections at this address from now on.
     """
 
     node: int
@@ -316,12 +326,12 @@ class StoreOpened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
     """
-    The launcher has seen an agent end, or the controller has not heard from it for too long.
+    The launcher has seen an agent end, or the controller has not heard from the agent for too long.
     """
 
     node: int
     pid: int = 0
-    """The agent that is meant; 0: whoever is there."""
+    """The process of the agent that is meant; 0: whichever agent the node has."""
     why: str
     at: float
 
@@ -329,15 +339,15 @@ class NodeLost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
     """
-    Somebody asks for the job to end, after a last checkpoint if one is possible.
+    A person or program asks for the job to end, after a last checkpoint if one is possible.
     """
 
     why: str
     signal: int
-    """The signal that asked; 0 for none."""
+    """The signal that was received; 0: none."""
     node: int | None = None
-    """The node whose launcher was asked, where nothing but its own ranks ends with it: where these are to
-    go elsewhere, or have gone, the job goes on."""
+    """The node whose launcher was asked, if only its own ranks end with it. If these ranks are to
+    move to other nodes, or have moved, the job goes on."""
     at: float
 
 
@@ -347,20 +357,20 @@ class StopRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseRequested:
     """
-    Somebody asks for the job to stand still at a step boundary, its groups kept.
+    A person or program asks for the job to wait at a step boundary. Its process groups are kept.
     """
 
     why: str
     check: str
-    """The check to be run while it stands, after which it goes on by itself; empty: none, and it
-    goes on when it is asked to."""
+    """The check to run during the pause; the job goes on by itself afterwards. Empty: no check, and
+    the job goes on when it is asked to."""
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequested:
     """
-    Somebody asks for a paused job to go on.
+    A person or program asks for a paused job to go on.
     """
 
     why: str
@@ -370,12 +380,15 @@ class ResumeRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchRequested:
     """
-    Somebody asks for these ranks to go to other processes, together, and trains on meanwhile: on nodes with
-    room, as soon as there are any. Whoever was asked for before, and is not named again, keeps its process.
+    A person or program asks for these ranks to move to other processes, together, while training
+    goes on.
+
+    The ranks move to nodes that have room, as soon as there are any. A rank of an earlier request
+    that is not named again keeps its process.
     """
 
     ranks: tuple[int, ...]
-    """None: what was asked for is called off."""
+    """The ranks to move. Empty: an earlier request is called off."""
     why: str
     at: float
 
@@ -383,7 +396,7 @@ class SwitchRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
     """
-    A fault of a rank was seen from outside of it: by an observer, a scheduler, an operator.
+    A fault of a rank was seen from outside: by an observer, a scheduler or an operator.
     """
 
     rank: int
@@ -399,27 +412,27 @@ class Noticed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
     """
-    What a recovery plugin says to the strategies it was offered.
+    The answer of a recovery plugin to the strategies that it was offered.
     """
 
     incident: int
     round: int
-    """Of the offer that is answered; advice to an older one is absorbed."""
+    """The round of the offer that is answered. Advice for an older offer has no effect."""
     strategy: str = ""
-    """The one to follow: one that was offered, or a name of the plugin's own for `base`; empty:
-    the default."""
+    """The strategy to follow: an offered one, or a name of the plugin's own for a variant of
+    `base`. Empty: the default."""
     base: str = ""
-    """For a name of its own: the strategy it is a variant of."""
+    """For a name of the plugin's own: the strategy of which it is a variant."""
     not_after: int | None = None
-    """For a name of its own: go back to this step or an earlier one."""
+    """For a name of the plugin's own: go back to this step or an earlier one."""
     skip: int = 0
-    """For a name of its own: how many batches to leave out."""
+    """For a name of the plugin's own: how many batches to leave out."""
     replace: tuple[int, ...] = ()
-    """For a name of its own: ranks whose processes are replaced too."""
+    """For a name of the plugin's own: ranks whose processes are replaced too."""
     veto: tuple[str, ...] = ()
-    """Strategies not to be followed in this incident."""
+    """Strategies that must not be followed in this incident."""
     wait: float = 0.0
-    """Seconds to wait for further advice before anything is chosen."""
+    """Seconds to wait for further advice before a strategy is chosen."""
     why: str
     at: float
 
@@ -430,22 +443,22 @@ class Advised:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """
-    One rank as its agent sees it, read from its page.
+    One rank, as its agent reads it from the rank's page.
     """
 
     rank: int
     incarnation: int
     position: Position
     training: bool
-    """The rank is inside `train`: no progress is news."""
+    """The rank is inside `train`: so a lack of progress matters."""
     moved: float
-    """When the training thread last moved."""
+    """The time when the training thread last made progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
     """
-    The status of a node's ranks, a few times a second.
+    The status of a node's ranks, sent a few times a second.
     """
 
     node: int
@@ -456,33 +469,34 @@ class Beat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
     """
-    The controller leads in this epoch, and has heard these parties up to these numbers.
+    The controller leads in this epoch, and has acted on reports of these senders up to these
+    numbers.
     """
 
     epoch: int
     heard: dict[str, int]
-    """Sender (`rank.3/1`, `node.0/0`) to the highest report number acted on."""
+    """Each sender (for example `rank.3/1.4711`, `node.0/0`) with the highest report number acted
+    on."""
     state: str = ""
-    """What the job as a whole is doing: a state of `docs/machine.md`."""
+    """The state of the job as a whole: a state of `docs/machine.md`."""
     incident: int = 0
     """The number of the newest incident; 0 before the first."""
     check: str = ""
-    """What became of the last check that was asked for: `passed`, or a sentence; empty: nothing
-    yet."""
+    """The result of the last requested check: `passed`, or a sentence. Empty: no result yet."""
 
 
 # ---------------------------------------------------------------- orders to ranks
 #
-# All of them carry `epoch`, `incident` and `round`, to be known when they are late; `to`, the ranks
-# that are meant; and `incarnations`, the incarnation that holds a rank where it is not the
-# first (0). A process that does not hold the rank (one that was given up but lives on, one that
-# will take over later) obeys nothing.
+# All orders carry `epoch`, `incident` and `round`, by which a late order is recognized. `to` names
+# the ranks that are meant, and `incarnations` the incarnation of each rank whose process is not the
+# first (0). A process that does not hold its rank carries out nothing: a process that was given up
+# but still runs, or a successor that will take over later.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
     """
-    Enter no update window from now on; say where you stand. Answered by the control thread at once.
+    Enter no update window from now on, and report the position. The control thread answers at once.
     """
 
     epoch: int
@@ -496,8 +510,8 @@ class Freeze:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """
-    Finish step `finish` with its tail if you have not (within `grace`), go no further, leave the loop,
-    abort what you hang in and drop the process groups.
+    Finish step `finish` with its tail if it is not finished (within `grace`), and go no further.
+    Leave the loop, abort collectives that hang, and drop the process groups.
     """
 
     epoch: int
@@ -513,7 +527,8 @@ class Stop:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare:
     """
-    Say digests of what you hold, to be compared with those of the others that hold the same.
+    Report digests of the state that the rank holds, to be compared with those of the other ranks
+    that hold the same state.
     """
 
     epoch: int
@@ -526,7 +541,7 @@ class Compare:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """
-    Take the state of this checkpoint.
+    Load the state of this checkpoint.
     """
 
     epoch: int
@@ -536,7 +551,7 @@ class Load:
     incarnations: dict[int, int] = field(default_factory=dict)
     directory: str
     step: int
-    """The step whose end the checkpoint holds."""
+    """The step whose end state the checkpoint holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -552,7 +567,7 @@ class Source:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """
-    One shard to be fetched, and everyone it can be fetched from.
+    One shard to be fetched, and all ranks from which it can be fetched.
     """
 
     shard: str
@@ -562,7 +577,7 @@ class Transfer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
     """
-    Copy these shards as they were at the end of `step`; verify what came.
+    Copy these shards as they were at the end of `step`, and verify what arrives.
     """
 
     epoch: int
@@ -577,7 +592,7 @@ class Fetch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
     """
-    Take back the copy you keep of the end of `step`.
+    Restore the copy that the rank keeps of its state at the end of `step`.
     """
 
     epoch: int
@@ -591,7 +606,8 @@ class Restore:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
     """
-    Form the process groups anew under `name`, at the store at `host`:`port`. All ranks at once.
+    Form the process groups anew under `name`, with the store at `host`:`port`. All ranks do this
+    together.
     """
 
     epoch: int
@@ -600,19 +616,21 @@ class Regroup:
     to: tuple[int, ...]
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
-    """The first step that will be computed in them; 0: the ranks find that out (`Reload`)."""
+    """The first step that will be computed in the groups. 0: the ranks find the step out
+    (`Reload`)."""
     name: str
     host: str
     port: int
     without: tuple[int, ...] = ()
-    """The ranks of the world that have no part in the groups: the job has shrunk."""
+    """The ranks of the world that are not in the groups, because the job has shrunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reload:
     """
-    Find the newest checkpoint that you keep yourself, and load it; the groups are formed. All ranks
-    at once. What the answer says to be held is the step whose end it is of.
+    Find the newest checkpoint that the program keeps itself, and load it. The process groups are
+    formed already. All ranks do this together. `held` in the answer is the step whose end state it
+    is.
     """
 
     epoch: int
@@ -621,13 +639,13 @@ class Reload:
     to: tuple[int, ...]
     incarnations: dict[int, int] = field(default_factory=dict)
     not_after: int | None = None
-    """What is later than this step may be wrong; None: there is no such limit."""
+    """Checkpoints of steps after this one may be wrong; None: there is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
     """
-    Build the wrappers anew round the state you now hold. All ranks at once.
+    Build the wrappers anew around the state that the rank now holds. All ranks do this together.
     """
 
     epoch: int
@@ -640,7 +658,7 @@ class Rebuild:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
     """
-    Set your own RNG and data position to the end of `step`.
+    Set this rank's RNG and data position to the end of `step`.
     """
 
     epoch: int
@@ -650,17 +668,19 @@ class Rollback:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     skip: int = 0
-    """How many batches to draw after that, and drop."""
+    """The number of batches to draw and drop after that."""
     private: dict[int, str] = field(default_factory=dict)
-    """By rank: what a lost process had captured (hexadecimal), for one that may not find it."""
+    """The captured state of lost processes (hexadecimal), by rank, for a process that may not find
+    it."""
     derive: tuple[int, ...] = ()
-    """The ranks that have been away, or whose captures are lost: theirs is made from the step."""
+    """The ranks that have been away, or whose captured state is lost: they make their state from
+    the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
     """
-    Enter the loop; `step` is the first to be computed.
+    Enter the loop; `step` is the first step to be computed.
     """
 
     epoch: int
@@ -670,16 +690,18 @@ class Resume:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     again: bool = False
-    """First call the functions that are called after step `step` - 1: some rank has not been through them."""
+    """First call the functions that are called after step `step` - 1: some rank has not completed
+    them."""
     tails: bool = False
-    """Loops say where their steps end, as some rank has said: with the first step, too, no step ends with its window."""
+    """The loops mark the ends of their steps, as some rank has reported. So no step ends with its
+    update window, not even the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
     """
-    Go on to the end of `step` and no further; answered when you stand there, with your all-reduces of
-    the next step complete and your groups kept.
+    Go on to the end of `step` and no further. The rank answers when it waits there, with its
+    all-reduces of the next step complete and its process groups kept.
     """
 
     epoch: int
@@ -693,7 +715,7 @@ class Hold:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """
-    Run this check while you stand still, and say what it found.
+    Run this check while the job waits, and report the result.
     """
 
     epoch: int
@@ -707,7 +729,7 @@ class Check:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """
-    Go on from where you stand.
+    Go on from where the rank waits.
     """
 
     epoch: int
@@ -720,7 +742,7 @@ class Release:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
     """
-    Write these shards, and the private state of the ranks in `private`, under `directory`.
+    Write these shards, and the rank-local state of the ranks in `private`, under `directory`.
     """
 
     epoch: int
@@ -732,15 +754,17 @@ class Save:
     step: int
     shards: tuple[str, ...]
     copies: tuple[str, ...] = ()
-    """Shards that another rank writes, and this one once more: it does not matter if it cannot."""
+    """Shards that this rank writes a second time, in addition to the rank that writes them first. A
+    failure of these copies does not matter."""
     private: dict[int, str]
-    """Private state of ranks that cannot write their own (hexadecimal), by rank."""
+    """The rank-local state (hexadecimal) of ranks that cannot write their own, by rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """
-    Every saver is done: write the manifest, sync, rename into place.
+    All ranks that save are done: write the manifest, sync the files, and rename the directory into
+    place.
     """
 
     epoch: int
@@ -787,7 +811,7 @@ class End:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn:
     """
-    Start the process of a rank. Answered by `Spawned`.
+    Start the process of a rank. The answer is `Spawned`.
     """
 
     epoch: int
@@ -796,13 +820,13 @@ class Spawn:
     incarnation: int
     cause: str
     successor: bool = False
-    """It is to take over from one that still trains."""
+    """The process is to take over from one that still trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
     """
-    End the process of a rank, at once. Answered by `Exited`.
+    End the process of a rank at once. The answer is `Exited`.
     """
 
     epoch: int
@@ -810,14 +834,15 @@ class Kill:
     rank: int
     incarnation: int
     last_words: bool
-    """Have it write its stacks first."""
+    """Have the process write its stacks first."""
     cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndNode:
     """
-    The job is over: give the ranks `grace` seconds to leave, end what is left, end yourself.
+    The job is over: give the ranks `grace` seconds to leave, end the remaining processes, and
+    leave.
     """
 
     epoch: int
@@ -828,7 +853,7 @@ class EndNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """
-    To one sender: what it claims is not accepted, and it must leave.
+    To one sender: its claim to a rank is not accepted, and the process must leave.
     """
 
     epoch: int
@@ -869,7 +894,7 @@ MESSAGES: tuple[type, ...] = (
     Release, Save, Commit, Complete, End,
     Spawn, Kill, EndNode, Refused,
 )  # fmt: skip
-"""All of them, in the order of `docs/wire.md`. The class name is the name on the wire."""
+"""All messages, in the order of `docs/wire.md`. The class name is the name on the wire."""
 
 ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Freeze: "freeze", Stop: "stop", Compare: "compare", Load: "load", Fetch: "fetch", Restore: "restore",
@@ -877,18 +902,19 @@ ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Resume: "resume", Hold: "hold", Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
     End: "end",
 }  # fmt: skip
-"""What an answer calls the order it answers."""
+"""The name that an answer uses for the order that it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
     """
-    A message with its sender. `number` counts a sender's reports from 1; 0 marks what is not
-    acknowledged (orders, beats, `Lead`).
+    A message with its sender. `number` counts a sender's reports from 1; 0 marks a message that is
+    not acknowledged (orders, beats, `Lead`).
     """
 
     job: str
     sender: str
-    """`rank.3/1` (rank and incarnation), `node.0/0`, `run`, `controller/2` (epoch)."""
+    """For example `rank.3/1.4711` (rank, incarnation, pid), `node.0/0`, `run.0/0`, `controller/2`
+    (epoch), `ask.9f86d081` (a command of `tft`)."""
     number: int
     message: Message

@@ -1,3 +1,3 @@
 """
-For tests, ours and those of adaptor and plugin authors: parts that play the rest of a job.
+Parts that imitate the rest of a job, for tests of tft and of adaptors and plugins.
 """

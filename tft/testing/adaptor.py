@@ -1,11 +1,12 @@
 """
-An adaptor without a framework: real processes, real sockets, a state of a few numbers.
+An adaptor without a framework, for tests: real processes, real sockets, a state of a few numbers.
 
-For tests of everything that is not a framework's: a job of four ranks is up in a second. The
-model is any object with `values`, an `array` of doubles; its ranks add numbers up with
-`group().add(x)`, which waits for all of them, as a collective does, and hangs when one is missing.
-All have the same, unless they are adopted `apart`. Copies of the last two complete steps are kept. A
-function that is adopted as `reload` finds a checkpoint of the script's own. Installed under the name `fake`.
+It tests everything outside a framework: a job of four ranks runs after about a second. The model is
+any object with `values`, an `array` of doubles. The ranks add numbers with `group().add(x)`, which
+waits for all ranks, as a collective does, and hangs if one rank is missing. All ranks have the same
+state, unless the model is adopted with `apart`; then each rank has a shard of its own. Copies of
+the last two complete steps are kept. A function that is adopted as `reload` loads a checkpoint of
+the script's own. The adaptor is installed under the name `fake`.
 """
 
 import array
@@ -29,7 +30,7 @@ from tft.protocol.messages import FaultKind, ShardCopies
 
 class Model(Protocol):
     """
-    What can be adopted.
+    An object that can be adopted as the model.
     """
 
     values: "array.array[float]"
@@ -37,7 +38,7 @@ class Model(Protocol):
 
 class Group:
     """
-    The ranks of one regroup, joined through the store.
+    The connection of one rank to the ranks of one regroup, through the store.
     """
 
     def __init__(self, name: str, host: str, port: int, world: int) -> None:
@@ -50,16 +51,18 @@ class Group:
 
     def add(self, number: float) -> float:
         """
-        The sum of every rank's number, in rank-independent order. Raises `ConnectionError` when
-        the group is broken.
+        Return the sum of the numbers of all ranks. The sum does not depend on the order of the
+        ranks.
+
+        Raises `ConnectionError` when the group is broken.
         """
-        if self._turn:  # the first is the forming of the group itself
+        if self._turn:  # the first call only forms the group
             _adopted.contributing()
         return self.meet(number)
 
     def meet(self, number: float = 0.0) -> float:
         """
-        The same, without anything of the step in it.
+        Do the same as `add`, but without a call of `contributing`: this is not part of the step.
         """
         self._turn += 1
         ask = {"key": f"{self._name}/{self._turn}", "world": self._world, "number": number}
@@ -71,14 +74,14 @@ class Group:
 
     def shut(self) -> None:
         """
-        Whoever waits in `add`, or will, gets a `ConnectionError`.
+        Make `add` fail with `ConnectionError` on this rank, in threads that wait in it and later.
         """
-        with contextlib.suppress(OSError):  # shut before
+        with contextlib.suppress(OSError):  # it may be shut already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """
-        Frees the connection.
+        Free the connection.
         """
         self._file.close()
         self._socket.close()
@@ -86,7 +89,8 @@ class Group:
 
 class Store(socketserver.ThreadingTCPServer):
     """
-    Adds up what all ranks send under one key, and answers all of them when the last has come.
+    The rendezvous store. It sums the numbers that all ranks send under one key, and answers all of
+    them when the last number has come.
     """
 
     daemon_threads = True
@@ -99,7 +103,7 @@ class Store(socketserver.ThreadingTCPServer):
 
     def add(self, key: str, world: int, number: float) -> float:
         """
-        Waits until `world` numbers have come under `key`.
+        Wait until `world` numbers have come under `key`, and return their sum.
         """
         with self._full:
             numbers = self._sums.setdefault(key, [])
@@ -120,22 +124,23 @@ class _Answer(socketserver.StreamRequestHandler):
 
 class _Adopted:
     """
-    The one state of this process.
+    The state of this process; there is only one.
     """
 
     model: Model | None = None
     data: Any = None  # Any: the user's own, with state_dict and load_state_dict
     wrap: Callable[[], Any] | None = None
     apart: bool = False
-    """Each rank has a part of its own."""
+    """True if each rank has a part (shard) of its own."""
     reload: Callable[[int | None], int] | None = None
     group: Group | None = None
     backups: Mapping[int, "array.array[float]"] = MappingProxyType({})
-    """By step. Replaced, never changed: it is read on other threads."""
+    """The copies, by step. The mapping is replaced and never changed, because other threads read
+    it."""
 
     def contributing(self) -> None:
         """
-        Replaced by what `tft_watch` gets.
+        Does nothing. Replaced by the function that `tft_watch` receives.
         """
 
 
@@ -144,7 +149,7 @@ _adopted = _Adopted()
 
 def group() -> Group:
     """
-    The group that the last regroup has formed.
+    Return the group that the last regroup has formed. Raises `ConnectionError` if there is none.
     """
     if _adopted.group is None:
         raise ConnectionError("there is no group")

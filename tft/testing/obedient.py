@@ -1,8 +1,9 @@
 """
-A rank that does as it is told, at once: what a worker is, without a process, a framework or time.
+A scripted rank: a rank's behaviour without a process, a framework or time. It carries out each
+order at once.
 
-It knows more than it says: whether what it holds is really sound. So a scripted job notices when
-somebody is brought to a state that was spoiled, or is given one by a rank that does not have it.
+The rank also tracks whether its state is really sound. So a scripted job notices when a rank is
+restored to a spoiled state, or gets a state from a rank that does not have it.
 """
 
 import math
@@ -51,75 +52,78 @@ class ScriptedRank:
     window: bool = False
     torn: bool = False
     spoiled: bool = False
-    """What it has in use is not what it should be, whether it knows it or not."""
+    """True if the live state is wrong, whether the rank knows it or not."""
     backups: tuple[int, ...] = ()
-    """Earlier steps of which it keeps a copy."""
+    """The earlier steps of which the rank keeps a copy."""
     keeps: int = 0
-    """How many."""
+    """How many copies the rank keeps."""
     bad_copies: frozenset[int] = frozenset()
-    """Those of them that a fault of its memory has touched."""
+    """The steps whose copies were damaged by a memory fault of the rank."""
     training: bool = False
     done: bool = False
-    """`train` has returned."""
+    """True when `train` has returned."""
     announce: bool = False
     waiting: bool = True
     limit: float = math.inf
-    """The last step it may complete: it was frozen, or holds."""
+    """The last step the rank may complete: it is frozen, or a `Hold` order limits it."""
     without: tuple[int, ...] = ()
-    """The ranks that have no part in its groups."""
+    """The ranks that take no part in this rank's process groups."""
     key: tuple[int, int] = (-1, 0)
-    """The newest round it has heard of; older orders are absorbed, repeated ones too."""
+    """The newest round that the rank has heard of: (incident, round). Orders of older rounds, and
+    repeated orders, are ignored."""
     epoch: int = 0
     heard: set[OrderName] = field(default_factory=set)
     hung: bool = False
-    """Answers nothing and trains nothing until it is killed."""
+    """True if the rank hangs: it answers nothing and trains nothing until it is killed."""
     stopped: bool = False
-    """It is stopped (SIGSTOP): its agent finds it so when it ends it."""
+    """True if the process is stopped (SIGSTOP). The agent finds this when it ends the process."""
     finds: int | None = None
-    """The step of the newest checkpoint that it keeps itself."""
+    """The step of the newest checkpoint that the rank keeps itself; None: there is none."""
     context_lost: bool = False
-    """Its device takes no more work from it."""
+    """True if the device of the rank accepts no more work from it."""
     promises: bool = False
-    """What it fetches comes when it rebuilds."""
+    """True if the state that the rank fetches arrives at the `Rebuild` order."""
     promised: int | None = None
-    """The step of what is to come then."""
+    """The step of the state that arrives at `Rebuild`; None: no fetch is pending."""
     tail: bool = False
-    """The window of `step` has closed, and the step has not ended."""
+    """True if the update window of `step` has closed and the step has not ended (tail)."""
     cut: bool = False
-    """It does not come to the end of its tail."""
+    """True if the rank does not reach the end of its tail."""
     line: str = ""
-    """Where it is cut off."""
+    """The place (FILE:LINE) where the loop is cut off."""
     after: bool = False
-    """It has ended `step`, and is not through with what is called after it."""
+    """True if `step` has ended, and the functions called after it are still running."""
     inexact: tuple[str, ...] = ()
-    """What its loop does in tails that an incident cannot do again."""
+    """Actions of the loop in its tails that an incident cannot undo or repeat as they were."""
     tails: bool = False
-    """Its loop says where its steps end."""
+    """True if the loop of this rank marks the end of its steps."""
     content: str = "right"
-    """What its copies are of; those of ranks that hold the same have to be equal."""
+    """The content of the copies. Ranks that hold the same shard must have equal content."""
     odd: dict[int, str] = field(default_factory=dict)
-    """The sources that it cannot fetch from, and why."""
+    """The ranks from which this rank cannot fetch, with the reason."""
     settings: str = "right"
-    """The same of what describes them."""
+    """The description of the copies; ranks that hold the same shard must have equal
+    descriptions."""
     shards: tuple[str, ...] = ()
 
     @property
     def held(self) -> int | None:
         """
-        As in the session.
+        The step whose whole state is in memory; None inside the update window or when torn. The
+        session has the same property.
         """
         return None if self.window or self.torn else self.step
 
     @property
     def position(self) -> Position:
         """
-        As in the session.
+        The position of the rank. The session has the same property.
         """
         return Position(step=self.step, window=self.window, tail=self.tail, after=self.after)
 
     def sound_steps(self) -> frozenset[int]:
         """
-        The steps it can really give to others.
+        Return the steps whose sound state this rank can really give to other ranks.
         """
         if self.context_lost:
             return frozenset()
@@ -128,7 +132,7 @@ class ScriptedRank:
 
     def complete(self) -> None:
         """
-        It closes an update window.
+        Complete the step: the update window closes.
         """
         if self.keeps:
             self.backups = (*self.backups, self.step)[-self.keeps :]
@@ -139,7 +143,8 @@ class ScriptedRank:
 
     def hears(self, order: RankOrder, name: OrderName) -> bool:
         """
-        Whether an order is for this very process, and new to it.
+        Return True if the order is for this process and new to it. Only then the order is recorded
+        as heard.
         """
         key = (order.incident, order.round)
         meant = order.incarnations.get(self.rank, 0) == self.incarnation
@@ -155,8 +160,10 @@ class ScriptedRank:
         self, order: RankOrder, gives: Callable[[int], frozenset[int]], *, stuck: bool
     ) -> str | None:
         """
-        Does it; returns why it could not. `gives` says which steps a rank can really give;
-        `stuck` that the all-reduces of its next step were cut off.
+        Carry out an order. Return None, or the reason why the rank could not.
+
+        `gives` returns the steps that a rank can really give. `stuck` is true if the all-reduces of
+        the rank's next step were cut off.
         """
         if self.context_lost and isinstance(order, ON_DEVICE):
             return "AcceleratorError: CUDA error: unspecified launch failure"
@@ -219,7 +226,7 @@ class ScriptedRank:
 
     def _hold(self, step: int) -> str | None:
         """
-        Goes on to the end of that step, if it can still come there.
+        Complete the steps up to `step`. Return None, or the reason why the rank cannot reach it.
         """
         self.limit = step
         while self.training and self.step < step:
@@ -243,7 +250,7 @@ class ScriptedRank:
         at: float,
     ) -> Answered:
         """
-        What it says of an order it was given; `found` is what a check has found.
+        Return the answer to an order. `found` is the result of a check: the verdict and its reason.
         """
         files: tuple[SavedFile, ...] = ()
         if isinstance(order, Save) and failure is None:

@@ -1,8 +1,8 @@
 """
-A scripted job: the real job machine, with ranks and agents that do as they are told, at once.
+A scripted job: the real job machine with scripted ranks and agents, which carry out orders at once.
 
-No process, no socket, no time passes that a test does not let pass. A test says what goes wrong
-(`kill`, `fault`, `mute`, `fail`) and looks at the orders, the states and the report.
+There is no process and no socket, and time passes only when a test lets it pass. A test causes the
+faults (`kill`, `fault`, `muted`, `failures`), and checks the orders, the states and the report.
 """
 
 from collections import deque
@@ -60,47 +60,50 @@ Kind = TypeVar("Kind", bound=Order)
 @dataclass(slots=True)
 class ScriptedJob:
     """
-    One node by default; `placement` says which ranks each node starts.
+    A job machine with its scripted agents and ranks. By default there is one node; `placement`
+    gives the ranks that each node starts.
     """
 
     world: int
     policy: Policy = field(default_factory=Policy)
     resume: tuple[str, int] | None = None
     older: tuple[tuple[str, int], ...] = ()
-    """Further checkpoints that there are, of earlier steps."""
+    """Further checkpoints, of earlier steps, that the job can resume from: path and step."""
     checkpoint_name: str = "step-{step:08d}"
     placement: dict[int, tuple[int, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     spare: Mapping[int, int] = field(default_factory=dict)
-    """By node: for how many more ranks it has room."""
+    """By node: the number of additional ranks for which it has room."""
     derives: bool = True
-    """The adaptor can make private state anew."""
+    """True if the adaptor can make rank-local state anew."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By rank: who leaves and comes back with it."""
+    """By rank: the ranks that leave the job and come back together with it."""
     strategies: tuple[str, ...] = ("retry", "recover", "dump")
-    """What the adaptor can take part in."""
+    """The strategies in which the adaptor can take part."""
     settled: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By rank: what that is when it is ready, where it is not the same."""
+    """By rank: the strategies of the rank when it is ready, if they differ from `strategies`."""
     keeps: int = 0
-    """Of how many earlier steps each rank keeps a copy."""
+    """The number of earlier steps of which each rank keeps a copy."""
     finds: dict[int, int] | None = None
-    """By rank: the step of the newest checkpoint that it keeps itself; None: none keeps any."""
+    """By rank: the step of the newest checkpoint that the rank keeps itself. None: no rank keeps
+    any."""
     after: float = 0.0
-    """Seconds that the functions which ranks call after a step may take."""
+    """The time, in seconds, that the functions may take that ranks call after a step."""
     promises: bool = False
-    """What a rank fetches comes when all rebuild."""
+    """True if the state that a rank fetches arrives when all ranks rebuild."""
     now: float = 100.0
     machine: Machine = field(init=False)
     ranks: dict[int, ScriptedRank] = field(init=False)
-    """Which process holds each rank, as far as the ranks were told."""
+    """The process that holds each rank, according to the orders that the ranks have heard."""
     successors: dict[int, ScriptedRank] = field(init=False, default_factory=dict)
-    """Further processes, which are to take over."""
+    """Further processes, by the rank that they are to take over."""
     former: list[ScriptedRank] = field(init=False, default_factory=list)
-    """Processes that somebody has taken over from."""
+    """Former processes of ranks that other processes have taken over."""
     slow: set[int] = field(init=False, default_factory=set)
-    """Ranks whose new processes get no further than starting, until `arrive`."""
+    """Ranks whose new processes only start, and do not call `tft.init`, until `arrive` is
+    called."""
     verdicts: dict[int, tuple[Verdict, str]] = field(init=False, default_factory=dict)
-    """What the next check finds on a rank; everywhere else it passes."""
+    """The result of the next check on a rank; a check passes on all other ranks."""
     gone: set[int] = field(init=False, default_factory=set)
     """Nodes without an agent."""
     said: list[Order] = field(init=False, default_factory=list)
@@ -108,15 +111,16 @@ class ScriptedJob:
     tells: list[Tell] = field(init=False, default_factory=list)
     consulted: list[Consult] = field(init=False, default_factory=list)
     failures: dict[tuple[int, OrderName], list[str]] = field(init=False, default_factory=dict)
-    """Why an order fails on a rank, the first times it comes."""
+    """By rank and order: the reasons why the order fails, the first times it comes."""
     deaf: set[int] = field(init=False, default_factory=set)
-    """Nodes whose agents end nobody, whatever they are told."""
+    """Nodes whose agents end no process, whatever they are told."""
     miscopied: dict[int, int] = field(init=False, default_factory=dict)
-    """How often what a rank fetches is not what it was given."""
+    """By rank: how many more fetches of the rank bring damaged content."""
     muted: set[tuple[int, OrderName]] = field(init=False, default_factory=set)
     """Orders that a rank never answers."""
     stuck: set[int] = field(init=False, default_factory=set)
-    """Ranks whose all-reduces were cut off: they cannot finish the step the others finish."""
+    """Ranks whose all-reduces were cut off: they cannot finish the step that the other ranks
+    finish."""
     _queue: deque[Order] = field(init=False, default_factory=deque)
     _number: int = field(init=False, default=0)
 
@@ -134,7 +138,7 @@ class ScriptedJob:
 
     def start(self) -> "ScriptedJob":
         """
-        Agents, store and ranks come up; everyone trains.
+        Start the agents, the store and the ranks; all ranks then train. Returns the job itself.
         """
         self.lead(1)
         for node in self.placement:
@@ -145,8 +149,9 @@ class ScriptedJob:
 
     def report(self, message: Report, *, sender: str = "") -> None:
         """
-        A report comes in; what follows is queued, not yet done. Who speaks for a rank is its
-        process, if nothing else is said.
+        Pass a report to the machine. The resulting commands are queued and not yet carried out.
+
+        If no sender is given, the sender is the rank's process.
         """
         self.now += 0.001
         self._number += 1
@@ -158,20 +163,20 @@ class ScriptedJob:
 
     def settle(self) -> None:
         """
-        Everyone does what they were told, until nothing is left to do.
+        Let all agents and ranks carry out their orders until no order is left.
         """
         while self._queue:
             self._obey(self._queue.popleft())
 
     def obey_next(self) -> None:
         """
-        The next order is carried out, and no other.
+        Carry out the next order only.
         """
         self._obey(self._queue.popleft())
 
     def train(self, steps: int = 1) -> None:
         """
-        Every rank that is in the loop trains so many steps, in lockstep.
+        Train all ranks in the loop by `steps` steps, one after the other in each step.
         """
         for _ in range(steps):
             for rank in self.ranks.values():
@@ -182,13 +187,13 @@ class ScriptedJob:
 
     def window(self, rank: int) -> None:
         """
-        A rank opens its update window.
+        Open the update window of a rank.
         """
         self.ranks[rank].window = True
 
     def close(self, rank: int) -> None:
         """
-        A rank closes its update window.
+        Close the update window of a rank.
         """
         one = self.ranks[rank]
         one.complete()
@@ -203,13 +208,13 @@ class ScriptedJob:
 
     def kill(self, rank: int, code: int = -9, *, stack: str = "") -> None:
         """
-        The process of a rank ends; its agent says so.
+        End the process of a rank; its agent reports the exit.
         """
         self._ends(self.ranks[rank], code, stack=stack)
 
     def kill_successor(self, rank: int) -> None:
         """
-        The process that is to take over from a rank ends.
+        End the process that is to take over from a rank.
         """
         self._ends(self.successors.pop(rank), -9)
 
@@ -240,7 +245,7 @@ class ScriptedJob:
         context_lost: bool = False,
     ) -> None:
         """
-        An exception leaves the loop of a rank.
+        Let an exception leave the training loop of a rank.
         """
         one = self.ranks[rank]
         one.training, one.context_lost = False, context_lost
@@ -266,7 +271,7 @@ class ScriptedJob:
         polluted: bool = False, not_after: int | None = None,
     ) -> None:  # fmt: skip
         """
-        Somebody outside sees a fault of a rank.
+        Report a fault of a rank that was seen from outside.
         """
         self._spoil(self.ranks[rank], kind, polluted=polluted, not_after=not_after)
         self.report(
@@ -280,7 +285,7 @@ class ScriptedJob:
         self, one: ScriptedRank, kind: FaultKind, *, polluted: bool, not_after: int | None = None
     ) -> None:
         """
-        What a fault really does to what the ranks hold.
+        Apply the real effect of a fault to the states that the ranks hold.
         """
         if kind in ("memory", "corruption"):
             one.spoiled, one.bad_copies = True, frozenset(one.backups)
@@ -291,7 +296,7 @@ class ScriptedJob:
 
     def finish(self, *ranks: int) -> None:
         """
-        `train` returns, on every rank that trains or on these.
+        Let `train` return on the ranks that train: on all of them, or on `ranks` only.
         """
         for one in self.ranks.values():
             if one.training and (not ranks or one.rank in ranks):
@@ -303,25 +308,26 @@ class ScriptedJob:
 
     def pause(self, check: str = "") -> None:
         """
-        Somebody asks for a pause.
+        Request a pause.
         """
         self.report(PauseRequested(why="a switch is replaced", check=check, at=self.now))
 
     def go_on(self) -> None:
         """
-        Somebody asks for the pause to end.
+        Request the end of the pause.
         """
         self.report(ResumeRequested(why="it is replaced", at=self.now))
 
     def switch(self, *ranks: int) -> None:
         """
-        Somebody asks for these ranks to go to other processes; none: for what was asked to be called off.
+        Request that these ranks move to other processes. Without ranks the earlier request is
+        called off.
         """
         self.report(SwitchRequested(ranks=ranks, why="its pod is switched", at=self.now))
 
     def checkpointed(self, step: int) -> None:
         """
-        A periodic checkpoint of the job is complete.
+        Report that a periodic checkpoint of the job is complete.
         """
         self.report(
             Checkpointed(
@@ -335,7 +341,8 @@ class ScriptedJob:
 
     def advise(self, **said: Any) -> None:  # Any: the fields of Advised, of several types
         """
-        A recovery plugin answers what it was asked last.
+        Answer as a recovery plugin to the latest consultation. `said` overrides the fields of
+        `Advised`.
         """
         asked = self.consulted[-1]
         facts = {"incident": asked.incident, "round": asked.round, "why": "the scheduler says so"}
@@ -343,7 +350,7 @@ class ScriptedJob:
 
     def stall(self, silence: float = 5.0) -> None:
         """
-        The watch says that nobody moves.
+        Let the watch report that no rank moves, after `silence` seconds.
         """
         self.now += silence
         self._take(self.machine.handle(Stalled(at=self.now, silence=silence, limit=3.0)))
@@ -351,33 +358,33 @@ class ScriptedJob:
 
     def lead(self, epoch: int) -> None:
         """
-        A controller takes over.
+        Let a controller with this epoch take over.
         """
         self._take(self.machine.handle(Led(at=self.now, epoch=epoch)))
         self.machine.check()
 
     def stop(self, signal: int = 15, *, node: int | None = None) -> None:
         """
-        The launcher asks for the end, that of all or of a node.
+        Let the launcher request the end of all nodes, or of one node.
         """
         why = "SIGTERM came" if signal else "an operator asks for it"
         self.report(StopRequested(why=why, signal=signal, node=node, at=self.now))
 
     def reopen_store(self, port: int) -> None:
         """
-        The rendezvous store comes back, maybe elsewhere.
+        Report that the rendezvous store is open again, perhaps at another port.
         """
         self.report(StoreOpened(node=0, host="h", port=port, at=self.now))
 
     def repeat(self) -> None:
         """
-        Everything unanswered is said once more.
+        Queue all unanswered orders once more.
         """
         self._queue.extend(self.machine.outstanding())
 
     def lose_node(self, node: int) -> None:
         """
-        An agent and all its ranks are gone.
+        End an agent and all its ranks, and report the loss of the node.
         """
         self.gone.add(node)
         for one in (*self.ranks.values(), *self.successors.values(), *self.former):
@@ -390,7 +397,7 @@ class ScriptedJob:
 
     def come(self, node: int) -> None:
         """
-        An agent is up, for the first time or again.
+        Report that an agent has started, for the first time or again.
         """
         self.gone.discard(node)
         self.report(
@@ -406,7 +413,7 @@ class ScriptedJob:
 
     def wait(self) -> None:
         """
-        Time passes until the machine's next deadline.
+        Advance the clock to the machine's next deadline.
         """
         deadline = self.machine.next_deadline()
         assert deadline is not None, "nothing is waited for"
@@ -415,7 +422,8 @@ class ScriptedJob:
 
     def let_pass(self, seconds: float) -> None:
         """
-        So much time passes, and the machine is told, whether that is what it waits for or not.
+        Advance the clock by `seconds` and report it to the machine, whether it waits for that or
+        not.
         """
         self.now += seconds
         self._take(self.machine.handle(DeadlinePassed(at=self.now)))
@@ -426,32 +434,32 @@ class ScriptedJob:
     @property
     def state(self) -> State:
         """
-        The machine's state.
+        The state of the machine.
         """
         return self.machine.state
 
     @property
     def doing(self) -> str:
         """
-        The machine's state, as a word.
+        The state of the machine, as a word.
         """
         return str(self.machine.state)
 
     def orders(self, kind: type[Kind]) -> list[Kind]:
         """
-        The orders of one kind, as they were first said.
+        Return the orders of one kind, in the order in which they were first sent.
         """
         return [order for order in self.said if isinstance(order, kind)]
 
     def facts(self, event: str) -> list[dict[str, object]]:
         """
-        What was told of one kind of event.
+        Return the facts of all logged events of one kind.
         """
         return [tell.facts for tell in self.tells if tell.event == event]
 
     def reports(self) -> list[dict[str, Any]]:  # Any: JSON
         """
-        The incidents as the report has them, without anybody who knows better when they began.
+        Return the incidents as in the report, without a better source for when their faults began.
         """
         return [incident_report(each, _nobody_knows) for each in self.machine.incidents]
 
@@ -493,7 +501,7 @@ class ScriptedJob:
 
     def _processes(self, rank: int) -> list[ScriptedRank]:
         """
-        Everyone who hears the orders for a rank.
+        Return all processes that hear the orders for a rank.
         """
         successor = [self.successors[rank]] if rank in self.successors else []
         return [self.ranks[rank], *successor, *(one for one in self.former if one.rank == rank)]
@@ -504,7 +512,9 @@ class ScriptedJob:
 
     def _hand_over(self, rank: int, order: RankOrder) -> None:
         """
-        Orders name who holds the rank: from the first one that names the successor, it does.
+        Make the successor the holder of the rank, if the order is the first one that names it.
+
+        Orders name the process that holds each rank.
         """
         successor = self.successors.get(rank)
         if successor is not None and order.incarnations.get(rank, 0) == successor.incarnation:
@@ -536,7 +546,7 @@ class ScriptedJob:
 
     def arrive(self, rank: int) -> None:
         """
-        The newest process of a slow rank comes as far as `Session.run`.
+        Let the newest process of a slow rank reach `Session.run`.
         """
         self.slow.discard(rank)
         one = self.successors.get(rank, self.ranks[rank])
@@ -545,7 +555,7 @@ class ScriptedJob:
 
     def join(self, one: ScriptedRank) -> None:
         """
-        The process of a rank calls `tft.init`.
+        Report that the process of a rank has called `tft.init`.
         """
         self.report(
             Joined(
@@ -565,7 +575,7 @@ class ScriptedJob:
 
     def ready(self, one: ScriptedRank) -> None:
         """
-        The process of a rank calls `Session.run`.
+        Report that the process of a rank has called `Session.run`.
         """
         shards = tuple(
             ShardCopies(shard=shard, ranks=ranks)
@@ -594,7 +604,7 @@ class ScriptedJob:
         failures = self.failures.get((one.rank, name), [])
         failure = failures.pop(0) if failures else None
         if failure is not None and name in ("load", "fetch", "restore", "reload"):
-            one.torn = True  # what it had is overwritten in part
+            one.torn = True  # what the rank had is partly overwritten
         one.finds, one.promises = (self.finds or {}).get(one.rank), self.promises
         if failure is None:
             failure = one.obey(order, self._gives, stuck=one.rank in self.stuck)

@@ -1,6 +1,7 @@
 """
-What reports and commands say, in words for an operator. What is not known here is shown by its
-name and fields, so that a new message needs nothing here to be told.
+The words in which reports and commands are shown to an operator.
+
+An unknown message is shown by its name and fields, so a new message needs no change here.
 """
 
 import signal
@@ -51,7 +52,7 @@ Alike = (
     Answered | Joined | Ready | Spawned | Trained | Finished | Checkpointed | CheckpointFailed
     | Exited | Faulted
 )  # fmt: skip
-"""What many ranks say at about the same time."""
+"""Reports that many ranks send at about the same time."""
 
 DONE: dict[str, str] = {
     "freeze": "froze", "stop": "left the loop", "compare": "said what it holds", "load": "loaded the checkpoint",
@@ -60,19 +61,19 @@ DONE: dict[str, str] = {
     "hold": "stood still", "check": "passed the check", "release": "went on", "save": "saved",
     "commit": "committed the checkpoint", "complete": "completed", "end": "took leave",
 }  # fmt: skip
-"""What a rank did that has carried out an order."""
+"""By order: what a rank did that has carried it out."""
 SAID_OTHERWISE = frozenset(
     {
         "fault", "rank_gone", "rank_faulted", "stopped", "strategy_chosen", "stalled", "order_failed",
         "incident_closed", "job_ends", "claim_refused",
     }
 )  # fmt: skip
-"""What the machine tells for the log, and the other lines of a timeline say already."""
+"""Events that the machine logs, and that other lines of a timeline show already."""
 BESIDE_THE_POINT = frozenset(
     {"epoch", "incident", "round", "to", "incarnations", "rank", "incarnation", "at"}
 )
 LONG = 100
-"""Characters of a value that nobody here knows how to say."""
+"""The number of characters of an unknown value that are shown."""
 
 
 # ---------------------------------------------------------------- many ranks
@@ -80,7 +81,7 @@ LONG = 100
 
 def alike(messages: Sequence[Alike]) -> str:
     """
-    What these ranks did: the rest of a sentence that begins with them.
+    Return what these ranks did: the rest of a sentence whose subject is the ranks.
     """
     message = messages[0]
     match message:
@@ -110,7 +111,7 @@ def alike(messages: Sequence[Alike]) -> str:
 
 def particulars(messages: Sequence[Alike]) -> str:
     """
-    What each of them said of itself, where that matters for what is decided; else empty.
+    Return what each rank said about itself, if it matters for a decision; otherwise an empty text.
     """
     answers = [message for message in messages if isinstance(message, Answered)]
     match messages[0]:
@@ -151,7 +152,7 @@ def _where(position: Position) -> str:
 
 def sentence(message: Report) -> str:
     """
-    What a report says that stands for itself.
+    Return a sentence for a report that is shown on its own.
     """
     match message:
         case NodeJoined(node=node, host=host, ranks=ranks):
@@ -200,7 +201,7 @@ def _advice(message: Advised) -> str:
 
 def _spread(message: Faulted | Noticed) -> str:
     """
-    Whose copies are in doubt beside this rank's own.
+    Return whose copies are in doubt, in addition to this rank's own.
     """
     spread = ", which may have spread" if message.polluted else ""
     older = f", after step {message.not_after}" if message.not_after is not None else ""
@@ -216,7 +217,7 @@ def _signal(number: int) -> str:
 
 def plainly(message: object) -> str:
     """
-    A message by its name and its fields.
+    Return a message as its name and fields.
     """
     rank = getattr(message, "rank", None)
     who = "" if rank is None else f"rank {rank}: "
@@ -243,7 +244,7 @@ def _short(value: object) -> str:
 
 def commanded(commands: Sequence[Command]) -> list[str]:
     """
-    A sentence for each command; orders that say the same to several ranks are one.
+    Return a sentence for each command. Equal orders to several ranks share one sentence.
     """
     merged: dict[str, list[int]] = {}
     for command in commands:
@@ -255,7 +256,8 @@ def commanded(commands: Sequence[Command]) -> list[str]:
 
 def _command(command: Command) -> tuple[str, Collection[int]]:
     """
-    A sentence in which `{who}` stands for the ranks that are meant.
+    Return a sentence in which `{who}` stands for the ranks of the command, and these ranks. The
+    sentence is empty if another line shows the command already.
     """
     match command:
         case Tell(event=event, facts=facts):
@@ -309,7 +311,7 @@ def _other(command: object) -> tuple[str, Collection[int]]:
 
 def fault_in_words(fault: Fault) -> str:
     """
-    A fault, without its evidence.
+    Return a fault in words, without its evidence.
     """
     where = "no one rank" if fault.rank is None else f"rank {fault.rank}"
     return f"{fault.kind} at {where} in step {fault.step}"
@@ -317,7 +319,7 @@ def fault_in_words(fault: Fault) -> str:
 
 def ranks_of(ranks: Collection[int]) -> str:
     """
-    Ranks in words: `rank 3`, `ranks 0-3, 7`.
+    Return the ranks in words: `rank 3`, `ranks 0-3, 7`.
     """
     stretches: list[list[int]] = []
     for rank in sorted(set(ranks)):
@@ -332,7 +334,7 @@ def ranks_of(ranks: Collection[int]) -> str:
 
 def span(seconds: float) -> str:
     """
-    How long something took.
+    Return a duration in words.
     """
     if seconds >= 1:
         return f"{seconds:.2f} s"

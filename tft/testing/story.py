@@ -1,11 +1,11 @@
 """
-Stories judged once more: the events of a run through the job machine, and what it commands now.
+Stories judged again: the events of a run through the job machine, and the commands it gives now.
 
-    replayed(text) -> Replay              a story that was pasted into a test
-    replay(run) -> Replay                 one that was read (`tft.controller.story.runs_of`)
-    write_story(path, opened, told)       a run that was no real one (a simulated cluster's), told
-                                          in the same form, for `tft replay` and `as_test`
-    as_test(replay, name) -> str          a test to be pasted
+    replayed(text) -> Replay              for a story that was pasted into a test
+    replay(run) -> Replay                 for a run that was read (`tft.controller.story.runs_of`)
+    write_story(path, opened, told)       writes a run that was not real (of a simulated cluster) in
+                                          the same form, for `tft replay` and `as_test`
+    as_test(replay, name) -> str          returns a test to be pasted
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,13 +32,13 @@ from tft.protocol.messages import Answered, Exited
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
     """
-    How a machine stands between two events.
+    The state of a machine between two events.
     """
 
     state: str
     incident: int
     open: bool
-    """The incident is not over."""
+    """True if the incident is not over."""
     round: int
     strategy: str
     tried: tuple[tuple[str, str], ...]
@@ -47,7 +47,7 @@ class Stand:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """
-    One event, and what the machine makes of it.
+    One event, and the commands that the machine gives for it.
     """
 
     told: Told
@@ -58,7 +58,7 @@ class Turn:
     @property
     def differs(self) -> bool:
         """
-        Other commands were given then. Where it is not known which, none are missed.
+        True if the recorded commands are different. False if the commands were not recorded.
         """
         return self.told.then is not None and self.told.then != fingerprint(self.commands)
 
@@ -66,29 +66,32 @@ class Turn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """
-    A run that was judged once more.
+    A run that was judged again.
     """
 
     run: Run
     machine: Machine
-    """As it stands after the last event."""
+    """The machine after the last event."""
     turns: tuple[Turn, ...]
     failed_at: Told | None = None
-    """The event that the machine failed at; those behind it were not judged."""
+    """The event at which the machine failed; later events were not judged. None: it did not
+    fail."""
     failure: str = ""
-    """How it failed."""
+    """The exception of the machine, as text."""
 
     @property
     def differences(self) -> list[Turn]:
         """
-        The turns in which other commands were given then.
+        The turns whose recorded commands are different.
         """
         return [turn for turn in self.turns if turn.differs]
 
     @property
     def same(self) -> bool:
         """
-        Whatever was commanded then would be commanded now, and nothing else.
+        True if this version gives exactly the recorded commands.
+
+        Also true if the machine failed at an event without recorded commands.
         """
         known = self.failed_at is not None and self.failed_at.then is not None
         return not self.differences and not known
@@ -96,14 +99,14 @@ class Replay:
     @property
     def state(self) -> str:
         """
-        What the job is doing at the end.
+        The state of the job at the end.
         """
         return str(self.machine.state)
 
     @property
     def result(self) -> tuple[str, int] | None:
         """
-        How the job ended, and with what exit code; None while it has not.
+        The result and the exit code of the job; None if the job has not ended.
         """
         over: JobOver | None = self.machine.outcome
         return None if over is None else (over.result, over.code)
@@ -111,7 +114,7 @@ class Replay:
     @property
     def incidents(self) -> list[tuple[str, int | None, int]]:
         """
-        Of each incident: the strategy, the first step computed after it, the steps lost.
+        For each incident: the strategy, the first step computed after it, and the steps lost.
         """
         all_of_them = {each.number: each for each in self.machine.incidents}
         if self.machine.incident.number:
@@ -121,7 +124,7 @@ class Replay:
 
 def replayed(text: str) -> Replay:
     """
-    The last run of a story, from its text.
+    Return the last run of a story, judged again, from the story's text.
     """
     [run] = runs_of(f"{text.strip()}\n".encode(), "the story", -1).values()
     return replay(run)
@@ -129,7 +132,8 @@ def replayed(text: str) -> Replay:
 
 def replay(run: Run) -> Replay:
     """
-    A run through the machine of this version, with the limits of then.
+    Run the events of a run through the machine of this version, with the limits of the recorded
+    run.
     """
     machine = run.opened.machine()
     turns: list[Turn] = []
@@ -152,8 +156,10 @@ def write_story(
     path: Path, opened: Opened, told: Iterable[tuple[Event, Sequence[Command] | None]]
 ) -> None:
     """
-    Appends a run to a story: each event with what was commanded upon it, or None for the one the
-    machine failed at. `opened` is what the machine was made with (`Opened.machine` makes one).
+    Append a run to a story.
+
+    `told` holds each event with the commands that followed it; None for the event at which the
+    machine failed. `opened` holds the arguments of the machine (`Opened.machine` makes a machine).
     """
     with Story(path) as story:
         story.opened(opened)
@@ -163,15 +169,16 @@ def write_story(
 
 def as_test(replay: Replay, name: str) -> str:
     """
-    A test that feeds the run to the machine and expects what this version makes of it. Whoever
-    pastes it puts there what should have come out.
+    Return a test that feeds the run to the machine and expects what this version makes of it.
+    Whoever pastes the test replaces the expectation with the correct result.
 
-    What was commanded then is left out: a test of what was wrong must not hold on to it. So are
-    the job's name, which opened its ports, and the greater part of captured RNG state.
+    The recorded commands are left out, because a test of a wrong behaviour must not keep them. The
+    name of the job, which opened its ports, is replaced. Captured rank-local state is cut to eight
+    characters.
     """
     opened = replace(replay.run.opened, job="job", run="run")
     lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.told)]
-    # JSON is all ASCII here; without an apostrophe nothing in it can end the literal
+    # JSON is all ASCII here; a literal ends at an apostrophe, so none may remain
     story = [numbered(line, n).replace("'", r"\u0027") for n, line in enumerate(lines, start=1)]
     return "\n".join(
         [

@@ -1,8 +1,10 @@
 """
-A replayed run as somebody reads it: what happened and when, what was decided and why, how long it
-took. What many ranks say to one order is one line, at the time of the last of them.
+The lines of a replayed run for a reader: what happened and when, the decisions and their reasons,
+and the durations.
 
-All times are the controller's own clock: that of another machine says nothing beside it.
+Answers of many ranks to one order are one line, at the time of the last answer.
+
+All times come from the controller's clock. Times of other machines cannot be compared with it.
 """
 
 from collections.abc import Sequence
@@ -45,8 +47,10 @@ Key = tuple[object, ...]
 
 def timeline(replay: Replay) -> list[str]:
     """
-    The lines, without their ends: first the start of the job, then each incident with times from
-    its first evidence, and what lies between them.
+    Return the lines of the timeline, without line ends.
+
+    The start of the job comes first, then each incident, and what lies between incidents. Times of
+    an incident are seconds from its first evidence.
     """
     return _Timeline(replay).told()
 
@@ -54,7 +58,7 @@ def timeline(replay: Replay) -> list[str]:
 @dataclass(slots=True, kw_only=True)
 class _Chorus:
     """
-    What several ranks say alike.
+    The reports of several ranks that one line shows.
     """
 
     last: Turn
@@ -64,7 +68,7 @@ class _Chorus:
 @dataclass(slots=True, kw_only=True)
 class _Asked:
     """
-    An order, as far as it was given.
+    An order and the ranks that have been given it so far.
     """
 
     at: float
@@ -83,7 +87,7 @@ class _Timeline:
 
     def told(self) -> list[str]:
         """
-        All of it.
+        Return all lines.
         """
         within: int | None = None
         for turn in self._replay.turns:
@@ -132,7 +136,8 @@ class _Timeline:
 
     def _ask(self, commands: Sequence[Command], at: float) -> None:
         """
-        Remembers who was told what, for the line that says who has done it.
+        Remember which ranks were given which order, for the line that names the ranks that carried
+        it out.
         """
         for order in commands:
             if isinstance(order, RankOrder):
@@ -157,7 +162,7 @@ class _Timeline:
 
     def _together(self, key: Key, turn: Turn) -> str:
         """
-        A line for all of them, at the last; none before.
+        Return one line for all ranks at the last report of a chorus; an empty text before it.
         """
         chorus = self._choruses[key]
         if chorus.last is not turn:
@@ -181,7 +186,7 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
         event = turn.told.event
         if key is not None and isinstance(event, Received) and isinstance(event.message, Alike):
             chorus = choruses.setdefault(key, _Chorus(last=turn))
-            if event.message.rank not in chorus.said:  # else it is only said again
+            if event.message.rank not in chorus.said:  # else the report is a repetition
                 chorus.last = turn
                 chorus.said[event.message.rank] = event.message
     return choruses
@@ -189,7 +194,8 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
 
 def _key(turn: Turn) -> Key | None:
     """
-    What is told together has the same key; None for what stands for itself.
+    Return the key that reports share which are shown in one line; None for a report with a line of
+    its own.
     """
     event = turn.told.event
     return _key_of(event.message, turn.before) if isinstance(event, Received) else None
@@ -207,7 +213,7 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
             return ("CheckpointFailed", step, why)
         case Exited(code=code) if stand.state in ("exiting", "ended") and code >= 0:
             return ("Exited", code)
-        case Faulted(kind="network", step=step) if stand.open:  # the same from the other side
+        case Faulted(kind="network", step=step) if stand.open:  # other ranks see the same fault
             return ("Faulted", stand.incident, stand.round, step)
         case _:
             return None
@@ -215,7 +221,7 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
 
 def _incident_of(turn: Turn) -> int:
     """
-    The incident a turn belongs to: the one it opens, closes, or is in; 0 for none.
+    Return the incident that a turn opens, closes or belongs to; 0 if it belongs to none.
     """
     opened = turn.after.incident if turn.after.open else 0
     return opened or (turn.before.incident if turn.before.open else 0)
@@ -223,7 +229,8 @@ def _incident_of(turn: Turn) -> int:
 
 def _decided(turn: Turn) -> list[str]:
     """
-    The choice with what spoke against the others, the orders, the state that the job is in then.
+    Return the lines about the decisions of a turn: the chosen strategy, the rejected ones with
+    reasons, the orders, and the new state.
     """
     lines: list[str] = []
     chosen = (turn.after.round, turn.after.strategy)
@@ -240,7 +247,7 @@ def _decided(turn: Turn) -> list[str]:
 
 def _outcome(incident: Incident) -> str:
     """
-    What has become of an incident, and how long it took.
+    Return how an incident ended, and how long it took.
     """
     if incident.closed is None:
         return "not over here"
