@@ -1,6 +1,6 @@
 """
-What holds for all tests: the lines of `mindio_ttp` go to the output of the processes of a test, and no file is
-kept in the checkout. Tests of the files say otherwise for their own processes.
+Settings for all tests: `mindio_ttp` logs to the output of a test's processes and keeps no file in
+the checkout. Tests of the log files change this for their own processes.
 """
 
 import os

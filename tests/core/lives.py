@@ -1,5 +1,5 @@
 """
-Scripted jobs that have come so far, for the tests of the judgement.
+Scripted jobs that have trained for some steps, for the tests of the state machine.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ POLICY = set(Policy.__dataclass_fields__)
 
 def trained(world: int = 4, steps: int = 3, **facts: Any) -> ScriptedJob:  # Any: fields, by name
     """
-    A job whose adaptor can do everything, after a few steps. `facts` are limits of the policy and
-    fields of the job.
+    Return a healthy job with an adaptor that supports every strategy, after `steps` steps. `facts`
+    are limits of the policy and fields of the job.
     """
     limits = {name: value for name, value in facts.items() if name in POLICY}
     rest = {name: value for name, value in facts.items() if name not in POLICY}
@@ -29,28 +29,29 @@ def trained(world: int = 4, steps: int = 3, **facts: Any) -> ScriptedJob:  # Any
 
 def names(orders: list[Order]) -> list[str]:
     """
-    What was ordered, one word each.
+    Return the type names of orders, one for each order.
     """
     return [type(order).__name__ for order in orders]
 
 
 def strategies(job: ScriptedJob) -> list[str]:
     """
-    What was done about each incident that is over.
+    Return the strategy of each incident that is over.
     """
     return [incident.strategy for incident in job.machine.incidents]
 
 
 def tried(job: ScriptedJob) -> dict[str, str]:
     """
-    What was passed over in the newest incident that is over, and why.
+    Return the strategies that the newest closed incident passed over, with the reason for each.
     """
     return dict(job.machine.incidents[-1].tried)
 
 
 def take_over(job: ScriptedJob, private: dict[int, str]) -> None:
     """
-    Another process takes over from rank 1, and the first one ends: with this private state, as its node tells.
+    Let another process take over from rank 1, and end the first process. Its node reports `private`
+    as its rank-local state.
     """
     job.deaf = {0}
     job.notice(1, "straggler", "its clock is throttled")

@@ -1,5 +1,5 @@
 """
-Placements of state on ranks as jobs really have them, and where the ranks stand.
+Placements of state on ranks as in real jobs, and the standing of the ranks.
 """
 
 from collections.abc import Collection
@@ -12,7 +12,8 @@ ALL = frozenset({"migrate", "scale_out", "retry", "recover", "scale_in", "dump"}
 
 def everybody(world: int, step: int | None = 4, **others: int | None) -> dict[int, Standing]:
     """
-    Ranks that all hold `step`, but for those named: `r1=None` is torn, `r2=3` a step behind.
+    Return a standing for every rank. All hold `step`, except the ranks that `others` names:
+    `r1=None` is torn, `r2=3` holds step 3.
     """
     held = dict.fromkeys(range(world), step)
     held |= {int(name[1:]): where for name, where in others.items()}
@@ -24,7 +25,7 @@ def everybody(world: int, step: int | None = 4, **others: int | None) -> dict[in
 
 def without(standings: dict[int, Standing], gone: Collection[int]) -> dict[int, Standing]:
     """
-    The same, with the processes of some ranks lost.
+    Return the standings with the processes of the ranks in `gone` lost.
     """
     lost = {rank: Standing(rank=rank, alive=False, strategies=ALL) for rank in gone}
     return standings | lost
@@ -32,7 +33,7 @@ def without(standings: dict[int, Standing], gone: Collection[int]) -> dict[int, 
 
 def replaced(standings: dict[int, Standing], new: Collection[int]) -> dict[int, Standing]:
     """
-    The same, with other processes for some ranks, which hold nothing yet.
+    Return the standings with new processes for the ranks in `new`. These hold nothing yet.
     """
     fresh = {rank: Standing(rank=rank, address=f"host:{rank}", strategies=ALL) for rank in new}
     return standings | fresh
@@ -40,16 +41,18 @@ def replaced(standings: dict[int, Standing], new: Collection[int]) -> dict[int, 
 
 def optimizer(world: int, copies: int, kind: str = "optimizer") -> Topology:
     """
-    A data-parallel group whose optimizer state is cut into shards with so many copies each.
+    Return a data-parallel group whose optimizer state is cut into shards, with `copies` copies
+    each.
     """
     return Topology(groups=strided(kind, range(world), copies))
 
 
 def grid(tp: int, pp: int, dp: int, *, copies: int, node: int = 8) -> Topology:
     """
-    Tensor, pipeline and data parallelism, ranks counted in this order: the parameters of a (tp, pp)
-    place are on all its data-parallel ranks, its optimizer state is cut over them. A replica of
-    the model, all (tp, pp) places of one dp, leaves and comes back as a whole.
+    Return tensor, pipeline and data parallelism, with ranks counted in this order. The parameters
+    of a (tp, pp) place are on all its data-parallel ranks. The place's optimizer state is cut over
+    them. A model replica consists of all (tp, pp) places of one dp rank. It leaves and comes back
+    as a whole.
     """
     groups: dict[str, tuple[int, ...]] = {}
     width = tp * pp
@@ -68,14 +71,15 @@ def grid(tp: int, pp: int, dp: int, *, copies: int, node: int = 8) -> Topology:
 
 def terms(**changes: object) -> Terms:
     """
-    Everything is enabled and nothing has happened yet, but for what is named.
+    Return terms in which every strategy is enabled and nothing has happened yet, except for
+    `changes`.
     """
     return Terms(**({"enabled": ALL} | changes))  # type: ignore[arg-type] # fields by name
 
 
 def fetched(plan: Repair | str) -> dict[int, dict[str, list[int]]]:
     """
-    Rank to shard to the ranks it is fetched from.
+    Return, for each rank and shard, the ranks from which the shard is fetched.
     """
     assert isinstance(plan, Repair), plan
     return {

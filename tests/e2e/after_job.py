@@ -1,10 +1,12 @@
 """
-A job of DDP that evaluates behind its steps.
+A DDP job that evaluates after its steps.
 
     after_job.py HOW [--seconds S] [--every K] [--die RANK,STEP,WHERE]
 
-HOW: `alone` (rank 0 evaluates, through session.evaluate), `together` (all do, with an all-reduce), `inline` (rank 0
-does so in the loop, without a word to anybody). WHERE a rank dies: `update`, or `evaluation`, once all are in it.
+HOW: `alone` (rank 0 evaluates, through `session.evaluate`), `together` (all ranks evaluate, with an
+all-reduce), `inline` (rank 0 evaluates in the loop and does not report it). WHERE a rank dies:
+`update`, at the head of the step once rank 0 has evaluated the step before, or `evaluation`, inside
+the evaluation of the step.
 """
 
 import argparse
@@ -55,7 +57,7 @@ def die(step: int, place: str) -> None:
 
 def busy(mark: Path) -> None:
     """
-    Take the time that was asked for, and say that it has begun.
+    Create the file `mark` to show that the work has begun, and wait for `args.seconds` seconds.
     """
     mark.touch()
     until = time.monotonic() + args.seconds
@@ -65,7 +67,8 @@ def busy(mark: Path) -> None:
 
 def evaluate(step: int) -> None:
     """
-    A loss over data of its own; it draws random numbers and leaves the model in another mode, as scripts do.
+    Compute a loss over separate data. Like some scripts, it draws random numbers and leaves the
+    model in another mode.
     """
     if args.how == "alone" and session.rank:
         return
@@ -80,12 +83,12 @@ def evaluate(step: int) -> None:
 
 def train(session: tft.Session) -> None:
     """
-    The loop.
+    Run the training loop.
     """
     wrapped: Any = session.model
     for step in session.steps(STEPS):
         if (victim, str(step), "update") == (str(session.rank), at, where):
-            # the others are to be where rank 0 makes them wait
+            # The other ranks must have got to the point where rank 0 makes them wait.
             while not (session.run_dir / f"evaluates-0-{step - 1}").exists():
                 time.sleep(0.01)
             die(step, "update")

@@ -1,6 +1,6 @@
 """
-A model of two parts that have nothing to do with each other: each on two of four ranks, which sum its
-gradients among themselves. Nothing but tft keeps the one part from running ahead of the other.
+A model of two independent parts, each on two of the four ranks, which all-reduce its gradients
+among themselves. Only tft keeps one part from running ahead of the other.
 
     apart_job.py STEPS [--die RANK,STEP]
 """
@@ -32,7 +32,8 @@ session = tft.init()
 rank, part = session.rank, session.rank % 2
 record = Record(session.run_dir, rank)
 summed = session.run_dir / "summed"
-"""Rank 1 has finished its all-reduces of the step in which another rank is to die."""
+"""The file that exists once rank 1 has finished its all-reduces of the step in which another
+rank is to die."""
 
 
 def make() -> Made:

@@ -1,5 +1,5 @@
 """
-A job of DDP with habits of a loop that an incident cannot repair, or with none of them (`clean`).
+A DDP job whose loop has habits that an incident cannot repair, or none of them (`clean`).
 
     audit_job.py HABIT... [--steps N] [--die RANK,STEP]
 """
@@ -60,7 +60,7 @@ session.adopt(
 
 def die() -> None:
     """
-    The victim, at its step, once.
+    Kill this process once, if it is the victim and at the fatal step.
     """
     if (rank, session.step - 1) == (victim, fatal) and session.incarnation == 0:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -68,14 +68,14 @@ def die() -> None:
 
 def draw(loss: Tensor) -> None:
     """
-    From the generator of training.
+    Draw from the random generator of training.
     """
     torch.rand(1)
 
 
 def iterate(loss: Tensor) -> None:
     """
-    Over a loader that has no generator.
+    Iterate over a loader that has no generator.
     """
     for _ in loader:
         break
@@ -83,7 +83,7 @@ def iterate(loss: Tensor) -> None:
 
 def decide(loss: Tensor) -> None:
     """
-    What all ranks have found decides on the learning rate.
+    Set the learning rate by the summed loss of all ranks.
     """
     found = loss.detach().clone()
     dist.all_reduce(found)
@@ -92,7 +92,8 @@ def decide(loss: Tensor) -> None:
 
 def swallow(loss: Tensor) -> None:
     """
-    What all ranks have found decides on the learning rate, or what this one has, if the others do not answer.
+    Set the learning rate by the summed loss of all ranks, or by this rank's loss if the all-reduce
+    fails.
     """
     die()
     found = loss.detach().clone()
@@ -103,14 +104,14 @@ def swallow(loss: Tensor) -> None:
 
 def decline(loss: Tensor) -> None:
     """
-    The learning rate is the same on all ranks, and another after each step.
+    Set the learning rate to a value that is the same on all ranks and differs after each step.
     """
     scheduler.step(1.0)
 
 
 def evaluate(loss: Tensor) -> None:
     """
-    On all ranks, with workers, and with what they have found they do nothing.
+    Evaluate on all ranks, with workers. The result is not used.
     """
     model.eval()
     with torch.no_grad():
@@ -131,7 +132,7 @@ TAILS: Mapping[str, Callable[[Tensor], None]] = {
 
 def decay_in_backward() -> None:
     """
-    Weights decay as soon as a gradient is there.
+    Let weights decay as soon as their gradient is there.
     """
 
     def decay(parameter: Tensor) -> None:
@@ -143,7 +144,8 @@ def decay_in_backward() -> None:
 
 def steps(session: tft.Session) -> Iterator[int]:
     """
-    Those that are left; where they end is not said by a loop of its own.
+    Yield the steps that are left. With the habit `unended`, the loop does not say where a step
+    ends.
     """
     if "unended" not in args.habits:
         yield from session.steps(args.steps)

@@ -1,5 +1,5 @@
 """
-Jobs that other jobs are compared with, run once.
+Undisturbed jobs with which other jobs are compared, run once per test run.
 """
 
 import pytest
@@ -14,7 +14,7 @@ GPT_STEPS = 40
 @pytest.fixture(scope="session")
 def fake_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    The fast job, undisturbed.
+    Return the outcome of the fast job without a fault.
     """
     where = tmp_path_factory.mktemp("fake") / "undisturbed"
     outcome = run(where, "--adaptor", "fake", script=FAKE, arguments=(str(FAKE_STEPS),))
@@ -25,7 +25,7 @@ def fake_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.fixture(scope="session")
 def gpt_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    The example, undisturbed.
+    Return the outcome of the example job without a fault.
     """
     where = tmp_path_factory.mktemp("gpt") / "undisturbed"
     outcome = run(where, arguments=("--steps", str(GPT_STEPS)))

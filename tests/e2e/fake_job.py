@@ -1,11 +1,12 @@
 """
-The script of the fast jobs: a few numbers instead of a model, the fake adaptor instead of torch.
+The script of the fast jobs: a few numbers instead of a model, and the fake adaptor instead of
+torch.
 
     fake_job.py STEPS [--bug RANK,STEP] [--spread RANK,STEP] [--device RANK,STEP]
                 [--own] [--full STEP] [--keep STEPS]
 
-With `--keep` each rank has a part that no other has, and every so many steps the script keeps a checkpoint of
-its own.
+With `--keep STEPS`, each rank has a part that no other rank has. Every STEPS steps the script keeps
+a checkpoint of its own.
 """
 
 import argparse
@@ -39,7 +40,7 @@ record = Record(session.run_dir, session.rank)
 
 class Numbers:
     """
-    Both the model and its data: each rank draws its own numbers, and all add them up.
+    Both the model and its data. Each rank draws its own numbers, and the ranks add them up.
     """
 
     def __init__(self) -> None:
@@ -48,27 +49,27 @@ class Numbers:
 
     def draw(self) -> float:
         """
-        The next number of this rank.
+        Draw the next number of this rank.
         """
         self.position += 1
         return random.Random(1000 * session.rank + self.position).random()
 
     def state_dict(self) -> dict[str, int]:
         """
-        The position.
+        Return the position.
         """
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Back to a position.
+        Go back to a position.
         """
         self.position = state["position"]
 
 
 class Spreading(Exception):
     """
-    Numbers that have gone bad, maybe on all ranks since the last update.
+    Numbers that have gone bad, perhaps on all ranks since the last update.
     """
 
     tft_fault_kind = "numeric"
@@ -77,7 +78,7 @@ class Spreading(Exception):
 
 def once(error: Exception) -> None:
     """
-    Raised once in a run, however often the step is computed.
+    Raise an error once in a run, however often the step is computed.
     """
     mark = Path(session.run_dir) / type(error).__name__
     if not mark.exists():
@@ -87,7 +88,8 @@ def once(error: Exception) -> None:
 
 def save(directory: Path, step: int) -> None:
     """
-    Functions of the script's own for checkpoints; at some step there is no room for one.
+    Save a checkpoint with the script's own function. At the step `args.full`, raise an `OSError`,
+    as when the disk is full.
     """
     if step == args.full:
         raise OSError("no space left on device")
@@ -96,21 +98,21 @@ def save(directory: Path, step: int) -> None:
 
 def load(directory: Path) -> None:
     """
-    What `save` has written.
+    Load what `save` has written.
     """
     numbers.values[:] = array.array("d", (directory / "numbers").read_bytes())
 
 
 def kept(step: int, rank: int) -> Path:
     """
-    Where a rank keeps its part of a checkpoint that only the script knows of.
+    Return the path at which a rank keeps its part of a checkpoint that only the script knows.
     """
     return Path(session.run_dir, "kept", str(step), str(rank))
 
 
 def keep(step: int) -> None:
     """
-    Whole or not there, as scripts write their own.
+    Write a checkpoint of this rank. The file is either whole or absent, as for real scripts.
     """
     path = kept(step, session.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +123,8 @@ def keep(step: int) -> None:
 
 def reload(not_after: int | None) -> int:
     """
-    The newest that all ranks have written.
+    Load the newest checkpoint that all ranks have written and that is not later than `not_after`.
+    Return its step.
     """
     there = [int(path.name) for path in Path(session.run_dir, "kept").iterdir()]
     steps = [step for step in there if not_after is None or step <= not_after]
@@ -143,7 +146,7 @@ pause = time.sleep  # the work of a step
 
 def train(session: tft.Session) -> None:
     """
-    One number a step.
+    Run the training loop: one number a step.
     """
     for step in session.steps(args.steps):
         loss = numbers.draw() + numbers.values[0]

@@ -1,9 +1,10 @@
 """
-A job of DDP with one habit that scripts have, and a rank that dies in the midst of it.
+A DDP job with one habit of real scripts, in which a rank can die while the habit is at work.
 
     habits_job.py HABIT [--make] [--die RANK,STEP]
 
-At the end each rank says all there is of its state: tft's digests, and what it finds in the objects themselves.
+At the end each rank records its whole state: tft's digests, and the state that it finds in the
+objects themselves.
 """
 
 import argparse
@@ -42,7 +43,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, step: int) -> Tensor:
         """
-        (batch, WIDTH) to the same, in this step.
+        Map a (batch, WIDTH) tensor to a tensor of the same shape. `step` is not used.
         """
         del step
         return self.last(torch.tanh(self.dropout(self.first(x))))  # type: ignore[no-any-return]  # torch has no types here
@@ -50,7 +51,7 @@ class Net(nn.Module):
 
 class Counting(Net):
     """
-    Its forward pass counts what it has seen, as experts do, and what comes of it depends on that.
+    A network whose forward pass counts its input, as experts do. The output depends on the count.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class Counting(Net):
 
     def forward(self, x: Tensor, step: int) -> Tensor:
         """
-        As that of any.
+        Count the input in training mode, and scale the output of `Net` by the count.
         """
         if self.training:
             self.seen += x.abs().sum()
@@ -69,7 +70,7 @@ class Counting(Net):
 
 class Branching(Net):
     """
-    Every third step it uses a part of it only.
+    A network that uses only a part of its parameters in every third step.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class Branching(Net):
 
     def forward(self, x: Tensor, step: int) -> Tensor:
         """
-        As that of any.
+        Leave out the branch `side` in every third step.
         """
         found: Tensor = super().forward(x, step)
         return found if step % 3 == 0 else found + self.side(x)
@@ -86,12 +87,12 @@ class Branching(Net):
 
 class Waking(Counting):
     """
-    It begins to count in step 6.
+    A network that begins to count in step 6.
     """
 
     def forward(self, x: Tensor, step: int) -> Tensor:
         """
-        As that of any.
+        Count from step 6 on.
         """
         if step >= 6:
             return super().forward(x, step)
@@ -100,7 +101,7 @@ class Waking(Counting):
 
 class Telling(Net):
     """
-    It counts in a number that it tells as its extra state.
+    A network that counts in a number, which is part of its extra state.
     """
 
     def __init__(self) -> None:
@@ -110,19 +111,19 @@ class Telling(Net):
 
     def get_extra_state(self) -> dict[str, object]:
         """
-        The count and the scales.
+        Return the count and the scales.
         """
         return {"seen": self.seen, "scale": self.scale}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:  # Any: each has its own type
         """
-        To these.
+        Restore the count and the scales.
         """
         self.seen, self.scale = state["seen"], state["scale"].clone()
 
     def forward(self, x: Tensor, step: int) -> Tensor:
         """
-        As that of any.
+        Count the calls in training mode, and scale the output of `Net`.
         """
         if self.training:
             self.seen += 1
@@ -132,7 +133,7 @@ class Telling(Net):
 
 class Momentum(torch.optim.SGD):
     """
-    It keeps what belongs to parameters in an attribute.
+    An optimizer that keeps the state of its parameters in an attribute.
     """
 
     def __init__(self, params: Any, lr: float) -> None:  # Any: as in torch
@@ -141,7 +142,7 @@ class Momentum(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
         """
-        Of its own.
+        Apply the optimizer step with this velocity.
         """
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -152,40 +153,40 @@ class Momentum(torch.optim.SGD):
 
 class Habit:
     """
-    A script without any; what others do otherwise.
+    A script without habits. The subclasses have one habit each.
     """
 
     net: Callable[[], nn.Module] = Net
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     wrapper: Mapping[str, Any] = {}  # Any: arguments of DDP
     drops = True
-    """Gradients, and does not set them to zero."""
+    """True: the script drops the gradients. False: the script sets them to zero."""
 
     def before(self, step: int, die: Callable[[], None]) -> None:
         """
-        What comes between forward and backward.
+        Run what comes between forward and backward pass: the victim dies.
         """
         die()
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
-        What follows the update window.
+        Run what follows the update window: nothing.
         """
 
 
 class Evaluates(Habit):
     """
-    At the end of every third step, and all ranks average what they found.
+    The script evaluates at the end of every third step, and the ranks sum the losses.
     """
 
     def before(self, step: int, die: Callable[[], None]) -> None:
         """
-        Nobody dies here.
+        Do nothing: no rank dies here.
         """
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
-        Not in the mode of training.
+        Evaluate outside training mode in every third step. The victim dies before the all-reduce.
         """
         if step % 3 == 0:
             model.eval()
@@ -198,7 +199,7 @@ class Evaluates(Habit):
 
 class Counts(Habit):
     """
-    In a buffer, in the forward pass.
+    The script counts in a buffer, in the forward pass.
     """
 
     net = Counting
@@ -206,7 +207,7 @@ class Counts(Habit):
 
 class Wakes(Habit):
     """
-    In a buffer, which it changes for the first time in the step in which a rank dies.
+    The script counts in a buffer that changes for the first time in the step in which a rank dies.
     """
 
     net = Waking
@@ -214,7 +215,7 @@ class Wakes(Habit):
 
 class Tells(Habit):
     """
-    In an extra state, in the forward pass.
+    The script counts in an extra state, in the forward pass.
     """
 
     net = Telling
@@ -222,7 +223,7 @@ class Tells(Habit):
 
 class Zeroes(Habit):
     """
-    Gradients, among them those of parameters that a step does not use.
+    The script sets gradients to zero, including those of parameters that a step does not use.
     """
 
     net = Branching
@@ -232,12 +233,12 @@ class Zeroes(Habit):
 
 class Freezes(Habit):
     """
-    A part of the model, behind the window of step 3.
+    The script freezes a part of the model after the update window of step 3.
     """
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
-        As a script does that trains parts of a model one after the other.
+        Freeze the first layer, as a script does that trains parts of a model one after the other.
         """
         if step == 3:
             model.get_submodule("first").requires_grad_(False)
@@ -245,7 +246,7 @@ class Freezes(Habit):
 
 class Hides(Habit):
     """
-    State of the optimizer, in an attribute of it.
+    The script keeps optimizer state in an attribute of the optimizer.
     """
 
     optimizer = Momentum
@@ -279,7 +280,7 @@ torch.set_num_threads(1)
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     """
-    The same weights on every rank.
+    Return the model and the optimizer, with the same weights on every rank.
     """
     torch.manual_seed(0)
     model = habit.net()
@@ -288,7 +289,7 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def make() -> Made:
     """
-    What is made over the groups.
+    Return the objects that are made over the process groups.
     """
     model, optimizer = build()
     return Made(model=DDP(model, forward_sync_buffers=False, **habit.wrapper), optimizer=optimizer)
@@ -296,7 +297,7 @@ def make() -> Made:
 
 def die() -> None:
     """
-    The victim, at its step, once.
+    Kill this process once, if it is the victim and at the fatal step.
     """
     if (rank, session.step) == (victim, fatal) and session.incarnation == 0:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -328,7 +329,7 @@ def train(session: tft.Session) -> None:
 
 def whole(tensors: Mapping[str, Tensor]) -> str:
     """
-    A digest of their content.
+    Return a digest of the content of some tensors.
     """
     found = xxhash.xxh3_128()
     for name, tensor in tensors.items():

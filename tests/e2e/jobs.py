@@ -1,5 +1,5 @@
 """
-Real jobs: `tft run` in a process of its own, watched from outside, and nothing left behind.
+Real jobs: `tft run` in a separate process, observed from outside. No process may be left behind.
 """
 
 import json
@@ -17,15 +17,15 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "gpt" / "train.py"
 LIMIT = 100.0
-"""Seconds a job may take; a hang is a failure."""
+"""The time limit of a job in seconds. A job that hangs is a failure."""
 MARK = "TFT_TEST_RUN"
-"""A variable that every process of a test's job inherits."""
+"""The environment variable that every process of a test's job inherits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """
-    A job that has ended.
+    The outcome of a job that has ended.
     """
 
     code: int
@@ -50,7 +50,7 @@ class Outcome:
 
     def rows(self) -> dict[tuple[int, int], str]:
         """
-        The loss of every rank and step; a step that is there twice is an error.
+        Return the loss of every rank and step. A step that appears twice is an error.
         """
         rows: dict[tuple[int, int], str] = {}
         for path in sorted(self.run_dir.glob("steps-rank*.jsonl")):
@@ -63,7 +63,7 @@ class Outcome:
 
     def finals(self) -> dict[int, dict[str, str]]:
         """
-        The final digests of every rank.
+        Return the final digests of every rank.
         """
         return {
             int(path.stem.removeprefix("final-rank")): json.loads(path.read_text())
@@ -72,7 +72,7 @@ class Outcome:
 
     def chaos(self) -> list[dict[str, Any]]:  # Any: JSON
         """
-        What chaos recorded, in the order in which it struck.
+        Return the records of the chaos faults, in the order in which they struck.
         """
         records = [json.loads(p.read_text()) for p in (self.run_dir / "chaos").glob("*-*.json")]
         return sorted(records, key=lambda record: float(record["at"]))
@@ -90,7 +90,7 @@ class Job:
 
     def end(self, limit: float = LIMIT) -> Outcome:
         """
-        Waits until the job has ended.
+        Wait until the job has ended, at most `limit` seconds, and return its outcome.
         """
         try:
             code = self.process.wait(timeout=limit)
@@ -100,13 +100,13 @@ class Job:
 
     def output(self) -> str:
         """
-        What it has printed so far.
+        Return what the job has printed so far.
         """
         return self._log.read_text(errors="replace")
 
     def asked(self, *words: str) -> tuple[int, str]:
         """
-        What comes of a command that asks something of it: the exit code, and what it said.
+        Run a `tft` command on the job. Return the exit code and the command's error output.
         """
         command = [sys.executable, "-m", "tft", words[0], "--run-dir", str(self.run_dir)]
         done = subprocess.run(
@@ -117,7 +117,7 @@ class Job:
 
     def pid(self, name: str) -> int:
         """
-        The pid of one of its parts.
+        Return the process id of the job's part `name`.
         """
         return int((self.run_dir / "pids" / f"{name}.pid").read_text())
 
@@ -132,8 +132,8 @@ def job(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """
-    Starts `tft run`, with some more variables; whatever is left of it at the end is killed, by
-    pid.
+    Start `tft run` with some additional environment variables. At the end, kill all of its
+    remaining processes by their process ids.
     """
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     log = run_dir.with_name(f"{run_dir.name}-{len(list(run_dir.parent.glob('*.out')))}.out")
@@ -158,7 +158,7 @@ def job(
 
 def run(run_dir: Path, *options: str, limit: float = LIMIT, **how: Any) -> Outcome:  # Any: job's
     """
-    A job from its start to its end, which must leave no process behind.
+    Run a job from start to end. The job must leave no process behind.
     """
     with job(run_dir, *options, **how) as running:
         outcome = running.end(limit)
@@ -168,7 +168,8 @@ def run(run_dir: Path, *options: str, limit: float = LIMIT, **how: Any) -> Outco
 
 def left_behind(run_dir: Path) -> list[int]:
     """
-    The processes that belong to the job of this run directory: it is in their environment.
+    Return the process ids that belong to the job of this run directory. The environment of each
+    names the run directory.
     """
     needle = os.fsencode(f"{MARK}={run_dir}\0")
     found = []
@@ -187,7 +188,8 @@ def left_behind(run_dir: Path) -> list[int]:
 
 def identical(outcome: Outcome, undisturbed: Outcome) -> None:
     """
-    Bit-identical: the same losses of all ranks and steps, and the same final digests.
+    Check that the job is bit-identical to the undisturbed one: the same losses of all ranks and
+    steps, and the same final digests.
     """
     assert outcome.rows() == undisturbed.rows()
     assert outcome.finals() == undisturbed.finals()
@@ -196,7 +198,8 @@ def identical(outcome: Outcome, undisturbed: Outcome) -> None:
 
 def until(fact: Callable[[], bool], what: str, limit: float = 20.0) -> None:
     """
-    Waits for a fact that no event tells: a file's content, a process in the kernel's table.
+    Wait for a fact that no event reports, such as the content of a file or a process in the process
+    table. The wait lasts at most `limit` seconds.
     """
     end = time.monotonic() + limit
     while not fact():
@@ -206,7 +209,7 @@ def until(fact: Callable[[], bool], what: str, limit: float = 20.0) -> None:
 
 def reached(running: Job, step: int) -> Callable[[], bool]:
     """
-    Rank 0 has begun this step.
+    Return a function that tells whether rank 0 has begun this step.
     """
     path = running.run_dir / "steps-rank0.jsonl"
     return lambda: path.exists() and path.read_text().count("\n") >= step
@@ -214,6 +217,6 @@ def reached(running: Job, step: int) -> Callable[[], bool]:
 
 def strike(running: Job, name: str) -> None:
     """
-    kill -9, by pid.
+    Kill a part of the job with SIGKILL, by its process id.
     """
     os.kill(running.pid(name), signal.SIGKILL)

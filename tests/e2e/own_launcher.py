@@ -1,6 +1,6 @@
 """
-A launcher as others are: it starts the processes of its node itself, one of them for no rank, and has tft
-say when. Its ranks write to `out-RANK` in the working directory.
+A launcher like those of other frameworks. It starts the ranks of its node itself, when tft tells
+it to, and one more process without a rank. The ranks write to `out-RANK` in the working directory.
 
     own_launcher.py NNODES NODE RANKS PORT SCRIPT [ARGS...]
 """
@@ -16,7 +16,7 @@ from tft.starter import Node
 
 class Own:
     """
-    Processes of a script.
+    The starter of the processes of a script.
     """
 
     def __init__(self, first: int, command: list[str]) -> None:

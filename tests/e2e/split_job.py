@@ -1,6 +1,7 @@
 """
-A job whose every step is one global batch, however many ranks share it: under tft with a
-`ReplicaOptimizer`, and in plain torch under torchrun, which goes on from what tft has saved.
+A job in which every step is one global batch, however many ranks share it. The job runs under tft
+with a `ReplicaOptimizer`. It also runs in plain torch under torchrun, from a checkpoint that tft
+has saved.
 
     split_job.py --out DIR                      under `tft run`
     split_job.py --out DIR --resume CHECKPOINT  under torchrun: nothing of tft is imported
@@ -25,7 +26,7 @@ WIDTH = 32
 
 def build() -> nn.Module:
     """
-    A small network, the same everywhere.
+    Return a small network that is the same on every rank.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -35,7 +36,7 @@ def build() -> nn.Module:
 
 def batch(step: int, rank: int, world: int) -> Tensor:
     """
-    This rank's rows of a step's batch.
+    Return this rank's rows of the batch of a step.
     """
     generator = torch.Generator().manual_seed(step)
     return torch.randn(GLOBAL_BATCH, WIDTH, generator=generator)[rank::world]
@@ -43,7 +44,7 @@ def batch(step: int, rank: int, world: int) -> Tensor:
 
 def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
     """
-    To be predicted: the rows rolled by one.
+    Return the loss of predicting the rows, rolled by one.
     """
     return (model(rows) - rows.roll(1, dims=1)).square().mean()  # type: ignore[no-any-return]  # torch has no types here
 
@@ -59,7 +60,7 @@ class Losses:
 
     def add(self, step: int, loss: float) -> None:
         """
-        One more; a step that is computed again counts as it came out last.
+        Add a loss. If a step is computed again, its last loss counts.
         """
         with self._path.open("a") as file:
             file.write(json.dumps([step, loss.hex()]) + "\n")
@@ -67,7 +68,7 @@ class Losses:
 
 def train_with_tft(out: Path, steps: int) -> None:
     """
-    Under `tft run`.
+    Train under `tft run`.
     """
     from tft_pytorch import ReplicaOptimizer
 
@@ -99,7 +100,7 @@ def train_with_tft(out: Path, steps: int) -> None:
 
 def train_plainly(out: Path, steps: int, first: int, checkpoint: Path) -> None:
     """
-    Under torchrun, from a checkpoint of the end of step `first - 1`.
+    Train under torchrun, from a checkpoint of the end of step `first - 1`.
     """
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp

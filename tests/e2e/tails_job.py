@@ -1,11 +1,13 @@
 """
-A job of DDP that does something behind its update window, and all there is of its state at the end, on each rank.
+A DDP job that does some work after its update window. At the end, each rank records its whole
+state.
 
-    tails_job.py HABIT [--slow before|after|head] [--slowly STEP,STEP...] [--own] [--evaluates] [--die RANK,STEP[,INCARNATION]]
+    tails_job.py HABIT [--slow before|after|head] [--slowly STEP,STEP...] [--own] [--evaluates]
+                 [--die RANK,STEP[,INCARNATION]]
 
-With `--evaluates` all ranks evaluate after each step, and write down what they find together, once. In the steps of
-`--slowly` each rank waits 0.2 s for every rank below it: before its window, behind it, or at the
-head of the step. Each rank writes down where it comes to, in `trail-rankR.INCARNATION`.
+With `--evaluates` all ranks evaluate after each step, and record their common result once. In the
+steps of `--slowly` each rank waits 0.2 s for every rank below it: before its window, after it, or
+at the head of the step. Each rank writes its positions to `trail-rankR.INCARNATION`.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from record import Record
 
 WIDTH = 8
 APART = 0.2
-"""Seconds between one rank and the next, in the steps in which they are apart."""
+"""Seconds by which one rank is behind the next lower rank, in the steps of `--slowly`."""
 
 
 class Net(nn.Module):
@@ -50,14 +52,14 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, WIDTH) to the same.
+        Map a (batch, WIDTH) tensor to a tensor of the same shape.
         """
         return self.last(torch.tanh(self.dropout(self.norm(self.first(x)))))  # type: ignore[no-any-return]  # torch has no types here
 
 
 class Batches:
     """
-    Each rank's own, drawn from a generator of theirs.
+    Batches of one rank, drawn from its own generator.
     """
 
     def __init__(self, rank: int) -> None:
@@ -66,20 +68,20 @@ class Batches:
 
     def next(self) -> Tensor:
         """
-        (4, WIDTH)
+        Return the next batch, of shape (4, WIDTH).
         """
         self._taken += 1
         return torch.randn(4, WIDTH, generator=self._generator)
 
     def state_dict(self) -> dict[str, object]:
         """
-        The position.
+        Return the position: the number of batches taken and the state of the generator.
         """
         return {"taken": self._taken, "generator": self._generator.get_state().numpy().tobytes()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: each has its own type
         """
-        To this position.
+        Go back to a position.
         """
         self._taken = state["taken"]
         self._generator.set_state(
@@ -111,7 +113,7 @@ record = Record(session.run_dir, rank)
 
 class Habit:
     """
-    A loop that does nothing behind its window; what others do otherwise.
+    A loop that does nothing after its window. The subclasses do something.
     """
 
     scheduler: Any = None  # Any: as in torch
@@ -122,18 +124,18 @@ class Habit:
 
     def head(self, step: int) -> None:
         """
-        What an iteration begins with.
+        Run the beginning of an iteration.
         """
 
     def tail(self, step: int) -> None:
         """
-        What follows the update window.
+        Run what follows the update window.
         """
 
 
 class Schedules(Habit):
     """
-    A scheduler's step.
+    The loop advances a scheduler.
     """
 
     def __init__(self) -> None:
@@ -142,14 +144,14 @@ class Schedules(Habit):
 
     def tail(self, step: int) -> None:
         """
-        Each step has a rate of its own.
+        Advance the scheduler, so each step has its own rate.
         """
         self.scheduler.step()
 
 
 class Averages(Habit):
     """
-    A moving average of the parameters.
+    The loop keeps a moving average of the parameters.
     """
 
     def __init__(self) -> None:
@@ -160,14 +162,14 @@ class Averages(Habit):
 
     def tail(self, step: int) -> None:
         """
-        Every step is in it once.
+        Add the parameters of the step to the average, once.
         """
         self.average.update_parameters(model)
 
 
 class Plateaus(Habit):
     """
-    A scheduler that is told what all ranks have found together.
+    The loop advances a scheduler with a number that all ranks have computed together.
     """
 
     def __init__(self) -> None:
@@ -176,7 +178,7 @@ class Plateaus(Habit):
 
     def tail(self, step: int) -> None:
         """
-        The rate changes with most steps.
+        Advance the scheduler, so the rate changes with most steps.
         """
         found = torch.tensor(float(step % 3 + rank))
         dist.all_reduce(found)
@@ -185,7 +187,7 @@ class Plateaus(Habit):
 
 class Scales(Habit):
     """
-    A scaler, whose scale grows with every second step.
+    The loop uses a scaler, whose scale grows with every second step.
     """
 
     def __init__(self) -> None:
@@ -195,19 +197,19 @@ class Scales(Habit):
 
     def tail(self, step: int) -> None:
         """
-        As torch's examples have it.
+        Update the scaler, as torch's examples do.
         """
         self.scaler.update()
 
 
 class ByHand(Habit):
     """
-    The learning rate is set at the head of each iteration, as nanoGPT does.
+    The loop sets the learning rate at the head of each iteration, as nanoGPT does.
     """
 
     def head(self, step: int) -> None:
         """
-        Each step has a rate of its own.
+        Set the rate, so each step has its own rate.
         """
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * 0.9**step
@@ -215,12 +217,12 @@ class ByHand(Habit):
 
 class Evaluates(Habit):
     """
-    Every third step, not in the mode of training, and all ranks average what they find.
+    The loop evaluates in every third step, outside training mode, and all ranks sum the losses.
     """
 
     def tail(self, step: int) -> None:
         """
-        The victim of `--die` dies in it.
+        Evaluate. The victim of `--die` dies in the evaluation.
         """
         if step % 3 == 0:
             model.eval()
@@ -233,12 +235,13 @@ class Evaluates(Habit):
 
 class Switches(Habit):
     """
-    A part of the model stops training, for good, behind the window of a step.
+    A part of the model stops training, for good, after the window of a step.
     """
 
     def tail(self, step: int) -> None:
         """
-        Its running statistics stay what they are from then on.
+        Switch the norm layer to evaluation mode in step 6. From then on its running statistics do
+        not change.
         """
         if step == 6:
             model.norm.eval()
@@ -247,18 +250,19 @@ class Switches(Habit):
 
 class LeavesModes(Habit):
     """
-    Rank 0 evaluates alone and leaves the mode as it is; each iteration begins with that of training.
+    Rank 0 evaluates alone and leaves the model in evaluation mode. Each iteration begins in
+    training mode.
     """
 
     def head(self, step: int) -> None:
         """
-        Whatever it was.
+        Switch to training mode, whatever the mode was.
         """
         model.train()
 
     def tail(self, step: int) -> None:
         """
-        On rank 0.
+        Leave the model in evaluation mode on rank 0.
         """
         if rank == 0:
             model.eval()
@@ -278,7 +282,7 @@ HABITS: Mapping[str, type[Habit]] = {
 
 def die(step: int) -> None:
     """
-    The victim, at its step, in one of its processes.
+    Kill this process, if it is the victim at its step in its incarnation.
     """
     if (rank, step, session.incarnation) == (*dies, 0)[:3]:
         come("dies", step)
@@ -294,7 +298,7 @@ def come(place: str, step: int) -> None:
 
 def wait(where: str, step: int) -> None:
     """
-    For the ranks below.
+    Wait for the ranks below at the point `where`, in the steps of `--slowly`.
     """
     if where == args.slow and step in slowly:
         time.sleep(APART * rank)
@@ -302,7 +306,7 @@ def wait(where: str, step: int) -> None:
 
 def wait_within(step: int) -> None:
     """
-    In the midst of a tail, for the ranks below.
+    Wait for the ranks below in the middle of a tail.
     """
     if step in slowly:
         time.sleep(APART * rank)
@@ -320,7 +324,8 @@ session.adopt(
 
 def evaluate(step: int) -> None:
     """
-    What all ranks find with the model as it is, in another mode and with random numbers.
+    Record the common loss of all ranks for the model as it is, in evaluation mode and with random
+    input.
     """
     model.eval()
     with torch.no_grad():
@@ -332,7 +337,7 @@ def evaluate(step: int) -> None:
 
 def steps(session: tft.Session) -> Iterator[int]:
     """
-    Those that are left; with `--own` in a loop that says itself where a step ends.
+    Yield the steps that are left. With `--own`, the loop itself says where a step ends.
     """
     if not args.own:
         yield from session.steps(args.steps)
@@ -362,7 +367,7 @@ def train(session: tft.Session) -> None:
 
 def whole(tensors: Mapping[str, Tensor]) -> str:
     """
-    A digest of their content.
+    Return a digest of the content of some tensors.
     """
     found = xxhash.xxh3_128()
     for name, tensor in tensors.items():
@@ -373,7 +378,7 @@ def whole(tensors: Mapping[str, Tensor]) -> str:
 
 def told(state: Callable[[], object] | None) -> str:
     """
-    What an object says of itself.
+    Return what an object reports of its state.
     """
     return "" if state is None else repr(state())
 

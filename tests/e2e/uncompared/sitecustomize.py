@@ -1,6 +1,6 @@
 """
-A build of tft that compares no copies: on PYTHONPATH, it is imported before anything else. With what it leaves out,
-tests show what the rest finds alone.
+A build of tft that compares no copies. On PYTHONPATH it is imported before anything else. Tests use
+it to show what the other checks find alone.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
 """
-A cluster that is simulated: the real machines, in virtual time, under every kind of trouble that
-one seed decides. `python -m tft.testing.cluster --seeds 0:2000` runs it.
+A simulated cluster: the real state machines of the framework run in virtual time. One seed decides
+all faults and delays. `python -m tft.testing.cluster --seeds 0:2000` runs 2000 seeds.
 """

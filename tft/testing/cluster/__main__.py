@@ -13,7 +13,8 @@ from tft.testing.cluster.shrink import explain
 
 def main() -> int:
     """
-    0 when every promise was kept under every schedule.
+    Run the seeds that the command line names. Return 0 when every invariant held in every run,
+    otherwise 1.
     """
     parser = argparse.ArgumentParser(prog="python -m tft.testing.cluster", description=__doc__)
     parser.add_argument("--seeds", default="0:2000", help="FROM:TO, or one seed")

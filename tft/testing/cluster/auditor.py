@@ -1,6 +1,6 @@
 """
-Looks over the shoulder of whoever leads: each decision of the job machine needs a reason in what it
-was told, and is held against the truth that it cannot see.
+An auditor that watches the leading job machine. Each decision of the machine needs a reason in the
+reports that the machine was given, and is checked against the truth that the machine cannot see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 S = State
 HARMLESS = ("resume", "come", "advise")
-"""What needs nothing to be done about it."""
+"""Mishaps that need no reaction."""
 NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
     "stop": ("freeze",),
     "compare": ("stop",),
@@ -59,12 +59,13 @@ NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
     "save": ("restore",),
     "commit": ("save",),
 }
-"""What each rank must have carried out in the same round before it is told to do this."""
+"""By order: the orders of the same round that each rank must have carried out before it."""
 
 
 class Auditor:
     """
-    Told of every event before the leading machine judges it, and of what came of it after.
+    The auditor is called with every event before the leading machine judges it, and with the
+    commands of the machine after that.
     """
 
     def __init__(self, stage: "Stage") -> None:
@@ -75,7 +76,7 @@ class Auditor:
         self._copies = Copies(stage, self._ledger)
         self._chances = Chances(stage, self._ledger, self._copies)
         self._ceiling: int | None = None
-        """Of the machine's incident before the event that is judged now."""
+        """The ceiling of the machine's incident before the event that is judged now."""
         self._state = S.AWAITING
         self._number = 0
         self._rank_states: dict[int, int] = {}
@@ -84,12 +85,13 @@ class Auditor:
         self._vetoed: set[str] = set()
         self._isolated: set[int] = set()
         self._to_end = ""
+        """Why the job has to end. Empty when it does not have to."""
         self._unread = 0
-        """Why the job has to end."""
+        """How many orders `load` have failed."""
 
     def hears(self, machine: Machine, event: Event) -> None:
         """
-        An event is about to be judged.
+        Record an event that is about to be judged, and the state of the machine before it.
         """
         self._state = machine.state
         incident = machine.incident
@@ -105,13 +107,14 @@ class Auditor:
                     -1 if (message.rank, rank_state) in self._ledger.ended else rank_state
                 )
             if isinstance(message, Ready | NodeJoined | NodeLost):
-                self._consult = None  # what was offered then may be impossible now
+                self._consult = None  # the offers of that moment may be impossible now
             self._ledger.hears(machine, message)
             self._copies.hears(message)
 
     def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
         """
-        This is what came of it.
+        Check the commands and the state of the machine after an event. Raises `Broken` when an
+        invariant does not hold.
         """
         if isinstance(event, Received):
             self._heard(machine, event)
@@ -137,7 +140,8 @@ class Auditor:
             case Advised():
                 self._followed(machine, event.message)
             case Answered(order="load", failure=str()):
-                # what is a rank's own is in its checkpoint alone: others who have read theirs do not help
+                # A rank's own data is only in its checkpoint. Other ranks that have read theirs
+                # cannot help.
                 self._unread += 1
                 if self._unread > 1:
                     self._chances.may_end("a checkpoint was read in vain, and once more")
@@ -165,7 +169,8 @@ class Auditor:
 
     def _not_forgotten(self, machine: Machine, report: Exited | Faulted | Noticed) -> None:
         """
-        A fault of a member opens an incident, or joins the one that is open; and stays in it.
+        Check that a fault of a member opens an incident or joins the open one, and stays in it.
+        Raises `Broken` when the fault is in no incident.
         """
         rank = report.rank
         if self._state in SETTLED or machine.outcome is not None or rank not in machine.members:
@@ -180,7 +185,7 @@ class Auditor:
                 return
             kind = report.kind
         if kind in ("network", "software", "straggler"):
-            return  # one may stand for several, or for none
+            return  # one report may stand for several faults, or for none
         for fault in machine.incident.faults:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return
@@ -188,7 +193,8 @@ class Auditor:
 
     def _followed(self, machine: Machine, advised: Advised) -> None:
         """
-        Advice that can be followed is; what it rules out is not.
+        Check that advice is followed where it can be, and remember the strategies that it rules
+        out. Raises `Broken` when advice that could be followed is not.
         """
         incident, consult = machine.incident, self._consult
         if self._state is not S.CHOOSING or consult is None:
@@ -208,7 +214,8 @@ class Auditor:
 
     def _opened(self, machine: Machine, event: Event) -> None:
         """
-        No incident without a cause.
+        Check that an incident has a cause. Raises `Broken` when nothing but harmless mishaps has
+        happened.
         """
         self._number = machine.incident.number
         self._vetoed.clear()
@@ -273,7 +280,8 @@ class Auditor:
 
     def _answered_by_all(self, order: RankOrder) -> None:
         """
-        Nobody is sent on before it has done what comes first, in this very round.
+        Check that every rank has carried out the orders that come first, in the same round. Raises
+        `Broken` when an answer is missing.
         """
         ledger, key = self._ledger, (order.incident, order.round)
         name = ORDER_NAMES[type(order)]
@@ -291,7 +299,8 @@ class Auditor:
 
     def _sources_hold(self, order: Fetch) -> None:
         """
-        Whoever is named as a source of a shard has it, at that step.
+        Check that every source of a shard holds the shard at the step of the fetch. Raises `Broken`
+        when a source does not.
         """
         for transfer in order.transfers:
             for source in transfer.sources:
@@ -308,7 +317,8 @@ class Auditor:
 
     def _verdicts(self, event: Event) -> None:
         """
-        What a check has found has its effect; unless somebody wants everyone to go on.
+        Check that the verdict of a check takes effect. A request to resume overrules the verdict.
+        Raises `Broken` when the verdict has no effect.
         """
         if isinstance(event, Received) and isinstance(event.message, ResumeRequested):
             return
@@ -327,7 +337,9 @@ class Auditor:
         got: "Content",
     ) -> None:
         """
-        Whoever has ended a step is not given what others had in its tail.
+        Check that a rank which has ended a step does not get a shard as others held it in the tail
+        of that step. `had` holds the shards of the rank before the fetch. Raises `Broken` when the
+        rank is set back.
         """
         stages = self._stage.truth.stages(step, shard)
         if self._copies.suspects(process.rank) or had.get(shard) != stages[-1]:
@@ -342,7 +354,8 @@ class Auditor:
 
     def _spawned(self, order: Spawn) -> None:
         """
-        Nobody gets a second process while the first is wanted; nothing starts where a node was given up.
+        Check that no rank gets a second process while the first one is wanted, and that no process
+        starts on an isolated node. Raises `Broken` otherwise.
         """
         rank, before = order.rank, order.incarnation - 1
         ledger = self._ledger
@@ -354,7 +367,8 @@ class Auditor:
 
     def _killed(self, machine: Machine, event: Event, order: Kill) -> None:
         """
-        Nobody is ended without a reason that a report, a limit, the policy or advice gives.
+        Check that a process is ended only for a reason given by a report, a limit, the policy or
+        advice. Raises `Broken` when there is no reason.
         """
         ledger, rank = self._ledger, order.rank
         process = self._stage.nodes[order.node].process(rank)
@@ -377,7 +391,7 @@ class Auditor:
 
     def _refused(self, machine: Machine, refused: Refused) -> None:
         """
-        Nobody is refused the rank that is its own.
+        Check that no process is refused the rank that it rightly holds. Raises `Broken` otherwise.
         """
         process = self._process(machine, refused.rank)
         if process is None or process.pid != refused.pid:
@@ -402,7 +416,8 @@ class Auditor:
 
     def _take_out(self) -> None:
         """
-        What a check has found decides, whether all have come through it or a fault has cut it off.
+        Record the effect of the verdicts of a check. They decide even if a fault has cut the check
+        short before all ranks were through it.
         """
         ledger = self._ledger
         for rank, answer in ledger.answers.get("check", {}).items():
@@ -428,7 +443,8 @@ class Auditor:
 
     def _everyone_trained(self, machine: Machine) -> None:
         """
-        Success is announced when every member has trained one more step.
+        Check that every member has trained one more step before success is announced. Raises
+        `Broken` otherwise.
         """
         for rank in machine.members:
             process = self._process(machine, rank)
@@ -442,7 +458,8 @@ class Auditor:
 
     def _stand(self, machine: Machine) -> None:
         """
-        The job is paused when everyone stands at the same boundary.
+        Check that all members wait at the same step boundary when the job is paused. Raises
+        `Broken` otherwise.
         """
         there = [self._process(machine, rank) for rank in machine.members]
         processes = [process for process in there if process is not None and not process.stuck]

@@ -1,5 +1,5 @@
 """
-What could have been done, by a reckoning of its own: the newest step that is really sound, and
+An independent estimate of what a job could have done: the newest step that is really sound, and
 whether a job that ends could have gone on.
 """
 
@@ -20,8 +20,8 @@ S = State
 
 class Chances:
     """
-    Says less than the machine could know, never more: where what is sound is in doubt, or out of
-    reach, nothing is held against it.
+    This class claims less than the machine could know, never more. Where it is in doubt or out of
+    reach whether content is sound, the machine is not blamed.
     """
 
     def __init__(self, stage: "Stage", ledger: Ledger, copies: Copies) -> None:
@@ -29,18 +29,19 @@ class Chances:
         self._ledger = ledger
         self._copies = copies
         self._may_end = ""
-        """Why the job may end, whatever could be done."""
+        """Why the job may end, even if it could go on. Empty when there is no reason."""
 
     def may_end(self, why: str) -> None:
         """
-        There is a reason to end the job, whatever could be done.
+        Record a reason to end the job, even if it could go on.
         """
         self._may_end = self._may_end or why
 
     def newest(self, machine: Machine, order: Regroup | Save | Load) -> None:
         """
-        The newest step of which every shard has a really sound copy is agreed on; where there is
-        none, that of the newest checkpoint.
+        Check that the job agrees on the newest step of which every shard has a sound copy. Where
+        there is no such step, it must agree on the step of the newest checkpoint. Raises `Broken`
+        otherwise.
         """
         step = order.step - 1 if isinstance(order, Regroup) else order.step
         best = self._newest_held(machine)
@@ -62,7 +63,8 @@ class Chances:
 
     def rolled_back(self, machine: Machine) -> None:
         """
-        Everyone is brought to the agreed step: newer checkpoints may be of something that is void.
+        Drop the checkpoints later than the ceiling, since all ranks go back to the agreed step.
+        Newer checkpoints may belong to steps that are void.
         """
         ceiling = machine.incident.ceiling
         if ceiling is not None:
@@ -71,7 +73,8 @@ class Chances:
 
     def none_left(self, machine: Machine) -> None:
         """
-        No job ends that could go on: copies exist, places exist, and no limit is reached.
+        Check that a job ends only when it cannot go on. It can go on when sound copies and free
+        places exist and no limit is reached. Raises `Broken` otherwise.
         """
         incident, policy = machine.incident, self._stage.schedule.policy
         if self._may_end or policy.advised:
@@ -82,7 +85,7 @@ class Chances:
             raise Broken("no end without a cause", incident.forced)
         members = machine.members
         if not all(any(r == rank for r, _ in self._ledger.ready) for rank in members):
-            return  # whoever never came may never come
+            return  # a rank that never came may never come
         lost = members.difference(self._ledger.there(machine, members))
         strategy = "recover" if lost or incident.respawns else "retry"
         enabled = strategy in policy.enable and strategy in self._stage.schedule.strategies
@@ -99,7 +102,7 @@ class Chances:
                 f"{machine.state} though {strategy} could go on from step {best}",
             )
         if machine.state is S.DUMPING:
-            return  # what all hold is saved, and not given up for what may be found
+            return  # a dump of held state is not given up for a search
         found = self._to_be_found(machine)
         if found is not None:
             raise Broken(
@@ -148,7 +151,8 @@ class Chances:
 
     def _to_be_found(self, machine: Machine) -> int | None:
         """
-        The step of the checkpoint that all ranks would find themselves.
+        Return the step of the checkpoint that all ranks would find themselves. Return None when
+        there is none.
         """
         world = self._stage.schedule.world
         if not self._stage.schedule.own or len(machine.members) < world:

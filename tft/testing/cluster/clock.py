@@ -1,5 +1,5 @@
 """
-Virtual time: what is to happen, in the order in which it happens.
+Virtual time: a queue of calls, ordered by the moment at which they are due.
 """
 
 from collections.abc import Callable
@@ -11,34 +11,34 @@ Call = Callable[..., object]
 
 class Clock:
     """
-    The time of one simulated cluster. Things due at the same moment happen in the order in which
-    they were asked for, so a run depends on nothing but its seed.
+    The time of one simulated cluster. Calls that are due at the same moment are made in the order
+    in which they were requested. So a run depends only on its seed.
     """
 
     def __init__(self, now: float) -> None:
         self.now = now
         self.happened = 0
-        """How many things have happened."""
+        """How many calls have been made."""
         self._turn = 0
         self._heap: list[tuple[float, int, Call, tuple[Any, ...]]] = []  # Any: what `call` takes
 
     def at(self, moment: float, call: Call, *arguments: Any) -> None:  # Any: what `call` takes
         """
-        Have something done at a moment.
+        Call `call` at a moment, in virtual seconds.
         """
         self._turn += 1
         heappush(self._heap, (moment, self._turn, call, arguments))
 
     def after(self, delay: float, call: Call, *arguments: Any) -> None:  # Any: what `call` takes
         """
-        Have something done so many seconds from now.
+        Call `call` after `delay` virtual seconds.
         """
         self._turn += 1
         heappush(self._heap, (self.now + delay, self._turn, call, arguments))
 
     def tick(self) -> bool:
         """
-        Let the next thing happen; False when nothing is left to.
+        Make the next call and advance the time to its moment. Return False when the queue is empty.
         """
         if not self._heap:
             return False

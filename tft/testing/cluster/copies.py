@@ -1,5 +1,6 @@
 """
-What the comparison of copies has to find, and what must not be gone on from, by a reckoning of its own.
+An independent check of the comparison of copies: which differences it has to find, and which
+content the job must not go on from.
 """
 
 from collections import Counter
@@ -28,44 +29,48 @@ if TYPE_CHECKING:
     from tft.testing.cluster.stage import Content, Stage
 
 Digests = tuple[tuple[str, str], ...]
-"""Of a shard: by part."""
+"""The digests of one shard, by part."""
 
 
 class Copies:
     """
-    Knows what really was said, and what is really held. Where it is in doubt whose copies count, nothing is held
-    against the machine.
+    Compares the reports about copies with the real content of the ranks. Where it is in doubt which
+    copies are right, the machine is not blamed.
     """
 
     def __init__(self, stage: "Stage", ledger: Ledger) -> None:
         self._stage = stage
         self._ledger = ledger
         self._compared = stage.schedule.resume
-        """The last step at whose end all went on."""
+        """The last step from whose end all ranks went on together."""
         self._bar: int | None = None
-        """No later step may be used: copies differ, and it is undecided which are right."""
+        """The latest step that may be used while copies differ and it is undecided which are
+        right. None: no limit."""
         self._most: dict[tuple[str, int], Digests] = {}
-        """By shard and step: what counts, since most hold it, or all."""
+        """By shard and step: the digests that count, since most or all ranks hold them."""
         self._unlike: set[str] = set()
-        """The shards of which it was told that ranks begin with different copies."""
+        """The shards for which the event `begins_unlike` was sent."""
         self.disputed: set[int] = set()
-        """The ranks whose copies differ, and nobody can say which are right."""
+        """The ranks whose copies differ while nobody can say which copies are right."""
         self._suspected: set[int] = set()
-        """The ranks of whose copies something was said since all went on last."""
+        """The ranks whose copies were put in doubt since all ranks last went on together."""
         self._brought: set[tuple[int, int]] = set()
-        """Rank and incarnation of those that have fetched since: what they hold says nothing of that of others."""
+        """Rank and incarnation of the ranks that have fetched since then. Their copies say
+        nothing about the copies of other ranks."""
         self._inexact: int | None = None
-        """The step at whose end this incident had all go on from what was held in its tail."""
+        """The step at whose end this incident lets all ranks go on from content of the step's
+        tail. None: no such step."""
 
     def suspects(self, rank: int) -> bool:
         """
-        Whether something was said of the copies of a rank since all went on last.
+        Return whether the copies of a rank were put in doubt since all ranks last went on
+        together.
         """
         return rank in self._suspected
 
     def judged(self, machine: Machine, report: object) -> None:
         """
-        A report was judged: what was said by the process that holds its rank counts.
+        Record a report that was judged. Only the process that holds its rank counts.
         """
         match report:
             case Checkpointed(compared=True) if self._process(machine, report.rank) is not None:
@@ -76,7 +81,7 @@ class Copies:
 
     def hears(self, report: object) -> None:
         """
-        A report is about to be judged.
+        Record a report that is about to be judged.
         """
         match report:
             case Faulted(rank=rank) if report.kind in DOUBTFUL or report.context_lost:
@@ -86,7 +91,7 @@ class Copies:
             case Answered(rank=rank) if report.failure is not None:
                 self._suspected.add(rank)
             case Answered(rank=rank, order="fetch"):
-                if (report.incident, report.round) == self._ledger.key:  # else it comes late
+                if (report.incident, report.round) == self._ledger.key:  # else the answer is late
                     self._brought.add((rank, report.incarnation))
             case _:
                 pass
@@ -95,7 +100,8 @@ class Copies:
 
     def stopped(self, ceiling: int | None) -> None:
         """
-        Everyone has left the loop and said what it holds; no copy that is later than `ceiling` was sound before.
+        Work out which digests count, since all ranks have left the loop and reported what they
+        hold. Copies later than `ceiling` were not sound before and do not count.
         """
         self._most.clear()
         votes: dict[tuple[str, int], list[Answered]] = {}
@@ -104,7 +110,7 @@ class Copies:
             if step is None or (ceiling is not None and step > ceiling):
                 continue
             if not step:
-                continue  # each may begin with its own, and is told where that is not that of others
+                continue  # ranks may begin with different content, which is reported
             for shard in answer.digests:
                 votes.setdefault((shard, step), []).append(answer)
         for (shard, step), answers in votes.items():
@@ -127,7 +133,7 @@ class Copies:
 
     def _said(self) -> list[Answered]:
         """
-        What the ranks that live have answered when they were to compare what they hold.
+        Return the answers of the living ranks to the last comparison of copies.
         """
         ledger = self._ledger
         return [
@@ -139,7 +145,8 @@ class Copies:
 
     def differ(self, machine: Machine, facts: Mapping[str, object], *, stopped: bool) -> None:
         """
-        It is told that copies differ. Whoever holds what most hold is not said to be wrong; who is may be ended for it.
+        Check the event `copies_differ`. Raises `Broken` when the event calls a rank wrong that
+        holds the majority's digests. A rank that is called wrong may be ended for it.
         """
         shard, step = str(facts["shard"]), int(str(facts["step"]))
         right: list[int] = facts["right"]  # type: ignore[assignment] # ranks
@@ -164,7 +171,8 @@ class Copies:
 
     def begin_unlike(self, facts: Mapping[str, object]) -> None:
         """
-        It is told that ranks begin with different copies of a shard: some of them have said so.
+        Check the event `begins_unlike`: ranks begin with different copies of a shard. Raises
+        `Broken` when all digests that were reported are equal.
         """
         shard = str(facts["shard"])
         said = {
@@ -181,7 +189,8 @@ class Copies:
         self, machine: Machine, wrong: int, right: list[int], shard: str, step: int
     ) -> None:
         """
-        Whoever has ended a step is not said to be wrong since others were left in its tail.
+        Check that a rank which has ended a step is not called wrong because others were left in its
+        tail. Raises `Broken` otherwise.
         """
         process = self._process(machine, wrong)
         stages = self._stage.truth.stages(step, shard)
@@ -200,7 +209,7 @@ class Copies:
 
     def ordered(self, machine: Machine, order: RankOrder) -> None:
         """
-        An order to ranks goes out.
+        Check an order to ranks that goes out.
         """
         match order:
             case Regroup() if order.step:
@@ -218,7 +227,7 @@ class Copies:
 
     def resumed(self, step: int) -> None:
         """
-        All go on after `step`.
+        Reset the record, since all ranks go on after `step`.
         """
         self._compared, self._bar = step, None
         self._unlike.clear()
@@ -228,7 +237,8 @@ class Copies:
 
     def closed(self, machine: Machine) -> None:
         """
-        An incident is over.
+        Check, at the end of an incident, that it reported an inexact step. Raises `Broken` when the
+        job goes on from an inexact step and this was not reported.
         """
         told, inexact = machine.incident.inexact, self._inexact
         self._inexact = None
@@ -244,7 +254,8 @@ class Copies:
 
     def _gone_on_from(self, machine: Machine, step: int) -> None:
         """
-        Members hold equal copies, of the end of the step: where nobody has that, what was held in its tail.
+        Check that the members hold equal copies of the end of the step. Where no rank has it, they
+        go on from equal content of the step's tail. Raises `Broken` otherwise.
         """
         self._stage.truth.unbend_after(step)
         for shard, ranks in self._stage.schedule.groups().items():
@@ -291,7 +302,7 @@ class Copies:
         if content.flipped and self._most.get((shard, step)) == tuple(right.digests().items()):
             raise Broken("what most hold counts", f"{what} is not theirs")
         if content not in truth.stages(step, shard):
-            return  # what it is then shows when it is used
+            return  # wrong content shows later, when it is used
         if not machine.incident.inexact:
             raise Broken("what is inexact is told", f"{what} is of the tail of the step")
         for answer in self._said():

@@ -1,10 +1,10 @@
 """
-The process groups: how they are formed, how a step is trained in them, and what becomes of it when
-a member is missing.
+Process groups: how ranks form them, how they train a step in them, and what happens when a member
+is missing.
 
-A sum is complete only when every member has contributed. What was complete arrives at each member
-in its own time, so a fault finds some of them a step ahead of others. The same goes for the collective in the tail
-of a step, where there is one.
+An all-reduce is complete only when every member has contributed. The result arrives at each member
+at a different time. So a fault finds some members a step ahead of others. The same holds for the
+collective in the tail of a step, where there is one.
 """
 
 from dataclasses import dataclass, field
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from tft.testing.cluster.stage import Stage
 
 PHASES = ("sums", "average")
-"""In which a rank waits for the others."""
+"""The phases in which a rank waits for the other members."""
 
 
 class Group:
     """
-    The ranks that one regroup has joined.
+    The members that one regroup order has joined.
     """
 
     def __init__(self, stage: "Stage", members: dict[int, "Process"]) -> None:
         self._stage = stage
         self.members = members
         self.broken = False
-        """A member is gone, or has shut its end."""
+        """True when a member is gone or has shut its end of the group."""
         self._building: dict[int, Process] = {}
         self._arrived: dict[int, Process] = {}
         self._averaging: dict[int, Process] = {}
-        """Those in the collective of the tail."""
+        """The members in the collective of the tail."""
         self._spoilt = False
-        """Somebody has contributed what it should not have."""
+        """True when a member has contributed wrong data to the current all-reduces."""
 
     # ---------------------------------------------------------------- building the wrappers
 
     def build(self, process: "Process") -> None:
         """
-        A member builds its wrapper, for which all have to come.
+        Build the wrapper of a member. The build is complete when all members have come.
         """
         if self.broken:
             return self._stage.clock.after(0.01, process.shut_out, "the group is broken")
@@ -57,7 +57,7 @@ class Group:
 
     def enter(self, processes: list["Process"], step: int) -> None:
         """
-        These members begin to compute a step.
+        Let members begin to compute a step.
         """
         entering = []
         for process in processes:
@@ -87,8 +87,9 @@ class Group:
 
     def _is_wrong(self, process: "Process", step: int) -> bool:
         """
-        What it holds is not the end of this step, and whoever all-reduces with it gets that. What a corruption has touched
-        that nobody is told of stays with the rank and those that copy from it.
+        Return whether a rank's state is not that of the end of `step`, so that all-reducing with
+        the rank spreads wrong data. Silent corruptions do not count: they stay with the rank and
+        with the ranks that copy from it.
         """
         value = self._stage.truth.value
         return any(
@@ -98,7 +99,7 @@ class Group:
 
     def _spoil(self, step: int) -> None:
         """
-        What is wrong spreads to everyone with the update of this step.
+        Spread wrong data to all members with the update of this step.
         """
         self._spoilt = True
         for process in self.members.values():
@@ -110,7 +111,8 @@ class Group:
 
     def _summed(self, step: int) -> None:
         """
-        The all-reduces are complete; from here on nobody needs anybody to finish the step.
+        Deliver the completed all-reduces to the members, in up to three cohorts at different times.
+        From now on no member needs another to finish the step.
         """
         stage, spoilt = self._stage, self._spoilt
         arrived = list(self._arrived.values())
@@ -141,7 +143,7 @@ class Group:
 
     def close(self, processes: list["Process"], step: int) -> None:
         """
-        The update of a step is done on these members.
+        Finish the update of a step on some members, and begin the tail or the next step.
         """
         going_on = [
             process
@@ -164,7 +166,7 @@ class Group:
 
     def _cohorts(self, processes: list["Process"]) -> list[list["Process"]]:
         """
-        Ranks that take equally long.
+        Split processes into one to three cohorts that take equally long.
         """
         cohorts = 1 + self._stage.rng.randrange(3)
         return [some for n in range(cohorts) if (some := processes[n::cohorts])]
@@ -224,7 +226,8 @@ class Group:
 
     def leave(self, process: "Process", *, loud: bool) -> None:
         """
-        A member has ended, or has shut its end: what needs all of them cannot be done any more.
+        Remove a member that has ended or has shut its end. The group is broken from then on: no
+        operation that needs all members can complete.
         """
         if self.members.get(process.rank) is not process or (self.broken and not loud):
             return
@@ -236,7 +239,7 @@ class Group:
 
     def _raise(self) -> None:
         """
-        Whoever waits for what cannot come any more is told so.
+        Fail the members that wait for an operation that cannot complete any more.
         """
         waiting = [*self._arrived.values(), *self._averaging.values()]
         self._arrived, self._averaging = {}, {}
@@ -252,12 +255,13 @@ class Group:
 class _Meeting:
     waiting: dict[int, "Process"] = field(default_factory=dict)
     spoilt: bool = False
-    """Two processes have come for one rank: whoever counts the arrivals is wrong from now on."""
+    """True when two processes have come for one rank. The number of arrivals is wrong from then
+    on."""
 
 
 class Groups:
     """
-    The rendezvous store: members that come under one name form a group.
+    The rendezvous stores: processes that come under one name form a group.
     """
 
     def __init__(self, stage: "Stage") -> None:
@@ -266,7 +270,7 @@ class Groups:
 
     def join(self, store: tuple[str, int], name: str, process: "Process", members: int) -> None:
         """
-        A process comes to form a group with so many members.
+        Register a process that waits to form a group of `members` processes.
         """
         meeting = self._meetings.setdefault((store, name), _Meeting())
         if process.rank in meeting.waiting:
@@ -283,7 +287,7 @@ class Groups:
 
     def leave(self, process: "Process") -> None:
         """
-        It comes no more.
+        Remove a process that waits to form a group.
         """
         for meeting in self._meetings.values():
             if meeting.waiting.get(process.rank) is process:
@@ -291,7 +295,7 @@ class Groups:
 
     def close(self, store: tuple[str, int]) -> None:
         """
-        A store is gone, and with it whoever waits there.
+        Fail all processes that wait at a store that is gone.
         """
         for key in [key for key in self._meetings if key[0] == store]:
             for process in self._meetings.pop(key).waiting.values():

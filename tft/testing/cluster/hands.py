@@ -1,6 +1,6 @@
 """
-How a simulated training thread carries out the orders it is handed, as a session's hands do: each
-takes its time, some need the other ranks, any may fail, hang or be cut short by an end.
+Orders as a simulated training thread carries them out. Each order takes time. Some need the other
+ranks. Any may fail, hang, or be cut short when the process ends.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """
-    What carrying out an order has brought.
+    The result of an order.
     """
 
     files: tuple[SavedFile, ...] = ()
@@ -50,13 +50,13 @@ class Work:
 
 
 ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Rollback, Save)
-"""Orders that cannot be carried out without the device."""
+"""Orders that cannot be carried out when the device context is lost."""
 ABANDONED = "TransferFailed: the fetch was abandoned: its order is no longer wanted"
 
 
 def begin(process: "Process", execute: Execute) -> None:
     """
-    The training thread takes up an order.
+    Begin to carry out an order on the training thread.
     """
     stage, order = process.stage, execute.order
     stage.invariants.obeyed(process, order)
@@ -90,7 +90,7 @@ def begin(process: "Process", execute: Execute) -> None:
             fetched = [transfer.shard for transfer in order.transfers]
             whole = process.held() != order.step or process.content.keys() <= set(fetched)
             _tear(process, fetched)
-            process.torn = whole or process.torn  # else the other shards are what they were
+            process.torn = whole or process.torn  # else the other shards stay as they were
             stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():
             process.torn = True
@@ -123,7 +123,7 @@ def begin(process: "Process", execute: Execute) -> None:
 
 def abandon(process: "Process") -> None:
     """
-    What the training thread hangs in is cut short, if it can be.
+    Cut short the order in which the training thread hangs, if the order can be cut short.
     """
     task = process.task
     if task is None:
@@ -156,7 +156,7 @@ def _hold(process: "Process", step: int) -> None:
 
 def _compared(process: "Process") -> Work:
     """
-    Digests of what a rank holds, for the comparison with others.
+    Return digests of the state that a rank holds, for the comparison with other ranks.
     """
     if process.held() is None or process.context_lost:
         return Work()
@@ -220,7 +220,8 @@ def _fetch(
 
 def _given(process: "Process", transfer: Transfer, order: Fetch) -> "Content | None":
     """
-    The shard as the first source gives it that lives, can be reached and holds the step.
+    Return the shard from the first source that lives, can be reached and holds the step. Return
+    None when there is no such source.
     """
     stage, step = process.stage, order.step
     for source in transfer.sources:
@@ -315,7 +316,8 @@ def _private(process: "Process", step: int, incident: int) -> int | None:
 
 def _told(process: "Process") -> dict[int, str]:
     """
-    What a rank that cannot save has captured of its own: somebody else is to write it.
+    Return the data positions that a rank has captured, when the rank cannot save. Another rank is
+    to write them.
     """
     return {step: f"{captured:x}" for step, captured in process.page.private().items()}
 

@@ -1,6 +1,6 @@
 """
-What goes wrong in a run, and how: to a process, a node, the network, a controller; and what people
-and plugins say.
+The effect of each mishap: on a process, a node, the network or a controller, and as a request of a
+person or a plugin.
 """
 
 from collections.abc import Mapping
@@ -30,34 +30,36 @@ if TYPE_CHECKING:
     from tft.testing.cluster.stage import Stage
 
 BOOT = 0.7
-"""Seconds from the death of a controller to the next one, where none stands by."""
+"""Seconds from the end of a controller to the start of the next one, where there is no standby."""
 STANDING_BY = 10.0
-"""Seconds in which one that stands by has surely taken over."""
+"""Seconds within which a standby has surely taken over."""
 RESTART = 0.3
-"""Seconds after which an agent that has ended is started again."""
+"""Seconds after which an ended agent is started again."""
 IN_LOOP = ("forward", "sums", "window", "tail", "average")
 
 
 FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
-"""What a check finds, beside nothing."""
+"""The verdicts other than `pass` that a check can find, by the mishap's `kind`."""
 Done = Literal["done", "later", "nobody"]
-"""It has come to pass; it will, when what it waits for is done; there was nobody for it."""
+"""`done`: the mishap has happened. `later`: it happens when its condition is met. `nobody`:
+it had no target."""
 
 
 class Harm:
     """
-    Does what a mishap says.
+    Carries out the mishaps.
     """
 
     def __init__(self, stage: "Stage", mishaps: "Mishaps") -> None:
         self._stage = stage
         self._mishaps = mishaps
         self.meddled = False
-        """Recovery plugins have asked for something else than to go on as we would."""
+        """True when a recovery plugin has asked for a strategy of its own or one other than `retry`
+        and `recover`, or has ruled out a strategy."""
 
     def does(self, mishap: Mishap) -> Done:
         """
-        What goes wrong does, or what is asked for is.
+        Carry out a mishap, and return whether it happened.
         """
         stage, mishaps = self._stage, self._mishaps
         match mishap.what:
@@ -122,7 +124,7 @@ class Harm:
                 return self._flip(mishap, process)
             case "context":
                 process.context_lost = True
-                if process.phase in IN_LOOP:  # else it is found out when something is asked of it
+                if process.phase in IN_LOOP:  # else the rank notices it at the next order
                     loop.fault(process, "process", "Boom: the context is lost")
             case _ if process.phase not in IN_LOOP:
                 return "nobody"
@@ -144,7 +146,8 @@ class Harm:
 
     def _flip(self, mishap: Mishap, process: Process) -> Done:
         """
-        What a rank holds of a shard is not what it was, or will not be what it is fetching; it does not notice.
+        Change the content of a shard of a rank, or the content that the rank is fetching. The rank
+        does not notice the change.
         """
         if process.phase == "working" and process.task is not None and process.task.name == "fetch":
             process.miscopies = mishap
@@ -156,7 +159,7 @@ class Harm:
 
     def miscopied(self, process: Process) -> None:
         """
-        A rank has fetched something.
+        Apply a pending silent corruption after a fetch, if the rank has one.
         """
         mishap, process.miscopies = process.miscopies, None
         if mishap is not None:
@@ -164,7 +167,8 @@ class Harm:
             self._mishaps.came(mishap)
 
     def _touch(self, mishap: Mishap, process: Process, shards: list[str]) -> None:
-        # a number that the schedule has drawn, and that means nothing else to what does not come back
+        # `lasting` is a number that the schedule has drawn. A flip does not come back, so the
+        # number has no other meaning here and selects the shard.
         name = shards[int(1000 * mishap.lasting) % len(shards)]
         settings = mishap.kind == "settings"
         process.content[name] = self._stage.truth.flipped(process.content[name], settings=settings)
@@ -172,10 +176,10 @@ class Harm:
 
     def _impostor(self, process: Process) -> Done:
         """
-        The script of a rank is started again by somebody, with the environment it had.
+        Start the script of a rank a second time, with the environment of the first process.
         """
         if process.phase == "starting":
-            return "nobody"  # whoever comes first is taken for the one that was ordered
+            return "nobody"  # the first process to come is taken for the ordered one
         node = process.node
         stranger = Process(self._stage, node, process.rank, process.incarnation, Page())
         node.admit(stranger)
@@ -208,7 +212,7 @@ class Harm:
 
     def _lost(self, mishap: Mishap, node: Node) -> Done:
         stage = self._stage
-        # whoever starts an agent sees it end, if that is before it has come up
+        # Whoever starts an agent sees it end, if it ends before it has come up.
         seen = mishap.loud or stage.schedule.nodes == 1 or not node.started
         node.vanish()
         if mishap.lasting > 1:
@@ -221,7 +225,7 @@ class Harm:
 
     def _unreadable(self) -> Done:
         """
-        What was written last on the shared file system cannot be read any more.
+        Make the checkpoint that was written last on the shared file system unreadable.
         """
         disk = self._stage.disk
         if not disk.whole:
@@ -278,8 +282,8 @@ class Harm:
 
     def _switch(self, mishap: Mishap) -> None:
         """
-        Somebody wants a rank on other hardware, and maybe the next one with it, and maybe neither any more
-        after a while.
+        Request other hardware for a rank, and with a `kind` also for the next one. With a `number`,
+        withdraw the request after a while.
         """
         stage = self._stage
         report, last = stage.outside.report, stage.schedule.world - 1
@@ -292,7 +296,8 @@ class Harm:
 
     def _notice(self, mishap: Mishap) -> None:
         """
-        Somebody sees a fault from outside. That numbers are bad is seen in all ranks, or in one.
+        Notice a fault of a rank from outside. With `lasting` above 1, a
+        `numeric` or `corruption` notice reports bad numbers in all ranks (`polluted`).
         """
         kind: FaultKind = mishap.kind  # type: ignore[assignment] # one of NOTICED
         now = self._stage.clock.now
@@ -320,7 +325,8 @@ class Harm:
 
     def advice(self, consult: Consult) -> list[tuple[float, Advised]]:
         """
-        What recovery plugins say when they are asked, and after how many seconds: anything.
+        Return the advice of recovery plugins that are consulted, each with its delay in seconds.
+        The advice is random.
         """
         count = self._stage.rng.choice((0, 1, 1, 1, 2))
         return [self._advises(consult) for _ in range(count)]

@@ -1,5 +1,5 @@
 """
-What tft promises, held against what the simulated cluster really does.
+The invariants of tft, checked against the real state of the simulated cluster.
 """
 
 from typing import TYPE_CHECKING
@@ -28,17 +28,18 @@ if TYPE_CHECKING:
     from tft.testing.cluster.stage import Stage
 
 BOUND = 200.0
-"""Virtual seconds after the last mishap in which the job must be over: every limit of the policies
-that are drawn, several times over."""
+"""Virtual seconds after the last mishap within which the job must be over. This is several times
+every limit of the policies that schedules draw."""
 
 LEAVING = 8.0
-"""Virtual seconds in which whoever can be reached hears that the job is over, and leaves."""
+"""Virtual seconds within which every process that can be reached hears that the job is over and
+exits."""
 REPAIRS = (Fetch, Load, Rebuild, Reload, Rollback)
 
 
 class Broken(Exception):
     """
-    A promise was not kept.
+    An invariant does not hold. `promise` is the name of the invariant.
     """
 
     def __init__(self, promise: str, how: str) -> None:
@@ -48,7 +49,8 @@ class Broken(Exception):
 
 class Invariants:
     """
-    One method a promise. Each is called where it could be broken.
+    The invariants, one method each. Each method is called where its invariant could be broken, and
+    raises `Broken` when it is.
     """
 
     def __init__(self, stage: "Stage") -> None:
@@ -56,20 +58,23 @@ class Invariants:
         self._leader_of: dict[int, int] = {}
         self._steps: dict[tuple[int, int], int] = {}
         self._found: dict[tuple[int, int], set[int]] = {}
-        """By round: the steps of the checkpoints that ranks have found themselves; none yet where they
-        are to."""
+        """By incident and round: the steps of the checkpoints that ranks have found themselves.
+        Empty while the ranks are still to find one."""
         self._stood: dict[int, int] = {}
-        """By incident: the highest step at which a rank stood that was told to find one."""
+        """By incident: the highest step that a rank had completed when it was ordered to find a
+        checkpoint."""
         self._savers: dict[tuple[int, int, str], int] = {}
         self._repairing: dict[int, Process] = {}
         self._since: dict[int, tuple[int, int]] = {}
-        """By rank: the node it went on on last, and the first step it has had there."""
+        """By rank: the node on which the rank last went on, and the first step that it has had
+        there."""
         self.given_up: set[int] = set()
-        """Ranks that were not ended in time: nobody knows when it is known what they leave behind."""
+        """Ranks that were not ended in time. Nobody knows when the controller learns what they
+        leave behind."""
 
     def one_leader_obeyed(self, epoch: int, leader: int) -> None:
         """
-        No two leaders are obeyed in one epoch.
+        Check that no two leaders are obeyed in one epoch.
         """
         first = self._leader_of.setdefault(epoch, leader)
         if first != leader:
@@ -79,15 +84,15 @@ class Invariants:
 
     def obeyed(self, process: "Process", order: RankOrder) -> None:
         """
-        In one round of an incident there is one agreed step; each shard has one saver; what is
-        repaired is repaired while nobody trains.
+        Check that all ranks agree on one step in a round of an incident and that each shard has one
+        saver. Record the ranks that repair, since no rank may train meanwhile.
         """
         step: int | None
         match order:
             case Fetch() | Load() | Restore() | Rollback() | Save() | Commit():
                 step = order.step
             case Regroup(step=0):
-                step = None  # it is not known yet
+                step = None  # the step is not known yet
             case Regroup() | Resume():
                 step = order.step - 1
             case _:
@@ -115,7 +120,7 @@ class Invariants:
         if isinstance(order, Rollback):
             self._stage.truth.leave_out(order.step, order.skip)
             if self._stage.polluted is not None and order.step < self._stage.polluted:
-                self._stage.polluted = None  # everyone goes back to before it
+                self._stage.polluted = None  # all ranks go back to an earlier step
         if isinstance(order, Save):
             for shard in order.shards:
                 self.saved_by_one(key, shard, process.rank)
@@ -126,8 +131,8 @@ class Invariants:
         self, process: "Process", order: RankOrder, epoch: int, key: tuple[int, int]
     ) -> None:
         """
-        Only who holds a rank does what is said to it, and only what is said by the newest leader,
-        in the newest round.
+        Check that a rank obeys only orders for its own incarnation, and only those of the newest
+        leader and the newest round.
         """
         if order.incarnations.get(process.rank, 0) != process.incarnation:
             raise Broken(
@@ -144,7 +149,7 @@ class Invariants:
 
     def saved_by_one(self, key: tuple[int, int], shard: str, rank: int) -> None:
         """
-        Each shard of a last checkpoint is saved by one rank.
+        Check that each shard of a last checkpoint is saved by one rank only.
         """
         first = self._savers.setdefault((*key, shard), rank)
         if first != rank:
@@ -152,13 +157,14 @@ class Invariants:
 
     def finished(self, process: "Process") -> None:
         """
-        A rank has carried out what it was told.
+        Record that a rank has carried out its order.
         """
         self._repairing.pop(id(process), None)
 
     def nobody_trains_meanwhile(self, trainer: "Process") -> None:
         """
-        No rank changes its state by training while another one's is being repaired.
+        Check that no rank changes its state by training while the state of another rank is
+        repaired.
         """
         for process in self._repairing.values():
             both = (
@@ -175,7 +181,7 @@ class Invariants:
 
     def steps_alike(self, members: "dict[int, Process]") -> None:
         """
-        Members of a group compute the same step.
+        Check that all members of a group compute the same step.
         """
         steps = {process.completed for process in members.values()}
         if len(steps) > 1:
@@ -183,7 +189,7 @@ class Invariants:
 
     def given_right(self, giver: "Process", shard: str, order: Fetch, content: Content) -> None:
         """
-        A transfer is served by a rank that really holds the right content of that step.
+        Check that a transfer comes from a rank that holds the right content of the step.
         """
         step = order.step
         stages = self._stage.truth.stages(step, shard)
@@ -195,8 +201,8 @@ class Invariants:
 
     def found(self, process: "Process", order: RankOrder, step: int) -> None:
         """
-        A rank has loaded what it has found itself. What it is shows when it goes on from there: it may be
-        too late, which the controller has to notice.
+        Record the step of the checkpoint that a rank has found and loaded. The step may be too
+        late; the controller has to notice that.
         """
         if process.group is None or process.cut:
             return  # the round is over
@@ -204,8 +210,8 @@ class Invariants:
 
     def lost_told(self, incident: Incident) -> None:
         """
-        The steps that finding a checkpoint has cost are told; but for the last, where it was finished
-        after the fault.
+        Check that the steps lost by finding a checkpoint are reported. One step less is accepted,
+        for a checkpoint that was finished after the fault.
         """
         steps = self._found.get((incident.number, incident.round))
         if steps is None:
@@ -219,13 +225,15 @@ class Invariants:
 
     def repaired_whole(self, process: "Process", order: Fetch | Load | Restore) -> None:
         """
-        After a repair every shard of a rank is that of the agreed step, none older or torn.
+        Check that after a repair every shard of the rank is that of the agreed step, neither older
+        nor torn.
         """
         self._whole(process, order.step, "repaired whole", order, tail=True)
 
     def resumes_right(self, process: "Process", order: RankOrder) -> None:
         """
-        Whoever enters the loop holds the end of the step before, and its data position.
+        Check that a rank that enters the loop holds the end of the step before, and the data
+        position of that step.
         """
         if not isinstance(order, Resume):
             return
@@ -239,7 +247,7 @@ class Invariants:
 
     def rolled_back(self, process: "Process", step: int) -> None:
         """
-        A rollback leads to the data position of the agreed step.
+        Check that a rollback leads to the data position of the agreed step.
         """
         self._positioned(process, step, "rolled back right")
         here = process.node.number
@@ -248,7 +256,8 @@ class Invariants:
 
     def trained(self, process: "Process", step: int) -> None:
         """
-        After every step trained, content and data position are those of the undisturbed run.
+        Check that after every trained step the content and the data position are those of the
+        undisturbed run.
         """
         if self._repairing:
             self.nobody_trains_meanwhile(process)
@@ -258,19 +267,20 @@ class Invariants:
 
     def ended_step(self, process: "Process", step: int) -> None:
         """
-        At the end of a step, too, the content is that of the undisturbed run.
+        Check that at the end of a step, too, the content is that of the undisturbed run.
         """
         self._whole(process, step, "losses of the undisturbed run", late=True)
 
     def committed_whole(self, order: Commit, parts: dict[str, Written]) -> None:
         """
-        A last checkpoint holds every shard and every rank's own state, each the right one.
+        Check that a last checkpoint holds every shard, and the rank-local state of every rank for
+        which it can still be known (see `_remembered`), and that each is right.
         """
         schedule = self._stage.schedule
         wanted: dict[str, Written] = {
             name: self._stage.truth.value(order.step, name) for name in schedule.groups()
         }
-        # what is private to a rank is nobody else's: where it went with its node, nobody can save it
+        # Rank-local state belongs to one rank. Nobody can save it after it is lost with its node.
         right = self._stage.truth.data(order.step)
         wanted |= {f"private-{rank}": right for rank in self._remembered(order.step)}
         manifest = {file.name for file in order.files}
@@ -283,7 +293,7 @@ class Invariants:
                     "checkpoints are whole",
                     f"{name} of step {order.step} holds {self._what(part, name)}",
                 )
-        for file in order.files:  # what an earlier try has left besides is named by nobody
+        for file in order.files:  # files that an earlier attempt has left are not in the manifest
             if str(parts.get(file.name)) != file.digest:
                 raise Broken("checkpoints are whole", f"{file.name} is not as the manifest says")
 
@@ -291,7 +301,7 @@ class Invariants:
 
     def ended_for_a_cause(self, over: JobOver, members: frozenset[int]) -> None:
         """
-        No job is ended without a cause: a request, a fault, a limit of the policy.
+        Check that a job ends only for a cause: a request, a fault or a limit of the policy.
         """
         happened = {mishap.what for mishap in self._stage.mishaps.happened}
         how = f"{over.result} ({over.why}) after {sorted(happened)}"
@@ -314,7 +324,7 @@ class Invariants:
 
     def short(self, members: frozenset[int] | None = None) -> list[int]:
         """
-        The ranks (of these) that have not done every step.
+        Return the ranks (of `members`, or all) that have not done every step.
         """
         return [
             process.rank
@@ -327,7 +337,8 @@ class Invariants:
 
     def ends(self) -> None:
         """
-        Every incident ends: some time after the last mishap the job is over.
+        Check that every incident ends: the job is over within `BOUND` seconds after the last
+        mishap.
         """
         stage = self._stage
         if stage.over is None and stage.clock.now > stage.mishaps.last + BOUND:
@@ -336,7 +347,8 @@ class Invariants:
 
     def nothing_left(self) -> None:
         """
-        When a job is over, none of its processes is left.
+        Check that no process is left when a job is over. Processes on nodes that cannot be reached
+        do not count.
         """
         now = self._stage.clock.now
         left = [
@@ -351,13 +363,13 @@ class Invariants:
 
     def _wanted(self, rank: int) -> bool:
         """
-        It is a member: of a rank that was left behind nobody knows what it does.
+        Return whether a rank is a member. A rank that was left behind may do anything.
         """
         return any(rank in leader.machine.members for leader in self._leading())
 
     def _is_current(self, process: "Process") -> bool:
         """
-        Whether this process holds its rank.
+        Return whether this process holds its rank.
         """
         if process.node.process(process.rank) is not process:
             return False
@@ -368,7 +380,8 @@ class Invariants:
 
     def _leading(self) -> "list[Leader]":
         """
-        Who leads: one that was followed by another, and has not heard of it, does not.
+        Return the controllers that lead in the newest epoch. A leader that was superseded without
+        noticing it does not count.
         """
         leading = [leader for leader in self._stage.leaders if leader.leads]
         newest = max((leader.epoch for leader in leading), default=0)
@@ -376,11 +389,13 @@ class Invariants:
 
     def _remembered(self, step: int) -> list[int]:
         """
-        The ranks whose own state of a step was captured, on a node that was not given up: there it
-        is left when a process ends, and is told then. Of one that has moved since, what another page
-        holds of the steps that it has done elsewhere was captured on its way to them by a process that
-        did not come there. Given up by whoever leads now: one that was followed by another and has not
-        heard of it knows nodes that are gone.
+        Return the ranks whose data position of a step was captured on a node that was not given up.
+        The page stays on the node when a process ends, and is reported then.
+
+        Suppose a rank has moved since. Another page may then hold data positions of steps that the
+        rank has done elsewhere. A process that did not reach those steps captured them on its way,
+        so they do not count. A node was given up when the newest leader does not know it any more.
+        A leader that was superseded without noticing it knows nodes that are gone.
         """
         newest = self._stage.story.epoch
         known = [
@@ -401,10 +416,12 @@ class Invariants:
         self, content: Content, order: RankOrder | None = None, *, late: bool = False
     ) -> bool:
         """
-        Something wrong has spread, and the controller does not know yet, or did not when it said this
-        order: that may be on its way still when the controller is told, and has begun another round.
-        With `late`, it may have been told at any time. Or nobody was told, and the comparison of copies is to
-        find it where it can: see `copies.py`.
+        Return whether wrong content is excused. It is excused when the wrong content has spread and
+        the controller does not know it yet, or did not know it when it sent `order`. Such an order
+        may still be on its way when the controller learns of the wrong content and begins another
+        round. With `late`, the controller may have learnt of it at any time. Content that a silent
+        corruption changed is always excused here: the comparison of copies has to find it where it
+        can, see `copies.py`.
         """
         stage = self._stage
         if content.flipped:
@@ -425,7 +442,9 @@ class Invariants:
         stage: int = -1,
     ) -> None:
         """
-        With `tail`, it may be what a shard is in the tail of the step; with `stage`, it has to be that.
+        Raise `Broken` when a shard of a rank is not that of `step`. With `tail`, a shard of any
+        moment of the tail of the step is right too. Otherwise only the moment `stage` is right, an
+        index of `Truth.stages` (-1: the end of the step).
         """
         for name, content in process.content.items():
             stages = self._stage.truth.stages(step, name)

@@ -1,5 +1,6 @@
 """
-A controller, as the real one is built round the job machine: it leads, or stands by until it has to.
+A simulated controller, built around the real job machine. It leads, or stands by until no leader is
+heard.
 """
 
 from collections import Counter
@@ -37,18 +38,21 @@ if TYPE_CHECKING:
 WATCHED = (State.HEALTHY, State.RESUMING, State.PAUSING)
 """The states in which ranks are expected to move."""
 LEAD = 1.0
-"""Seconds between two `Lead`s without news."""
+"""Seconds between two `Lead` messages when there is no news."""
 NEWS = 0.03
-"""Seconds in which several reports are acknowledged together, and several deadlines looked at."""
+"""Seconds for which several reports are acknowledged together, and several deadlines checked
+together."""
 FIRST_REPEAT, LAST_REPEAT = 0.15, 1.5
-"""Seconds between repetitions of orders; see `mail.py`."""
+"""The shortest and the longest interval between repetitions of orders, in seconds. See
+`mail.py`."""
 PATIENCE = 2.5
-"""Seconds without a `Lead` after which a controller that stands by claims the next epoch."""
+"""Base time in seconds without a `Lead` after which a standby claims the next epoch. Controller
+number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so not all claim at once."""
 
 
 def start_controller(stage: "Stage", *, stands_by: bool = False) -> None:
     """
-    A controller is started: to lead from now on, or to stand by.
+    Start a controller that leads from now on, or stands by.
     """
     if stage.over is not None:
         return
@@ -72,11 +76,11 @@ class Leader:
         self.leads = False
         self.epoch = 0
         self.muffled = False
-        """Those that stand by do not hear it."""
+        """True when the standbys do not hear this controller."""
         self.machine = opened(stage.schedule).machine()
         self._inbox = Inbox()
         self._hang_detection = HangDetection(stage.schedule.policy)
-        patience = PATIENCE * (1 + 0.4 * number)  # not all at once
+        patience = PATIENCE * (1 + 0.4 * number)  # so that not all claim at once
         self._lease = Lease(patience=patience, at=stage.clock.now)
         self._news = self._looking = self._repeating = False
         self._period = FIRST_REPEAT
@@ -86,7 +90,7 @@ class Leader:
 
     def stand_by(self) -> None:
         """
-        Wait until the leader falls silent.
+        Stand by until the leader falls silent, then claim the next epoch.
         """
         if not self.alive or self.leads:
             return
@@ -97,7 +101,7 @@ class Leader:
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Somebody leads.
+        Note that a controller leads. A newer epoch ends this controller when it leads.
         """
         self._lease.heard(lead.epoch, self._stage.clock.now)
         if self.leads and lead.epoch > self.epoch:
@@ -107,7 +111,7 @@ class Leader:
 
     def lead(self, epoch: int) -> bool:
         """
-        Claim an epoch and go on from the story; False when another one has it.
+        Claim an epoch and go on from the story. Return False when another controller has the epoch.
         """
         story, now = self._stage.story, self._stage.clock.now
         told = list(story.events)
@@ -127,7 +131,7 @@ class Leader:
 
     def hear(self, sender: str, number: int, report: Report) -> None:
         """
-        A report came in.
+        Handle a report that has arrived.
         """
         if not self.leads:
             return
@@ -142,7 +146,7 @@ class Leader:
 
     def hear_beat(self, beat: Beat) -> None:
         """
-        The status of a node came in.
+        Handle the beat of a node, and report stalls and lost nodes.
         """
         if not self.leads:
             return
@@ -161,7 +165,7 @@ class Leader:
         if self._stage.story.append(event, self.epoch):
             self._judge(event)
         else:
-            self.die()  # another one has taken over
+            self.die()  # another controller has taken over
 
     def _judge(self, event: Event) -> None:
         stage, machine = self._stage, self.machine
@@ -191,7 +195,8 @@ class Leader:
 
     def _learn(self, report: Faulted | Noticed) -> None:
         """
-        Does the controller know by now that something wrong has spread, and how far?
+        Record whether the controller knows by now that a wrong update has spread, and up to which
+        step the state is right.
         """
         stage, incident = self._stage, self.machine.incident
         if stage.polluted is None or stage.known:
@@ -222,7 +227,7 @@ class Leader:
 
     def advise(self, advised: Advised) -> None:
         """
-        A recovery plugin says something.
+        Handle the advice of a recovery plugin.
         """
         at = self._stage.clock.now
         self._feed(Received(at=at, sender="controller", number=0, message=advised))
@@ -285,7 +290,8 @@ class Leader:
 
     def _look(self) -> None:
         """
-        When does the machine want to be woken? Asked a little after it may have changed its mind.
+        Set a timer for the next deadline of the job machine. The call comes `NEWS` seconds after an
+        event, since the machine may have changed its deadline.
         """
         self._looking = False
         deadline = self.machine.next_deadline() if self.leads else None
@@ -305,7 +311,7 @@ class Leader:
 
     def die(self) -> None:
         """
-        The process of this controller is gone.
+        End the process of this controller.
         """
         self.leads = False
         if self.alive:
@@ -314,4 +320,4 @@ class Leader:
 
 
 Seen = Counter[tuple[State, str]]
-"""How often which kind of event came in which state of the job machine."""
+"""Counts of events by state of the job machine and kind of event."""

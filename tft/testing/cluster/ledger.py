@@ -1,6 +1,7 @@
 """
-What the leading job machine was told and has said in a run, kept apart from the machine itself: who
-was asked what, who has answered, who was named as the cause of something.
+A record of the reports that the leading job machine was given and of the orders it sent in a run:
+which rank was asked, which has answered, and which was named as a cause. The record is kept apart
+from the machine itself.
 """
 
 from collections.abc import Iterable
@@ -41,15 +42,15 @@ LIMITS: dict[OrderName, str] = {
     "hold": "hold", "check": "check", "release": "freeze", "save": "save", "commit": "save",
     "complete": "join", "end": "leave",
 }  # fmt: skip
-"""Which limit of the policy an order's answer has to keep."""
+"""The limit of the policy within which each order must be answered."""
 DOUBTFUL = ("memory", "corruption", "numeric")
-"""Faults after which what a rank holds is not trusted, be it right or not."""
+"""Kinds of faults after which the state of a rank is not trusted, whether it is right or not."""
 
 
 @dataclass(slots=True)
 class Told:
     """
-    What a rank's process has said last of what it holds.
+    The steps that a rank's process has last reported to hold.
     """
 
     incarnation: int
@@ -60,52 +61,57 @@ class Told:
 @dataclass(slots=True)
 class Ledger:
     """
-    Read by `Auditor`.
+    The record that `Auditor` reads.
     """
 
     stage: "Stage"
     key: Key = (0, 0)
-    """Of the machine before the event that is judged now."""
+    """Incident and round of the machine before the event that is judged now."""
     asked: dict[OrderName, dict[int, tuple[Key, int, float]]] = field(default_factory=dict)
-    """By order and rank: the last round, whom in it, and when."""
+    """By order and rank: incident and round in which the order was sent last, the incarnation to
+    which it was sent, and the moment."""
     answers: dict[OrderName, dict[int, Answered]] = field(default_factory=dict)
-    """The last that counted."""
+    """By order and rank: the last answer without a failure that belonged to the current round
+    and incarnation."""
     told: dict[int, Told] = field(default_factory=dict)
     agents: dict[int, int] = field(default_factory=dict)
-    """By node, the agent that was heard of last: its pid."""
+    """By node: the process id of the agent that reported last."""
     sites: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Where each rank and incarnation was started: one that is to take over is somewhere else than the
-    one that still trains, and what is said of the one says nothing of the other's node."""
+    """By rank and incarnation: the node on which the process was started. A process that is to
+    take over a rank runs on another node than the process that still trains. A report about one
+    says nothing of the other's node."""
     started: dict[int, float] = field(default_factory=dict)
-    """By rank: when a process was started for it last."""
+    """By rank: the moment at which a process was last started for it."""
     ready: set[tuple[int, int]] = field(default_factory=set)
-    """Rank and incarnation of those that take orders, or did."""
+    """Rank and incarnation of all processes that take orders or took orders."""
     ended: set[tuple[int, int]] = field(default_factory=set)
-    """Of those that are gone, or are to be."""
+    """Rank and incarnation of all processes that are gone or are to be ended."""
     vanished: set[tuple[int, int]] = field(default_factory=set)
-    """Of those whose node was not heard of any more: they may live, and take no part."""
+    """Rank and incarnation of all processes whose node was reported lost. They may still live,
+    but they take no part."""
     named: set[int] = field(default_factory=set)
-    """The ranks that something was reported of in this incident."""
+    """The ranks that a report or advice has named in this incident."""
     hurt: set[int] = field(default_factory=set)
-    """The nodes on which they had their place, and those that were given up."""
+    """The nodes on which the processes of the `named` ranks ran."""
     lost: set[int] = field(default_factory=set)
     """The nodes that were given up in this run."""
     slow: set[int] = field(default_factory=set)
-    """The ranks that were said to hold the others up, or are to be switched."""
+    """The ranks that were reported as stragglers, or that are to be switched to another node."""
     doubted: set[int] = field(default_factory=set)
-    """The ranks of whose copies anything was ever said, be it true or not."""
+    """The ranks whose copies were ever put in doubt by a report, whether it was true or not."""
     searching: set[int] = field(default_factory=set)
-    """The ranks that were told to load a checkpoint, or to find one themselves, until all have done so."""
+    """The ranks that were ordered to load a checkpoint, or to find one themselves. They stay
+    here until the order `rebuild` goes out, which means that all have done so."""
     moved: bool = False
-    """Some rank has another node than it began on, or other pages: what it had of its own may be out of
-    reach."""
+    """True when a rank may run on another node than at its start, or with another page. Its
+    rank-local state may then be out of reach."""
     checkpoints: dict[int, str] = field(default_factory=dict)
 
     # ---------------------------------------------------------------- what is told
 
     def hears(self, machine: Machine, report: Report) -> None:
         """
-        A report is about to be judged.
+        Record a report that is about to be judged.
         """
         match report:
             case Answered():
@@ -145,7 +151,8 @@ class Ledger:
 
     def _joined(self, report: NodeJoined) -> None:
         """
-        Another agent than before: what ran on the node went with the one before it, and the pages.
+        Record that a node joined. Another agent than before means that the processes on the node,
+        and the pages, went with the agent before it.
         """
         before = self.agents.get(report.node)
         self.agents[report.node] = report.pid
@@ -163,7 +170,7 @@ class Ledger:
         if answer.incarnation != machine.incarnation(answer.rank):
             return
         if self.has_answered(answer.order, answer.rank, self.key, answer.incarnation):
-            return  # said again
+            return  # the answer is a repetition
         self.told[answer.rank] = Told(answer.incarnation, answer.held, answer.backups)
         if answer.failure is None:
             self.answers.setdefault(answer.order, {})[answer.rank] = answer
@@ -179,7 +186,7 @@ class Ledger:
 
     def name(self, rank: int, incarnation: int) -> None:
         """
-        Something is reported of this process of a rank.
+        Record that a report names this process of a rank.
         """
         self.named.add(rank)
         if (rank, incarnation) in self.sites:
@@ -191,7 +198,7 @@ class Ledger:
 
     def over(self) -> None:
         """
-        The incident is over: what was reported in it explains nothing any more.
+        Clear the reports of an incident that is over. They explain nothing in the next one.
         """
         self.named.clear()
         self.hurt.clear()
@@ -200,7 +207,7 @@ class Ledger:
 
     def says(self, order: RankOrder, at: float) -> None:
         """
-        An order to ranks goes out.
+        Record an order to ranks.
         """
         book = self.asked.setdefault(ORDER_NAMES[type(order)], {})
         key, rank_states = (order.incident, order.round), order.incarnations
@@ -213,7 +220,7 @@ class Ledger:
 
     def spawns(self, order: Spawn, at: float) -> None:
         """
-        A process is started for a rank.
+        Record that a process is started for a rank.
         """
         if self.sites.get((order.rank, order.incarnation - 1), order.node) != order.node:
             self.moved = True
@@ -223,7 +230,7 @@ class Ledger:
 
     def kills(self, order: Kill) -> None:
         """
-        The process of a rank is to be ended.
+        Record that the process of a rank is to be ended.
         """
         self.ended.add((order.rank, order.incarnation))
 
@@ -231,13 +238,13 @@ class Ledger:
 
     def place(self, machine: Machine, rank: int) -> int:
         """
-        The node of the process that holds a rank; -1: none was asked for yet.
+        Return the node of the process that holds a rank. Return -1 when none was requested yet.
         """
         return self.sites.get((rank, machine.incarnation(rank)), -1)
 
     def has_answered(self, order: OrderName, rank: int, key: Key, incarnation: int) -> bool:
         """
-        This very process has carried out this very order.
+        Return whether this process has carried out this order in this round.
         """
         answer = self.answers.get(order, {}).get(rank)
         return (
@@ -248,7 +255,8 @@ class Ledger:
 
     def is_late(self, rank: int, at: float) -> bool:
         """
-        It owes an answer, or its start, for longer than the policy allows.
+        Return whether a rank is late at the moment `at`: its answer or its start has taken longer
+        than the policy allows.
         """
         policy = self.stage.schedule.policy
         for name, book in self.asked.items():
@@ -260,13 +268,13 @@ class Ledger:
 
     def late(self, at: float) -> set[int]:
         """
-        All of those.
+        Return the ranks that are late with the answer to an order or with their start.
         """
         return {rank for rank in self.started if self.is_late(rank, at)}
 
     def there(self, machine: Machine, ranks: Iterable[int]) -> list[int]:
         """
-        Those of these ranks whose processes take orders, and are to go on doing so.
+        Return the given ranks whose processes take orders and are not to be ended.
         """
         rank_states = [(rank, machine.incarnation(rank)) for rank in ranks]
         return [

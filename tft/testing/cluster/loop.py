@@ -1,6 +1,6 @@
 """
-A simulated training thread in the loop: forward, all-reduces, the update window, the tail, over and over, until it
-is told to leave, or something leaves it.
+The training loop of a simulated training thread: forward, all-reduces, update window and tail,
+repeated until an order or an exception makes the thread leave the loop.
 """
 
 from collections import Counter
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from tft.testing.cluster.stage import Digests, Written
 
 SLOW_DISK = 0.8
-"""Virtual seconds that a disk takes now and then: several steps."""
+"""Virtual seconds that a slow disk takes for a checkpoint: several steps."""
 
 
 def enter(process: "Process", execute: Execute) -> None:
     """
-    The loop is entered again, at the agreed step.
+    Enter the training loop at the agreed step, as a resume order asks.
     """
     stage = process.stage
     stage.invariants.obeyed(process, execute.order)
@@ -51,7 +51,8 @@ def enter(process: "Process", execute: Execute) -> None:
 
 def contribute(process: "Process", step: int) -> None:
     """
-    From here on the others can finish the step without this rank.
+    Contribute to the all-reduces of `step`. From now on the other ranks can finish the step without
+    this rank.
     """
     process.phase = "sums"
     process.summed = False
@@ -61,7 +62,8 @@ def contribute(process: "Process", step: int) -> None:
 
 def open_window(process: "Process", step: int) -> bool:
     """
-    The all-reduces are complete; True when the state is being changed.
+    Open the update window after the all-reduces. Return True when the thread changes the state.
+    Return False when it waits at the step gate or a mishap stops it.
     """
     process.window_open = True
     process.page.move(Position(step=step - 1, window=True), process.node.now)
@@ -76,7 +78,7 @@ def open_window(process: "Process", step: int) -> bool:
 
 def close_window(process: "Process", step: int) -> bool:
     """
-    The update of the step is done; True when the loop goes on.
+    Finish the update of `step`. Return True when the thread stays in the loop.
     """
     stage = process.stage
     _update(process, step)
@@ -119,7 +121,7 @@ def _update(process: "Process", step: int) -> None:
 
 def begin_tail(process: "Process", step: int) -> bool:
     """
-    What the loop does behind the window begins; True when it gets to it.
+    Begin the tail of `step`. Return True unless a mishap stops the thread.
     """
     process.phase = "tail"
     return process.stage.mishaps.reached(process, step, "tail")
@@ -127,7 +129,7 @@ def begin_tail(process: "Process", step: int) -> bool:
 
 def schedule_settings(process: "Process", step: int) -> None:
     """
-    The scheduler makes its step.
+    Advance the settings of all shards, as a learning-rate scheduler does.
     """
     _proceed(process, step, 0)
     process.line = "train.py:20"
@@ -135,7 +137,8 @@ def schedule_settings(process: "Process", step: int) -> None:
 
 def average(process: "Process", step: int) -> bool:
     """
-    What was computed of all ranks changes the state; True when the loop goes on.
+    Apply the result of the collective in the tail to the state. Return True when the thread stays
+    in the loop.
     """
     process.phase = "tail"
     _proceed(process, step, 1)
@@ -145,7 +148,7 @@ def average(process: "Process", step: int) -> bool:
 
 def end_step(process: "Process", step: int) -> bool:
     """
-    The loop asks for the next step; True when it gets it.
+    End `step` and ask for the next step. Return True when the thread enters the next step.
     """
     process.tail = False
     process.line = ""
@@ -165,7 +168,7 @@ def _proceed(process: "Process", step: int, stage: int) -> None:
 
 def _ends(process: "Process", step: int) -> None:
     """
-    A copy of the end of the step is kept.
+    Keep a copy of the state at the end of the step, and drop the oldest copy.
     """
     backups = process.stage.schedule.backups
     if backups:
@@ -175,7 +178,8 @@ def _ends(process: "Process", step: int) -> None:
 
 def _keep(process: "Process", step: int) -> None:
     """
-    Checkpoints are of the end of a step.
+    Write the checkpoints that are due at the end of `step`: the periodic one, and the one that the
+    ranks keep on their own.
     """
     stage = process.stage
     if stage.schedule.checkpoints and not step % stage.schedule.checkpoints:
@@ -197,12 +201,12 @@ def _goes_on(process: "Process", step: int) -> bool:
 
 def _checkpoint(process: "Process", step: int) -> None:
     """
-    Each rank writes its part of a periodic checkpoint; the last one says that it is complete. Of every
-    third one there is a rank with no room for it.
+    Write this rank's part of a periodic checkpoint. The last rank to write starts the commit. For
+    every third checkpoint, one rank has no room and reports the failure instead.
     """
     stage, disk = process.stage, process.stage.disk
     if process.group is None or process.cut:
-        return  # it is staged when training resumes, if it still is of use then
+        return  # without a working process group, no checkpoint is written
     members = process.group.members
     number = step // stage.schedule.checkpoints
     if number % 3 == 2 and process.rank == number % max(1, len(members)):
@@ -220,13 +224,14 @@ def _checkpoint(process: "Process", step: int) -> None:
     digests = {name: content.digests() for name, content in process.content.items()}
     disk.copies.setdefault(directory, {})[process.rank] = digests
     if all(f"private-{rank}" in parts for rank in members):
-        # a disk takes its time, and what comes of it may be told in another step, or in an incident
+        # A disk may be slow: its result may be reported in a later step, or during an incident.
         stage.clock.after(SLOW_DISK * (number % 3 == 0), _commit, process, directory, step)
 
 
 def void(process: "Process", step: int) -> None:
     """
-    The job goes on from the end of `step`: what was begun of later checkpoints will not be finished.
+    Remove unfinished periodic checkpoints of steps later than `step`, since the job goes on from
+    the end of `step`.
     """
     disk = process.stage.disk
     for directory in list(disk.copies):
@@ -237,8 +242,8 @@ def void(process: "Process", step: int) -> None:
 
 def _commit(process: "Process", directory: str, step: int) -> None:
     """
-    All parts are written: there is a checkpoint, where the copies of each shard are equal. It is told by a rank
-    that is in its loop.
+    Commit a periodic checkpoint once all parts are written, if the copies of each shard are equal.
+    Otherwise report the failure. A rank reports a complete checkpoint only while it is in the loop.
     """
     disk, now = process.stage.disk, process.node.now
     if directory not in disk.copies or not process.alive:
@@ -268,7 +273,8 @@ def _commit(process: "Process", directory: str, step: int) -> None:
 
 def _wrong(copies: "Mapping[int, Digests]") -> tuple[int, ...] | None:
     """
-    The ranks whose copies of a shard are not those of most, none where that is undecided somewhere; None: all are equal.
+    Return the ranks whose copy of a shard differs from the majority. Return an empty tuple when a
+    shard has no majority, and None when all copies are equal.
     """
     wrong: set[int] = set()
     decided = True
@@ -285,14 +291,14 @@ def _wrong(copies: "Mapping[int, Digests]") -> tuple[int, ...] | None:
 
 def fault(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> None:
     """
-    An exception leaves the loop.
+    Leave the loop with an exception.
     """
     leave(process, faulted(process, kind, text, polluted=polluted))
 
 
 def faulted(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> Faulted:
     """
-    What is reported of an exception.
+    Return the report of an exception.
     """
     return Faulted(
         rank=process.rank, incarnation=process.incarnation, kind=kind,
@@ -314,7 +320,8 @@ def _finish(process: "Process") -> None:
 
 def leave(process: "Process", message: Faulted | Finished | None) -> None:
     """
-    The training thread is on its way out of the loop.
+    Start leaving the loop, and post `message` once the thread is out. Without a message the thread
+    leaves because of an order.
     """
     process.phase = "leaving"
     if not isinstance(message, Finished):

@@ -1,5 +1,6 @@
 """
-Who can be reached by whom, how long a message takes, and what becomes of it on the way.
+The network of a simulated cluster: which party reaches which, how long a message takes, and which
+messages are lost, doubled or reordered.
 """
 
 from random import Random
@@ -14,29 +15,31 @@ if TYPE_CHECKING:
     from tft.testing.cluster.stage import Stage
 
 FIRST_REPEAT, LAST_REPEAT = 0.25, 2.0
-"""Seconds between repetitions of a report. A real one is repeated every 0.1 s; repeated less and
-less often it costs the simulation little, and what has to hold does not depend on it: but for a
-controller that has just taken over, whose limits are shorter than that. To it all is said anew."""
+"""The shortest and the longest interval between repetitions of a report, in seconds. A real one
+is repeated every 0.1 s. Longer and longer intervals cost the simulation little, and no invariant
+depends on them. The exception is a controller that has just taken over: its limits are shorter
+than these intervals. All reports are sent to it anew."""
 
 
 class Link:
     """
-    One party's connection to the broker.
+    The connection of one party to the broker.
     """
 
     __slots__ = ("deaf", "down", "mute", "up")
 
     def __init__(self) -> None:
         self.mute = self.deaf = False
-        """Nothing gets through from here, or to here."""
+        """`mute`: nothing gets through from this party. `deaf`: nothing gets through to this
+        party."""
         self.up = self.down = 0.0
-        """When the last message to the broker, and the last one from it, arrived: a connection
-        keeps the order."""
+        """The moments at which the last message to the broker and the last message from it
+        arrived. A connection keeps the order of its messages."""
 
 
 class Network:
     """
-    The broker, and all links to it.
+    The broker and all links to it.
     """
 
     def __init__(self, trouble: Trouble, rng: Random) -> None:
@@ -45,11 +48,11 @@ class Network:
         self._double, self._reorder = trouble.double, trouble.reorder
         self._calm = not (trouble.loss or trouble.double or trouble.reorder)
         self.away = False
-        """The broker is gone."""
+        """True while the broker is gone."""
 
     def up(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
         """
-        When a report that is sent now arrives: not at all, once, or twice.
+        Return the moments at which a report sent now arrives: none, one or two.
         """
         if self.away or sender.mute or leader.deaf:
             return ()
@@ -60,8 +63,9 @@ class Network:
 
     def level(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
         """
-        The same of a beat. None is lost but where nothing gets through: there are so few of them
-        here that one would count for ten of a real agent's.
+        Return the moments at which a beat sent now arrives. A beat is never lost unless nothing
+        gets through. There are so few beats here that a lost one would count for ten of a real
+        agent's.
         """
         if self.away or sender.mute or leader.deaf:
             return ()
@@ -69,7 +73,7 @@ class Network:
 
     def down(self, now: float, leader: Link, receiver: Link) -> tuple[float, ...]:
         """
-        The same of an order.
+        Return the moments at which an order sent now arrives: none, one or two.
         """
         if self.away or leader.mute or receiver.deaf:
             return ()
@@ -88,7 +92,7 @@ class Network:
 
 class Mail:
     """
-    What one sender has to report: numbered, and repeated until it is acknowledged.
+    The reports of one sender. Each report is numbered and repeated until it is acknowledged.
     """
 
     __slots__ = (
@@ -107,11 +111,11 @@ class Mail:
         self.sender = sender
         self.link = link
         self.closed = False
-        """The sender is gone: what is not acknowledged by now is lost."""
+        """True when the sender is gone: reports that are not acknowledged by now are lost."""
 
     def post(self, report: Report) -> None:
         """
-        Report something.
+        Send a report, and repeat it until it is acknowledged.
         """
         self._send(self._outbox.add(report), report)
         self._period = FIRST_REPEAT
@@ -121,26 +125,26 @@ class Mail:
 
     def post_once(self, report: Report) -> None:
         """
-        Report something, unless the same waits to be heard already.
+        Send a report, unless an equal one already waits for its acknowledgement.
         """
         if not any(report == waiting for _, waiting in self._outbox.pending()):
             self.post(report)
 
     def connected(self) -> None:
         """
-        The broker can be reached again: what waits is said at once.
+        Send all unacknowledged reports at once, since the broker can be reached again.
         """
         for number, report in () if self.closed else self._outbox.pending():
             self._send(number, report)
 
     def heard(self, lead: Lead) -> bool:
         """
-        Takes an acknowledgement; True when the controller has heard this sender at all.
+        Take an acknowledgement. Return True when the controller has heard this sender at all.
         """
         number = lead.heard.get(self.sender, 0)
         if number and self._timed:
             self._outbox.acknowledge(number)
-            if number > self._heard:  # it is heard: what is behind that need not wait for long
+            if number > self._heard:  # the reports behind it need not wait long
                 self._heard, self._period = number, FIRST_REPEAT
         if lead.epoch > self._epoch:
             self._epoch, self._period = lead.epoch, FIRST_REPEAT
@@ -154,7 +158,7 @@ class Mail:
 
     def _again(self, due: float) -> None:
         if due != self._due:
-            return  # it was said again before
+            return  # it was sent again before
         pending = () if self.closed else self._outbox.pending()
         for number, report in pending:
             self._send(number, report)

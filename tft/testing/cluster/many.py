@@ -1,5 +1,5 @@
 """
-Many schedules, on all cores, and what came of them.
+Many schedules run on several processes, and a tally of their results.
 """
 
 import multiprocessing
@@ -14,32 +14,32 @@ from tft.testing.cluster.run import Outcome, run
 from tft.testing.cluster.schedule import Schedule, draw
 
 SHARE = 50
-"""Seeds that a process takes at a time."""
+"""The number of seeds that a process takes at a time."""
 
 
 @dataclass(slots=True)
 class Tally:
     """
-    What came of many runs.
+    The tally of many runs.
     """
 
     runs: int = 0
     worlds: list[int] = field(default_factory=list)
     mishaps: "Counter[int]" = field(default_factory=Counter)
-    """How many schedules had so many."""
+    """By number of mishaps in the schedule: how many schedules had that number."""
     faults: "Counter[int]" = field(default_factory=Counter)
-    """How many runs had so many that came to pass."""
+    """By number of faults that happened: how many runs had that number."""
     kinds: "Counter[str]" = field(default_factory=Counter)
     results: "Counter[str]" = field(default_factory=Counter)
     seen: Seen = field(default_factory=Counter)
     failed: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
-    """Of processor time."""
+    """Processor time in seconds."""
 
     @property
     def missed(self) -> set[tuple[str, State]]:
         """
-        Kinds of events and states in which none of them came.
+        Return the pairs of event kind and state that did not occur in any run.
         """
         every = {(kind, state) for kind, row in REACTIONS.items() for state in row}
         return every - {(kind, state) for state, kind in self.seen}
@@ -61,7 +61,7 @@ class Tally:
 
     def merge(self, other: "Tally") -> None:
         """
-        Count what another one has counted.
+        Add the counts of another tally.
         """
         self.runs += other.runs
         self.worlds += other.worlds
@@ -76,7 +76,8 @@ class Tally:
 
 def run_many(seeds: Sequence[int], *, jobs: int, written: Sequence[Schedule] = ()) -> Tally:
     """
-    Run the schedules of these seeds, and others that were written down, in so many processes.
+    Run the schedules of these seeds, and the `written` schedules, in `jobs` processes. With `jobs`
+    1, run them in this process.
     """
     every: tuple[int | Schedule, ...] = (*written, *seeds)
     shares = [every[at : at + SHARE] for at in range(0, len(every), SHARE)]
@@ -102,7 +103,7 @@ def _run_share(schedules: Sequence[int | Schedule]) -> Tally:
 
 def show(tally: Tally) -> str:
     """
-    A page about it.
+    Return a text that summarizes a tally.
     """
     worlds = sorted(tally.worlds)
     quarters = [worlds[len(worlds) * part // 4] for part in (1, 2, 3)]
@@ -129,7 +130,7 @@ def show(tally: Tally) -> str:
 
 def show_pairs(tally: Tally) -> str:
     """
-    A page about which kinds of events came in which states.
+    Return a text that lists which kinds of events came in which states.
     """
     every = len(tally.seen) + len(tally.missed)
     lines = [f"{len(tally.seen)} of {every} pairs of state and event:"]

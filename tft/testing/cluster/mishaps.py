@@ -1,5 +1,5 @@
 """
-When something goes wrong in a run: each mishap waits for its moment, and happens once.
+The moment of each mishap in a run. Each mishap waits for its moment and happens once.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tft.testing.cluster.stage import Stage
 
 CHANCE = 0.1
-"""Seconds after which something is tried again that nobody was there for."""
+"""Seconds after which a mishap that had no target is tried again, at most `CHANCES` times."""
 CHANCES = 40
 
 
@@ -30,19 +30,19 @@ class Mishaps:
     def __init__(self, stage: "Stage", schedule: Schedule) -> None:
         self._stage = stage
         self.happened: list[Mishap] = []
-        """What came to pass."""
+        """The mishaps that have happened."""
         self.last = START
-        """When the last effect of any of them will be over."""
+        """The virtual time at which the last effect of all mishaps is over."""
         self.failures: dict[tuple[int, str], list[Mishap]] = {}
         self.slow: dict[tuple[int, str], Mishap] = {}
         self.late: dict[int, Mishap] = {}
         self.unkillable: dict[int, Mishap] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.bad: dict[tuple[int, int], Mishap] = {}
-        """By rank and batch: what cannot be computed, however often it is tried."""
+        """By rank and batch: a batch that cannot be computed, however often it is tried."""
         self.poison: dict[int, Mishap] = {}
         self._blind = 0
-        """How many more steps it takes to notice that numbers have gone bad."""
+        """How many steps later the ranks notice that numbers have gone bad."""
         self.harm = Harm(stage, self)
         self._phases: dict[tuple[int, int, str], list[list[Mishap]]] = {}
         self._orders: dict[tuple[int, str], list[list[Mishap]]] = {}
@@ -56,7 +56,7 @@ class Mishaps:
     @property
     def faults(self) -> list[Mishap]:
         """
-        What came to pass and was not asked for.
+        The mishaps that happened and were not requested.
         """
         return [mishap for mishap in self.happened if mishap.what not in ASKED]
 
@@ -79,7 +79,7 @@ class Mishaps:
 
     def reached(self, process: Process, step: int, phase: str) -> bool:
         """
-        A rank is in a phase of a step; True when it stays there.
+        Let the mishaps of a phase of a step happen on a rank. Return True when the rank goes on.
         """
         if not self._phases:
             return True
@@ -90,7 +90,8 @@ class Mishaps:
 
     def begins(self, process: Process, order: OrderName) -> bool:
         """
-        A rank begins to carry out an order; True when it gets to it.
+        Let the mishaps of an order happen on a rank that begins to carry it out. Return True when
+        the rank goes on.
         """
         if self._orders:
             for rank in (process.rank, ANY):
@@ -102,7 +103,7 @@ class Mishaps:
 
     def entered(self, state: State) -> None:
         """
-        The job machine has entered a state.
+        Let the mishaps of a state happen that the job machine has entered.
         """
         for come_back in self._until.pop(state, ()):
             come_back()
@@ -129,7 +130,8 @@ class Mishaps:
 
     def back(self, mishap: Mishap, come_back: Callable[[], None]) -> None:
         """
-        Have something come back that comes back: in time, or upon a state.
+        Call `come_back` after the mishap's `lasting` seconds, and also when the state `until` is
+        entered.
         """
         self._stage.clock.after(mishap.lasting, come_back)
         if mishap.until:
@@ -149,14 +151,14 @@ class Mishaps:
 
     def came(self, mishap: Mishap) -> None:
         """
-        It has come to pass.
+        Record that a mishap has happened.
         """
         self.happened.append(mishap)
         self.expect(mishap.lasting)
 
     def expect(self, seconds: float) -> None:
         """
-        Something has effects for so long from now on.
+        Record that something has effects for `seconds` from now on.
         """
         self.last = max(self.last, self._stage.clock.now + seconds)
 
@@ -164,7 +166,8 @@ class Mishaps:
 
     def notices(self, process: Process, step: int) -> bool:
         """
-        A rank looks at what it has computed; True when it is a fault.
+        Let a rank check the numbers that it has computed. Return True when the rank leaves its loop
+        with a fault.
         """
         batch = self.bad.get((process.rank, process.data + 1)) if self.bad else None
         if batch is not None:
@@ -182,7 +185,7 @@ class Mishaps:
 
     def spread(self, process: Process) -> None:
         """
-        A rank has contributed what it should not have.
+        Record that a rank has contributed wrong data.
         """
         mishap = self.poison.pop(process.rank, None)
         if mishap is not None:
@@ -191,7 +194,8 @@ class Mishaps:
 
     def failure(self, rank: int, order: OrderName) -> str | None:
         """
-        Why an order fails that a rank carries out now.
+        Return the text of the failure of an order on a rank. Return None when the order does not
+        fail.
         """
         left = self.failures.get((rank, order))
         if not left:
@@ -203,7 +207,7 @@ class Mishaps:
 
     def slowness(self, rank: int, order: OrderName) -> float:
         """
-        How many more seconds it takes.
+        Return how many more seconds the order takes on a rank.
         """
         mishap = self.slow.pop((rank, order), None)
         if mishap is None:
@@ -213,7 +217,7 @@ class Mishaps:
 
     def lateness(self, rank: int) -> float:
         """
-        How many more seconds the process of a rank takes to call `tft.init`.
+        Return how many more seconds the process of a rank takes to call `tft.init`.
         """
         mishap = self.late.pop(rank, None)
         if mishap is None:
@@ -223,7 +227,7 @@ class Mishaps:
 
     def held_back(self, rank: int) -> float:
         """
-        How many more seconds it takes until the process of a rank ends that is ended.
+        Return how many more seconds it takes until the process of a rank has ended.
         """
         mishap = self.unkillable.pop(rank, None)
         if mishap is None:
@@ -233,6 +237,6 @@ class Mishaps:
 
     def verdict(self, rank: int) -> Verdict:
         """
-        What a check finds on a rank.
+        Return the verdict of a check on a rank.
         """
         return self.verdicts.get(rank, "pass")

@@ -1,6 +1,6 @@
 """
-A node: its agent, which starts and ends processes as it is told and says what became of them; and
-the launcher, which speaks for what no agent can say.
+A simulated node: its agent starts and ends processes as ordered, and reports when they end. The
+launcher (`Outside`) reports the events that no agent can report.
 """
 
 from dataclasses import dataclass, field
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from tft.testing.cluster.stage import Stage
 
 BEAT = 0.8
-"""Seconds between two beats. A real agent sends ten times as many; the watch only needs two within
-its `ASLEEP`."""
+"""Seconds between two beats. A real agent sends ten times as many. Hang detection only needs two
+beats within its `ASLEEP` seconds."""
 KILLED = -9
 
 
 class Page:
     """
-    What a rank's process leaves behind on its node.
+    The position and data positions of a rank, which stay on its node when the process ends.
     """
 
     __slots__ = ("_closed", "_open", "moved", "position", "training")
@@ -51,28 +51,31 @@ class Page:
 
     def move(self, position: Position, now: float) -> None:
         """
-        The training thread stands here.
+        Record the position of the training thread and the moment, by the node's clock.
         """
         self.position = position
         self.moved = now
 
     def capture(self, step: int, data: int, *, closed: bool) -> None:
         """
-        Keeps the data position of a step: of two that were closed, and of two that were not.
+        Keep the data position of a step. The page keeps two steps whose update window has closed
+        and two whose window has not.
         """
         slots = self._closed if closed else self._open
         slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
 
     def forget_after(self, step: int) -> None:
         """
-        What was captured of later steps is of a way that nobody goes on.
+        Drop the captures of steps later than `step`. The job goes back to `step`, so they are not
+        used any more.
         """
         for slots in (self._closed, self._open):
             slots[:] = [(s, d) for s, d in slots if s <= step]
 
     def private(self) -> dict[int, int]:
         """
-        What is kept, by step.
+        Return the captured data positions, by step. A capture after the update window wins over one
+        before it.
         """
         return dict([*self._open, *self._closed])
 
@@ -98,15 +101,15 @@ class Node:
         self.number = number
         self.ranks = ranks
         self.life = life
-        """How many agents there were on this node before."""
+        """How many agents ran on this node before this one."""
         self.pid = stage.pid()
-        """Of the agent."""
+        """The process id of the agent."""
         self.offset = stage.takes(-stage.schedule.skew, stage.schedule.skew)
-        """Of its clock from the controller's."""
+        """The difference between the clock of the node and that of the controller, in seconds."""
         self.beats = True
-        """They get through."""
+        """True when the beats of the node reach the leader."""
         self.since = stage.clock.now
-        """When it came to be reached."""
+        """The virtual time at which the node was last connected to the broker."""
         self._spare = spare
         self.link = Link()
         self.mail = Mail(stage, f"node.{number}/{life}", self.link)
@@ -114,7 +117,7 @@ class Node:
         self.started = self.leaving = False
         self.store: tuple[str, int] | None = None
         self.opened = 0.0
-        """When it was opened, by everybody's clock."""
+        """The virtual time at which the store was opened, by the cluster's clock."""
         self._epoch = 0
         self._rank_states = {rank: _RankState() for rank in ranks}
         self._strangers: list[Process] = []
@@ -122,13 +125,13 @@ class Node:
     @property
     def now(self) -> float:
         """
-        By this node's own clock.
+        The time by this node's own clock, in seconds.
         """
         return self._stage.clock.now + self.offset
 
     def start(self) -> None:
         """
-        The agent comes up.
+        Start the agent: report the node, begin to send beats, and open the store.
         """
         if not self.alive or self.started:
             return
@@ -149,7 +152,7 @@ class Node:
 
     def comes_back(self) -> None:
         """
-        The node is there again, with nothing left of what was on it.
+        Start a new agent on this node. The processes and the pages that were on the node are gone.
         """
         stage = self._stage
         if not self.alive and stage.nodes[self.number] is self:
@@ -159,7 +162,7 @@ class Node:
 
     def open_store(self) -> None:
         """
-        The rendezvous store of this node accepts connections, on a new port each time.
+        Open the rendezvous store of this node. The store listens on a new port each time.
         """
         if not self.alive:
             return
@@ -177,7 +180,7 @@ class Node:
 
     def processes(self) -> list[Process]:
         """
-        All that live here, whoever started them.
+        Return all processes on this node, including those that no order started.
         """
         ours = [
             rank_state.process
@@ -188,26 +191,26 @@ class Node:
 
     def hosts(self, rank: int) -> bool:
         """
-        Whether there may be a process of this rank.
+        Return whether the node may have a process of this rank.
         """
         return rank in self._rank_states or any(each.rank == rank for each in self._strangers)
 
     def process(self, rank: int) -> Process | None:
         """
-        The one that was started here for a rank, if it lives.
+        Return the living process that this node started for a rank. Return None when there is none.
         """
         rank_state = self._rank_states.get(rank)
         return None if rank_state is None else rank_state.process
 
     def pages(self) -> dict[int, Page]:
         """
-        What the processes of each rank have left here, or leave.
+        Return the page of each rank on this node.
         """
         return {rank: rank_state.page for rank, rank_state in self._rank_states.items()}
 
     def admit(self, stranger: Process) -> None:
         """
-        A process that nobody ordered was started here.
+        Add a process that was started here without an order.
         """
         self._strangers.append(stranger)
         self._stage.by_address[f"node{self.number}:{stranger.pid}"] = stranger
@@ -216,7 +219,7 @@ class Node:
 
     def hear(self, order: Order, leader: int) -> None:
         """
-        An order came in, for the agent or for ranks that live here.
+        Handle an order for the agent or for ranks on this node.
         """
         if not self.alive or not self.started:
             return
@@ -234,7 +237,7 @@ class Node:
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        An acknowledgement came in.
+        Handle an acknowledgement of the leader, and pass it to the processes.
         """
         if not self.alive:
             return
@@ -333,7 +336,7 @@ class Node:
 
     def ended(self, process: Process, code: int, stack: str = "") -> None:
         """
-        The process of a rank is gone: the kernel says so.
+        Handle the end of a process, as the kernel reports it.
         """
         if not process.alive:
             return
@@ -396,7 +399,7 @@ class Node:
 
     def connected(self) -> None:
         """
-        The broker can be reached again.
+        Reconnect the node to the broker, and send all unacknowledged reports at once.
         """
         self.link.mute = self.link.deaf = False
         self.since = self._stage.clock.now
@@ -405,13 +408,13 @@ class Node:
 
     def beats_again(self) -> None:
         """
-        Its beats get through again.
+        Let the beats of the node through again.
         """
         self.beats = True
 
     def vanish(self) -> None:
         """
-        The agent and everything it started are gone.
+        End the agent and every process that it started.
         """
         self.alive = False
         self.mail.closed = True
@@ -422,7 +425,7 @@ class Node:
 
 class Outside:
     """
-    The launcher, and whoever else reports from outside of the job's processes.
+    The launcher, and any other sender of reports outside the job's processes.
     """
 
     def __init__(self, stage: "Stage") -> None:
@@ -431,6 +434,6 @@ class Outside:
 
     def report(self, report: OutsideReport) -> None:
         """
-        Say something, until it is heard.
+        Send a report, and repeat it until it is acknowledged.
         """
         self.mail.post(report)

@@ -1,6 +1,7 @@
 """
-One process of one rank: the real rank machine on its control thread, and a training thread that is
-in the loop, or out of it and carrying out orders, as a session's is.
+One process of one rank: the real rank machine on its control thread, and a simulated training
+thread. As in a real session, the training thread is either in the training loop or outside of it
+and carries out orders.
 """
 
 from typing import TYPE_CHECKING, Literal, assert_never
@@ -54,12 +55,12 @@ Phase = Literal[
 
 NEVER = 1 << 60
 TAKEN = 1
-"""The exit status of a process whose rank another one holds: `RankTaken` ends the script."""
+"""The exit status of a process whose rank another process holds: `RankTaken` ends the script."""
 
 
 class Process:
     """
-    From its start to its end.
+    One process of a rank, from its start to its end.
     """
 
     def __init__(
@@ -75,83 +76,89 @@ class Process:
         self.rank_machine = RankMachine(rank=rank, incarnation=incarnation)
         self.alive = True
         self.stopped = False
-        """Not even the control thread runs."""
+        """True when the whole process stands still, including the control thread."""
         self.held_until = 0.0
-        """The kernel does not end it before."""
+        """The moment before which the kernel does not end the process, in virtual seconds."""
         self.stuck = False
-        """The training thread does not go on from where it is."""
+        """True when the training thread no longer moves."""
         self.joined: Joined | None = None
         self._accepted = False
         self.phase: Phase = "starting"
         self.completed = 0
         self.window_open = self.torn = self.announce = False
         self.tail = False
-        """The update window of step `completed` has closed, and the step has not ended."""
+        """True when the update window of step `completed` has closed and the step has not ended."""
         self.line = ""
-        """How far it has come in the tail."""
+        """The last source line that the training thread reached, as reported for the tail."""
         self.lock = self.leave_after = NEVER
         self._pending: Execute | None = None
         self.task: Execute | None = None
-        """What the training thread is carrying out."""
+        """The order that the training thread is carrying out."""
         self._timer: float | None = None
         self.group: Group | None = None
         self.cut = True
-        """Its end of the group is shut."""
+        """True when this process has shut its end of the process group."""
         self.summed = False
-        """The all-reduces it waits for are complete, and on their way."""
+        """True when the all-reduces for which the rank waits are complete and their results are
+        on the way."""
         self.context_lost = False
-        """Its device takes no more work from it."""
+        """True when the device context is lost: the device takes no more work from this process."""
         self.poison = False
-        """It will contribute what it should not."""
+        """True when the rank will contribute wrong data to the next all-reduces."""
         self.spoilt = False
-        """They hold what somebody should not have contributed."""
+        """True when the last all-reduces contained wrong data from some rank."""
         self.content: dict[str, Content] = {
             name: stage.truth.value(0, name) for name in stage.schedule.shards(rank)
         }
         self.unsaid = False
-        """A corruption that nobody is told of has touched what it holds since it has said digests of it."""
+        """True when a silent corruption has changed the state since the rank last reported
+        digests of it."""
         self.miscopies: Mishap | None = None
-        """Such a corruption touches what it is fetching."""
+        """The mishap that will silently corrupt the state that this rank is fetching. None when
+        there is none."""
         self.copies: dict[int, dict[str, Content]] = {}
-        """Of earlier steps' content."""
+        """By step: copies of the shards at the end of earlier steps."""
         self.errand = False
-        """It carries out an order from where it stands in the loop."""
+        """True when the rank carries out an order while it waits at the step gate, inside the
+        loop."""
         self.data = 0
         """How many batches were drawn."""
         self.interrupted = (-1, 0)
-        """The step in whose middle the loop was left, and the incident for which."""
+        """The step in the middle of which the thread left the loop, and the incident for which
+        it left. The incident is -1 until a stop order names it."""
         self.interrupted_data = 0
-        """The data position then."""
+        """The data position at the moment of `interrupted`."""
 
     # ---------------------------------------------------------------- what others look at
 
     def position(self) -> Position:
         """
-        Where the training thread stands.
+        Return the position of the training thread.
         """
         return Position(step=self.completed, window=self.window_open, tail=self.tail)
 
     def held(self) -> int | None:
         """
-        The step whose whole state is in memory.
+        Return the step whose whole state is in memory. Return None when an update window is open or
+        the state is torn.
         """
         return None if self.window_open or self.torn else self.completed
 
     def backups(self) -> tuple[int, ...]:
         """
-        The steps of which a whole copy is kept.
+        Return the steps of which the rank keeps a whole copy.
         """
         return tuple(step for step in self.copies if step <= self.completed)
 
     def waiting(self) -> bool:
         """
-        Whether the training thread may be waiting for other ranks.
+        Return whether the training thread may be waiting for other ranks.
         """
         return self.phase not in ("forward", "window", "tail")
 
     def standing(self) -> Standing:
         """
-        Where the training thread stands, and whether it waits there to be let into a window.
+        Return the position of the training thread, and whether it waits at the step gate.
         """
         gate = self.phase == "gate" or self.errand
         still = gate and not self.lets_go()
@@ -164,7 +171,7 @@ class Process:
 
     def join(self) -> None:
         """
-        The script calls `tft.init`.
+        Send `Joined`, as a script does when it calls `tft.init`.
         """
         if not self.alive or self.stopped:
             return
@@ -182,7 +189,8 @@ class Process:
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        The controller has heard this process.
+        Handle a `Lead` of the controller. The first one that acknowledges this process makes it get
+        ready.
         """
         heard = self.mail.heard(lead)
         if heard and not self._accepted and not self.stopped:
@@ -191,14 +199,15 @@ class Process:
 
     def hear_refusal(self, refused: Refused) -> None:
         """
-        Another process holds this rank.
+        Exit with the status `TAKEN` when the controller refuses this process, since another process
+        holds its rank.
         """
         if refused.pid == self.pid and not self._accepted and self.alive:
             self.node.ended(self, TAKEN)
 
     def _ready(self) -> None:
         """
-        The script calls `Session.run`.
+        Send `Ready`, as a script does when it calls `Session.run`, and begin an order that waits.
         """
         if not self.alive or self.stopped or self.stuck:
             return
@@ -224,7 +233,7 @@ class Process:
 
     def hear(self, order: RankOrder, leader: int) -> None:
         """
-        An order for this rank came in.
+        Handle an order for this rank that has arrived.
         """
         if not self.alive or self.stopped or self.joined is None:
             return
@@ -234,7 +243,7 @@ class Process:
 
     def handle(self, event: RankEvent) -> None:
         """
-        Hands an event to the rank machine, and does what that says.
+        Hand an event to the rank machine and carry out its commands.
         """
         if not self.alive or self.stopped:
             return
@@ -247,7 +256,7 @@ class Process:
         deadline = self.rank_machine.next_deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            moment = deadline - self.node.offset + 1e-6  # not a rounding too early
+            moment = deadline - self.node.offset + 1e-6  # never too early by rounding
             self.stage.clock.at(moment, self._wake, deadline)
 
     def _wake(self, due: float) -> None:
@@ -312,13 +321,15 @@ class Process:
 
     def lets_go(self) -> bool:
         """
-        Nobody who waits at the next update window has to wait on.
+        Return whether a thread at the next update window need not wait on: the lock allows the next
+        step, or the thread has to leave the loop before it.
         """
         return self.completed + 1 <= self.lock or self.completed + 1 > self.leave_after
 
     def look_at_gate(self) -> None:
         """
-        Whoever waits at its update window may be let into it, or has to leave the loop.
+        Let a thread that waits at the step gate into its update window, or out of the loop, when
+        the lock allows it.
         """
         if self.phase != "gate" or self.stuck or not self.lets_go():
             return
@@ -355,7 +366,7 @@ class Process:
 
     def done(self, task: Execute | None, failure: str | None, work: Work = NOTHING) -> None:
         """
-        The training thread has carried out an order, or failed to.
+        Report that the training thread has carried out an order, or that it failed to.
         """
         if task is None or self.task is not task or not self.alive or self.stuck:
             return
@@ -368,13 +379,14 @@ class Process:
 
     def shut_out(self, why: str) -> None:
         """
-        What the training thread waits for will not come.
+        Fail the current order with a `ConnectionError`: the training thread waits for something
+        that will not come.
         """
         self.done(self.task, f"ConnectionError: {why}")
 
     def tell_done(self, task: Execute, failure: str | None, work: Work = NOTHING) -> None:
         """
-        Says how an order went.
+        Tell the rank machine the result of an order.
         """
         now = self.node.now
         self.handle(
@@ -389,7 +401,7 @@ class Process:
 
     def left(self) -> None:
         """
-        The training thread has left the loop and waits for orders.
+        Note that the training thread has left the loop and waits for orders.
         """
         self.phase = "idle"
         self.handle(Left(at=self.node.now))
@@ -398,7 +410,7 @@ class Process:
 
     def hang(self, *, wholly: bool) -> None:
         """
-        The training thread stops where it is; `wholly`: the control thread does too.
+        Stop the training thread where it is. With `wholly`, stop the control thread too.
         """
         self.stuck = True
         self.stopped = self.stopped or wholly
@@ -407,7 +419,7 @@ class Process:
 
     def end(self) -> None:
         """
-        The process is gone, whatever it was doing.
+        End the process, whatever it is doing.
         """
         self.alive = False
         self.phase = "gone"

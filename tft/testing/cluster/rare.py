@@ -1,7 +1,7 @@
 """
-Schedules written down for moments that chance seldom meets: for every state of the job machine, in
-which somebody asks for something, a node comes or goes, another controller takes over, and what was
-said long ago is heard at last.
+Schedules written by hand for moments that random schedules rarely reach. In each state of the job
+machine there is a request, a node that comes or goes, or a new controller, and a delayed report
+arrives.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ CALM = Schedule(
 )
 LAST = replace(QUICK, enable=frozenset({"dump"}))
 SPARE = 3
-"""The node that nobody needs."""
+"""The spare node, which the job does not need."""
 
 
 def rare() -> tuple[Schedule, ...]:
     """
-    All of them, each with a seed of its own.
+    Return all written schedules, each with its own negative seed.
     """
     written = [
         *_visits(), *_old_news(), *_news_of_a_start(), *_old_ends(), *_waits(), *_searches(),
@@ -37,7 +37,7 @@ def rare() -> tuple[Schedule, ...]:
 
 def _visits() -> Iterator[Schedule]:
     """
-    In every state, once: each thing that may be said or happen at any time.
+    Yield, for every state, a schedule with each thing that may be said or may happen at any time.
     """
     visitors = (
         Mishap(what="come", target=SPARE), Mishap(what="node", target=SPARE), Mishap(what="store"),
@@ -50,14 +50,14 @@ def _visits() -> Iterator[Schedule]:
     for state in State:
         base = _on_the_way_to(state)
         for visitor in visitors:
-            if (state, visitor.what) != (S.ENDED, "controller"):  # nobody follows one then
+            if (state, visitor.what) != (S.ENDED, "controller"):  # no successor comes then
                 visit = replace(visitor, when="state", name=state, lasting=0.1)
                 yield replace(base, mishaps=(*base.mishaps, visit))
 
 
 def _on_the_way_to(state: State) -> Schedule:
     """
-    A job that comes to a state, and stays there for a moment.
+    Return a job that comes to `state` and stays in it for a moment.
     """
     kill = Mishap(what="kill", target=1, when="phase", name="sums", number=3)
     match state:
@@ -74,8 +74,9 @@ def _on_the_way_to(state: State) -> Schedule:
 
 def _old_news() -> Iterator[Schedule]:
     """
-    A node cannot be reached while its ranks train, finish, or lose their peers. It is given up, and
-    what they had to say is heard when it can be reached again: in every state.
+    Yield schedules in which a node cannot be reached while its ranks train, finish, or lose their
+    peers. The node is given up. The ranks' reports are heard when the node can be reached again, in
+    every state.
     """
     for state in State:
         base = _on_the_way_to(state)
@@ -86,15 +87,15 @@ def _old_news() -> Iterator[Schedule]:
             what="partition", target=1, when="state", name="resuming", lasting=12.0, until=state
         )
         kill = Mishap(what="kill", target=0, when="phase", name="sums", number=2)
-        for steps in (30,) if pauses else (8, 9):  # that rank 1 writes, and that it cannot write
+        for steps in (30,) if pauses else (8, 9):  # rank 1 writes, or cannot write
             yield replace(base, steps=steps, checkpoints=1, mishaps=(cut, *pauses))
         yield replace(base, steps=30, mishaps=(cut, kill, *pauses))
 
 
 def _news_of_a_start() -> Iterator[Schedule]:
     """
-    The same while the ranks of that node start: how far they had come is heard when others have
-    long been started in their place.
+    Yield schedules in which a node cannot be reached while its ranks start. Their progress is heard
+    when other processes have long been started in their place.
     """
     for state in State:
         base = _on_the_way_to(state)
@@ -105,8 +106,9 @@ def _news_of_a_start() -> Iterator[Schedule]:
 
 def _old_ends() -> Iterator[Schedule]:
     """
-    Some had finished, which nobody has heard, when all others were lost and everyone went back to a
-    checkpoint; it is heard while the last steps are trained for the second time.
+    Yield schedules in which some ranks had finished without being heard, when all other ranks were
+    lost and the job went back to a checkpoint. The end is heard while the last steps are trained
+    again.
     """
     for state in (S.PAUSING, S.PAUSED):
         pause = Mishap(what="pause", when="state", name="resuming", number=1, lasting=1.0)
@@ -125,18 +127,18 @@ def _old_ends() -> Iterator[Schedule]:
 
 def _waits() -> Iterator[Schedule]:
     """
-    Limits that pass, and silences, in states that are seldom so long.
+    Yield schedules in which limits pass, and ranks fall silent, in states that are rarely so long.
     """
     notice = Mishap(what="notice", target=3, when="state", name="healthy", kind="straggler")
     late = Mishap(what="late", target=3, when="state", name="healthy", lasting=6.0)
-    yield replace(CALM, steps=60, mishaps=(late, notice))  # nobody is ready to take over in time
+    yield replace(CALM, steps=60, mishaps=(late, notice))  # none can take over in time
     kill = Mishap(what="kill", target=1, when="phase", name="sums", number=8)
     late = Mishap(what="late", target=1, when="state", name="freezing", lasting=6.0)
     yield replace(CALM, steps=12, mishaps=(kill, late))
     hang = Mishap(what="hang", target=2, when="state", name="resuming", number=1, delay=0.1)
     yield replace(CALM, steps=12, mishaps=(kill, hang))
     pause = Mishap(what="pause", delay=4.0, lasting=20.0)
-    yield replace(CALM, steps=30, mishaps=(pause,))  # nobody ends it
+    yield replace(CALM, steps=30, mishaps=(pause,))  # the pause is not ended by a request
     for what in ("hang", "stop"):
         still = Mishap(what=what, target=2, when="state", name="pausing")
         yield replace(CALM, steps=30, mishaps=(pause, still))
@@ -147,8 +149,9 @@ def _waits() -> Iterator[Schedule]:
 
 def _searches() -> Iterator[Schedule]:
     """
-    All search for a checkpoint of their own, since a rank is lost with what no other has; and each thing
-    that may go wrong goes wrong then, when the first of them begins, or the last.
+    Yield schedules in which all ranks search for a checkpoint of their own, since a rank is lost
+    and no other rank holds its state. Each other mishap happens during the search, when the first
+    or the last rank begins it.
     """
     lost = Mishap(what="kill", target=1, when="phase", name="sums", number=4)
     base = replace(CALM, topology="strided", copies=1, own=2)

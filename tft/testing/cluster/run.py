@@ -1,5 +1,5 @@
 """
-One run of a simulated cluster, from a schedule to what became of the job.
+One run of a simulated cluster, from its schedule to the result of the job.
 """
 
 from collections import Counter
@@ -21,37 +21,40 @@ from tft.testing.cluster.stage import START, Disk, Stage, Truth
 from tft.testing.cluster.story import EARLIER, SharedStory
 
 FAREWELL = 12.0
-"""Virtual seconds after the end in which every process must have left."""
+"""Virtual seconds after the end of the job within which every process must have exited."""
 
 
 REPLAYED = 16
-"""The story of one run in so many is read and judged once more: it costs as much as the run."""
+"""One run in `REPLAYED` replays its story and judges every event once more. This costs as much
+time as the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """
-    What became of one run.
+    The result of one run.
     """
 
     schedule: Schedule
     result: str
-    """Of the job; empty when it did not come to an end."""
+    """The result of the job. Empty when the job did not end."""
     broken: str
-    """The promise that was not kept; empty when all were."""
+    """The name of the invariant that was broken. Empty when all invariants held."""
     how: str
     faults: int
-    """How many of the mishaps that came to pass were faults."""
+    """How many of the mishaps that happened were faults."""
     seconds: float
-    """Virtual."""
+    """Length of the run in virtual seconds."""
     seen: Seen
     events: tuple[Event, ...]
-    """The story; kept for a run that failed."""
+    """The events of the story. Empty unless an invariant was broken."""
 
 
 def run(schedule: Schedule) -> Outcome:
     """
-    Runs a schedule to its end. Raises nothing of what goes wrong in it.
+    Run a schedule to its end and return the result. A broken invariant, an `InternalError`, an
+    `AssertionError`, and a key, value, index or attribute error are reported in `Outcome.broken`;
+    they are not raised.
     """
     stage = set_up(schedule)
     promise = how = ""
@@ -82,7 +85,7 @@ def run(schedule: Schedule) -> Outcome:
 
 def set_up(schedule: Schedule) -> Stage:
     """
-    A cluster in which nothing has happened yet.
+    Return a cluster that is built from the schedule and in which nothing has happened yet.
     """
     rng = Random(f"run {schedule.seed}")
     stage = Stage(
@@ -116,8 +119,8 @@ def set_up(schedule: Schedule) -> Stage:
 
 def until_over(stage: Stage) -> None:
     """
-    Everything happens, until the job is over and nothing is left to do. Raises `Broken` for a promise
-    that was not kept.
+    Run events until the job is over and no node has work left, or until `FAREWELL` seconds after
+    the end of the job. Raises `Broken` when an invariant does not hold.
     """
     clock, ends = stage.clock, stage.invariants.ends
     while stage.over is None and clock.tick():
@@ -148,7 +151,7 @@ def _where(error: BaseException) -> str:
 
 def total(outcomes: list[Outcome]) -> Seen:
     """
-    What was reached in several runs.
+    Return the sum of the `seen` counts of several runs.
     """
     seen: Seen = Counter()
     for outcome in outcomes:

@@ -1,5 +1,6 @@
 """
-A schedule: everything that one simulated run depends on. Drawn from a seed, or written down.
+Schedules: everything on which one simulated run depends. A schedule is drawn from a seed or written
+by hand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,8 @@ from tft.protocol.messages import OrderName
 Topology = Literal["replicated", "strided", "two kinds", "unsharded"]
 
 When = Literal["time", "phase", "order", "state"]
-"""What a mishap waits for: a moment, a rank in a phase of a step, a rank beginning to carry out an
-order, the job machine entering a state."""
+"""The moment at which a mishap happens: a time, a rank that reaches a phase of a step, a rank
+that begins to carry out an order, or the job machine that enters a state."""
 
 What = Literal[
     "kill", "node", "memory", "corruption", "numeric", "network", "software", "hang", "stop",
@@ -24,7 +25,7 @@ What = Literal[
 ]  # fmt: skip
 
 ASKED = ("request", "pause", "resume", "switch", "advise", "come")
-"""What somebody wants, or is glad of: no fault."""
+"""Kinds of mishaps that are no faults: somebody requests them, or they help the job."""
 
 FAULTS: tuple[tuple[What, float], ...] = (
     ("kill", 6), ("node", 1), ("memory", 2), ("numeric", 1), ("network", 2),
@@ -33,34 +34,36 @@ FAULTS: tuple[tuple[What, float], ...] = (
     ("corruption", 1), ("pollute", 1), ("bad batch", 0.6), ("notice", 2), ("late", 0.7),
     ("agent", 0.7), ("beats", 0.5), ("unkillable", 0.7), ("unreadable", 0.5), ("context", 1),
 )  # fmt: skip
-"""What goes wrong, and how often compared with the rest."""
+"""Kinds of faults, each with its relative frequency."""
 
 ANY = -1
 EXCEPTIONS = ("memory", "corruption", "numeric", "network", "software", "pollute", "bad batch")
-"""What leaves the loop of a rank."""
+"""Faults that happen only in the training loop of a rank and end with an exception there."""
 NODES = ("node", "partition", "agent", "beats")
-"""What happens to a node."""
+"""Mishaps that happen to a node."""
 GLOBAL = (
     *NODES, "broker", "controller", "deposed", "store", "impostor", "late", "unkillable", "unreadable",
 )  # fmt: skip
-"""What has nothing to do with where a rank stands."""
+"""Mishaps that do not depend on the phase of a rank."""
 PHASES = ("forward", "sums", "window", "between")
 TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
-"""Phases of the tail: its beginning, the collective in it, what comes behind that, and the end of the step."""
+"""Phases of the tail: its beginning, the collective in it, the part behind the collective, and
+the end of the step. A phase that stands twice is drawn twice as often."""
 FLIPPED = ("repairing", "clearing", "choosing", "awaiting", "rebuilding", "freezing")
-"""States in which what is held has been compared, or is about to be."""
+"""States in which the copies of the ranks have been compared or are about to be compared."""
 ORDERS: tuple[OrderName, ...] = (
     "freeze", "stop", "stop", "load", "fetch", "fetch", "restore", "regroup", "regroup", "rebuild",
     "rollback", "resume", "resume", "hold", "check", "release", "save", "save", "commit", "commit",
     "complete", "end",
 )  # fmt: skip
-"""All there are; those that most goes wrong at more than once."""
+"""The orders at which a mishap may happen. An order that stands twice is drawn twice as often:
+more can go wrong there."""
 RARE = ("load", "fetch", "restore", "save", "commit")
-"""Orders that only a few ranks get, or only now and then."""
+"""Orders that only a few ranks get, or that are rarely sent."""
 AT_ONCE = ("freeze", "hold", "release")
-"""Orders that nobody can fail at, or be slow at: the control thread carries them out."""
+"""Orders at which no rank can fail or be slow, since the control thread carries them out."""
 OPENING = ("awaiting", "repairing", "rebuilding", "rolling back", "resuming", "healthy")
-"""States that a job goes through once before anything has happened to it."""
+"""States that a job passes through once before any mishap."""
 STATES = (
     *OPENING, "freezing", "clearing", "choosing", "dumping", "exiting", "pausing", "paused", "ended",
 )  # fmt: skip
@@ -68,9 +71,11 @@ NOTICED = (
     "straggler", "straggler", "straggler", "straggler", "memory", "corruption", "network", "node",
     "hang", "process", "numeric", "software",
 )  # fmt: skip
-"""What is seen from outside of a rank, most often that it is slow."""
+"""Faults that are noticed from outside the rank. The most frequent one is a straggler, a slow
+rank."""
 CHECKS = ("", "", "pass", "isolate", "end")
-"""What a pause runs, by what it will find on a rank; empty: nothing, it waits to be ended."""
+"""Verdicts that the check of a pause gives for a rank. Empty: the pause runs no check and waits
+to be ended."""
 
 
 QUICK = Policy(
@@ -98,19 +103,21 @@ QUICK = Policy(
     warming=2.0,
     node_silence=4.0,
 )
-"""Limits that fit a cluster in which a step takes a fraction of a second. A node that is lost before
-anybody has heard of it is waited for, and for each the job has to be over a while after the last mishap:
-what is an hour elsewhere is here longer than any node takes to come, and well within that while."""
+"""Limits in seconds, for a cluster in which a step takes a fraction of a second. `gather` is
+3600 seconds by default. Here it is 30 seconds, longer than any node takes to come. The job waits
+that long for a node that was lost before it had reported. The limit is well below the time in
+which the job must be over after the last mishap (`invariants.BOUND`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
     """
-    What the network does to messages.
+    The disturbance of messages by the network.
     """
 
     delay: float = 0.005
-    """A message takes up to so many seconds."""
+    """The longest delay of a message in seconds. `loss`, `double` and `reorder` are
+    probabilities that a message is lost, arrives twice, or overtakes others."""
     loss: float = 0.0
     double: float = 0.0
     reorder: float = 0.0
@@ -119,83 +126,95 @@ class Trouble:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mishap:
     """
-    One thing that goes wrong, once.
+    One thing that goes wrong or is requested, once.
     """
 
     what: What
     target: int = 0
-    """The rank, or `ANY` for the first that carries out the order; for `node`, `partition` and `come`
-    the node; for `request` the signal."""
+    """The rank, or `ANY` for the first rank that carries out the order. For the kinds in
+    `NODES`, for `come` and for `store`, the node. For `request`, the signal."""
     when: When = "time"
     name: str = ""
-    """Of the phase, the order or the state; for `fail` and `slow` at a time, of the order."""
+    """The name of the phase, the order or the state. For `fail` and `slow`, the name of the
+    order."""
     number: int = 0
-    """The step of the phase; how often the order or the state was seen before."""
+    """The step of the phase, or how often the order or the state must have been seen before. For
+    `switch`, a number above 0 also withdraws the request after `lasting` seconds."""
     delay: float = 0.0
-    """Seconds after that, or after the start."""
+    """Seconds from the order or the state to the mishap, or from the start of the run for
+    `time`."""
     by: float = 0.0
-    """Seconds after the start at which it is waited for no longer, but happens; 0: it is waited for
-    whatever comes."""
+    """Seconds after the start of the run at which the mishap happens even if its moment has not
+    come. 0: it waits for its moment without a limit."""
     lasting: float = 1.0
-    """Seconds until what can come back does; for `node`, `partition` and `beats`."""
+    """Seconds until the target comes back, for `node`, `partition`, `beats` and `broker`. Other
+    kinds scale their effect with this number (see `Harm` and `Mishaps`)."""
     until: str = ""
-    """The state of the job machine upon which it comes back, if that is earlier."""
+    """The state of the job machine at which the target comes back, if that is earlier than
+    `lasting`."""
     loud: bool = True
-    """Somebody says so at once; else it has to be noticed."""
+    """For `node`. True: the loss of the node is reported at once. False: the job has to notice."""
     kind: str = ""
-    """For `flip` what it touches: `model` or `settings`; for `notice` what is seen, for `pause` what its check will find; for `partition` and `deposed`
-    that nothing gets through in one direction only: `deaf` or `mute`."""
+    """For `flip`, the part that is corrupted: `model` or `settings`. For `notice`, the fault
+    that is noticed. For `pause`, the verdict of its check. For `switch`, non-empty adds the next
+    rank. For `advise`, the strategy. For `partition` and `deposed`, `deaf` or `mute`: messages
+    are lost in one direction only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """
-    One run of a simulated cluster.
+    Everything that one run of a simulated cluster depends on.
     """
 
     seed: int
-    """Decides what the rest leaves open: how long each thing takes."""
+    """Seeds the random generator for all that the schedule leaves open, such as the duration of
+    each action."""
     world: int
     nodes: int = 1
     topology: Topology = "replicated"
     copies: int = 2
-    """How many ranks hold each shard that is not on all of them."""
+    """How many ranks hold each shard that is not on all ranks."""
     steps: int = 10
     policy: Policy = QUICK
     strategies: tuple[str, ...] = STRATEGIES
     derives: bool = True
-    """What the adaptor can take part in."""
+    """Whether the adaptor can make the rank-local state of a rank from the step alone.
+    `strategies` are the strategies in which the adaptor can take part."""
     spares: tuple[int, ...] = ()
-    """Further nodes without ranks, each with room for so many."""
+    """The spare nodes: for each, the number of ranks for which it has room. They start without
+    ranks."""
     room: int = 0
-    """For how many more ranks each of the others has room."""
+    """The number of further ranks for which each other node has room."""
     checkpoints: int = 0
-    """Every how many steps there is a periodic checkpoint; 0: there is none."""
+    """Number of steps between two periodic checkpoints. 0: there are none."""
     own: int = 0
-    """Every how many steps the ranks keep a checkpoint of their own, which they find themselves; 0: they
-    keep none."""
+    """Number of steps between two checkpoints that the ranks keep on their own and find
+    themselves. 0: they keep none."""
     tail: float = 0.0
-    """How many seconds the tail of a step may take a rank; 0: a step ends with its update window."""
+    """The longest duration of a step's tail on a rank, in seconds. 0: a step ends with its
+    update window."""
     averages: bool = False
-    """There is a collective in the tail."""
+    """True: the tail contains a collective."""
     broadcasts: bool = False
-    """The lowest rank does not wait in it for the others."""
+    """True: the lowest rank does not wait for the others in the collective of the tail."""
     breaks: bool = True
-    """A collective that lost a member raises; else it hangs."""
+    """True: a collective that lost a member raises. False: the collective hangs."""
     resume: int = 0
-    """The step of the checkpoint the job starts from; 0 for none."""
+    """The step of the checkpoint from which the job starts. 0: the job starts without a
+    checkpoint."""
     backups: int = 0
     """How many earlier steps each rank keeps a copy of."""
     skew: float = 0.0
-    """By so many seconds the clock of a node may differ from the controller's."""
+    """The largest difference between the clock of a node and that of the controller, in seconds."""
     standbys: int = 0
-    """Controllers that wait for the leader to fall silent."""
+    """The number of standbys: controllers that wait for the leader to fall silent."""
     trouble: Trouble = Trouble()
     mishaps: tuple[Mishap, ...] = ()
 
     def placement(self) -> dict[int, tuple[int, ...]]:
         """
-        Each node's ranks.
+        Return the ranks of each node. Spare nodes have none.
         """
         edges = [self.world * node // self.nodes for node in range(self.nodes + 1)]
         places = {n: tuple(range(edges[n], edges[n + 1])) for n in range(self.nodes)}
@@ -203,14 +222,15 @@ class Schedule:
 
     def spare(self, node: int) -> int:
         """
-        For how many more ranks a node has room.
+        Return the number of further ranks for which a node has room.
         """
         return self.room if node < self.nodes else self.spares[node - self.nodes]
 
     def column(self, rank: int) -> tuple[int, ...]:
         """
-        The ranks that leave and come back together with this one: those that hold one copy of
-        everything between them.
+        Return the model replica of a rank: the ranks that together hold one copy of the whole
+        state. They leave and come back together. Return an empty tuple when every rank holds
+        everything.
         """
         if self.topology == "replicated":
             return ()
@@ -219,7 +239,7 @@ class Schedule:
 
     def groups(self) -> Mapping[str, tuple[int, ...]]:
         """
-        Each shard's ranks.
+        Return the ranks that hold each shard, by the name of the shard.
         """
         everyone = tuple(range(self.world))
         parts = max(1, self.world // self.copies)
@@ -236,7 +256,7 @@ class Schedule:
 
     def shards(self, rank: int) -> tuple[str, ...]:
         """
-        The shards that a rank holds.
+        Return the names of the shards that a rank holds.
         """
         return tuple(name for name, ranks in self.groups().items() if rank in ranks)
 
@@ -250,7 +270,7 @@ def _strided(name: str, ranks: tuple[int, ...], parts: int) -> dict[str, tuple[i
 
 def draw(seed: int) -> Schedule:
     """
-    The schedule of a seed.
+    Draw the schedule of a seed.
     """
     rng = Random(f"schedule {seed}")
     world = _world(rng)
@@ -269,7 +289,7 @@ def draw(seed: int) -> Schedule:
     for extra in range(len(spares)):
         if rng.random() < 0.3:
             mishaps.append(_asked(rng, "come", nodes + extra, "", STATES))
-    own = Random(f"switch {seed}")  # what was drawn before stays as it was
+    own = Random(f"switch {seed}")  # separate generator: all other draws stay unchanged
     if own.random() < 0.15:
         mishaps.append(_switch(own, world))
     drawn = Schedule(
@@ -300,8 +320,8 @@ def draw(seed: int) -> Schedule:
 
 def _with_tails(schedule: Schedule, rng: Random) -> Schedule:
     """
-    The steps of some jobs have a tail, and what was to go wrong in a phase of a step goes wrong there. By dice of
-    its own: all other jobs are what they were before there were tails.
+    Give 40 % of the schedules a tail, and move about 60 % of their phase mishaps into it. The
+    separate generator leaves all other schedules as they were before tails were added.
     """
     if rng.random() >= 0.4:
         return schedule
@@ -322,8 +342,9 @@ def _with_tails(schedule: Schedule, rng: Random) -> Schedule:
 
 def _with_flips(schedule: Schedule, rng: Random) -> Schedule:
     """
-    In some jobs memory goes wrong, and nobody says so: in place of the last fault of those that have as many as
-    there may be. By dice of its own.
+    Give 30 % of the schedules one or two silent corruptions, which no exception reports. A
+    corruption replaces the last fault when the schedule has five or more faults. The separate
+    generator leaves all other draws unchanged.
     """
     if rng.random() >= 0.3:
         return schedule
@@ -359,8 +380,9 @@ def _flip(rng: Random, schedule: Schedule) -> Mishap:
 
 def _that_reloads(schedule: Schedule, rng: Random) -> Schedule:
     """
-    Some jobs keep checkpoints of their own, and most of these have few copies; what was to go wrong with
-    an order goes wrong then. By dice of its own: all other jobs are what they were before there were such.
+    Let the ranks of 20 % of the schedules keep checkpoints on their own, mostly with a single copy
+    of each shard. Move half of the mishaps of orders to the order `reload`. The separate generator
+    leaves all other schedules as they were before such checkpoints were added.
     """
     if rng.random() >= 0.2:
         return schedule
@@ -421,8 +443,8 @@ def _trouble(rng: Random) -> Trouble:
 
 def _mishap(rng: Random, world: int, nodes: int, steps: int, *, first: bool) -> Mishap:
     """
-    The `first` one mostly comes out of a clear sky; the others like to come while an incident is
-    being handled.
+    Draw a mishap. The `first` one mostly strikes a job without an incident. The others often strike
+    while an incident is handled.
     """
     what: What = rng.choices([w for w, _ in FAULTS], [often for _, often in FAULTS])[0]
     target = rng.randrange(nodes if what in NODES else world)
@@ -468,7 +490,8 @@ def _kind(rng: Random, what: What) -> str:
 
 def _during(rng: Random, mishap: Mishap) -> Mishap:
     """
-    A job is seldom paused: what goes wrong likes to go wrong then.
+    Move half of the mishaps to the states `pausing` and `paused`, since a job is seldom paused.
+    Exceptions, failures and delays of orders stay where they are.
     """
     if mishap.what in (*EXCEPTIONS, "fail", "slow") or rng.random() < 0.5:
         return mishap

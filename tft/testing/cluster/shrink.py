@@ -1,5 +1,5 @@
 """
-A schedule that breaks a promise, made as small as it can be while it still does.
+Shrinking: make a schedule that breaks an invariant as small as possible, while it still breaks it.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from tft.testing.cluster.schedule import QUICK, Mishap, Schedule, Trouble
 from tft.testing.cluster.story import write_story
 
 TRIES = 400
-"""Runs that are spent on making one schedule smaller."""
+"""The largest number of runs that are spent on shrinking one schedule."""
 
 
 def shrink(schedule: Schedule) -> Outcome:
     """
-    The smallest schedule found that breaks the same promise, and how it does.
+    Return the outcome of the smallest schedule found that breaks the same invariant.
     """
     smallest = run(schedule)
     promise, tries = smallest.broken, TRIES
@@ -83,7 +83,8 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
 
 def explain(schedule: Schedule, stories: Path) -> str:
     """
-    What went wrong under a schedule, its smallest form as code, and where the stories of both are.
+    Return a text with the broken invariant, the paths of the stories of the full and of the
+    smallest run, and the smallest schedule as code.
     """
     outcome = run(schedule)
     smallest = shrink(schedule)
@@ -92,7 +93,7 @@ def explain(schedule: Schedule, stories: Path) -> str:
         path = stories / f"seed-{schedule.seed}-{name}.jsonl"
         try:
             write_story(path, each.schedule, each.events)
-        except Exception as error:  # noqa: BLE001 (the machine that fails at it is what is looked for)
+        except Exception as error:  # noqa: BLE001 (a machine that fails at the story is the target)
             lines.append(f"the machine fails at the story: {error!r}")
         lines.append(f"{name}: {each.how}\n  story: {path}")
     return "\n".join([*lines, f"  {code(smallest.schedule)}", ""])
@@ -100,7 +101,8 @@ def explain(schedule: Schedule, stories: Path) -> str:
 
 def code(thing: object) -> str:
     """
-    A schedule or a part of one as it would be written down: without what goes without saying.
+    Return a schedule or a part of one as Python code, without the fields that have their default
+    value.
     """
     if isinstance(thing, tuple):
         inside = ", ".join(code(each) for each in thing)

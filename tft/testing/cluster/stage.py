@@ -1,6 +1,6 @@
 """
-What the parts of a simulated cluster share: the time, the dice, the network, the disk, and the
-truth that nobody in it can see.
+The parts that a simulated cluster shares: the time, the random generator, the network, the disk,
+and the truth that no part of the cluster can see.
 """
 
 from collections import Counter
@@ -24,71 +24,76 @@ if TYPE_CHECKING:
     from tft.testing.cluster.story import SharedStory
 
 Digests = dict[str, dict[str, str]]
-"""Of what a rank holds, by shard and part."""
+"""Digests of the state that a rank holds, by shard and by part."""
 
 START = 100.0
-"""The cluster's clock when a run begins."""
+"""The time of the cluster when a run begins, in virtual seconds."""
 
 
 class Content(NamedTuple):
     """
-    What a rank holds of a shard.
+    The content of one shard on one rank.
     """
 
     model: float
-    """A whole number is the truth of some step; one and a quarter is what a polluted update has made of
-    it; one and an eighth what a corruption has that nobody was told of; and a half is torn, corrupted or lost."""
+    """Stands for the parameters and the optimizer state. A whole number is the right content of
+    a step. The fraction marks wrong content: `SPOILT` (1/4) comes from a polluted update,
+    `FLIPPED` (1/8) from a silent corruption, and `WRONG` (1/2) is torn, corrupted or lost."""
     settings: float
-    """What describes it, such as the learning rate: a whole number, or one and an eighth."""
+    """Stands for the settings of the shard, such as the learning rate. A whole number, or one
+    with the fraction `FLIPPED` (1/8) after a silent corruption."""
 
     @property
     def flipped(self) -> bool:
         """
-        A corruption that nobody was told of has touched it, or what it was copied or computed from.
+        Whether a silent corruption has changed this content, or content that it was copied or
+        computed from.
         """
         return self.model % 1 == FLIPPED or self.settings % 1 == FLIPPED
 
     @property
     def spoilt(self) -> bool:
         """
-        It comes of a polluted update.
+        Whether the content comes from a polluted update.
         """
         return self.model % 1 == SPOILT
 
     @property
     def wrong(self) -> bool:
         """
-        It is torn, corrupted with an exception, or lost.
+        Whether the content is torn, corrupted with an exception, or lost.
         """
         return self.model % 1 == WRONG
 
     def digests(self) -> dict[str, str]:
         """
-        By part, as a rank says them.
+        Return the digests by part, as a rank reports them.
         """
         return {"model": repr(self.model), "settings": repr(self.settings)}
 
 
 SPOILT, FLIPPED, WRONG = 0.25, 0.125, 0.5
 RANGE = 1 << 40
-"""Of numbers that have room for an eighth."""
+"""Numbers below this bound keep a fraction of 1/8 exactly."""
 
 
 class Truth:
     """
-    What every shard holds, and every rank's data position is, at the end of each step of the
-    undisturbed run: undisturbed but for what was decided, to leave batches out, or to go on with
-    fewer ranks; or from what nobody can know to be wrong, or is told to be inexact.
+    The right content of every shard, and the right data position of every rank, at the end of each
+    step of the undisturbed run. The truth follows decisions that change the run: batches left out,
+    and steps trained with fewer ranks. It also follows content that nobody can know to be wrong, or
+    that is reported as inexact.
 
-    In the tail of a step a shard is first what the update window has left (its settings are still those of the
-    step before), then it has its settings, and at the end of the step it is whole.
+    In the tail of a step a shard changes three times. First it is as the update window has left it:
+    its settings are still those of the step before. Then it has its new settings. At the end of the
+    step it is whole.
     """
 
     def __init__(self, seed: int, *, tails: bool = False) -> None:
         self._values = [hash((seed, 0))]
         self._tails = tails
         self._bends: dict[str, dict[int, Content]] = {}
-        """By shard and step: what all went on from instead."""
+        """By shard and step: the content from which all ranks went on instead of the right one."""
         self._data = [0]
         self._left_out: dict[int, int] = {}
         self._without: dict[int, tuple[int, ...]] = {0: ()}
@@ -96,7 +101,7 @@ class Truth:
 
     def value(self, step: int, shard: str) -> Content:
         """
-        The right content of a shard at the end of `step`.
+        Return the right content of a shard at the end of `step`.
         """
         self._until(step)
         bends = self._bends.get(shard)
@@ -110,7 +115,8 @@ class Truth:
 
     def stages(self, step: int, shard: str) -> tuple[Content, ...]:
         """
-        What a shard is from the end of the update window of `step` to the end of the step, in turn.
+        Return the contents of a shard from the end of the update window of `step` to the end of the
+        step, in order. Without tails, return only the content at the end of the step.
         """
         end = self.value(step, shard)
         if not self._tails:
@@ -120,33 +126,34 @@ class Truth:
 
     def bend(self, step: int, shard: str, content: Content) -> None:
         """
-        All go on from this content as if it were right.
+        Declare `content` right for a shard at the end of `step`: all ranks go on from there.
         """
         self._bends.setdefault(shard, {})[step] = content
 
     def _next(self, content: Content, step: int) -> Content:
         """
-        What the update of `step`, and its tail, make of it.
+        Return the content that the update of `step`, with its tail, makes of `content`.
         """
         facts = (content.model, self._data[step], self._without_after(step - 1))
         return Content(hash(facts), content.settings + 1)
 
     def data(self, step: int) -> int:
         """
-        How many batches were drawn by the end of `step`.
+        Return how many batches are drawn by the end of `step`.
         """
         self._until(step)
         return self._data[step]
 
     def begin(self, step: int) -> int:
         """
-        How many batches are gone when the step after `step` begins.
+        Return how many batches are used up when the step after `step` begins. Batches that were
+        left out count too.
         """
         return self.data(step) + self._left_out.get(step, 0)
 
     def leave_out(self, step: int, batches: int) -> None:
         """
-        It is decided to go on from the end of `step`, without so many batches.
+        Record the decision to go on from the end of `step` and to leave out `batches` batches.
         """
         if batches != self._left_out.get(step, 0) or any(at > step for at in self._left_out):
             self._forget_after(step)
@@ -156,7 +163,7 @@ class Truth:
 
     def go_on_without(self, step: int, ranks: tuple[int, ...]) -> None:
         """
-        It is decided to go on from the end of `step`, without these ranks.
+        Record the decision to go on from the end of `step` without `ranks`.
         """
         before = {at: who for at, who in self._without.items() if at <= step}
         if before[max(before)] != ranks or len(before) != len(self._without):
@@ -165,21 +172,22 @@ class Truth:
 
     def wrong(self) -> Content:
         """
-        Content that nothing else is equal to.
+        Return content that is equal to no other content.
         """
         self._wrong += 1
         return Content(self._wrong + WRONG, 0)
 
     def spoilt(self, step: int) -> Content:
         """
-        What everybody has after a step in which somebody has contributed what it should not have.
+        Return the content that all ranks have after the polluted update of `step`.
         """
         self._wrong += 1
         return Content(step + SPOILT, step)
 
     def flipped(self, content: Content, *, settings: bool) -> Content:
         """
-        What a corruption makes of it that nobody is told of: of its settings, or else of the rest.
+        Return `content` after a silent corruption: of its settings when `settings` is True,
+        otherwise of its model.
         """
         self._wrong += 1
         if settings:
@@ -188,7 +196,8 @@ class Truth:
 
     def goes_on(self, content: Content, before: Content, after: Content, step: int) -> Content:
         """
-        What a rank makes of its own content where the right one goes from `before` to `after`.
+        Return the content that a rank makes of its own `content` while the right content goes from
+        `before` to `after` in `step`.
         """
         if content == before:
             return after
@@ -204,7 +213,8 @@ class Truth:
 
     def unbend_after(self, step: int) -> None:
         """
-        All go back to `step`: what they went on from later is over.
+        Go back to `step` for all ranks: drop the contents that `bend` declared right for later
+        steps.
         """
         for bends in self._bends.values():
             for later in [at for at in bends if at > step]:
@@ -212,7 +222,7 @@ class Truth:
 
     def _without_after(self, last: int) -> tuple[int, ...]:
         """
-        The ranks that take no part after the end of step `last`.
+        Return the ranks that take no part after the end of step `last`.
         """
         return self._without[max(at for at in self._without if at <= last)]
 
@@ -225,7 +235,7 @@ class Truth:
 
 
 Written = Content | float
-"""What a file holds: a shard, or the data position that a rank has for itself."""
+"""The content of a file: a shard, or the data position of a rank."""
 
 
 @dataclass(slots=True)
@@ -235,20 +245,22 @@ class Disk:
     """
 
     parts: dict[str, dict[str, Written]] = field(default_factory=dict)
-    """Directory to file to content, while savers write."""
+    """By directory and file name: the files of checkpoints that are still being written."""
     copies: dict[str, dict[int, Digests]] = field(default_factory=dict)
-    """Directory to rank to what it says of its copies, while the ranks write a periodic checkpoint."""
+    """By directory and rank: the digests that a rank gives for its copies while the ranks write
+    a periodic checkpoint."""
     whole: dict[str, dict[str, Written]] = field(default_factory=dict)
-    """The same of checkpoints that are there whole."""
+    """By directory and file name: the files of complete checkpoints."""
     unreadable: set[str] = field(default_factory=set)
-    """Those of them that cannot be read."""
+    """Directories of complete checkpoints that cannot be read."""
     own: dict[int, dict[int, dict[str, Written]]] = field(default_factory=dict)
-    """By step and rank: what the ranks keep without saying so, with the private state under an empty
-    name."""
+    """By step and rank: the checkpoints that the ranks write on their own and do not report. The
+    empty name holds the rank's data position (its rank-local state)."""
 
     def found(self, world: int, not_after: int | None) -> int | None:
         """
-        The newest step that all ranks have kept, and that is not too late.
+        Return the newest step that all `world` ranks have kept on their own and that is not later
+        than `not_after`. Return None when there is none.
         """
         whole = [step for step, parts in self.own.items() if len(parts) == world]
         return max((s for s in whole if not_after is None or s <= not_after), default=None)
@@ -257,7 +269,7 @@ class Disk:
 @dataclass(slots=True)
 class Stage:
     """
-    One simulated cluster's common parts.
+    The parts that one simulated cluster shares.
     """
 
     schedule: Schedule
@@ -274,18 +286,20 @@ class Stage:
     outside: "Outside" = field(init=False)
     nodes: dict[int, "Node"] = field(default_factory=dict)
     leaders: list["Leader"] = field(default_factory=list)
-    """Every controller that lives, those that only stand by too."""
+    """All controllers that live, including the standbys."""
     processes: list["Process"] = field(default_factory=list)
-    """Every process there ever was."""
+    """All processes of the run, including those that have ended."""
     by_address: dict[str, "Process"] = field(default_factory=dict)
     begun: bool = False
-    """Some rank has entered the loop: before that every fresh state is as good as another."""
+    """True when a rank has entered the training loop. Before that, all freshly initialized
+    states are equal."""
     polluted: int | None = None
-    """The step whose update has spread something wrong to everyone; None: none has."""
+    """The step whose update has spread wrong content to all ranks. None when no update has."""
     known: bool = False
-    """That it has is known to the controller."""
+    """True when the controller knows of the polluted update in `polluted`."""
     learnt: tuple[int, int] = (0, 0)
-    """The incident and round in which that came out: what was said in earlier ones was said before."""
+    """The incident and round in which the controller learnt of the polluted update. Orders of
+    earlier rounds were sent before that."""
     pids: int = 1000
     controllers: int = 0
     seen: "Seen" = field(default_factory=Counter)
@@ -293,20 +307,21 @@ class Stage:
 
     def takes(self, least: float, most: float) -> float:
         """
-        How long something takes.
+        Return a random duration between `least` and `most` seconds.
         """
         return least + (most - least) * self.rng.random()
 
     def serving(self, address: str) -> "Process | None":
         """
-        The process that gives its shards away there, if it lives.
+        Return the living process that serves its shards at `address`. Return None when there is
+        none.
         """
         process = self.by_address.get(address)
         return process if process is not None and process.alive else None
 
     def pid(self) -> int:
         """
-        Of a new process.
+        Return a new process id.
         """
         self.pids += 1
         return self.pids

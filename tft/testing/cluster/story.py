@@ -1,6 +1,6 @@
 """
-The story that all controllers of a simulated cluster share: whoever leads writes it, and nobody who
-has been followed by another one does.
+The story that all controllers of a simulated cluster share. Only the leader writes the story. A
+controller that was superseded by another one does not.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,24 @@ from tft.testing.cluster.stage import START
 from tft.testing.story import replayed
 
 EARLIER = "/run/checkpoints/earlier"
-"""The checkpoint that a resumed job starts from."""
+"""The checkpoint from which a resumed job starts."""
 
 
 class SharedStory:
     """
-    Compare and set: an entry is taken from the newest epoch only, and each epoch begins once.
+    A story with compare-and-set: an entry is taken only from the newest epoch, and each epoch
+    begins once.
     """
 
     def __init__(self, *, tells_all: bool = False) -> None:
         self.events: list[Event] = []
         self.then: list[str] | None = [] if tells_all else None
-        """What was commanded upon each, in short; None where nobody will look at it."""
+        """Fingerprints of the commands after each event. None when nobody will look at them."""
         self.epoch = 0
 
     def append(self, event: Event, epoch: int) -> bool:
         """
-        Write an event; False when another controller has taken over, and nothing was written.
+        Append an event. Return False, and write nothing, when another controller has taken over.
         """
         newer = isinstance(event, Led) and epoch > self.epoch
         if not newer and (epoch != self.epoch or isinstance(event, Led)):
@@ -48,14 +49,15 @@ class SharedStory:
 
     def judged(self, commands: Sequence[Command]) -> None:
         """
-        What was commanded upon the last event.
+        Record the commands that followed the last event.
         """
         if self.then is not None:
             self.then.append(fingerprint(commands))
 
     def differs(self, schedule: Schedule) -> str:
         """
-        What is commanded otherwise when the story is written down, read and judged once more.
+        Write the story down, read it and judge it once more. Return the events whose commands
+        differ, or the failure of the replay. Return an empty text when nothing differs.
         """
         if self.then is None:
             return ""
@@ -67,7 +69,7 @@ class SharedStory:
 
 def opened(schedule: Schedule) -> Opened:
     """
-    What a schedule's job begins with.
+    Return the entry with which the job of a schedule begins.
     """
     return Opened(
         job="simulated",
@@ -83,7 +85,7 @@ def opened(schedule: Schedule) -> Opened:
 
 def write_story(path: Path, schedule: Schedule, events: Sequence[Event]) -> None:
     """
-    Write the events as a controller would have.
+    Write the events to `path` as a controller would.
     """
     path.unlink(missing_ok=True)
     beginning = opened(schedule)

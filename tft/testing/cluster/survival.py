@@ -1,5 +1,5 @@
 """
-What a job has to survive: one fault, where somebody has what it takes.
+Faults that a job has to survive: a single one, where some rank has the state that is needed.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tft.testing.cluster.stage import Stage
 
 SHORT = 2.0
-"""Seconds that nobody is given up for."""
+"""Seconds of silence after which no party is given up yet."""
 ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network", "context")
 NOBODY = ("impostor", "controller", "deposed", "late", "slow")
 NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "numeric")
@@ -22,24 +22,25 @@ NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "n
 
 def lost_needlessly(stage: "Stage", over: JobOver) -> str:
     """
-    Why a job should have gone on that has ended; empty: it could not, or has done all its steps.
+    Return why a job that has ended should have gone on. Return an empty text when it could not go
+    on, or has done all its steps.
     """
     faults = stage.mishaps.faults
     if over.result == "completed" or len(faults) != 1 or _asked_for(stage):
         return ""
-    if over.why.endswith("before any rank had joined the job"):  # maybe none ever will
+    if over.why.endswith("before any rank had joined the job"):  # perhaps no rank ever joins
         before = [
             n for (at, kind), n in stage.seen.items() if kind == "Joined" and at not in SETTLED
         ]
         return "somebody had" if before else ""
-    if over.why.startswith("all steps are done"):  # what a script does after that is its own
+    if over.why.startswith("all steps are done"):  # the script may do more then
         return "they were not" if stage.invariants.short() else ""
     return over.why if _survivable(stage, faults[0]) else ""
 
 
 def _asked_for(stage: "Stage") -> bool:
     """
-    Somebody wanted the end, or ruled out what would have prevented it.
+    Return whether somebody wanted the end of the job, or ruled out a way to prevent it.
     """
     happened = stage.mishaps.happened
     return (
@@ -72,8 +73,9 @@ def _survivable(stage: "Stage", fault: Mishap) -> bool:
 
 def _known(stage: "Stage", node: int) -> set[int]:
     """
-    The nodes that had come, for all anybody had heard, before this one was lost. Of those that come
-    later nobody knows that they will: a job that has no place for a rank by then does not wait.
+    Return the nodes that had reported to the controllers before `node` was lost. It is unknown
+    whether a node that comes later will come at all: a job that has no place for a rank by then
+    does not wait.
     """
     known: set[int] = set()
     agent = 0
@@ -83,7 +85,7 @@ def _known(stage: "Stage", node: int) -> set[int]:
             break
         if isinstance(report, NodeJoined):
             if report.node == node and node in known and report.pid != agent:
-                break  # another agent than before: it was lost, and nobody has said so
+                break  # another agent than before: the node was lost without a report
             agent = report.pid if report.node == node else agent
             known.add(report.node)
     return known
@@ -91,7 +93,8 @@ def _known(stage: "Stage", node: int) -> set[int]:
 
 def _elsewhere(schedule: Schedule, node: int, known: set[int]) -> bool:
     """
-    Others that are there hold what a node holds, have room for its ranks, and its ranks can begin anew.
+    Return whether other known nodes hold the state of a lost node and have room for its ranks, and
+    whether those ranks can start anew.
     """
     gone = set(schedule.placement()[node])
     room = sum(schedule.spare(n) for n in schedule.placement() if n in known - {node})
@@ -101,8 +104,8 @@ def _elsewhere(schedule: Schedule, node: int, known: set[int]) -> bool:
 
 def _heard_late(stage: "Stage", target: int) -> bool:
     """
-    Where the new store of a node listens was heard of too late, or has not been heard of for as long:
-    reports are taken in the order in which they were sent, and those before it kept it.
+    Return whether the address of a node's new store was heard of late, or not at all for as long.
+    Reports are taken in the order in which they were sent, so earlier reports delayed this one.
     """
     node = stage.nodes[target % stage.schedule.nodes]
     heard = [
