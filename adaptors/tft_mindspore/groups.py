@@ -94,7 +94,7 @@ class Group:
 
     def sum(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
-        All-reduce `arrays` by sum over all ranks, or over `ranks`. Return the sums.
+        All-reduce `arrays` by sum over all ranks, or over `ranks`. Return the totals.
 
         The arrays must be the same on all these ranks in number, sizes and types. Takes arrays of
         numpy or Tensors of MindSpore, and returns the same. Raises `GroupBroken` if a rank is gone.
@@ -122,10 +122,10 @@ class Group:
         this for gradients. Takes and returns the same as `sum`.
         """
         members = self._members(ranks)
-        sums = self.sum([_plain(array) for array in arrays], members)
-        for each in sums:
+        totals = self.sum([_plain(array) for array in arrays], members)
+        for each in totals:
             each /= each.dtype.type(len(members))
-        return [_like(array, each) for array, each in zip(arrays, sums, strict=True)]
+        return [_like(array, each) for array, each in zip(arrays, totals, strict=True)]
 
     def broadcast(
         self, arrays: Sequence[Any], root: int, ranks: Sequence[int] | None = None
@@ -501,7 +501,7 @@ class _Incoming:
                     f"rank {rank} is at another place of the script than this one: there message "
                     f"{found[1]} between the two is {found[0].decode(errors='replace')!r} of {found[2]} "
                     f"bytes, here message {self._expected[1]} is {self._expected[0].decode()!r} of "
-                    f"{self._expected[2]} bytes. All ranks must ask for the same sums in the same order"
+                    f"{self._expected[2]} bytes. All ranks must ask for the same all-reduces in the same order"
                 )
             self._in_header = False
             self.room_left = self._room

@@ -157,7 +157,7 @@ def _refuse_unsupported(ddp: DDP) -> None:
     elif ddp.mixed_precision is not None:
         reason = "mixed_precision: its hooks stay in the module; use torch.autocast"
     elif ddp._use_python_reducer:
-        reason = "compiled autograd: its Python reducer does not say how it sums"
+        reason = "compiled autograd: its Python reducer does not say how it reduces"
     if reason is not None:
         raise UsageError(f"tft cannot rebuild a DDP with {reason}")
 
@@ -244,7 +244,7 @@ def _bring(ddp: Any, layout: Layout) -> Layout:
         raise InternalError("DDP has not sorted its buckets after what it took for a backward")
     if layout.buckets is not None and set(layout.buckets) != set(settled.buckets):
         raise UsageError(
-            f"wrap has built a DDP that sums in {len(settled.buckets)} other buckets than the "
+            f"wrap has built a DDP that reduces in {len(settled.buckets)} other buckets than the "
             f"{len(layout.buckets)} before; it must build the same one each time"
         )
     return settled

@@ -68,7 +68,7 @@ def test_a_copy_unlike_the_others_is_a_fault_of_its_rank(what: str) -> None:
     assert {one.content for one in job.ranks.values()} == {"right"}
 
 
-def test_what_a_wrong_copy_has_given_to_sums_is_not_exact() -> None:
+def test_what_a_wrong_copy_has_given_to_all_reduces_is_not_exact() -> None:
     """
     When a copy is found to be wrong in a step after the last comparison, then the report says from which step on that
     rank may have given wrong numbers to all; there is nothing to say when they were compared at the end of that very step.
@@ -88,7 +88,7 @@ def test_what_a_wrong_copy_has_given_to_sums_is_not_exact() -> None:
         [],
         [
             "ranks [1] hold another copy of model of shard 'dense' at the end of step 5 than ranks [0, 2]; since when "
-            "is not known: what ranks [1] have given to sums in steps 4 to 5 may be in the state of all"
+            "is not known: what ranks [1] have given to all-reduces in steps 4 to 5 may be in the state of all"
         ],
     ]
 

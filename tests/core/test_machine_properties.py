@@ -40,7 +40,7 @@ def act(job: ScriptedJob, action: str, number: int) -> None:
             job.train()
         case "window" if one.training and not one.window:
             job.window(one.rank)
-        case "close" if one.training and one.window and _all_had_their_sums(job, one.rank):
+        case "close" if one.training and one.window and _all_have_reduced(job, one.rank):
             job.close(one.rank)
         case "store":
             job.reopen_store(number)
@@ -61,7 +61,7 @@ def _resuming(job: ScriptedJob) -> bool:
     return job.state is State.RESUMING
 
 
-def _all_had_their_sums(job: ScriptedJob, rank: int) -> bool:
+def _all_have_reduced(job: ScriptedJob, rank: int) -> bool:
     """
     A rank closes a window only in a world where every other one can follow.
     """

@@ -286,13 +286,14 @@ def test_a_flipped_bit_is_found_when_another_rank_is_lost(tmp_path: Path, calm: 
     )
     (sentence,) = incident["inexact"]
     assert (
-        "what ranks [1] have given to sums in steps 1 to 5 may be in the state of all" in sentence
+        "what ranks [1] have given to all-reduces in steps 1 to 5 may be in the state of all"
+        in sentence
     )
     identical(outcome, calm("schedules", nproc=4))
 
 
 @pytest.mark.soak
-def test_a_flipped_bit_that_has_come_into_sums_is_told(tmp_path: Path, calm: Calm) -> None:
+def test_a_flipped_bit_that_has_come_into_all_reduces_is_told(tmp_path: Path, calm: Calm) -> None:
     """
     When a bit of a parameter of one rank has flipped, and another is lost some steps later, then all go on with the same
     state, which is not that of the undisturbed job, and the report says so.

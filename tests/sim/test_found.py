@@ -23,7 +23,7 @@ FOUND = {
         world=2,
         steps=6,
         policy=replace(QUICK, replace="node"),
-        mishaps=(Mishap(what="kill", target=1, when="phase", name="sums", number=3),),
+        mishaps=(Mishap(what="kill", target=1, when="phase", name="all-reduce", number=3),),
     ),
     "a rank that came back took the data position of a step it had not done": Schedule(
         seed=198,
@@ -34,7 +34,7 @@ FOUND = {
         policy=replace(QUICK, respawns=1),
         standbys=2,
         trouble=Trouble(double=0.2),
-        mishaps=(Mishap(what="kill", target=9, when="phase", name="sums", number=2),),
+        mishaps=(Mishap(what="kill", target=9, when="phase", name="all-reduce", number=2),),
     ),
     "a node that was lost before its first beat was never missed": Schedule(
         seed=1650,
@@ -261,7 +261,9 @@ FOUND = {
                     lasting=0.5,
                     kind="node",
                 ),
-                Mishap(what="network", target=3, when="phase", name="sums", number=2, by=0.79),
+                Mishap(
+                    what="network", target=3, when="phase", name="all-reduce", number=2, by=0.79
+                ),
             ),
         )
     ),
@@ -319,7 +321,7 @@ FOUND = {
                 what="bad batch",
                 target=1,
                 when="phase",
-                name="sums",
+                name="all-reduce",
                 number=5,
                 by=2.727258448080654,
                 lasting=0.5,
@@ -358,7 +360,7 @@ FOUND = {
                 what="pollute",
                 target=1,
                 when="phase",
-                name="sums",
+                name="all-reduce",
                 number=3,
                 by=2.480006849697596,
                 lasting=6.0,
@@ -382,7 +384,7 @@ FOUND = {
             Mishap(
                 what="kill",
                 when="phase",
-                name="sums",
+                name="all-reduce",
                 number=6,
                 by=1.5257682794113645,
                 lasting=6.0,

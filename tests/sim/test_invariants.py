@@ -67,7 +67,7 @@ def a_leader_that_hears_nothing_more() -> Iterable[Schedule]:
     """
     In the middle of an incident, while another one takes over.
     """
-    dies = Mishap(what="kill", target=1, when="phase", name="sums", number=3)
+    dies = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=3)
     for seed in range(SEEDS):
         state = ("freezing", "clearing", "repairing", "rebuilding")[seed % 4]
         deaf = Mishap(what="deposed", kind="deaf", when="state", name=state, number=seed % 4 // 2)
@@ -81,7 +81,7 @@ def plugins_are_asked_again_and_again() -> Iterable[Schedule]:
     policy = replace(QUICK, advised=True)
     for seed in range(SEEDS):
         breaks = (
-            Mishap(what="network", target=step, when="phase", name="sums", number=step)
+            Mishap(what="network", target=step, when="phase", name="all-reduce", number=step)
             for step in range(2, 16)
         )
         yield Schedule(seed=seed, world=16, steps=16, policy=policy, mishaps=tuple(breaks))

@@ -44,9 +44,7 @@ _REPEAT = 0.1  # seconds between two sendings of a report that is not acknowledg
 _TOLD_GRACE = 15.0  # seconds for an agent to end: it gives its ranks time to unwind
 _STOP_LIMIT = Policy().stop + Policy().save  # what the core allows for a last checkpoint
 _NEWS_LIMIT = 10.0  # to reach a controller on another node, which may be gone with that node
-_SHUT_OUT_LIMIT = (
-    10.0  # the broker of another job may be ending, and the right one starting
-)
+_SHUT_OUT_LIMIT = 10.0  # the broker of another job may be ending, and the right one starting
 _UNHEARD = 10.0  # then say what is awaited: node 0 may be started later by hand
 _ORPHANS_LIMIT = 5.0  # a reaper needs a moment to end what a killed agent leaves
 

@@ -244,7 +244,7 @@ class Comparison:
         if difference.step >= first:
             why = (
                 f"{difference.sentence()}; since when is not known: what ranks {list(difference.wrong)} have given to "
-                f"sums in steps {first} to {difference.step} may be in the state of all"
+                f"all-reduces in steps {first} to {difference.step} may be in the state of all"
             )
             job.incident.reservations.append((first, why))
 

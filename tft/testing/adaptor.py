@@ -89,7 +89,7 @@ class Group:
 
 class Store(socketserver.ThreadingTCPServer):
     """
-    The rendezvous store. It sums the numbers that all ranks send under one key, and answers all of
+    The rendezvous store. It adds up the numbers that all ranks send under one key, and answers all of
     them when the last number has come.
     """
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tft.testing.cluster.process import Process
     from tft.testing.cluster.stage import Stage
 
-PHASES = ("sums", "average")
+PHASES = ("all-reduce", "average")
 """The phases in which a rank waits for the other members."""
 
 
@@ -80,7 +80,7 @@ class Group:
             if process.poison or self._is_wrong(process, step - 1):
                 self._spoil(step)
             self._arrived[process.rank] = process
-            self._stage.mishaps.reached(process, step, "sums")
+            self._stage.mishaps.reached(process, step, "all-reduce")
         if len(self._arrived) == len(self.members) and not self.broken:
             self._stage.invariants.steps_alike(self.members)
             self._summed(step)
@@ -131,7 +131,7 @@ class Group:
         inside = [
             process
             for process in processes
-            if process.phase == "sums"
+            if process.phase == "all-reduce"
             and process.summed
             and process.completed == step - 1
             and process.group is self

@@ -35,7 +35,7 @@ STANDING_BY = 10.0
 """Seconds within which a standby has surely taken over."""
 RESTART = 0.3
 """Seconds after which an ended agent is started again."""
-IN_LOOP = ("forward", "sums", "window", "tail", "average")
+IN_LOOP = ("forward", "all-reduce", "window", "tail", "average")
 
 
 FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}

@@ -54,7 +54,7 @@ def contribute(process: "Process", step: int) -> None:
     Contribute to the all-reduces of `step`. From now on the other ranks can finish the step without
     this rank.
     """
-    process.phase = "sums"
+    process.phase = "all-reduce"
     process.summed = False
     process.data += 1
     process.page.capture(step, process.data, closed=False)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 NOTHING = Work()
 Phase = Literal[
-    "starting", "idle", "working", "forward", "sums", "gate", "window", "tail", "average", "leaving", "gone"
+    "starting", "idle", "working", "forward", "all-reduce", "gate", "window", "tail", "average", "leaving", "gone"
 ]  # fmt: skip
 
 NEVER = 1 << 60
@@ -348,7 +348,7 @@ class Process:
             self.group.leave(self, loud=True)
         if self.stuck:
             return
-        if self.phase in ("sums", "average"):
+        if self.phase in ("all-reduce", "average"):
             loop.fault(self, "network", "the group was shut")
         elif self.phase == "working":
             hands.abandon(self)

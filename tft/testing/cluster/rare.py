@@ -59,7 +59,7 @@ def _on_the_way_to(state: State) -> Schedule:
     """
     Return a job that comes to `state` and stays in it for a moment.
     """
-    kill = Mishap(what="kill", target=1, when="phase", name="sums", number=3)
+    kill = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=3)
     match state:
         case S.CHOOSING:
             return replace(CALM, policy=replace(QUICK, advised=True), mishaps=(kill,))
@@ -86,7 +86,7 @@ def _old_news() -> Iterator[Schedule]:
         cut = Mishap(
             what="partition", target=1, when="state", name="resuming", lasting=12.0, until=state
         )
-        kill = Mishap(what="kill", target=0, when="phase", name="sums", number=2)
+        kill = Mishap(what="kill", target=0, when="phase", name="all-reduce", number=2)
         for steps in (30,) if pauses else (8, 9):  # rank 1 writes, or cannot write
             yield replace(base, steps=steps, checkpoints=1, mishaps=(cut, *pauses))
         yield replace(base, steps=30, mishaps=(cut, kill, *pauses))
@@ -132,7 +132,7 @@ def _waits() -> Iterator[Schedule]:
     notice = Mishap(what="notice", target=3, when="state", name="healthy", kind="straggler")
     late = Mishap(what="late", target=3, when="state", name="healthy", lasting=6.0)
     yield replace(CALM, steps=60, mishaps=(late, notice))  # none can take over in time
-    kill = Mishap(what="kill", target=1, when="phase", name="sums", number=8)
+    kill = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=8)
     late = Mishap(what="late", target=1, when="state", name="freezing", lasting=6.0)
     yield replace(CALM, steps=12, mishaps=(kill, late))
     hang = Mishap(what="hang", target=2, when="state", name="resuming", number=1, delay=0.1)
@@ -153,7 +153,7 @@ def _searches() -> Iterator[Schedule]:
     and no other rank holds its state. Each other mishap happens during the search, when the first
     or the last rank begins it.
     """
-    lost = Mishap(what="kill", target=1, when="phase", name="sums", number=4)
+    lost = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=4)
     base = replace(CALM, topology="strided", copies=1, own=2)
     others = (
         Mishap(what="kill", target=ANY), Mishap(what="fail", target=ANY),

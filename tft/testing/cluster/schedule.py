@@ -45,7 +45,7 @@ GLOBAL = (
     *NODES, "broker", "controller", "deposed", "store", "impostor", "late", "unkillable", "unreadable",
 )  # fmt: skip
 """Mishaps that do not depend on the phase of a rank."""
-PHASES = ("forward", "sums", "window", "between")
+PHASES = ("forward", "all-reduce", "window", "between")
 TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
 """Phases of the tail: its beginning, the collective in it, the part behind the collective, and
 the end of the step. A phase that stands twice is drawn twice as often."""
