@@ -12,11 +12,11 @@ import pytest
 from tft_chaos.spec import Phase
 
 from tft import config
-from tft.cli import verdicts
 from tft.cli.main import tft
-from tft.cli.settings import settings_of
-from tft.core.commands import JobOver
-from tft.core.incident_report import SECONDS, job_report
+from tft.core.job.commands import JobOver
+from tft.core.job.incident_report import SECONDS, job_report
+from tft.launcher import exit_codes as verdicts
+from tft.launcher.options import settings_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

@@ -1,5 +1,5 @@
 """
-docs/hooks.md and tft/hooks.py: the same hooks, with the same arguments.
+docs/hooks.md and tft/spi: the same hooks, with the same arguments.
 """
 
 import inspect
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tft.hooks import AdaptorSpecs, PluginSpecs
+from tft.spi.adaptor import AdaptorSpecs
+from tft.spi.plugin import PluginSpecs
 
 PAGE = (Path(__file__).parents[1] / "docs" / "hooks.md").read_text()
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tft.core.layout import Layout, Scheme, topology
 from tft.errors import UsageError
 from tft.mindformers import Recipe, Sizes, read_recipe
+from tft.placement.layout import Layout, Scheme, topology
 
 FIRST = """\
 output_dir: './output'

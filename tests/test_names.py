@@ -85,11 +85,10 @@ def test_a_page_has_no_word_that_was_given_up(path: Path) -> None:
     assert words == []
 
 
-@pytest.mark.parametrize("stem", OLD["files"])
-def test_a_module_of_the_core_has_its_new_name(stem: str) -> None:
+@pytest.mark.parametrize("name", OLD["files"])
+def test_a_file_has_its_new_name(name: str) -> None:
     """
-    When a module was renamed, then there is none of the old name, and there is one of the new.
+    When a file was renamed, then there is none of the old name, and there is one of the new.
     """
-    core = ROOT / "tft" / "core"
-    assert not (core / f"{stem}.py").exists()
-    assert (core / f"{OLD['files'][stem]}.py").exists()
+    assert not (ROOT / name).exists()
+    assert (ROOT / OLD["files"][name]).exists()

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from tft import digests
-from tft.hooks import Buffer, ShardPayload
-from tft.state_hooks import part_digests
+from tft.spi import digests
+from tft.spi.state import part_digests
+from tft.spi.types import Buffer, ShardPayload
 
 LARGE = 300_000
 

@@ -12,12 +12,14 @@ from structlog.testing import capture_logs
 
 from tests.agent.stage import package
 from tft.errors import UnknownAdaptor, UsageError
-from tft.hooks import AdaptorSpecs, PluginSpecs, hookimpl
 from tft.plugins import add, call_guarded, direct, load_adaptor, load_plugins
+from tft.spi.adaptor import AdaptorSpecs
+from tft.spi.markers import hookimpl
+from tft.spi.plugin import PluginSpecs
 
 Install = Callable[[str, str, str], None]
 
-HOOK = "from tft.hooks import hookimpl\n@hookimpl\n"
+HOOK = "from tft.spi import hookimpl\n@hookimpl\n"
 STRATEGIES = HOOK + "def tft_strategies(): return ['dump']\n"
 ENVIRONMENT = HOOK + "def tft_environment(options): return {__name__: options['x']}\n"
 
@@ -111,7 +113,7 @@ def test_a_wrapper_is_refused(install: Install) -> None:
     """
     When a plugin wraps a hook it is refused: plugins are called one by one.
     """
-    wrapper = "from tft.hooks import hookimpl\n@hookimpl(wrapper=True)\ndef tft_options(): yield\n"
+    wrapper = "from tft.spi import hookimpl\n@hookimpl(wrapper=True)\ndef tft_options(): yield\n"
     install("stranger_p", wrapper, "tft.plugins")
     with pytest.raises(UsageError, match="it wraps tft_options"):
         load_plugins()

@@ -16,7 +16,7 @@ import pytest
 from tft.agent.reaper import VARIABLE
 from tft.config import aside_variables, change_environment, descriptor_paths, stands_aside
 from tft.errors import UsageError
-from tft.starter import Answer, Ask, Node, Service, hear_answer, say, written
+from tft.spi.launcher import Answer, Ask, Node, Service, hear_answer, say, written
 
 WAITS = "import signal; signal.pause()"
 """A process that lives until it is killed."""
@@ -34,7 +34,7 @@ class Starts:
 
     def start(self, local_rank: int) -> int:
         """
-        See `tft.starter.Starter`.
+        See `tft.spi.launcher.Starter`.
         """
         if not self.code:
             raise FileNotFoundError("there is no such script")
@@ -44,13 +44,13 @@ class Starts:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        See `tft.starter.Starter`.
+        See `tft.spi.launcher.Starter`.
         """
         os.killpg(pid, signal.SIGKILL)
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        See `tft.starter.Starter`.
+        See `tft.spi.launcher.Starter`.
         """
         self.reaped.append(self._processes.pop(pid).wait())
 

@@ -12,7 +12,7 @@ from tft.errors import UsageError
 from tft_megatron.adaptor import parallel as _parallel
 from tft_megatron.arguments import Settled, add_arguments, settle
 from tft_megatron.data import Data
-from tft_megatron.replaced import Replaced
+from tft_megatron.method_hooks import Replaced
 from tft_megatron.training import Training
 from tft_megatron.versions import check_megatron
 

@@ -1,5 +1,5 @@
 """
-The adaptor for Megatron, as the entry point names it. Each hook of `tft.hooks.AdaptorSpecs` is
+The adaptor for Megatron, as the entry point names it. Each hook of `tft.spi.adaptor.AdaptorSpecs` is
 here; the other modules do the work.
 """
 
@@ -11,13 +11,11 @@ from typing import Any
 from tft_pytorch.groups import Groups
 from tft_pytorch.hooks import TorchHooks
 
-from tft.hooks import Diagnosis, hookimpl
-from tft.protocol.messages import FaultKind
-from tft.state_hooks import StateHooks
-from tft_megatron.adopted import Adopted, adopt
+from tft.spi import Diagnosis, FaultKind, StateHooks, hookimpl
 from tft_megatron.arguments import enabled
 from tft_megatron.faults import classify, waiting
 from tft_megatron.groups import Parallel
+from tft_megatron.training_state import Adopted, adopt
 
 _groups = Groups()
 parallel = Parallel(_groups)

@@ -46,8 +46,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tft.errors import CheckpointCorrupt
-from tft.files import sync, write_whole
-from tft.protocol.codec import pack, unpack
+from tft.spi import pack, sync, unpack, write_whole
 from tft_megatron.generators import Part, consumed, generators
 from tft_megatron.layout import Content, Placed
 

@@ -8,8 +8,7 @@ from types import FrameType
 
 import tft_pytorch.faults
 
-from tft.hooks import Diagnosis
-from tft.protocol.messages import FaultKind
+from tft.spi import Diagnosis, FaultKind
 
 _PRECISION = "PRECISION ERROR"
 """The text of the `RuntimeError` that a monitor of a Megatron job raises when its numbers are

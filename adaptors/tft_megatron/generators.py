@@ -16,7 +16,7 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from torch import Tensor
 
-from tft.protocol.codec import unpack
+from tft.spi import unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from tft_pytorch.groups import Groups
 from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, UsageError
-from tft_megatron.kept import refuse_kept
-from tft_megatron.places import Place, Role, find_places
+from tft_megatron.group_references import Place, Role, find_places
+from tft_megatron.stray_groups import refuse_kept
 
 _WORLD: Role = "world"
 _ALL = "_global_process_group_list"

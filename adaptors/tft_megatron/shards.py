@@ -15,15 +15,14 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from tft_pytorch.described import described, dtype_name, listed, read
-from tft_pytorch.kinds import named_after
 from tft_pytorch.memory import Awaited, readable
+from tft_pytorch.tensor_holders import named_after
+from tft_pytorch.tensor_metadata import described, dtype_name, listed, read
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 from torch import Tensor, nn
 
 from tft.errors import OrderRefused
-from tft.hooks import Buffer, ShardPayload
-from tft.protocol.codec import pack
+from tft.spi import Buffer, ShardPayload, pack
 from tft_megatron.training import Training
 
 _FORM = 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tft_pytorch.others import check_others
+from tft_pytorch.auxiliary_state import check_others
 
 from tft.errors import UsageError
 from tft_megatron.settings import refuse_settings

@@ -1,5 +1,5 @@
 """
-The adaptor for MindSpore, as an entry point names it: each hook of `tft.hooks.AdaptorSpecs` is
+The adaptor for MindSpore, as an entry point names it: each hook of `tft.spi.adaptor.AdaptorSpecs` is
 here.
 
 The other modules do the work. MindSpore and numpy are imported only when they are needed, because
@@ -12,14 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tft.hooks import hookimpl
-from tft.protocol.messages import FaultKind
-from tft.state_hooks import StateHooks
+from tft.spi import FaultKind, StateHooks, hookimpl
 
 if TYPE_CHECKING:
-    from tft_mindspore.adopted import Adopted
     from tft_mindspore.callback import TrainFaultTolerance
     from tft_mindspore.groups import Groups
+    from tft_mindspore.training_state import Adopted
 
 _STRATEGIES = ("retry", "recover", "dump")
 
@@ -73,7 +71,7 @@ def tft_store(host: str, port: int, opened: Callable[[int], None]) -> None:
 
 @hookimpl
 def tft_begun() -> str | None:
-    from tft_mindspore.adopted import begun
+    from tft_mindspore.training_state import begun
 
     return begun()
 
@@ -102,7 +100,7 @@ def tft_adopt(
     parts: Mapping[str, Any],  # Any: the user's own objects, checked by `adopt`
     wrap: Callable[[], Any] | None,
 ) -> None:
-    from tft_mindspore.adopted import adopt
+    from tft_mindspore.training_state import adopt
 
     _hooks.adopted = adopt(parts, wrap)
 

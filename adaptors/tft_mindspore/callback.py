@@ -21,7 +21,7 @@ from mindspore import nn, train
 from mindspore.train.callback import _train_fault_tolerance as stock
 
 from tft.errors import JobEnded, OrderRefused, UsageError
-from tft.files import sync
+from tft.spi import sync
 from tft_mindspore import adaptor, environment
 from tft_mindspore.groups import GroupBroken
 from tft_mindspore.layout import Series, open_series
@@ -99,7 +99,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         self.strategies = asked.strategies
         adaptor.trained_by_model(self)
         try:
-            from mindio_ttp import framework_ttp, hosted
+            from mindio_ttp import framework_ttp
+            from mindio_ttp import hosted_mode as hosted
         except ModuleNotFoundError as error:
             raise UsageError(
                 "Model.train speaks to tft as it does to MindIO, which takes the package tft-mindio: "

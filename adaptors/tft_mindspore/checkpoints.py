@@ -13,8 +13,7 @@ from typing import Any
 import numpy
 
 from tft.errors import CheckpointCorrupt, TftError
-from tft.files import sync
-from tft.protocol.codec import pack, unpack
+from tft.spi import pack, sync, unpack
 from tft_mindspore.memory import Array, content
 from tft_mindspore.state import Shard
 

@@ -5,7 +5,7 @@ for other ranks.
 
 from types import FrameType
 
-from tft.protocol.messages import FaultKind
+from tft.spi import FaultKind
 from tft_mindspore import groups
 from tft_mindspore.groups import GroupBroken
 

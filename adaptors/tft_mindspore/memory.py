@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from tft.errors import MalformedMessage
-from tft.protocol.codec import pack
+from tft.spi import pack
 
 Array = NDArray[Any]  # Any: of whatever type the user trains with
 Parameter = Any  # MindSpore has no types

@@ -20,6 +20,3 @@ def preload() -> None:
             "pip install 'tft-bus[mindspore]'"
         )
     import mindspore  # noqa: F401 (for its imports)
-
-    import tft_mindspore.adopted
-    import tft_mindspore.checkpoints  # noqa: F401 (for their imports)

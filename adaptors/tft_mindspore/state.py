@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tft.errors import MalformedMessage, OrderRefused, UsageError
-from tft.hooks import Buffer, ShardPayload
-from tft.protocol.codec import pack, unpack
+from tft.spi import Buffer, ShardPayload, pack, unpack
 from tft_mindspore.memory import (
     Array,
     Described,

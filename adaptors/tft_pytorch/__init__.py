@@ -3,7 +3,7 @@ The adaptor for PyTorch: data-parallel training with DistributedDataParallel ove
 that a factory makes over the process groups. Scripts import their part of the adaptor from here.
 """
 
-from tft.hooks import Made
+from tft.spi import Made
 from tft_pytorch.replicas import ReplicaOptimizer
 
 __all__ = ["Made", "ReplicaOptimizer"]

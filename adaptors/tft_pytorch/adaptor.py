@@ -1,7 +1,7 @@
 """
 The hooks of the adaptor for PyTorch. The entry point of the adaptor names this module.
 
-The hooks of `tft.hooks.AdaptorSpecs` that the adaptor implements are here; the other modules do the
+The hooks of `tft.spi.adaptor.AdaptorSpecs` that the adaptor implements are here; the other modules do the
 work. A process has one training state, which `tft_adopt` sets.
 """
 
@@ -11,14 +11,12 @@ from types import FrameType
 from typing import Any
 
 from tft.errors import UsageError
-from tft.hooks import hookimpl
-from tft.protocol.messages import FaultKind
-from tft.state_hooks import StateHooks
-from tft_pytorch.adopted import Adopted, adopt
+from tft.spi import FaultKind, StateHooks, hookimpl
+from tft_pytorch.factory_state import Maker, adopt_make
 from tft_pytorch.faults import classify, waiting
 from tft_pytorch.groups import Groups
 from tft_pytorch.hooks import TorchHooks
-from tft_pytorch.made import Maker, adopt_make
+from tft_pytorch.training_state import Adopted, adopt
 
 _hooks = StateHooks[Adopted | Maker]()
 _torch = TorchHooks(_hooks, Groups())

@@ -31,10 +31,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tft.errors import CheckpointCorrupt
-from tft.files import sync
+from tft.spi import sync
 from tft_pytorch.extra import SUFFIX
-from tft_pytorch.held import Held, room, spans_of
 from tft_pytorch.names import named_buffers, named_parameters, own_names
+from tft_pytorch.sharded_state import Held, room, spans_of
 from tft_pytorch.state import Shard
 from tft_pytorch.trees import copied
 

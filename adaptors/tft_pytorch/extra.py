@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tft.errors import MalformedMessage, UsageError
-from tft.protocol.codec import pack
-from tft_pytorch.described import dtype_name
+from tft.spi import pack
 from tft_pytorch.memory import readable
 from tft_pytorch.names import own_names
+from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Disassembly, Plain, put_together
 
 LIMIT = 128 * 1024

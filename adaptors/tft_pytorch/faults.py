@@ -9,7 +9,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from tft.protocol.messages import FaultKind
+from tft.spi import FaultKind
 
 _NETWORK: tuple[tuple[type[BaseException], str], ...] = (
     # exception          its message (regular expression)

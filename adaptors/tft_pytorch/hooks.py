@@ -5,8 +5,7 @@ The hooks that are the same for every adaptor whose ranks are joined by torch.di
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from tft.hooks import LauncherStore, hookimpl
-from tft.state_hooks import StateHooks, TrainingState
+from tft.spi import LauncherStore, StateHooks, TrainingState, hookimpl
 from tft_pytorch import interruptible, watched
 from tft_pytorch.groups import Groups
 

@@ -12,7 +12,7 @@ import numpy
 import torch
 
 from tft.errors import OrderRefused
-from tft.hooks import Buffer
+from tft.spi import Buffer
 
 _NUMPY_HAS = frozenset(
     {

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from tft.errors import MalformedMessage
-from tft.hooks import Buffer
+from tft.spi import Buffer
 
 _KEY = "training"
 _TRAINING = itemgetter(_KEY)

@@ -9,11 +9,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tft_pytorch.buckets import Wrappers
-from tft_pytorch.kinds import DENSE
 from tft_pytorch.names import parameter_names
-from tft_pytorch.parts import Settings, Share, Whole
+from tft_pytorch.optimizer_shards import Settings, Share, Whole
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.state import Shard
+from tft_pytorch.tensor_holders import DENSE
 
 
 def shards_of(

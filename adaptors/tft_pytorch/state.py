@@ -18,13 +18,12 @@ import xxhash
 from torch import Tensor, nn
 
 from tft.errors import OrderRefused
-from tft.hooks import Buffer, ShardPayload
-from tft.protocol.codec import pack
+from tft.spi import Buffer, ShardPayload, pack
 from tft_pytorch.buckets import Wrappers
-from tft_pytorch.described import described, dtype_name, listed, read
 from tft_pytorch.memory import Awaited, readable
 from tft_pytorch.names import named_buffers, named_parameters
-from tft_pytorch.parts import Part
+from tft_pytorch.optimizer_shards import Part
+from tft_pytorch.tensor_metadata import described, dtype_name, listed, read
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
 
 _FORM = 3

@@ -44,7 +44,7 @@ def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
 
 class TorchrunStore:
     """
-    The store of torchrun: see `tft.hooks.LauncherStore`. It survives torchrun's restarts, with all
+    The store of torchrun: see `tft.spi.LauncherStore`. It survives torchrun's restarts, with all
     its keys.
 
     Every method raises `UsageError` if the store does not answer.

@@ -1,7 +1,7 @@
 """
 Chaos: deliberate faults for tests and demonstrations. `tft run --chaos SPEC`, see `docs/chaos.md`.
 
-It is a plugin like any other, and reaches a job only through the hooks of `tft.hooks`.
+It is a plugin like any other, and reaches a job only through the hooks of `tft.spi`.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tft.errors import UsageError
-from tft.hooks import SessionView, hookimpl
+from tft.spi import SessionView, hookimpl
 from tft_chaos.outside import strike_processes
 from tft_chaos.record import Ledger
 from tft_chaos.spec import Process, Rank, Spec, parse

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from tft_chaos.actions import ChaosMissed
-from tft_chaos.marks import Marks
+from tft_chaos.barrier_files import Marks
 from tft_chaos.proc import MainThread, main_thread
 
 PATIENCE = 30.0

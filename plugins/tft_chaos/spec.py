@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeVar, assert_never, get_args
 
 from tft.errors import UsageError
-from tft.protocol.messages import OrderName
+from tft.spi import OrderName
 
 Phase = Literal[
     "forward", "backward", "collective", "update", "between", "tail", "evaluation", "repair"

@@ -5,11 +5,10 @@ Chaos in one rank: the specs that concern the rank, and the hooks of the session
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from tft.hooks import SessionView, hookimpl
-from tft.protocol.messages import OrderName
+from tft.spi import OrderName, SessionView, hookimpl
 from tft_chaos.actions import Theirs
-from tft_chaos.marks import Marks
-from tft_chaos.points import (
+from tft_chaos.barrier_files import Marks
+from tft_chaos.injection_points import (
     Blow,
     flip_bit,
     mark_collectives,

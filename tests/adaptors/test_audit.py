@@ -12,17 +12,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from structlog.testing import capture_logs
-from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.groups import Groups
 from tft_pytorch.hooks import TorchHooks
+from tft_pytorch.training_state import Adopted, adopt
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from tft.errors import Interrupted, UsageError
-from tft.hooks import AdaptorSpecs, hookimpl
-from tft.state_hooks import StateHooks
+from tft.spi.adaptor import AdaptorSpecs
+from tft.spi.markers import hookimpl
+from tft.spi.state import StateHooks
 from tft.worker.audit import STEPS, Audit
 
 Logs = list[MutableMapping[str, Any]]  # Any: as structlog has them

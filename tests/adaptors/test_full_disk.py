@@ -20,8 +20,8 @@ from torch import nn
 from tft import checkpoint
 from tft.checkpoint import CheckpointStore
 from tft.config import RankSettings
-from tft.hooks import AdaptorSpecs
 from tft.protocol.messages import Checkpointed, CheckpointFailed
+from tft.spi.adaptor import AdaptorSpecs
 from tft.worker.periodic import Periodic
 from tft.worker.saving import Saving
 

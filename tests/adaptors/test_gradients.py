@@ -6,8 +6,8 @@ import timeit
 
 import pytest
 import torch
-from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.gradients import Gradients
+from tft_pytorch.training_state import Adopted, adopt
 from torch import nn
 
 from tests.adaptors.test_state import move

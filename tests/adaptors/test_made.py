@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from tft_pytorch import Made, ReplicaOptimizer
-from tft_pytorch.adopted import adopt
-from tft_pytorch.held import Held, Parts, room
-from tft_pytorch.made import Maker, adopt_make
-from tft_pytorch.running import INLINE
+from tft_pytorch.factory_state import Maker, adopt_make
+from tft_pytorch.forward_buffers import INLINE
+from tft_pytorch.sharded_state import Held, Parts, room
+from tft_pytorch.training_state import adopt
 from tft_pytorch.trees import Disassembly
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore  # as torch.distributed has it

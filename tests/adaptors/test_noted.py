@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tft_pytorch.adopted import Adopted, adopt
+from tft_pytorch.training_state import Adopted, adopt
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel

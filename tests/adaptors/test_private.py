@@ -12,8 +12,8 @@ import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tft_pytorch.adopted import Adopted, adopt
-from tft_pytorch.running import INLINE
+from tft_pytorch.forward_buffers import INLINE
+from tft_pytorch.training_state import Adopted, adopt
 from torch import Tensor, nn
 from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # it has no types
     StatefulDataLoader,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tft_pytorch.adopted import Adopted, adopt
+from tft_pytorch.training_state import Adopted, adopt
 from torch import Tensor, nn
 
 from tests.adaptors.test_replicas import OPTIMIZERS

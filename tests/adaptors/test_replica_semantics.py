@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tft_pytorch import ReplicaOptimizer
-from tft_pytorch.adopted import Adopted, adopt
-from tft_pytorch.parts import Share
+from tft_pytorch.optimizer_shards import Share
+from tft_pytorch.training_state import Adopted, adopt
 from torch import Tensor, nn
 
 from tft.errors import OrderRefused, UsageError

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from tests.adaptors.conftest import NewJob
 from tests.adaptors.living import live_bytes
 from tests.adaptors.ranks import Actor, Failure, Recipe, sound
-from tft.core.memory import Gradients, cost
 from tft.errors import OrderRefused, UsageError
-from tft.hooks import AdaptorSpecs
+from tft.placement.memory_cost import Gradients, cost
+from tft.spi.adaptor import AdaptorSpecs
 from tft.worker.saving import Own, Saving
 
 WORLD = 4

@@ -10,8 +10,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tft_pytorch.adopted import Adopted, adopt
 from tft_pytorch.memory import readable, writable
+from tft_pytorch.training_state import Adopted, adopt
 from tft_pytorch.trees import Disassembly, put_together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -5,8 +5,8 @@ Which parameters are trained stays the same.
 import pytest
 import torch
 from tft_pytorch import Made
-from tft_pytorch.adopted import Adopted, adopt
-from tft_pytorch.made import Maker
+from tft_pytorch.factory_state import Maker
+from tft_pytorch.training_state import Adopted, adopt
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tft_mindspore import environment
 from tft_mindspore.environment import Environment, read, settle
 
-from tft.core.policy import STRATEGIES
+from tft.core.job.policy import STRATEGIES
 from tft.errors import UsageError
 
 

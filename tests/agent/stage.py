@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from tft.agent.reaper import marked
 from tft.bus.base import Bus, Heard, Present
 from tft.bus.zeromq import open_bus
-from tft.core.delivery import Inbox
+from tft.core.link.delivery import Inbox
 from tft.protocol.messages import Beat, Lead, Order, Pulse, Report, Spawn
 from tft.protocol.topics import BEATS, ORDERS, REPORTS, presence
 
@@ -53,7 +53,7 @@ except UsageError as refused:
 
 ADAPTOR = """
 import os, signal, socket, sys
-from tft.hooks import hookimpl
+from tft.spi import hookimpl
 
 preloaded = 0
 
@@ -72,7 +72,7 @@ def tft_store(host, port, opened):
 """
 
 PLUGIN = """
-from tft.hooks import hookimpl
+from tft.spi import hookimpl
 
 @hookimpl
 def tft_progressed(run_dir, node, step):

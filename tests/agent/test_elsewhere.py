@@ -7,8 +7,8 @@ import socket
 
 import msgspec
 
-from tft.agent.elsewhere import Elsewhere
-from tft.starter import Ask
+from tft.agent.remote_starter import Elsewhere
+from tft.spi.launcher import Ask
 
 
 async def test_a_kill_waits_for_a_busy_program() -> None:

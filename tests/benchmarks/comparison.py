@@ -11,8 +11,8 @@ import torch
 import xxhash
 from gpt import GPT, SIZES, make_optimizer, make_scheduler
 from tft_pytorch import adaptor
-from tft_pytorch.adopted import Adopted
 from tft_pytorch.memory import readable
+from tft_pytorch.training_state import Adopted
 
 ROUNDS = 15
 WIDTHS = (1024, 2560)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.jobs import ROOT, run
-from tft.core.memory import Gradients, cost
+from tft.placement.memory_cost import Gradients, cost
 
 JOB = ROOT / "tests" / "megatron" / "memory_job.py"
 RANKS = 4

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.adaptors.living import allocated_bytes, live_bytes
-from tft.core.memory import Gradients, cost
+from tft.placement.memory_cost import Gradients, cost
 
 WIDTHS = (512, 256, 512)
 """The first so that whatever is allocated once is there."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.core.placements import everybody, grid, replaced, terms, without
-from tft.core.planner import Standing, offers, repair, savers
-from tft.core.topology import Topology
+from tft.core.plan.planner import Standing, offers, repair, savers
+from tft.core.plan.topology import Topology
 
 REPLICAS = (8, 78, 781)
 """1,024, 9,984 and 99,968 ranks; 781 is odd, so that the groups are of unequal size."""

@@ -4,7 +4,7 @@ What `planning` measures is planned rightly.
 
 from tests.benchmarks.planning import NODE, REPLICAS, lost_node
 from tests.core.placements import replaced, terms
-from tft.core.planner import SOURCES, Repair, offers, repair
+from tft.core.plan.planner import SOURCES, Repair, offers, repair
 
 
 def test_a_node_of_a_hundred_thousand_ranks_is_repaired() -> None:

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import structlog
 
-from tft.hooks import Buffer, ShardPayload
 from tft.keys import make_keys
 from tft.protocol.messages import Source, Transfer
+from tft.spi.types import Buffer, ShardPayload
 from tft.transfer import ShardServer, Tls, fetch, read_tls
 
 SIZE = 256 << 20

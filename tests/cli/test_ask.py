@@ -17,8 +17,8 @@ from tft.bus.base import Bus, Heard
 from tft.bus.ports import free_address
 from tft.bus.zeromq import open_bus
 from tft.cli import ask
-from tft.cli.rundir import job_there, write_job
 from tft.config import JobSettings
+from tft.launcher.run_directory import job_there, write_job
 from tft.protocol.messages import (
     Envelope,
     Lead,

@@ -11,7 +11,7 @@ import pytest
 
 from tft.bus.ports import free_address
 from tft.bus.zeromq import open_bus
-from tft.cli.children import Child, Children
+from tft.launcher.children import Child, Children
 from tft.protocol.topics import presence
 
 

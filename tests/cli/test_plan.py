@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tft.bus.ports import check_free, free_address
-from tft.cli.plan import LEADER, Plan, check_open, check_plan, check_settings, make_plan, named
-from tft.cli.rundir import run_dir_of, write_job
 from tft.config import JobSettings
 from tft.errors import AddressTaken, UsageError
+from tft.launcher.plan import LEADER, Plan, check_open, check_plan, check_settings, make_plan, named
+from tft.launcher.run_directory import run_dir_of, write_job
 
 
 def plan(node: int = 0, **job: Any) -> Plan:  # Any: each setting's own type

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tft.cli.rundir import run_dir_of
 from tft.config import JobSettings
+from tft.launcher.run_directory import run_dir_of
 
 
 @dataclass(frozen=True, slots=True)

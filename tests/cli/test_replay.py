@@ -12,8 +12,8 @@ import pytest
 
 from tests.controller.test_replay import OPENED, is_stopped, lived, recovers
 from tft.cli.replay import print_test, read, replay_story
-from tft.controller.story import Story
 from tft.errors import StoryCorrupt, UsageError
+from tft.replay.recording import Story
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from tft.cli.replicas import read_layout, replicas_command
-from tft.core.layout import Layout, Scheme
 from tft.errors import UsageError
+from tft.placement.layout import Layout, Scheme
 
 PRETRAIN = """\
 seed: 0

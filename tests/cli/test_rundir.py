@@ -12,7 +12,9 @@ import pytest
 
 from tft import checkpoint
 from tft.checkpoint import checkpoint_store_of
-from tft.cli.rundir import (
+from tft.config import JobSettings
+from tft.errors import CheckpointCorrupt, UsageError
+from tft.launcher.run_directory import (
     FreshReport,
     check_run_dir,
     checkpoint_store_there,
@@ -22,8 +24,6 @@ from tft.cli.rundir import (
     run_dir_of,
     write_job,
 )
-from tft.config import JobSettings
-from tft.errors import CheckpointCorrupt, UsageError
 
 
 @pytest.fixture

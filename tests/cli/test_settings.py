@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tft import config
-from tft.cli.settings import job_arguments, job_options, job_settings, settings_of
 from tft.config import JobSettings
-from tft.core.policy import STRATEGIES
+from tft.core.job.policy import STRATEGIES
+from tft.launcher.options import job_arguments, job_options, job_settings, settings_of
 
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 

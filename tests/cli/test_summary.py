@@ -4,7 +4,7 @@ The lines a run ends with.
 
 from typing import Any
 
-from tft.cli.summary import summary
+from tft.launcher.summary import summary
 
 
 def incident(**differences: Any) -> dict[str, Any]:  # Any: JSON

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tft.cli.verdicts import CANCELLED, COMPLETED, DUMPED, FAILED, Restarts, ended, exit_code
+from tft.launcher.exit_codes import CANCELLED, COMPLETED, DUMPED, FAILED, Restarts, ended, exit_code
 
 
 def test_accidents_are_forgiven_a_crash_loop_is_not() -> None:

@@ -11,11 +11,13 @@ import pluggy
 import pytest
 
 from tft.controller.advisors import Advisors
-from tft.core.commands import Consult
+from tft.core.job.commands import Consult
 from tft.errors import UsageError
-from tft.hooks import Advice, CheckResult, IncidentView, PluginSpecs, hookimpl
 from tft.plugins import add
 from tft.protocol.messages import Noticed
+from tft.spi.markers import hookimpl
+from tft.spi.plugin import PluginSpecs
+from tft.spi.types import Advice, CheckResult, IncidentView
 
 CONSULT = Consult(incident=3, round=2, faults=(), offers=(), until=1.0)
 

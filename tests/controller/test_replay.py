@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from tft.controller.story import Opened, Run, Told, runs_of
-from tft.core.commands import Command
-from tft.core.events import DeadlinePassed, Event, Received
-from tft.core.machine import Machine
-from tft.core.policy import Policy
+from tft.core.job.commands import Command
+from tft.core.job.events import DeadlinePassed, Event, Received
+from tft.core.job.machine import Machine
+from tft.core.job.policy import Policy
 from tft.protocol.messages import Answered, Check, EndNode, Exited, Noticed, Position
+from tft.replay.judging import as_test, replay, replayed, write_story
+from tft.replay.recording import Opened, Run, Told, runs_of
+from tft.replay.sentences import commanded, plainly
+from tft.replay.timeline import timeline
 from tft.testing.scripted import ScriptedJob
-from tft.testing.sentences import commanded, plainly
-from tft.testing.story import as_test, replay, replayed, write_story
-from tft.testing.timeline import timeline
 
 OPENED = Opened(
     job="job", run="run", world=4, policy=Policy(), checkpoints="/run/checkpoints", resume=None,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tft.controller.story import Opened, Story, Told, fingerprint, last_run, runs_of
-from tft.core.commands import Command, JobOver, Tell
-from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
-from tft.core.machine import Machine
-from tft.core.policy import Policy
+from tft.core.job.commands import Command, JobOver, Tell
+from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.job.machine import Machine
+from tft.core.job.policy import Policy
 from tft.errors import StoryCorrupt, UsageError
 from tft.protocol.messages import Exited, Position, Spawn
+from tft.replay.recording import Opened, Story, Told, fingerprint, last_run, runs_of
 
 OPENED = Opened(
     job="j", run="r", world=2, policy=Policy(enable=frozenset({"dump"}), max_incidents=3),

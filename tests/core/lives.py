@@ -4,8 +4,8 @@ Scripted jobs that have trained for some steps, for the tests of the state machi
 
 from typing import Any
 
-from tft.core.policy import STRATEGIES, Policy
-from tft.core.table import State
+from tft.core.job.policy import STRATEGIES, Policy
+from tft.core.job.transitions import State
 from tft.protocol.messages import Exited, Order
 from tft.testing.scripted import ScriptedJob
 

@@ -3,7 +3,7 @@ What is called after a step, such as an evaluation: who is given time for it, an
 """
 
 from tests.core.lives import strategies, trained
-from tft.core.policy import STRATEGIES, Policy
+from tft.core.job.policy import STRATEGIES, Policy
 from tft.protocol.messages import Kill, Resume
 from tft.testing.scripted import ScriptedJob
 

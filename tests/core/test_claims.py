@@ -6,7 +6,7 @@ once, and one process speaks for a rank.
 import pytest
 
 from tests.core.lives import trained, tried
-from tft.core.policy import Policy
+from tft.core.job.policy import Policy
 from tft.protocol.messages import (
     Joined,
     NodeLost,

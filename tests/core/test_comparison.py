@@ -5,12 +5,12 @@ Copies that differ: who is at fault for it, and what everyone goes on from.
 import pytest
 
 from tests.core.lives import strategies, trained
-from tft.core.comparison import Copy, differences
-from tft.core.incident import Incident, Phase
-from tft.core.incident_report import incident_report
-from tft.core.planner import Standing, savers
-from tft.core.policy import STRATEGIES, Policy
-from tft.core.topology import Topology
+from tft.core.job.comparison import Copy, differences
+from tft.core.job.incident import Incident, Phase
+from tft.core.job.incident_report import incident_report
+from tft.core.job.policy import STRATEGIES, Policy
+from tft.core.plan.planner import Standing, savers
+from tft.core.plan.topology import Topology
 from tft.protocol.messages import (
     Checkpointed,
     CheckpointFailed,

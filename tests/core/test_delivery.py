@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tft.core.delivery import Inbox, Outbox
+from tft.core.link.delivery import Inbox, Outbox
 from tft.protocol.messages import Report, Trained
 
 

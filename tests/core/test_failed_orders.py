@@ -5,9 +5,9 @@ Orders that fail: who is to blame, what is tried then, and the sentence that say
 import pytest
 
 from tests.core.lives import strategies, trained, tried
-from tft.core.commands import JobOver
-from tft.core.incident_report import job_report, missed_report
-from tft.core.policy import Policy
+from tft.core.job.commands import JobOver
+from tft.core.job.incident_report import job_report, missed_report
+from tft.core.job.policy import Policy
 from tft.protocol.messages import (
     CheckpointFailed,
     Fetch,

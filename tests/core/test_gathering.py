@@ -5,7 +5,7 @@ How a job gathers: nodes come one after the other, or do not come, and who is no
 import pytest
 
 from tests.core.lives import names, trained
-from tft.core.policy import Policy
+from tft.core.job.policy import Policy
 from tft.protocol.messages import End, Joined, NodeJoined, NodeLost, Refused, Spawn, StoreOpened
 from tft.testing.scripted import ScriptedJob
 

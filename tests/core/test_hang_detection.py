@@ -2,8 +2,8 @@
 The watch over progress: limits that are learnt, silence that is judged.
 """
 
-from tft.core.hang_detection import HangDetection
-from tft.core.policy import Policy
+from tft.core.job.policy import Policy
+from tft.core.link.hang_detection import HangDetection
 from tft.protocol.messages import Beat, Position, Pulse
 
 POLICY = Policy(stall_floor=1.0, stall_factor=20.0, first_step=600.0)

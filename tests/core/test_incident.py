@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.core.lives import trained
-from tft.core.incident import Fault, Incident
-from tft.core.policy import Policy
+from tft.core.job.incident import Fault, Incident
+from tft.core.job.policy import Policy
 from tft.protocol.messages import FaultKind, Position
 from tft.testing.scripted import ScriptedJob
 

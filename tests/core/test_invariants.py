@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.core.lives import trained
-from tft.core.commands import JobOver
-from tft.core.incident import Task
-from tft.core.invariants import broken
-from tft.core.job import Job
-from tft.core.policy import Policy
-from tft.core.rank_state import Process, RankState
-from tft.core.table import State
+from tft.core.job.commands import JobOver
+from tft.core.job.incident import Task
+from tft.core.job.invariants import broken
+from tft.core.job.policy import Policy
+from tft.core.job.rank_state import Process, RankState
+from tft.core.job.state import Job
+from tft.core.job.transitions import State
 from tft.errors import InternalError
 from tft.protocol.messages import Rebuild, Rollback
 

@@ -11,12 +11,19 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.core.placements import everybody, fetched, replaced, terms, without
-from tft.core.layout import DIMENSIONS, WORLD, Layout, Scheme, report_lines, topology
-from tft.core.memory import Gradients, bytes_per_rank, cost
-from tft.core.planner import covered_step, repair, savers
-from tft.core.survival import Survival, of_nodes, of_ranks, pairs_in_words, shortened, stretches
-from tft.core.topology import Topology
+from tft.core.plan.planner import covered_step, repair, savers
+from tft.core.plan.topology import Topology
 from tft.errors import UsageError
+from tft.placement.layout import DIMENSIONS, WORLD, Layout, Scheme, report_lines, topology
+from tft.placement.memory_cost import Gradients, bytes_per_rank, cost
+from tft.placement.redundancy import (
+    Survival,
+    of_nodes,
+    of_ranks,
+    pairs_in_words,
+    shortened,
+    stretches,
+)
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no fault of a layout."""

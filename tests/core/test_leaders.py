@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.core.lives import trained
-from tft.core.events import Led
-from tft.core.table import State
+from tft.core.job.events import Led
+from tft.core.job.transitions import State
 from tft.protocol.messages import EndNode, Freeze, Kill, Regroup, Spawn
 from tft.testing.scripted import ScriptedJob
 

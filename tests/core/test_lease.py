@@ -2,9 +2,9 @@
 The lease: when a controller that stands by takes over.
 """
 
-from tft.core.events import Led
-from tft.core.lease import Lease
-from tft.testing.cluster.story import SharedStory
+from tft.core.job.events import Led
+from tft.core.link.leases import Lease
+from tft.simulation.story import SharedStory
 
 
 def test_a_leader_that_is_heard_is_left_alone() -> None:

@@ -5,8 +5,8 @@ What is waited for, for how long, and who is held to be at fault when it does no
 import pytest
 
 from tests.core.lives import trained, tried
-from tft.core.policy import Policy
-from tft.core.table import State
+from tft.core.job.policy import Policy
+from tft.core.job.transitions import State
 from tft.protocol.messages import EndNode, Freeze, Kill, OrderName, Resume
 from tft.testing.scripted import ScriptedJob
 

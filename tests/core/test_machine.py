@@ -4,9 +4,9 @@ The job machine, told what happens: each behaviour is a sentence in events.
 
 import pytest
 
-from tft.core.events import Received
-from tft.core.policy import Policy
-from tft.core.table import TRANSITIONS, State
+from tft.core.job.events import Received
+from tft.core.job.policy import Policy
+from tft.core.job.transitions import TRANSITIONS, State
 from tft.errors import InternalError
 from tft.protocol.messages import (
     Commit,

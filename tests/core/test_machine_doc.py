@@ -4,8 +4,8 @@
 
 from pathlib import Path
 
-from tft.core.policy import STRATEGIES, Policy
-from tft.core.table import REACTIONS, TRANSITIONS, UNREACHABLE, Reaction, State
+from tft.core.job.policy import STRATEGIES, Policy
+from tft.core.job.transitions import REACTIONS, TRANSITIONS, UNREACHABLE, Reaction, State
 
 TEXT = (Path(__file__).parents[2] / "docs" / "machine.md").read_text()
 

@@ -6,8 +6,8 @@ nothing, keeps its invariants, and every incident ends.
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tft.core.policy import Policy
-from tft.core.table import State
+from tft.core.job.policy import Policy
+from tft.core.job.transitions import State
 from tft.protocol.messages import Fetch, OrderName, Stop
 from tft.testing.scripted import ScriptedJob
 

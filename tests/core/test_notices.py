@@ -5,7 +5,7 @@ What is seen of a rank from outside: it is dealt with, or whoever said it reads 
 import pytest
 
 from tests.core.lives import names, strategies, trained, tried
-from tft.core.policy import Policy
+from tft.core.job.policy import Policy
 from tft.protocol.messages import FaultKind, Fetch, Kill, Noticed, Restore, StoreOpened
 from tft.testing.scripted import ScriptedJob
 

@@ -5,8 +5,8 @@ What can be done about an incident: each strategy, and the sentence that rules i
 import pytest
 
 from tests.core.placements import ALL, everybody, grid, optimizer, replaced, terms, without
-from tft.core.planner import Offer, Standing, Terms, offers
-from tft.core.topology import Topology
+from tft.core.plan.planner import Offer, Standing, Terms, offers
+from tft.core.plan.topology import Topology
 
 SHARED = Topology(groups={"a": (0, 1, 2, 3)})
 """Four ranks that all have everything."""

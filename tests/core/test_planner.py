@@ -10,7 +10,7 @@ from tests.core.placements import (
     terms,
     without,
 )
-from tft.core.planner import (
+from tft.core.plan.planner import (
     SOURCES,
     Repair,
     Standing,
@@ -20,7 +20,7 @@ from tft.core.planner import (
     repair,
     savers,
 )
-from tft.core.topology import Topology
+from tft.core.plan.topology import Topology
 
 # ---------------------------------------------------------------- the step
 

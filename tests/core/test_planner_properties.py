@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.core.placements import ALL, terms
-from tft.core.planner import Repair, Standing, covered_step, offers, repair, savers
-from tft.core.topology import Topology, strided
+from tft.core.plan.planner import Repair, Standing, covered_step, offers, repair, savers
+from tft.core.plan.topology import Topology, strided
 
 STEPS = st.integers(0, 4)
 

@@ -4,7 +4,7 @@ who may make it anew.
 """
 
 from tests.core.lives import strategies, take_over, trained, tried
-from tft.core.policy import STRATEGIES
+from tft.core.job.policy import STRATEGIES
 from tft.protocol.messages import Fetch, Load, Rollback, Spawn
 from tft.testing.scripted import ScriptedJob
 

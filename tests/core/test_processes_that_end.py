@@ -5,7 +5,7 @@ What the end of a process is taken for: a fault of the machine, a bug of the scr
 import pytest
 
 from tests.core.lives import strategies, trained, tried
-from tft.core.policy import Policy
+from tft.core.job.policy import Policy
 from tft.protocol.messages import (
     Exited,
     Finished,

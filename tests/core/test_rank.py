@@ -4,8 +4,8 @@ The rank machine: what one worker makes of its orders.
 
 from typing import TypedDict
 
-from tft.core.rank import AGAIN, RankMachine
-from tft.core.rank_protocol import (
+from tft.core.rank.machine import AGAIN, RankMachine
+from tft.core.rank.protocol import (
     Abort,
     Answer,
     Done,

@@ -5,8 +5,8 @@ A rank, and the processes that sit there one after the other.
 import pytest
 
 from tests.core.lives import strategies, trained
-from tft.core.planner import Standing
-from tft.core.rank_state import Process, RankState
+from tft.core.job.rank_state import Process, RankState
+from tft.core.plan.planner import Standing
 from tft.protocol.messages import Joined, Position
 from tft.testing.scripted import ScriptedJob
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.core.lives import names, strategies, take_over, trained, tried
-from tft.core.planner import Offer
-from tft.core.table import State
+from tft.core.job.transitions import State
+from tft.core.plan.planner import Offer
 from tft.protocol.messages import (
     Fetch,
     Kill,

@@ -5,8 +5,8 @@ The cases that MindIO TFT's replica groups are described by, and the shapes real
 import pytest
 
 from tests.core.placements import everybody, fetched, grid, optimizer, replaced, terms, without
-from tft.core.planner import covered_step, repair, savers
-from tft.core.topology import Topology, strided
+from tft.core.plan.planner import covered_step, repair, savers
+from tft.core.plan.topology import Topology, strided
 
 
 def test_with_rank_1_gone_its_twin_saves() -> None:

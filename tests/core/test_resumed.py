@@ -5,7 +5,7 @@ A job that starts from a checkpoint, and what goes wrong before it has gone on f
 import pytest
 
 from tests.core.lives import strategies
-from tft.core.policy import STRATEGIES
+from tft.core.job.policy import STRATEGIES
 from tft.protocol.messages import Fetch, Load, Rollback
 from tft.testing.scripted import ScriptedJob
 

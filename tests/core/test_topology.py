@@ -5,7 +5,7 @@ Which ranks hold copies of the same shard, and who leaves together.
 import pytest
 
 from tests.core.placements import grid
-from tft.core.topology import Topology, strided
+from tft.core.plan.topology import Topology, strided
 from tft.errors import UsageError
 
 

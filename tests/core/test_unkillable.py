@@ -6,7 +6,7 @@ what it was for has been done, a place that nobody comes to.
 import pytest
 
 from tests.core.lives import strategies, trained
-from tft.core.table import State
+from tft.core.job.transitions import State
 from tft.protocol.messages import Kill, Load, Save, Spawn, Spawned, Stop
 from tft.testing.scripted import ScriptedJob
 

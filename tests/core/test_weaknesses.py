@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.lives import strategies, trained, tried
-from tft.core.table import REACTIONS, State
+from tft.core.job.transitions import REACTIONS, State
 from tft.protocol.messages import (
     MESSAGES,
     Commit,

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tft.errors import UsageError
-from tft.starter import Node
+from tft.spi.launcher import Node
 
 
 class Own:
@@ -26,7 +26,7 @@ class Own:
 
     def start(self, local_rank: int) -> int:
         """
-        See `tft.starter.Starter`.
+        See `tft.spi.launcher.Starter`.
         """
         with Path(f"out-{self._first + local_rank}").open("ab") as out:
             process = subprocess.Popen(
@@ -37,13 +37,13 @@ class Own:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        See `tft.starter.Starter`.
+        See `tft.spi.launcher.Starter`.
         """
         self._processes[pid].kill()
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        See `tft.starter.Starter`.
+        See `tft.spi.launcher.Starter`.
         """
         self._processes.pop(pid).wait()
 

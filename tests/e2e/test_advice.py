@@ -13,7 +13,7 @@ from tests.e2e.jobs import Outcome, identical, run
 
 SCHEDULER = """
 from tft.clock import SystemClock
-from tft.hooks import Advice, hookimpl
+from tft.spi import Advice, hookimpl
 from tft.protocol.messages import Noticed
 
 reports = []

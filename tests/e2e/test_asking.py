@@ -17,7 +17,7 @@ from tests.e2e.jobs import Job, Outcome, identical, job, left_behind, reached, r
 from tft.bus.ports import free_address
 
 CHECKS = """
-from tft.hooks import CheckResult, hookimpl
+from tft.spi import CheckResult, hookimpl
 
 @hookimpl
 def tft_check(session, name):

@@ -26,9 +26,9 @@ from tests.e2e.jobs import (
     until,
 )
 from tft.config import RankSettings
-from tft.controller.story import runs_of
 from tft.page import Page
-from tft.testing.story import replay
+from tft.replay.judging import replay
+from tft.replay.recording import runs_of
 
 LIMIT = 60.0
 

@@ -1,5 +1,5 @@
 """
-Ranks that another program starts, by `tft.starter`: the real parts, and a launcher that is not tft's.
+Ranks that another program starts, by `tft.spi.launcher`: the real parts, and a launcher that is not tft's.
 
 `make test` runs the first ones, `make soak` the rest.
 """

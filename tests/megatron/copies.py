@@ -12,8 +12,8 @@ import megatron.core.parallel_state as ps
 import torch.distributed as dist
 import xxhash
 from tft_megatron import adaptor
-from tft_pytorch.kinds import named_after
 from tft_pytorch.state import digest
+from tft_pytorch.tensor_holders import named_after
 
 
 class Copies:

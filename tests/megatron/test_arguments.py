@@ -10,7 +10,7 @@ from tft_megatron import arguments
 from tft_megatron.arguments import add_arguments, check, enabled, settle
 from tft_megatron.settings import REFUSED
 
-from tft.core.policy import STRATEGIES
+from tft.core.job.policy import STRATEGIES
 from tft.errors import UsageError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "megatron.md").read_text()

@@ -5,7 +5,7 @@ What an exception out of a Megatron loop stands for.
 import pytest
 from tft_megatron.faults import classify
 
-from tft.hooks import Diagnosis
+from tft.spi.types import Diagnosis
 from tft.worker.diagnosis import Diagnostician
 
 SPREAD = Diagnosis(kind="numeric", polluted=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.megatron_memory import LIMIT, RANKS, Row, measure, rows
-from tft.core.memory import Gradients
+from tft.placement.memory_cost import Gradients
 
 NEARBY = Row(instances=2, gradients=Gradients.SINGLE)
 """The one that is measured in every run of the tests: two copies, as most jobs have them."""

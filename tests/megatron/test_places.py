@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tft_megatron.places import find_places
+from tft_megatron.group_references import find_places
 from torch import nn
 
 from tft.errors import UsageError

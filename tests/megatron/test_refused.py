@@ -15,7 +15,7 @@ import pytest
 import tft_megatron
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from tft_megatron.replaced import Replaced
+from tft_megatron.method_hooks import Replaced
 from tft_megatron.schedulers import check_scheduler
 from tft_megatron.training import Training
 from tft_megatron.versions import check_megatron

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mindio_ttp.classification import OTHER, REPAIRABLE, UNREPAIRABLE, Patterns
-from mindio_ttp.words import ReportState
+from mindio_ttp.constants import ReportState
 
 from tests.mindio.jobs import Outcome, job
 

@@ -9,7 +9,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from mindio_ttp.neighbours import refuse_another
+from mindio_ttp.package_conflicts import refuse_another
 
 
 def installed(place: Path, name: str, files: dict[str, str], *, egg: bool = False) -> None:

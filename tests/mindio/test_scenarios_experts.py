@@ -6,7 +6,7 @@ expert lives on two ranks.
 from pathlib import Path
 
 import pytest
-from mindio_ttp.words import RepairType
+from mindio_ttp.constants import RepairType
 
 from tests.mindio.expected import assert_expected
 from tests.mindio.test_jobs import run

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.mindio.jobs import job
 from tests.mindio.test_jobs import HALVES, assert_same
 from tft.bus.ports import free_address
-from tft.core.hang_detection import HangDetection
-from tft.core.policy import Policy
+from tft.core.job.policy import Policy
+from tft.core.link.hang_detection import HangDetection
 from tft.protocol.codec import decode, encode
 from tft.protocol.messages import Beat, Envelope, Position, Pulse
 from tft.testing.scripted import ScriptedJob

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 from mindspore import Tensor, nn
-from tft_chaos import cells
+from tft_chaos import mindspore_hooks as cells
 from tft_chaos.actions import ChaosMissed
 from tft_mindspore.memory import content
 

@@ -15,8 +15,8 @@ import pytest
 from mindspore import Parameter, Tensor, mint, nn
 from mindspore.experimental import optim
 from tft_mindspore import Part
-from tft_mindspore.adopted import Adopted, adopt
 from tft_mindspore.memory import content, flat_bytes
+from tft_mindspore.training_state import Adopted, adopt
 
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
 

@@ -99,7 +99,7 @@ def test_every_mutant_of_the_judgement_is_python() -> None:
     """
     When each mutant of a real module is compiled, then none is a mere error of syntax.
     """
-    source = (ROOT / "tft/core/rank_state.py").read_text()
+    source = (ROOT / "tft/core/job/rank_state.py").read_text()
     every = mutants("rank_state", source, optional_names(source))
     assert len(every) > 20
     for mutant in every:

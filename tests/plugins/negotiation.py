@@ -16,12 +16,12 @@ from mindio_ttp.negotiator import Negotiator
 
 from tests.core.lives import POLICY
 from tft.controller.advisors import Advisors
-from tft.core.policy import STRATEGIES, Policy
-from tft.hooks import PluginSpecs
+from tft.core.job.policy import STRATEGIES, Policy
 from tft.plugins import add
 from tft.protocol.messages import (
     OutsideReport,
 )
+from tft.spi.plugin import PluginSpecs
 from tft.testing.scripted import ScriptedJob
 
 Said = tuple[Any, ...]  # Any: a name and its arguments

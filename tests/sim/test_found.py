@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tft.testing.cluster.run import run
-from tft.testing.cluster.schedule import QUICK, Mishap, Schedule, Trouble
+from tft.simulation.run import run
+from tft.simulation.schedule import QUICK, Mishap, Schedule, Trouble
 
 FOUND = {
     "a last replacement that is on its way was counted as one too many, and nobody told a rank "

@@ -9,24 +9,25 @@ from itertools import islice
 
 import pytest
 
-from tft.core import comparison, planner, recovery, shutdown
-from tft.core.acknowledgements import Acknowledgements
-from tft.core.attempts import Attempts
-from tft.core.comparison import Comparison, Copy
-from tft.core.dispatch import Dispatch
-from tft.core.faults import Faults
-from tft.core.incident import Incident
-from tft.core.job import Job
-from tft.core.pausing import Pausing
-from tft.core.planner import Repair
-from tft.core.rank import RankMachine
-from tft.core.rank_protocol import Ordered, RankCommand, RankEvent, Standing
-from tft.core.recovery import Recovery
-from tft.core.strategy import StrategyChoice
-from tft.core.table import State
+from tft.core.job import comparison, recovery, shutdown
+from tft.core.job.acknowledgements import Acknowledgements
+from tft.core.job.attempts import Attempts
+from tft.core.job.comparison import Comparison, Copy
+from tft.core.job.dispatch import Dispatch
+from tft.core.job.faults import Faults
+from tft.core.job.incident import Incident
+from tft.core.job.pause import Pausing
+from tft.core.job.recovery import Recovery
+from tft.core.job.state import Job
+from tft.core.job.strategy import StrategyChoice
+from tft.core.job.transitions import State
+from tft.core.plan import planner
+from tft.core.plan.planner import Repair
+from tft.core.rank.machine import RankMachine
+from tft.core.rank.protocol import Ordered, RankCommand, RankEvent, Standing
 from tft.protocol.messages import Answered, Commit, RankOrder
-from tft.testing.cluster.run import run
-from tft.testing.cluster.schedule import QUICK, Mishap, Schedule, Trouble, draw
+from tft.simulation.run import run
+from tft.simulation.schedule import QUICK, Mishap, Schedule, Trouble, draw
 
 SEEDS = 48
 """In so many schedules a breach has to be noticed."""

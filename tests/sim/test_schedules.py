@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tft.core.table import UNREACHABLE
-from tft.testing.cluster.many import Tally, run_many, show, show_pairs
-from tft.testing.cluster.rare import rare
-from tft.testing.cluster.run import run
-from tft.testing.cluster.schedule import ASKED, draw
-from tft.testing.cluster.shrink import explain
+from tft.core.job.transitions import UNREACHABLE
+from tft.simulation.many import Tally, run_many, show, show_pairs
+from tft.simulation.rare import rare
+from tft.simulation.run import run
+from tft.simulation.schedule import ASKED, draw
+from tft.simulation.shrink import explain
 
 SCHEDULES = 2000
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tft.testing.cluster.many import run_many, show
-from tft.testing.cluster.shrink import explain
+from tft.simulation.many import run_many, show
+from tft.simulation.shrink import explain
 
 SCHEDULES = range(10_000, 110_000)
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from tests.stories.transcript import exact, judged, read
-from tft.testing.cluster.run import set_up, until_over
-from tft.testing.cluster.schedule import draw
-from tft.testing.cluster.story import opened
+from tft.simulation.run import set_up, until_over
+from tft.simulation.schedule import draw
+from tft.simulation.story import opened
 
 STORIES = Path(__file__).parent
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from tft.controller.story import OWN, Opened
-from tft.core.commands import Command, Tell
-from tft.core.events import Event, Received
-from tft.core.incident import Fault
-from tft.core.incident_report import incident_report
-from tft.core.machine import Machine
+from tft.core.job.commands import Command, Tell
+from tft.core.job.events import Event, Received
+from tft.core.job.incident import Fault
+from tft.core.job.incident_report import incident_report
+from tft.core.job.machine import Machine
 from tft.protocol.codec import from_plain, to_plain
+from tft.replay.recording import OWN, Opened
 
 DIGITS = 5
 """Of a second: a moment is told as exactly as that."""

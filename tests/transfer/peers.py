@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tft.errors import OrderRefused
-from tft.hooks import Buffer, ShardPayload
 from tft.protocol.messages import Source, Transfer
+from tft.spi.types import Buffer, ShardPayload
 from tft.transfer import ShardServer, Tls, fetch
 
 JOB = "job-of-the-test"

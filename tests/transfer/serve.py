@@ -6,7 +6,7 @@ input ends. Usage: serve.py JOB SIZE SEED. Prints its address.
 import sys
 
 from tests.transfer.peers import META, content
-from tft.hooks import Buffer, ShardPayload
+from tft.spi.types import Buffer, ShardPayload
 from tft.transfer import ShardServer
 
 

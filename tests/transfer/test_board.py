@@ -5,7 +5,7 @@ The board: whatever happens to the sources, no chunk is forgotten and nobody wai
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tft.transfer.board import Board
+from tft.transfer.chunk_scheduler import Board
 from tft.transfer.wire import Offer, Request, Run
 
 OFFER = Offer(meta=b"meta", buffers=(("weights", 100),))

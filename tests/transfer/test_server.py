@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from tests.transfer.peers import JOB, META, STEP, Opened, Room, content, fetch_into, serve
 from tft.errors import InternalError, TransferFailed, UsageError
-from tft.hooks import Buffer, ShardPayload
 from tft.protocol.messages import VERSION
+from tft.spi.types import Buffer, ShardPayload
 from tft.transfer import ShardServer
 from tft.transfer.wire import CHUNK, FROM_SERVER, Hello, Offer, Refusal, Request, frame, read_frame
 

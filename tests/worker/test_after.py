@@ -8,7 +8,8 @@ import pluggy
 import pytest
 
 from tft.errors import UsageError
-from tft.hooks import AdaptorSpecs, hookimpl
+from tft.spi.adaptor import AdaptorSpecs
+from tft.spi.markers import hookimpl
 from tft.worker.after import AfterSteps
 
 

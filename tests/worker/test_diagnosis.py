@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tft.errors import UsageError
-from tft.hooks import DeviceFault, Diagnosis
 from tft.protocol.messages import FaultKind
+from tft.spi.types import DeviceFault, Diagnosis
 from tft.worker.devices import DEVICE_FAULTS
 from tft.worker.diagnosis import Diagnostician
 

@@ -10,8 +10,8 @@ import pytest
 
 from tft.config import inherited_environment, run_options
 from tft.errors import UsageError
-from tft.starter import check_options
-from tft.worker.foreign import Meeting, adaptor_of, node_words, started_as
+from tft.spi.launcher import check_options
+from tft.worker.launcher_bootstrap import Meeting, adaptor_of, node_words, started_as
 from tft.worker.launchers import Launcher
 
 HAND = {

@@ -10,11 +10,12 @@ from types import FrameType
 
 import pluggy
 
-from tft.core.rank_protocol import Execute, Withdrawn
-from tft.hooks import AdaptorSpecs, hookimpl
+from tft.core.rank.protocol import Execute, Withdrawn
 from tft.plugins import add
 from tft.protocol.messages import Check, Position, Resume
-from tft.worker.gate import Gate
+from tft.spi.adaptor import AdaptorSpecs
+from tft.spi.markers import hookimpl
+from tft.worker.step_gate import Gate
 
 CHECK = Execute(name="check", order=Check(epoch=1, incident=1, round=1, to=(0,), name="lamps"))
 RESUME = Execute(name="resume", order=Resume(epoch=1, incident=1, round=2, to=(0,), step=11))

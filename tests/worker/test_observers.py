@@ -4,8 +4,10 @@ What plugins have a say in, in a worker.
 
 import pluggy
 
-from tft.hooks import DeviceFault, PluginSpecs, hookimpl
 from tft.plugins import add
+from tft.spi.markers import hookimpl
+from tft.spi.plugin import PluginSpecs
+from tft.spi.types import DeviceFault
 from tft.worker.observers import Observers
 
 LINE = DeviceFault(words="MUSA error", kind="memory")

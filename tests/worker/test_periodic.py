@@ -19,8 +19,9 @@ from tft import checkpoint
 from tft.checkpoint import CheckpointStore
 from tft.config import RankSettings
 from tft.errors import UsageError
-from tft.hooks import AdaptorSpecs, hookimpl
 from tft.protocol.messages import Checkpointed, CheckpointFailed, ShardCopies
+from tft.spi.adaptor import AdaptorSpecs
+from tft.spi.markers import hookimpl
 from tft.worker.periodic import Periodic
 from tft.worker.saving import Own, Saving
 

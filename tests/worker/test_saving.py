@@ -12,8 +12,9 @@ import pytest
 from tft import checkpoint
 from tft.checkpoint import CheckpointStore
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
-from tft.hooks import AdaptorSpecs, hookimpl
 from tft.protocol.messages import ShardCopies
+from tft.spi.adaptor import AdaptorSpecs
+from tft.spi.markers import hookimpl
 from tft.worker.saving import Own, Saving, own_functions
 
 

@@ -80,7 +80,7 @@ session.run(train)
 """
 
 CHECKS = """
-from tft.hooks import CheckResult, hookimpl
+from tft.spi import CheckResult, hookimpl
 
 @hookimpl
 def tft_check(session, name):

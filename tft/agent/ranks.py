@@ -17,9 +17,9 @@ from itertools import count
 import structlog
 
 from tft.agent.child import Child, write_pid
-from tft.agent.elsewhere import NOT_STARTED, Distant, Elsewhere
 from tft.agent.fork_server import ForkedProcess, ForkServer
 from tft.agent.output import Console, Output
+from tft.agent.remote_starter import NOT_STARTED, Distant, Elsewhere
 from tft.agent.settings import AgentSettings, rank_environment
 from tft.clock import Clock
 from tft.config import descriptor_variables

@@ -22,7 +22,7 @@ from tft.agent.sidecars import ReaperSidecar, StoreSidecar
 from tft.bus.base import Bus, Gone, Heard, Malformed, NotLetIn, Present
 from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
-from tft.core.delivery import Outbox
+from tft.core.link.delivery import Outbox
 from tft.errors import InternalError
 from tft.parent_death import adopt_orphans
 from tft.plugins import call_guarded, load_plugins

@@ -41,7 +41,7 @@ class Placed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedElsewhere:
     """
-    The settings for a node whose ranks another program starts (`tft.starter`).
+    The settings for a node whose ranks another program starts (`tft.spi.launcher`).
     """
 
     descriptor: int

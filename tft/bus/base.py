@@ -4,7 +4,7 @@ notices into arrivals.
 
 A bus promises as little as publish/subscribe does. A message reaches the participants that are
 subscribed when the message passes the broker, and perhaps nobody. A message that must arrive is
-repeated by its sender (`tft.core.delivery`). A bus promises three things: it never blocks a sender,
+repeated by its sender (`tft.core.link.delivery`). A bus promises three things: it never blocks a sender,
 the messages of one sender arrive in order, and it reports at once which participant connects or
 leaves.
 """

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import zmq
 
-from tft.bus.door import Door
+from tft.bus.zap_auth import Door
 from tft.bus.zeromq import Socket, tuned
 from tft.errors import AddressTaken, UsageError
 from tft.keys import read_keys

@@ -13,13 +13,13 @@ from pathlib import Path
 from tft import checkpoint
 from tft.bus.base import Bus, Heard, Malformed, NotLetIn
 from tft.bus.zeromq import open_bus
-from tft.cli.run import say
-from tft.cli.rundir import FreshReport, JobThere, checkpoint_store_there, job_there
-from tft.cli.verdicts import COMPLETED, FAILED
 from tft.clock import SystemClock
-from tft.core.delivery import Outbox
-from tft.core.table import State
+from tft.core.job.transitions import State
+from tft.core.link.delivery import Outbox
 from tft.errors import PeerError, UsageError
+from tft.launcher.exit_codes import COMPLETED, FAILED
+from tft.launcher.run import say
+from tft.launcher.run_directory import FreshReport, JobThere, checkpoint_store_there, job_there
 from tft.protocol.messages import (
     Envelope,
     Lead,

@@ -9,9 +9,9 @@ import click
 from tft import checkpoint
 from tft.checkpoint import CheckpointStore
 from tft.cli.recover import recover_command
-from tft.cli.rundir import checkpoint_store_there, known_unfit
 from tft.config import CHECKPOINT_NAME
 from tft.errors import UsageError
+from tft.launcher.run_directory import checkpoint_store_there, known_unfit
 
 
 def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from tft.cli.settings import LOOPBACK, job_options, job_settings
 from tft.config import inherited_environment
+from tft.launcher.options import LOOPBACK, job_options, job_settings
 from tft.logs import configure_logs
 from tft.parent_death import die_with_parent
 
@@ -26,8 +26,8 @@ def run_command() -> click.Command:
 
     def run(**options: Any) -> int:  # Any: each option's own type
         die_with_parent()
-        from tft.cli.plan import check_plan, make_plan
-        from tft.cli.run import launch
+        from tft.launcher.plan import check_plan, make_plan
+        from tft.launcher.run import launch
 
         plan = make_plan(options)
         added = call_guarded(plugins, "tft_environment", may_refuse=True, options=options)
@@ -83,9 +83,9 @@ def lead_command() -> click.Command:
 
     def lead(start: str, **options: Any) -> int:  # Any: each option's own type
         configure_logs()
-        from tft.cli.plan import LEADER, check_plan, make_plan
-        from tft.cli.run import launch
-        from tft.worker.foreign import default_run_dir
+        from tft.launcher.plan import LEADER, check_plan, make_plan
+        from tft.launcher.run import launch
+        from tft.worker.launcher_bootstrap import default_run_dir
 
         fixed = {
             "node_rank": LEADER, "led_elsewhere": True, "resume_if_any": True,
@@ -168,8 +168,8 @@ def controller_command() -> click.Command:
         # of a job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         configure_logs()
-        from tft.cli.plan import check_settings
         from tft.controller.service import main
+        from tft.launcher.plan import check_settings
 
         settings = job_settings(options)
         check_settings(settings)
@@ -203,7 +203,7 @@ def agent_command() -> click.Command:
         configure_logs()
         from tft.agent.service import main
         from tft.agent.settings import AgentSettings, Placed, StartedElsewhere
-        from tft.cli.plan import check_settings
+        from tft.launcher.plan import check_settings
 
         settings = job_settings(options)
         check_settings(settings)

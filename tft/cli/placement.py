@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from tft.core.layout import Layout, Scheme, report_lines, topology
-from tft.core.memory import Cost, Gradients, bytes_per_rank, dense_cost, expert_cost
-from tft.core.survival import Survival, of_nodes, of_ranks, pairs_in_words, shortened, stretches
-from tft.core.topology import Topology
+from tft.core.plan.topology import Topology
+from tft.placement.layout import Layout, Scheme, report_lines, topology
+from tft.placement.memory_cost import Cost, Gradients, bytes_per_rank, dense_cost, expert_cost
+from tft.placement.redundancy import (
+    Survival,
+    of_nodes,
+    of_ranks,
+    pairs_in_words,
+    shortened,
+    stretches,
+)
 
 SIZES = ("dp", "tp", "pp", "cp", "ep")
 _FEW = 8

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from tft.cli.rundir import STORY
-from tft.controller.story import Run, fingerprint, runs_of
-from tft.core.events import Received
+from tft.core.job.events import Received
 from tft.errors import UsageError
-from tft.testing.sentences import commanded
-from tft.testing.story import Replay, Turn, as_test, replay
-from tft.testing.timeline import timeline
+from tft.launcher.run_directory import STORY
+from tft.replay.judging import Replay, Turn, as_test, replay
+from tft.replay.recording import Run, fingerprint, runs_of
+from tft.replay.sentences import commanded
+from tft.replay.timeline import timeline
 
 SAME = 0
 DIFFERENT = 1

@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 
 from tft.cli.placement import SIZES, Question, as_json, in_words
-from tft.core.layout import DIMENSIONS, Layout, Scheme
 from tft.errors import UsageError
 from tft.mindformers import read_recipe
+from tft.placement.layout import DIMENSIONS, Layout, Scheme
 
 
 class _Amount(click.ParamType[float]):

@@ -12,12 +12,12 @@ import pluggy
 import structlog
 
 from tft.clock import SystemClock
-from tft.core.commands import Consult
+from tft.core.job.commands import Consult
 from tft.errors import MalformedMessage, UsageError
-from tft.hooks import Advice, FaultView, IncidentView, OfferView
 from tft.plugins import call_guarded
 from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Advised, OutsideReport
+from tft.spi.types import Advice, FaultView, IncidentView, OfferView
 
 log = structlog.get_logger()
 

@@ -20,20 +20,20 @@ from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.config import JobSettings
 from tft.controller.advisors import Advisors
-from tft.controller.story import Opened, Story, last_run
-from tft.core.commands import Command, Consult, JobOver, Tell
-from tft.core.delivery import Inbox
-from tft.core.events import DeadlinePassed, Event, Led, Received, Stalled
-from tft.core.hang_detection import HangDetection
-from tft.core.incident import Fault
-from tft.core.incident_report import incident_report, job_report, missed_report
-from tft.core.machine import Machine
-from tft.core.policy import STRATEGIES, Policy
-from tft.core.table import State
+from tft.core.job.commands import Command, Consult, JobOver, Tell
+from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.job.incident import Fault
+from tft.core.job.incident_report import incident_report, job_report, missed_report
+from tft.core.job.machine import Machine
+from tft.core.job.policy import STRATEGIES, Policy
+from tft.core.job.transitions import State
+from tft.core.link.delivery import Inbox
+from tft.core.link.hang_detection import HangDetection
 from tft.files import write_whole
 from tft.plugins import call_guarded, load_plugins
 from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
+from tft.replay.recording import Opened, Story, last_run
 
 REPEAT = 0.1
 """Seconds between two repetitions of an order that is not answered."""

@@ -23,9 +23,10 @@ from typing import Any, Protocol
 import xxhash
 
 from tft.errors import OrderRefused, UsageError
-from tft.hooks import Buffer, ShardPayload, hookimpl
 from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import FaultKind, ShardCopies
+from tft.spi.markers import hookimpl
+from tft.spi.types import Buffer, ShardPayload
 
 
 class Model(Protocol):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tft.core.incident import COMPARED
+from tft.core.job.incident import COMPARED
 from tft.protocol.messages import (
     Answered,
     Check,

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tft.core.commands import Command, Consult, JobOver, Tell
-from tft.core.events import DeadlinePassed, Led, Received, Stalled
-from tft.core.incident import Fault
-from tft.core.incident_report import incident_report
-from tft.core.machine import Machine
-from tft.core.policy import Policy
-from tft.core.table import State
+from tft.core.job.commands import Command, Consult, JobOver, Tell
+from tft.core.job.events import DeadlinePassed, Led, Received, Stalled
+from tft.core.job.incident import Fault
+from tft.core.job.incident_report import incident_report
+from tft.core.job.machine import Machine
+from tft.core.job.policy import Policy
+from tft.core.job.transitions import State
 from tft.protocol.messages import (
     ORDER_NAMES,
     Advised,

@@ -10,10 +10,10 @@ import structlog
 
 from tft.clock import SystemClock
 from tft.errors import TransferFailed
-from tft.hooks import Buffer
 from tft.protocol.messages import Transfer
-from tft.transfer.board import Board
-from tft.transfer.source import TICK, bring
+from tft.spi.types import Buffer
+from tft.transfer.chunk_scheduler import Board
+from tft.transfer.fetch_worker import TICK, bring
 from tft.transfer.tls import Tls
 from tft.transfer.wire import Hello, Offer, Run, chunks
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 import structlog
 
 from tft.errors import InternalError, MalformedMessage, OrderRefused, UsageError
-from tft.hooks import ShardPayload
 from tft.protocol.messages import VERSION
+from tft.spi.types import ShardPayload
 from tft.transfer.tls import Tls, reader, sender
 from tft.transfer.wire import (
     FROM_CLIENT,

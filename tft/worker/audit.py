@@ -18,7 +18,7 @@ import pluggy
 import structlog
 
 from tft.errors import Interrupted, UsageError
-from tft.state_hooks import part_digests
+from tft.spi.state import part_digests
 
 STEPS = 20
 """The number of steps of a process that are audited, unless all steps are (`strict`)."""

@@ -17,9 +17,9 @@ from tft.bus.base import Bus, Gone, Heard, Malformed, NotLetIn, Present
 from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.config import RankSettings
-from tft.core.delivery import Outbox
-from tft.core.rank import RankMachine
-from tft.core.rank_protocol import (
+from tft.core.link.delivery import Outbox
+from tft.core.rank.machine import RankMachine
+from tft.core.rank.protocol import (
     Abort,
     Answer,
     Execute,

@@ -6,7 +6,7 @@ Python gets a device error as the text of a `RuntimeError`. The text is the one 
 first line that matches counts. `docs/device_faults.md` shows the table.
 """
 
-from tft.hooks import DeviceFault
+from tft.spi.types import DeviceFault
 
 _CUDA = r"(CUDA error: |Cuda failure (\d+ )?')"
 """The prefixes that torch and NCCL put before the text of the CUDA runtime."""

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 
-from tft.hooks import DeviceFault, Diagnosis
 from tft.protocol.messages import FaultKind
+from tft.spi.types import DeviceFault, Diagnosis
 from tft.worker.devices import DEVICE_FAULTS
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)

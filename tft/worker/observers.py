@@ -13,9 +13,9 @@ from typing import Any
 import pluggy
 import structlog
 
-from tft.hooks import CheckResult, DeviceFault, SessionView
 from tft.plugins import call_guarded
 from tft.protocol.messages import OrderName
+from tft.spi.types import CheckResult, DeviceFault, SessionView
 
 log = structlog.get_logger()
 

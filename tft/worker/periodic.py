@@ -27,7 +27,7 @@ import structlog
 from tft import checkpoint
 from tft.clock import SystemClock
 from tft.config import RankSettings
-from tft.core.comparison import Copy, Difference, differences
+from tft.core.job.comparison import Copy, Difference, differences
 from tft.errors import UsageError
 from tft.protocol.messages import Checkpointed, CheckpointFailed
 from tft.worker.saving import Saving, Write

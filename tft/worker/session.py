@@ -18,9 +18,8 @@ import structlog
 from tft.checkpoint import CheckpointStore, checkpoint_store_of
 from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings, started_by_agent
-from tft.core.rank_protocol import Done, Execute, Left
+from tft.core.rank.protocol import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
-from tft.hooks import Diagnosis, Made, ShardPayload
 from tft.page import Page
 from tft.plugins import direct, load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -39,23 +38,24 @@ from tft.protocol.messages import (
     Save,
     Trained,
 )
+from tft.spi.types import Diagnosis, Made, ShardPayload
 from tft.transfer.server import ShardServer
 from tft.transfer.tls import Tls, read_tls
 from tft.worker.after import LIMIT, AfterStep, AfterSteps
 from tft.worker.audit import Audit
 from tft.worker.control import Control
 from tft.worker.diagnosis import Diagnostician
-from tft.worker.foreign import become_launcher
-from tft.worker.gate import Gate
-from tft.worker.holdings import Holdings
+from tft.worker.external_start import stand_aside, take_up
+from tft.worker.launcher_bootstrap import become_launcher
 from tft.worker.launchers import Launcher
 from tft.worker.observers import Observers
-from tft.worker.orders import Hands, Work
+from tft.worker.order_executor import Hands, Work
 from tft.worker.periodic import Periodic
 from tft.worker.process import started_ticks
 from tft.worker.records import Records
+from tft.worker.replica_groups import Holdings
 from tft.worker.saving import Saving, own_functions
-from tft.worker.started import stand_aside, take_up
+from tft.worker.step_gate import Gate
 
 log = structlog.get_logger()
 

@@ -5,7 +5,7 @@ it to show what the other checks find alone.
 
 from collections.abc import Mapping, Sequence
 
-from tft.core import comparison
+from tft.core.job import comparison
 
 
 def _none(

@@ -6,7 +6,7 @@ processes, `mindio_ttp.controller_ttp` for the manager of a cluster. The differe
 in `docs/mindio.md`.
 """
 
-from mindio_ttp.neighbours import refuse_another
+from mindio_ttp.package_conflicts import refuse_another
 
 __all__: list[str] = []
 

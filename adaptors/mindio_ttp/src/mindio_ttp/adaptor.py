@@ -11,8 +11,7 @@ from typing import Any
 from mindio_ttp.exchange import serve
 from mindio_ttp.program import Program
 from tft.errors import UsageError
-from tft.hooks import Buffer, ShardPayload, hookimpl
-from tft.protocol.messages import FaultKind, ShardCopies
+from tft.spi import Buffer, FaultKind, ShardCopies, ShardPayload, hookimpl
 
 _programs: list[Program] = []
 """The program of this process, at most one. It is set by `announce`."""

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mindio_ttp.words import (
+from mindio_ttp.constants import (
     HIGHEST_PORT,
     LARGEST_STEP,
     LARGEST_WORLD,

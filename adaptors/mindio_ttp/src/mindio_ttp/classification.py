@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mindio_ttp.constants import ReportState
 from mindio_ttp.utils.uce_utils import get_l2_hbm_error_time
-from mindio_ttp.words import ReportState
 
 ERROR_CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
 RESUMABLE = frozenset({"ARF FINISH", "STEP FINISH"})

@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 from mindio_ttp import checks, device, logs, utils
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import Found, Handle, Patterns
+from mindio_ttp.constants import ReportState
 from mindio_ttp.processor import FAULTS, processor
-from mindio_ttp.words import ReportState
 from tft.errors import Interrupted, JobEnded
 
 log = logs.get_logger()

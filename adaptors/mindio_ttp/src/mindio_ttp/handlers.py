@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindio_ttp import checks, device, logs
-from tft.clock import Clock, SystemClock
+from tft.spi import Clock, SystemClock
 
 log = logs.get_logger()
 

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from mindio_ttp import logs
-from tft.hooks import Advice, IncidentView, hookimpl
-from tft.protocol.messages import (
+from tft.spi import (
+    Advice,
     FaultKind,
+    IncidentView,
     Noticed,
     OutsideReport,
     PauseRequested,
     ResumeRequested,
     StopRequested,
     SwitchRequested,
+    hookimpl,
 )
 
 MEMORY, PROCESS, NETWORK = 0, 1, 2

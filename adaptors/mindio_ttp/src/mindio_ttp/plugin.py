@@ -13,8 +13,7 @@ import structlog
 from mindio_ttp.environment import ORCHESTRATOR, orchestrator_socket, variables
 from mindio_ttp.link import ENDS, STAYS, Desk, ranks
 from mindio_ttp.negotiator import Negotiator
-from tft.hooks import hookimpl
-from tft.protocol.messages import StopRequested
+from tft.spi import StopRequested, hookimpl
 
 log = structlog.get_logger()
 

@@ -16,13 +16,13 @@ import tft
 from mindio_ttp import adaptor, checks, device, environment, logs, replicas, tls, torch_groups
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import is_cut_off
+from mindio_ttp.constants import LARGEST_STEP, Action, ReportState
 from mindio_ttp.exchange import hub_of_all
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.orchestrator import orchestrator
 from mindio_ttp.program import ELASTIC, UNKNOWN, Program
-from mindio_ttp.words import LARGEST_STEP, Action, ReportState
 from tft.errors import Interrupted, JobEnded, UsageError
-from tft.protocol.messages import FaultKind
+from tft.spi import FaultKind
 
 log = logs.get_logger()
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindio_ttp import device, logs, peer_transfer, replicas
+from mindio_ttp.constants import RepairType
 from mindio_ttp.exchange import Body, Gathering
 from mindio_ttp.handlers import Handlers
 from mindio_ttp.peer_transfer import Unit
 from mindio_ttp.replicas import Group, agreed_base
 from mindio_ttp.torch_groups import GroupNames, Store
-from mindio_ttp.words import RepairType
 from tft.errors import OrderRefused
-from tft.protocol.codec import pack, unpack
-from tft.protocol.messages import ShardCopies
+from tft.spi import ShardCopies, pack, unpack
 
 log = logs.get_logger()
 

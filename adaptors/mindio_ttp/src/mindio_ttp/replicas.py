@@ -11,7 +11,7 @@ from typing import Any
 
 from mindio_ttp import checks, logs
 from mindio_ttp.checks import Refused
-from tft.protocol.messages import ShardCopies
+from tft.spi import ShardCopies
 
 CALL = "tft_set_optimizer_replica"
 LARGEST = 2**31 - 1

@@ -15,7 +15,7 @@ from mindio_ttp import logs
 from mindio_ttp.certificate import Identity, private_key
 from mindio_ttp.checks import Refused
 from tft.errors import UsageError
-from tft.keys import share_keys
+from tft.spi import share_keys
 
 log = logs.get_logger()
 

@@ -8,6 +8,6 @@ package cannot be used next to the real one: where another distribution installs
 this one cannot be imported, and msrun manages its processes itself.
 """
 
-from mindio_ttp.neighbours import refuse_another
+from mindio_ttp.package_conflicts import refuse_another
 
 refuse_another("taskd")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tft.errors import UsageError
-from tft.starter import Node
+from tft.spi.launcher import Node
 
 _OF_MINDIO = ("TTP:1", "UCE:1", "HCCE:1", "ARF:1", "TSP:1")
 """The features that MindSpore leaves to `mindio_ttp`. MindSpore searches for the same texts."""

@@ -9,7 +9,7 @@ from typing import Any
 
 class Processes:
     """
-    The implementation of `tft.starter.Starter` for msrun.
+    The implementation of `tft.spi.launcher.Starter` for msrun.
     """
 
     def __init__(

@@ -9,11 +9,11 @@ controller is a process of its own, and outlives the process that has started it
 
 from mindio_ttp import checks
 from mindio_ttp.checks import Refused
+from mindio_ttp.constants import RET_ERROR as RET_ERROR
+from mindio_ttp.constants import RET_K8S as RET_K8S
+from mindio_ttp.constants import RET_OK as RET_OK
 from mindio_ttp.orchestrator import orchestrator
 from mindio_ttp.processor import curve, processor
-from mindio_ttp.words import RET_ERROR as RET_ERROR
-from mindio_ttp.words import RET_K8S as RET_K8S
-from mindio_ttp.words import RET_OK as RET_OK
 
 
 def tft_init_controller(

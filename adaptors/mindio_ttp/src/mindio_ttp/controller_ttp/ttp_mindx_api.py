@@ -10,9 +10,9 @@ from typing import Any
 
 import structlog
 
+from mindio_ttp.constants import RET_ERROR as RET_ERROR
+from mindio_ttp.constants import RET_OK as RET_OK
 from mindio_ttp.orchestrator import REPORTS, orchestrator
-from mindio_ttp.words import RET_ERROR as RET_ERROR
-from mindio_ttp.words import RET_OK as RET_OK
 
 log = structlog.get_logger()
 

@@ -16,48 +16,48 @@ from urllib.parse import urlsplit
 from mindio_ttp import checks, device, logs, torch_groups
 from mindio_ttp.checks import Refused
 from mindio_ttp.classification import OTHER, Handle
+from mindio_ttp.constants import (
+    EXIT_WAIT_TIME as EXIT_WAIT_TIME,
+)
+from mindio_ttp.constants import (
+    LARGEST_STEP,
+    LARGEST_WORLD,
+)
+from mindio_ttp.constants import (
+    RET_ERROR as RET_ERROR,
+)
+from mindio_ttp.constants import (
+    RET_EXCEPTION as RET_EXCEPTION,
+)
+from mindio_ttp.constants import (
+    RET_K8S as RET_K8S,
+)
+from mindio_ttp.constants import (
+    RET_OK as RET_OK,
+)
+from mindio_ttp.constants import (
+    RET_PASS as RET_PASS,
+)
+from mindio_ttp.constants import (
+    Action as Action,
+)
+from mindio_ttp.constants import (
+    OptimizerType as OptimizerType,
+)
+from mindio_ttp.constants import (
+    PauseType as PauseType,
+)
+from mindio_ttp.constants import (
+    RepairType as RepairType,
+)
+from mindio_ttp.constants import (
+    ReportState as ReportState,
+)
 from mindio_ttp.controller_ttp.ttp_utils import is_valid_ipv4, is_zero_ip
 from mindio_ttp.handler import patterns as _patterns
 from mindio_ttp.handler import tft_exception_handler as tft_exception_handler
 from mindio_ttp.handler import tft_register_exception_handler as tft_register_exception_handler
 from mindio_ttp.processor import Told, curve, processor, register
-from mindio_ttp.words import (
-    EXIT_WAIT_TIME as EXIT_WAIT_TIME,
-)
-from mindio_ttp.words import (
-    LARGEST_STEP,
-    LARGEST_WORLD,
-)
-from mindio_ttp.words import (
-    RET_ERROR as RET_ERROR,
-)
-from mindio_ttp.words import (
-    RET_EXCEPTION as RET_EXCEPTION,
-)
-from mindio_ttp.words import (
-    RET_K8S as RET_K8S,
-)
-from mindio_ttp.words import (
-    RET_OK as RET_OK,
-)
-from mindio_ttp.words import (
-    RET_PASS as RET_PASS,
-)
-from mindio_ttp.words import (
-    Action as Action,
-)
-from mindio_ttp.words import (
-    OptimizerType as OptimizerType,
-)
-from mindio_ttp.words import (
-    PauseType as PauseType,
-)
-from mindio_ttp.words import (
-    RepairType as RepairType,
-)
-from mindio_ttp.words import (
-    ReportState as ReportState,
-)
 
 log = logs.get_logger()
 

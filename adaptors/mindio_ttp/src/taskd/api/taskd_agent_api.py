@@ -10,7 +10,7 @@ from typing import Any
 from taskd.facts import facts_of
 from taskd.processes import Processes
 from tft.errors import UsageError
-from tft.starter import Node
+from tft.spi.launcher import Node
 
 _REFUSED = 2
 """The exit code of `tft run` for a job that is refused before anything has started."""

@@ -1,0 +1,132 @@
+"""
+The rank-local state of a rank: its random generators, including those of Megatron's tracker for
+dropout, its data position, and the buffers that a forward pass changes, such as the counts of
+tokens that experts received.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import xxhash
+from tft_pytorch.forward_buffers import RunningBuffers
+from tft_pytorch.rank_local_state import Private as TorchPrivate
+from torch import nn
+
+from tft.errors import MalformedMessage
+from tft.spi import pack, unpack
+from tft_megatron.data import Data
+from tft_megatron.training import Training
+
+_FORM = "megatron.1"
+
+
+class Private:
+    """
+    Captures and restores the state of which no other rank has a copy.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._data = training.data
+        self._torch = TorchPrivate(nn.ModuleList(training.chunks), training.data, training.rngs)
+
+    @property
+    def running(self) -> RunningBuffers:
+        """
+        Return the buffers that a forward pass changes.
+        """
+        return self._torch.running
+
+    def capture(self, *, closing: bool) -> bytes:
+        """
+        Return the present rank-local state.
+        """
+        state: dict[str, object] = {
+            "form": _FORM,
+            "torch": self._torch.capture(closing=closing),
+            **self._own(),
+        }
+        if isinstance(self._data, Data):
+            state["consumed"] = self._data.consumed
+        return pack(state)
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Restore the captured state. Raises `MalformedMessage` if this adaptor did not capture it.
+        """
+        state = unpack(private)
+        if not isinstance(state, dict) or state.get("form") != _FORM:
+            raise MalformedMessage("private state that the adaptor megatron did not capture")
+        self._torch.rollback(state["torch"])
+        tracker = _tracker()
+        present = tracker.get_states()
+        tracker.set_states(
+            {name: _as(present.get(name), kept) for name, kept in state["tracker"].items()}
+        )
+
+    def set_aside(self, training: Training) -> Callable[[], None]:
+        """
+        Return a function that restores the random generators and the modes of modules to their
+        present state.
+        """
+        put_torch_back, tracked = self._torch.set_aside(), self._own()["tracker"]
+        modes = [(m, m.training) for chunk in training.chunks for m in chunk.modules()]
+
+        def put_back() -> None:
+            put_torch_back()
+            tracker = _tracker()
+            present = tracker.get_states()
+            tracker.set_states({name: _as(present.get(name), k) for name, k in tracked.items()})
+            for module, mode in modes:
+                module.training = mode
+
+        return put_back
+
+    def skip(self, batches: int) -> None:
+        """
+        Have the user's data leave out the next `batches` batches.
+        """
+        self._torch.skip(batches)
+
+    def digestible(self) -> dict[str, object]:
+        """
+        Return the content of which the digests `rng` and `data` are made.
+        """
+        found = self._torch.digestible()
+        return {"rng": [found["rng"], self._own()], "data": found["data"]}
+
+    def generators(self) -> dict[str, str]:
+        """
+        Return a digest of each random generator by name. Those of Megatron's tracker keep their
+        names.
+        """
+        tracked = {name: _bytes(kept) for name, kept in _tracker().get_states().items()}
+        return {
+            **self._torch.generators(),
+            **{name: xxhash.xxh3_128_hexdigest(kept) for name, kept in tracked.items()},
+        }
+
+    def _own(self) -> dict[str, dict[str, bytes]]:
+        return {
+            "tracker": {name: _bytes(kept) for name, kept in _tracker().get_states().items()},
+        }
+
+
+def _tracker() -> Any:  # Any: Megatron's
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    return get_cuda_rng_tracker()
+
+
+def _bytes(kept: Any) -> bytes:  # Any: a state, or with CUDA graphs a generator
+    state = kept.get_state() if isinstance(kept, torch.Generator) else kept
+    found: bytes = state.numpy().tobytes()
+    return found
+
+
+def _as(present: Any, kept: bytes) -> Any:  # Any: as in `_bytes`
+    state = torch.frombuffer(bytearray(kept), dtype=torch.uint8)
+    if isinstance(present, torch.Generator):
+        present.set_state(state)
+        return present
+    return state

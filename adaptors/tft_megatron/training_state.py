@@ -1,0 +1,351 @@
+"""
+The training state of this process: checks of Megatron's objects when the script hands them over,
+and the work on these objects between incidents and during incidents. They stay the same objects for
+as long as the process lives.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+from tft_pytorch.noted import Settings
+from tft_pytorch.state import digest, named_tensors
+
+if TYPE_CHECKING:
+    from tft_megatron.checkpoints import Written
+
+from tft.errors import OrderRefused, UsageError
+from tft.spi import Buffer, ShardCopies, ShardPayload, pack, part_digests
+from tft_megatron.groups import Parallel
+from tft_megatron.initial_sync import begins, has_trained, make_alike
+from tft_megatron.method_hooks import Replaced
+from tft_megatron.mode_flags import Switches
+from tft_megatron.pipeline_check import refuse_other_settings
+from tft_megatron.rank_local_state import Private
+from tft_megatron.schedulers import Progress, check_scheduler
+from tft_megatron.shards import Shard, shards_of
+from tft_megatron.step_cleanup import forget, forget_counts, let_go
+from tft_megatron.training import Training, check, common_state
+
+
+def adopt(
+    parts: Mapping[str, Any],  # Any: the user's own objects
+    wrap: Callable[[], Any] | None,
+    parallel: Parallel,
+    contributing: Callable[[], None] | None,
+) -> "Adopted":
+    """
+    Take charge of the objects that `enable` has handed over and return their `Adopted`.
+
+    `contributing` is called at each forward pass; None: nothing is called. Raises `UsageError` for
+    objects that the adaptor cannot handle.
+    """
+    training = parts.get("training")
+    if not isinstance(training, Training) or wrap is not None:
+        raise UsageError(
+            "a Megatron script does not call session.adopt itself: it calls tft_megatron.begin before "
+            "anything is built, and then tft_megatron.enable"
+        )
+    check(training)
+    check_scheduler(training)
+    _check_instances(training, parallel)
+    return Adopted(training, parts["replaced"], parallel, contributing)
+
+
+class Adopted:
+    """
+    The training state that `adopt` took charge of.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        replaced: Replaced,
+        parallel: Parallel,
+        contributing: Callable[[], None] | None,
+    ) -> None:
+        self.training = training
+        self._replaced = replaced
+        self._parallel = parallel
+        self._shards = {each.name: each for each in shards_of(training, parallel.place[0])}
+        self._private = Private(training)
+        self._switches = Switches(training)
+        self._settings = Settings()
+        inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
+        scheduler = None if training.scheduler is None else Progress(training.scheduler)
+        self._settings.watch(inner, scheduler)
+        # State that cannot be moved is refused now, not in an incident, and before anything of the
+        # user's is changed.
+        for shard in self._shards.values():
+            shard.give()
+        pack(self._private.digestible())
+        parallel.remember(
+            {
+                "model": list(training.chunks),
+                "optimizer": training.optimizer,
+                "scheduler": training.scheduler,
+            },
+            lambda: let_go(training),
+        )
+        self._on_cuda = training.on_cuda
+        self._stands = has_trained(training)
+        """True after all ranks have begun together, or this rank has the state of a checkpoint."""
+        replaced.install()
+        if contributing is not None:
+            say = contributing
+            for chunk in training.chunks:
+                chunk.register_forward_hook(lambda *_: say())
+
+    @property
+    def on_cuda(self) -> bool:
+        """
+        Whether gradients are reduced between CUDA devices.
+        """
+        return self._on_cuda
+
+    # ------------------------------------------------------------ between steps
+
+    def capture(self, *, closing: bool = False) -> bytes:
+        """
+        Return the rank-local state, at an edge of an update window.
+
+        `closing`: the edge is the close of the window. The settings noted at the end of the step
+        before are dropped then.
+        """
+        if closing:
+            self._settings.forget()
+        return self._private.capture(closing=closing)
+
+    def end_step(self) -> None:
+        """
+        Note, at the end of a step, the settings that the next step may change.
+        """
+        self._settings.note()
+
+    def set_aside(self) -> Callable[[], None]:
+        """
+        Return a function that restores the random generators and the modes of modules to their
+        present state.
+        """
+        return self._private.set_aside(self.training)
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Restore a captured rank-local state and the switches, and drop the gradients.
+
+        Also forget the routers' token counts, and the optimizer step that was given up.
+        """
+        self._private.rollback(private)
+        self._stands = True  # a rollback comes after all ranks have rebuilt
+        forget_counts(self.training)
+        self._replaced.forget()
+        self._switches.put_back()
+        for chunk in self.training.chunks:
+            chunk.zero_grad_buffer()
+        self.training.optimizer.zero_grad()
+
+    def generators(self) -> dict[str, str]:
+        """
+        Return a digest of each random generator in the rank-local state, by name.
+        """
+        return self._private.generators()
+
+    def skip(self, batches: int) -> None:
+        """
+        Leave out the next `batches` batches.
+        """
+        self._private.skip(batches)
+
+    def updated(self) -> None:
+        """
+        Give every rank the parameters that other ranks have computed. Called when the update window
+        has closed.
+
+        Where Megatron overlaps this with the next forward pass (`overlap_param_gather`), Megatron
+        does so itself.
+        """
+        for chunk in self.training.chunks:
+            if self.training.distributed and not chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync()
+
+    # ------------------------------------------------------------ groups
+
+    def clear(self) -> None:
+        """
+        Drop all that belongs to the step that was given up, and all references to process groups
+        that are kept outside of the user's objects.
+
+        Buffers that the forward pass changes, and the settings that scripts change, go back to the
+        end of the last complete step.
+        """
+        forget(self.training)
+        self._private.running.rewind()
+        self._settings.put_back()
+
+    @torch.no_grad()
+    def rebuild(self) -> Any:  # Any: the user's own
+        """
+        Compute the parameters anew from the master weights, and gather them on all ranks. Return
+        the model chunk, or the sequence of chunks if there are several.
+
+        All ranks call this together. At the beginning of a job it first checks the stages and gives
+        ranks equal parameters.
+        """
+        if begins(self.training, self._stands):
+            refuse_other_settings(self.training)
+            make_alike(self.training)
+        for optimizer in self.training.optimizers:
+            if hasattr(optimizer, "_copy_main_params_to_model_params"):
+                optimizer._copy_main_params_to_model_params()
+        if self.training.distributed:
+            for chunk in self.training.chunks:
+                chunk.start_param_sync(force_sync=True)
+        self._private.running.rest()
+        return self.training.chunks[0] if len(self.training.chunks) == 1 else self.training.chunks
+
+    # ------------------------------------------------------------ the shards
+
+    def shards(self, rank: int, world: int) -> list[ShardCopies]:
+        """
+        Return the shards of this rank, each with all ranks that hold it.
+
+        Raises `UsageError` if `tft_megatron.begin` was called with another rank or world size.
+        """
+        if (rank, world) != self._parallel.place:
+            raise UsageError(
+                f"this is rank {rank} of {world}, and tft_megatron.begin was called as rank "
+                f"{self._parallel.place[0]} of {self._parallel.place[1]}"
+            )
+        return [
+            ShardCopies(shard=shard.name, ranks=shard.holders) for shard in self._shards.values()
+        ]
+
+    def give(self, shard: str) -> ShardPayload:
+        """
+        Return the shard in the form in which it is moved.
+        """
+        return self.shard(shard).give()
+
+    def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        """
+        Make room for a shard with the description `meta`. Return the writable buffers.
+        """
+        return self.shard(shard).take(meta)
+
+    def taken(self, shard: str, meta: bytes) -> None:
+        """
+        Use the shard, whose buffers have all arrived.
+        """
+        self.shard(shard).taken(meta)
+        self._private.running.forget()
+        self._settings.forget()
+
+    # ------------------------------------------------------------ checkpoints
+
+    def save(self, directory: Path, shard: str, step: int) -> list[str]:
+        """
+        Write the shard under `directory`. Return the names of the written files.
+        """
+        from tft_megatron.checkpoints import save  # late: imports megatron-core, see preload.py
+
+        return save(directory, shard, self._written(shard, step))
+
+    def stage(self, shard: str, step: int) -> Callable[[Path], list[str]]:
+        """
+        Copy the shard. Return a function that writes the copy later.
+        """
+        from tft_megatron.checkpoints import stage
+
+        return stage(shard, self._written(shard, step))
+
+    def load(self, directory: Path, shard: str) -> None:
+        """
+        Load a shard that `save` wrote.
+        """
+        from tft_megatron.checkpoints import load
+
+        own = self.shard(shard)
+        own.settle(*load(directory, shard, own.room))
+        self._stands = True
+        self._private.running.forget()
+        self._settings.forget()
+
+    def replaced(self) -> None:
+        """
+        Take note that the script has loaded other content into its objects.
+        """
+        self._stands = True
+        self._private.running.forget()
+        self._settings.forget()
+
+    def _written(self, name: str, step: int) -> "Written":
+        from tft_megatron.checkpoints import Written
+        from tft_megatron.layout import FORM, REST, content_of, part
+
+        shard = self.shard(name)
+        # in the order of `shards_of`: first what no optimizer owns, then the optimizers
+        kinds = dict(zip(self._shards, (REST, *range(len(self.training.optimizers))), strict=True))
+        content = content_of(kinds[name], self.training.chunks, self.training.optimizer)
+        if content.common:
+            content.common |= common_state(self.training, step)
+            if self.training.distributed:
+                # a reader needs this to ask for the optimizer state
+                content.common["content_metadata"] = dict(FORM)
+        _, tensors = shard.taken_apart()
+        return Written(described=shard.give().meta, own=tensors, content=content, part=part())
+
+    # ------------------------------------------------------------ digests
+
+    def compare(self, shard: str) -> dict[str, str]:
+        """
+        Return the digests of a shard by part, for comparison with the other holders of the shard.
+        """
+        payload = self.give(shard)
+        return part_digests(payload, self._private.running.own(payload))
+
+    def digests(self) -> dict[str, str]:
+        """
+        Return digests of all parts of this rank's state.
+
+        The keys are `parameters` (with the module buffers), `optimizer` (this rank's shards: its
+        share of the optimizers, and the state that no optimizer owns), `scheduler`, and those of
+        the rank-local state (`rng` and `data`).
+        """
+        parameters = {
+            f"{number}.{name}": tensor
+            for number, chunk in enumerate(self.training.chunks)
+            for name, tensor in named_tensors(chunk).items()
+        }
+        found = [shard.taken_apart() for shard in self._shards.values()]
+        tensors = {
+            f"{number}.{name}": tensor
+            for number, (_, kept) in enumerate(found)
+            for name, tensor in kept.items()
+        }
+        scheduler = self.training.scheduler
+        private = self._private.digestible()
+        return {
+            "parameters": digest(None, parameters),
+            "optimizer": digest([plain for plain, _ in found], tensors),
+            "scheduler": digest(None if scheduler is None else scheduler.state_dict(), {}),
+            **{name: xxhash.xxh3_128_hexdigest(pack(kept)) for name, kept in private.items()},
+        }
+
+    def shard(self, name: str) -> Shard:
+        """
+        Return the shard of this name. Raises `OrderRefused` if this rank has no such shard.
+        """
+        if name not in self._shards:
+            raise OrderRefused(f"this rank has the shards {list(self._shards)}, and no {name!r}")
+        return self._shards[name]
+
+
+def _check_instances(training: Training, parallel: Parallel) -> None:
+    begun = parallel.sizes.get("num_distributed_optimizer_instances", 1)
+    if training.instances != begun:
+        raise UsageError(
+            f"the model's DistributedDataParallelConfig has num_distributed_optimizer_instances="
+            f"{training.instances}, and tft_megatron.begin was given {begun}: they must be the same"
+        )

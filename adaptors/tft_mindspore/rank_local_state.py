@@ -1,0 +1,185 @@
+"""
+The rank-local state of a rank: its random state, its data position, and what its forward pass
+changes in the network.
+
+It is captured at both edges of every update window, so a capture must cost next to nothing: 10 us
+for MindSpore's generator and a small position.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+import xxhash
+
+from tft.errors import MalformedMessage, OrderRefused, UsageError
+from tft.spi import pack, unpack
+from tft_mindspore.memory import Array, Parameter, content, put
+
+RNGS = ("mindspore", "python", "numpy")
+"""The generators that can be kept. MindSpore's is always kept. The others are read in full at every
+edge, and are kept if the user says that training draws from them."""
+
+INLINE = 224 * 1024
+"""
+Bytes of running statistics that may travel with the rank-local state. The slot for that state has
+256 KiB; the rest is for the generators (5 KiB) and the user's data position. ResNet-50 needs 208
+KiB.
+"""
+
+
+class Private:
+    """
+    Captures and restores the state of which no other rank has a copy.
+    """
+
+    def __init__(
+        self,
+        model: Any,  # Any: a Cell of MindSpore's
+        data: Any,  # Any: the user's own object
+        rngs: Sequence[str],
+    ) -> None:
+        unknown = set(rngs) - set(RNGS)
+        if unknown:
+            raise UsageError(f"rng may name {', '.join(RNGS)}; {', '.join(unknown)} is not known")
+        self._data = data
+        self._rngs = rngs
+        self._running = _running(model)
+        self._settled: dict[str, bytes] = {}
+
+    def capture(self, *, closing: bool) -> bytes:
+        """
+        Return the present rank-local state. `closing`: a step is complete, and `rewind` is to
+        restore this state.
+        """
+        state: dict[str, object] = self._random()
+        if self._running:
+            running = {name: content(p).tobytes() for name, p in self._running.items()}
+            if closing or not self._settled:
+                self._settled = running
+            state["running"] = running
+        if self._data is not None:
+            state["data"] = self._data.state_dict()
+        return pack(state)
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Restore a captured state. Raises `MalformedMessage` if this adaptor did not capture it.
+        """
+        from mindspore import Tensor, set_rng_state  # heavy: only processes that train have it
+
+        state = unpack(private)
+        if not isinstance(state, dict) or "mindspore" not in state:
+            raise MalformedMessage("private state that the adaptor mindspore did not capture")
+        set_rng_state(Tensor(numpy.frombuffer(state["mindspore"], numpy.uint8).copy()))
+        if "python" in state:
+            version, words, gauss = state["python"]
+            random.setstate((version, tuple(words), gauss))
+        if "numpy" in state:
+            name, words, *rest = state["numpy"]
+            numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
+        self._run_from(state.get("running", {}))
+        if self._data is not None:
+            self._data.load_state_dict(state["data"])
+
+    def rewind(self) -> None:
+        """
+        Undo what an unfinished forward has changed: this rank may have to give its state away.
+        """
+        self._run_from(self._settled)
+
+    def forget(self) -> None:
+        """
+        Forget the state for `rewind`: the state of this rank now comes from elsewhere. Until a
+        rollback there is nothing to restore.
+        """
+        self._settled = {}
+
+    def skip(self, batches: int) -> None:
+        """
+        Make the user's data leave out its next `batches` batches. Raises `OrderRefused` if the data
+        cannot.
+        """
+        if not hasattr(self._data, "skip"):
+            raise OrderRefused(
+                f"no batch can be left out: data is a {type(self._data).__name__}, which has no "
+                "skip(batches)"
+            )
+        self._data.skip(batches)
+
+    def digests(self) -> dict[str, str]:
+        """
+        Return the digests of `rng` and `data`.
+        """
+        position = None if self._data is None else self._data.state_dict()
+        return {
+            "rng": xxhash.xxh3_128_hexdigest(pack(self._random())),
+            "data": xxhash.xxh3_128_hexdigest(pack(position)),
+        }
+
+    def generators(self) -> dict[str, str]:
+        """
+        Return a digest of each generator, by name.
+        """
+        return {
+            name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in self._random().items()
+        }
+
+    def _random(self) -> dict[str, object]:
+        from mindspore import get_rng_state  # heavy: only processes that train have it
+
+        state: dict[str, object] = {"mindspore": get_rng_state().asnumpy().tobytes()}
+        if "python" in self._rngs:
+            state["python"] = random.getstate()
+        if "numpy" in self._rngs:
+            name, words, *rest = numpy.random.get_state(legacy=True)
+            state["numpy"] = [name, numpy.asarray(words).tobytes(), *rest]
+        return state
+
+    def owned(self, parameters: Mapping[str, Parameter]) -> list[str]:
+        """
+        Return the names of the parameters that belong to each rank alone: running statistics.
+        """
+        own = {id(each) for each in self._running.values()}
+        return [name for name, each in parameters.items() if id(each) in own]
+
+    def _run_from(self, running: Mapping[str, bytes]) -> None:
+        contents: dict[str, Array] = {}
+        if not running.keys() <= self._running.keys():
+            raise MalformedMessage(
+                f"private state with running statistics of {sorted(running)}; the norms here keep "
+                f"{sorted(self._running)}"
+            )
+        for name, words in running.items():
+            like = content(self._running[name])
+            if len(words) != like.nbytes:
+                raise MalformedMessage(
+                    f"private state with {len(words)} bytes for {name}, which has {like.nbytes}"
+                )
+            contents[name] = numpy.frombuffer(words, like.dtype).reshape(like.shape).copy()
+        put(contents, self._running)
+        if running:
+            self._settled = dict(running)
+
+
+def _running(model: Any) -> dict[str, Parameter]:  # Any: a Cell of MindSpore's
+    """
+    Return the running statistics of the norms, by name.
+
+    They change outside every update window, and differently on each rank. Raises `UsageError` if
+    they are too large to be kept.
+    """
+    found: dict[str, Parameter] = {}
+    for _, cell in model.cells_and_names():
+        for name in ("moving_mean", "moving_variance"):
+            parameter = getattr(cell, name, None)
+            if parameter is not None and hasattr(parameter, "asnumpy"):
+                found[parameter.name] = parameter
+    size = sum(content(parameter).nbytes for parameter in found.values())
+    if size > INLINE:
+        raise UsageError(
+            f"the norms of the model keep {size} bytes of running statistics, which each rank has for "
+            f"itself, and {INLINE} can be kept: use a norm without them (LayerNorm, GroupNorm)"
+        )
+    return found

@@ -1,0 +1,338 @@
+"""
+The training state of this process: checks of the user's objects at `session.adopt`, and the work on
+these objects between incidents and during incidents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+from mindspore import Parameter
+from mindspore.communication import GlobalComm
+from mindspore.nn import Cell
+
+from tft.errors import OrderRefused, UsageError
+from tft.spi import Buffer, ShardCopies, ShardPayload, pack, part_digests
+from tft_mindspore import checkpoints
+from tft_mindspore.memory import digest, drop_unfinished_backward
+from tft_mindspore.rank_local_state import Private
+from tft_mindspore.state import DENSE, Part, Shard, group_values, is_setting, named_parameters
+
+_PARTS = frozenset(
+    {"model", "optimizer", "scheduler", "others", "data", "rng", "shards", "elsewhere"}
+)
+
+log = structlog.get_logger()
+
+
+def begun() -> str | None:
+    """
+    Return a text that names what MindSpore has started in this process and what ties it to other
+    processes; None if there is nothing.
+    """
+    return "collective communication (mindspore.communication.init)" if GlobalComm.INITED else None
+
+
+def adopt(
+    parts: Mapping[str, Any],  # Any: the user's own objects
+    wrap: Callable[[], Any] | None,
+) -> "Adopted":
+    """
+    Take charge of the user's objects and return their `Adopted`. Raises `UsageError` for objects
+    that the adaptor cannot handle.
+    """
+    _check(parts)
+    scheduler = parts.get("scheduler")
+    others = {
+        **({} if scheduler is None else {"scheduler": scheduler}),
+        **parts.get("others", {}),
+    }
+    adopted = Adopted(
+        model=parts["model"],
+        optimizer=parts["optimizer"],
+        others=others,
+        data=parts.get("data"),
+        rngs=parts.get("rng") or ("mindspore",),
+        wrap=wrap,
+        shards=parts.get("shards", {}),
+        elsewhere=parts.get("elsewhere", ()),
+    )
+    adopted.begin()
+    return adopted
+
+
+class Adopted:
+    """
+    The training state that `adopt` took charge of.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Cell,
+        optimizer: Cell,
+        others: Mapping[str, Any],  # Any: each has its own type
+        data: Any,  # Any: the user's own object
+        rngs: Sequence[str],
+        wrap: Callable[[], Any] | None,
+        shards: Mapping[str, Part],
+        elsewhere: Sequence[str],
+    ) -> None:
+        self._model = model
+        self._wrap = wrap
+        self._weights = named_parameters(model)
+        self._kept = _of_the_optimizer(optimizer, self._weights)
+        held = {name: each for name, each in others.items() if isinstance(each, Parameter)}
+        kept = {name: each for name, each in others.items() if name not in held}
+        self._others = kept
+        everything = {**self._weights, **self._kept, **held}
+        _check_parts(shards, elsewhere, everything)
+        apart = {name for part in shards.values() for name in part.names} | set(elsewhere)
+        dense = {name: each for name, each in everything.items() if name not in apart}
+        self._shards: dict[str, Shard] = {}
+        if dense or kept:
+            self._shards[DENSE] = Shard(DENSE, dense, (), optimizer=optimizer, others=kept)
+        for name, part in shards.items():
+            own = {each: everything[each] for each in everything if each in set(part.names)}
+            self._shards[name] = Shard(name, own, tuple(sorted(part.ranks)))
+        self._private = Private(model, data, rngs)
+
+    def begin(self) -> None:
+        """
+        Describe the whole state once, so that state that cannot be moved is refused now and not in
+        an incident.
+        """
+        for shard in self._shards.values():
+            shard.meta()
+        self._private.digests()
+
+    # ------------------------------------------------------------ between steps
+
+    def capture(self, *, closing: bool = False) -> bytes:
+        """
+        Return the rank-local state, at an edge of an update window.
+        """
+        return self._private.capture(closing=closing)
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Restore a captured rank-local state. In MindSpore gradients are values, so there are none to
+        drop.
+        """
+        self._private.rollback(private)
+
+    def skip(self, batches: int) -> None:
+        """
+        Leave out the next `batches` batches.
+        """
+        self._private.skip(batches)
+
+    def clear(self) -> None:
+        """
+        Drop what an unfinished forward has recorded, and undo what it has changed: this rank may
+        have to give its state away.
+        """
+        drop_unfinished_backward()
+        self._private.rewind()
+
+    def rebuild(self) -> Any:  # Any: whatever the user's factory returns
+        """
+        Return the object that the training loop calls: the result of the user's factory, or the
+        model.
+        """
+        return self._model if self._wrap is None else self._wrap()
+
+    # ------------------------------------------------------------ the shards
+
+    def shards(self, rank: int, world: int) -> list[ShardCopies]:
+        """
+        Return the shards of this rank, each with all ranks that hold it.
+
+        Raises `UsageError` if the parts that the user named do not fit the job.
+        """
+        for shard in self._shards.values():
+            if shard.ranks and (rank not in shard.ranks or shard.ranks[-1] >= world):
+                raise UsageError(
+                    f"shards says that the ranks {list(shard.ranks)} have {shard.name!r}, and this is "
+                    f"rank {rank} of {world}: name the ranks of this job that have what this one has"
+                )
+        return [
+            ShardCopies(shard=shard.name, ranks=shard.ranks or tuple(range(world)))
+            for shard in self._shards.values()
+        ]
+
+    def give(self, shard: str) -> ShardPayload:
+        """
+        Return the shard in the form in which it is moved.
+        """
+        return self._shard(shard).give()
+
+    def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        """
+        Make room for a shard with the description `meta`. Return the writable buffers.
+        """
+        return self._shard(shard).take(meta)
+
+    def taken(self, shard: str, meta: bytes) -> None:
+        """
+        Use the shard whose buffers have all arrived.
+        """
+        self._shard(shard).taken(meta)
+        self._private.forget()
+
+    def save(self, directory: Path, shard: str, step: int) -> list[str]:
+        """
+        Write the shard under `directory`. Return the names of the written files.
+        """
+        return checkpoints.save(directory, self._shard(shard), step)
+
+    def stage(self, shard: str, step: int) -> Callable[[Path], list[str]]:
+        """
+        Copy the shard. Return a function that writes the copy later.
+        """
+        return checkpoints.stage(self._shard(shard), step)
+
+    def load(self, directory: Path, shard: str) -> None:
+        """
+        Load a shard that `save` wrote.
+        """
+        checkpoints.load(directory, self._shard(shard))
+        self._private.forget()
+
+    def compare(self, shard: str) -> dict[str, str]:
+        """
+        Return the digests of a shard by part, for comparison with the other holders of the shard.
+        """
+        parameters = self._shard(shard).parameters
+        # a script may set the learning rate at the head of an iteration that only some ranks began
+        own = [*self._private.owned(parameters), *(n for n in parameters if is_setting(n))]
+        parts = part_digests(self.give(shard), dict.fromkeys(own, True))
+        return {**parts, "description": ""}
+
+    def generators(self) -> dict[str, str]:
+        """
+        Return a digest of each random generator in the rank-local state, by name.
+        """
+        return self._private.generators()
+
+    def digests(self) -> dict[str, str]:
+        """
+        Return digests of all parts of this rank's state.
+        """
+        held = {name for shard in self._shards.values() for name in shard.parameters}
+        plain = [shard.plain()["groups"] for shard in self._shards.values()]
+        return {
+            "parameters": digest(None, self._weights),
+            "optimizer": digest(plain, {n: p for n, p in self._kept.items() if n in held}),
+            "scheduler": digest(None, {}),
+            **{name: digest(other.state_dict(), {}) for name, other in self._others.items()},
+            **self._private.digests(),
+        }
+
+    def _shard(self, name: str) -> Shard:
+        if name not in self._shards:
+            raise OrderRefused(f"this rank has the shards {list(self._shards)}, and no {name!r}")
+        return self._shards[name]
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Return the optimizer's own parameters, without those that it trains.
+
+    Raises `UsageError` if the optimizer trains parameters that the model does not have, or if model
+    and optimizer have different parameters of one name.
+    """
+    found = {**named_parameters(optimizer), **group_values(optimizer)[0]}
+    for name, parameter in found.items():
+        if name in weights and weights[name] is not parameter:
+            raise UsageError(
+                f"the optimizer has a parameter {name!r} and the model another one of that name: make "
+                "the optimizer over the parameters of this model"
+            )
+    known = {id(parameter) for parameter in weights.values()}
+    own = {name: each for name, each in found.items() if id(each) not in known}
+    trained = {id(parameter) for parameter in optimizer.parameters}
+    strangers = [name for name, parameter in own.items() if id(parameter) in trained]
+    if strangers:
+        raise UsageError(
+            f"the optimizer trains {', '.join(strangers)}, which the model does not have: put all that "
+            "is trained into one Cell"
+        )
+    return own
+
+
+def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
+    unknown = sorted(parts.keys() - _PARTS)
+    if unknown:
+        raise UsageError(
+            f"session.adopt was given {', '.join(unknown)}; the adaptor mindspore takes "
+            f"{', '.join(sorted(_PARTS))}"
+        )
+    model, optimizer = parts.get("model"), parts.get("optimizer")
+    if not isinstance(model, Cell):
+        raise UsageError(f"model must be a mindspore.nn.Cell, not a {type(model).__name__}")
+    if not isinstance(optimizer, Cell) or not hasattr(optimizer, "parameters"):
+        raise UsageError(
+            f"optimizer must be an optimizer of MindSpore's, not a {type(optimizer).__name__}"
+        )
+    for name in ("scheduler", "data"):
+        _check_state(name, parts.get(name))
+    for name, other in parts.get("others", {}).items():
+        if not isinstance(other, Parameter):
+            _check_state(f"others[{name!r}]", other)
+    if begun() is not None:
+        raise UsageError(
+            "MindSpore's own collectives cannot be formed anew in a process, so a rank that is lost would "
+            "take the others along: remove mindspore.communication.init from the script, and sum gradients "
+            "with tft_mindspore.group()"
+        )
+    for _, cell in model.cells_and_names():
+        if "Dropout" in type(cell).__name__:
+            log.warning(
+                "random_numbers_not_kept", cell=type(cell).__name__, see="docs/mindspore.md"
+            )
+            break
+
+
+def _check_state(name: str, each: Any) -> None:  # Any: the user's own object
+    if each is None:
+        return
+    if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+        raise UsageError(
+            f"{name} must have state_dict() and load_state_dict(state); a {type(each).__name__} has not"
+        )
+    try:
+        pack(each.state_dict())
+    except UsageError as error:
+        raise UsageError(f"the state of {name} is not made of plain values: {error}") from None
+
+
+def _check_parts(
+    shards: Mapping[str, Any],  # Any: whatever the user gave
+    elsewhere: Sequence[str],
+    everything: Mapping[str, Any],
+) -> None:
+    seen: dict[str, str] = dict.fromkeys(elsewhere, "elsewhere")
+    for name in elsewhere:
+        if name not in everything:
+            raise UsageError(f"elsewhere names {name!r}, which neither model nor optimizer has")
+    for shard, part in shards.items():
+        if shard == DENSE or not isinstance(part, Part) or not part.names or not part.ranks:
+            raise UsageError(
+                f"shards[{shard!r}] must be a tft_mindspore.Part with names and ranks, and not be called "
+                f"{DENSE!r}, which is what all ranks have"
+            )
+        for name in part.names:
+            if name not in everything:
+                raise UsageError(
+                    f"shards[{shard!r}] names {name!r}, which neither model nor optimizer has"
+                )
+            if name in seen:
+                raise UsageError(
+                    f"{name!r} is in {seen[name]!r} and in {shard!r}: it can be in one"
+                )
+            seen[name] = shard

@@ -1,0 +1,157 @@
+"""
+The others: objects that are kept in addition to model and optimizer, such as a scheduler, a
+GradScaler or a moving average. They have `state_dict` and `load_state_dict`.
+
+This module divides the state of the others among the shards of a model that was made over groups.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.distributed.tensor import DTensor
+
+from tft.errors import UsageError
+from tft_pytorch.tensor_holders import Holders, Kinds, same_part
+
+_TAKEN = frozenset(
+    {"model", "optim", "master", "tft", "parameters", "optimizer", "scheduler", "rng", "data"}
+)
+"""Names that checkpoints and digests use already."""
+
+State = Any
+"""The result of a `state_dict`. Any: each object has its own type; only dicts are divided."""
+
+
+def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the user's own objects
+    """
+    Check that `others` have usable names, and that `others` and `beside` have `state_dict` and
+    `load_state_dict`. `beside` are objects that the user handed over under fixed names, such as the
+    scheduler; they may be None.
+
+    Raises `UsageError` if not.
+    """
+    if not isinstance(others, Mapping):
+        raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
+    for name in others:
+        if not str(name).isidentifier() or name in _TAKEN:
+            raise UsageError(f"others has {name!r}: choose a name that is a word of its own")
+    for part, stranger in {**beside, **others}.items():
+        if stranger is not None and not (
+            hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
+        ):
+            raise UsageError(
+                f"{part} must have state_dict() and load_state_dict(); "
+                f"a {type(stranger).__name__} has not"
+            )
+
+
+def forget_stages(others: Mapping[str, Any]) -> None:  # Any: each has its own type
+    """
+    Make each `GradScaler` forget how far each optimizer has come in a step, because a `GradScaler`
+    refuses to begin the same step twice.
+
+    This note is no part of its state, and is empty when a step is complete.
+    """
+    for other in others.values():
+        if isinstance(other, GradScaler) and other.is_enabled():
+            other._per_optimizer_states.clear()
+
+
+def divided(state: State, name: str, kinds: Kinds) -> dict[Holders, State]:
+    """
+    Return the part of the state that belongs to each shard, in the same nested dicts.
+
+    State with the name of a parameter or buffer, such as a moving average of it, is in the shard of
+    that tensor. A distributed tensor is in a shard whose holders all have the same part of it.
+    Other tensors are in a shard whose holders all have the same part of everything. Values that are
+    not tensors, and tensors that are single numbers, are in the shard with the most holders.
+
+    Raises `UsageError` for a tensor for which there is no such shard.
+    """
+    own = _own_kind(state, name, kinds)
+    if own is not None:
+        return {own: state}
+    if not isinstance(state, dict):
+        return {_kind_of(state, name, kinds): state}
+    found: dict[Holders, State] = {kinds.all[0]: type(state)()}
+    for key, value in state.items():
+        for kind, part in divided(value, f"{name}.{key}", kinds).items():
+            found.setdefault(kind, type(state)())[key] = part
+    return found
+
+
+def _own_kind(state: State, name: str, kinds: Kinds) -> Holders | None:
+    """
+    Return the kind of the parameter or buffer whose name a part of the state has, None if there is
+    none.
+
+    State with such a name but another shape does not count, except single numbers.
+    """
+    _, _, called = name.partition(".")  # the first word names the object that has the state
+    return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
+
+
+def _kind_of(leaf: object, name: str, kinds: Kinds) -> Holders:
+    holders: set[int] = set(kinds.all[0])
+    for tensor in _tensors(leaf):
+        if isinstance(tensor, DTensor):
+            holders &= same_part(tensor)
+        elif tensor.dim() > 0:
+            holders &= set(kinds.everything)
+    kind = kinds.within(holders)
+    if kind is None:
+        raise UsageError(
+            f"{name} belongs to no parameter, and no shard is held by those alone who have the same of "
+            "it: call it as the parameter it belongs to"
+        )
+    return kind
+
+
+def _tensors(leaf: object) -> list[Tensor]:
+    if isinstance(leaf, Tensor):
+        return [leaf]
+    if isinstance(leaf, list | tuple):
+        return [tensor for each in leaf for tensor in _tensors(each)]
+    if isinstance(leaf, dict):
+        return [tensor for each in leaf.values() for tensor in _tensors(each)]
+    return []
+
+
+def joined(parts: Sequence[State], like: State) -> State:
+    """
+    Join the parts into which `divided` has cut a state.
+
+    The keys are in the order of `like`, the state of the object that will load the result. Keys
+    that `like` does not have come last.
+    """
+    dicts = [part for part in parts if isinstance(part, dict)]
+    if len(dicts) < len(parts) or not parts:
+        return parts[0] if parts else None
+    own = like if isinstance(like, dict) else {}
+    keys = dict.fromkeys(key for each in dicts for key in each)
+    found = type(dicts[0])()
+    for key in [*(key for key in own if key in keys), *(key for key in keys if key not in own)]:
+        found[key] = joined([each[key] for each in dicts if key in each], own.get(key))
+    return found
+
+
+def mapped(state: State, name: str, change: Callable[[str, Tensor], object]) -> State:
+    """
+    Return `state` with every tensor replaced by the result of `change(name, tensor)`.
+
+    `name` is the name of `state`; a tensor inside has a longer name that begins with it.
+    """
+    if isinstance(state, Tensor):
+        return change(name, state)
+    if isinstance(state, dict):
+        changed = type(state)()
+        for key, value in state.items():
+            changed[key] = mapped(value, f"{name}.{key}", change)
+        return changed
+    if type(state) in (list, tuple):
+        return type(state)(
+            mapped(each, f"{name}.{index}", change) for index, each in enumerate(state)
+        )
+    return state

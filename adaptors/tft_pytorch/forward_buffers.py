@@ -1,0 +1,302 @@
+"""
+Module buffers that the forward pass changes ("moving" buffers), such as the running statistics of
+BatchNorm.
+
+These buffers change outside every update window, and differently on each rank. So they are part of
+the rank-local state, as the RNG is: a step that is computed again starts from their earlier
+content. torch's own count of in-place changes shows which buffers move. The buffers of norms always
+count as moving, because torch's native kernels change running statistics without counting.
+"""
+
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
+
+from tft.errors import MalformedMessage
+from tft.spi import ShardPayload
+from tft_pytorch.memory import flat_bytes, in_place
+from tft_pytorch.names import own_names
+
+INLINE = 224 * 1024
+"""
+The most bytes of buffers that travel with the rank-local state, and so outlive the process.
+
+The slot for the rank-local state has 256 KiB. The rest of the slot is for the RNG (5 KiB) and the
+user's data position. ResNet-50 needs 208 KiB.
+"""
+
+_KEPT = 4
+"""The number of copies that are kept here if they are too large to travel: one of the last complete
+step, and three of the present step (when it contributes to the last all-reduce, when its update
+window opens, and when it is interrupted)."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    tensor: Tensor | None
+    changes: int
+
+
+class RunningBuffers:
+    """
+    Copies the buffers that the forward pass of a model changes, and restores them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._slots: list[tuple[dict[str, Tensor | None], str]] = []
+        self._names: list[str] = []
+        self._seen: list[_Seen] = []
+        self._moving: set[int] = set()
+        self._views: dict[int, tuple[Tensor, memoryview]] = {}
+        self._kept: dict[bytes, list[Tensor]] = {}
+        self._process = os.urandom(8)
+        self._count = 0
+        self._begun = False
+        self._settled: dict[str, object] | None = None
+        self._still: dict[int, Tensor | None] | None = None
+        """Copies, in host memory, of the buffers that have never moved: any of them may move for
+        the first time in a step that is given up. None: not copied yet."""
+        self.watch(model)
+
+    def watch(self, model: nn.Module) -> None:
+        """
+        Watch the buffers of `model` from now on.
+
+        If `model` replaces an earlier model, the knowledge about the earlier model's buffers is
+        used for its buffers, which come in the same order.
+        """
+        slots = [(module, name) for module in model.modules() for name in module._buffers]
+        self.learn(model)
+        self._slots = [(module._buffers, name) for module, name in slots]
+        self._seen = [_Seen(None, 0) for _ in slots]
+        self._moving |= {i for i, (module, _) in enumerate(slots) if isinstance(module, _NormBase)}
+        self._views.clear()
+        self.rest()
+
+    def learn(self, model: nn.Module) -> None:
+        """
+        Note the names of the buffers of `model`, or of a model that will be made in the same way.
+        """
+        own = own_names(model)
+        self._names = [
+            own(f"{path}.{name}" if path else name)
+            for path, module in model.named_modules()
+            for name in module._buffers
+        ]
+
+    def let_go(self) -> None:
+        """
+        Drop the references to the model, which may refer to groups. The copies, which do not, stay.
+
+        Before this call, the buffers must already have the content that is to be kept.
+        """
+        self._slots, self._seen = [], []
+        self._views.clear()
+
+    def rest(self) -> None:
+        """
+        Take note that the changes of the buffers until now do not come from the forward pass.
+        """
+        for index, seen in enumerate(self._seen):
+            tensor = self._tensor(index)
+            seen.tensor, seen.changes = tensor, 0 if tensor is None else tensor._version
+
+    def copy(self, *, closing: bool, room: int = INLINE) -> dict[str, object] | None:
+        """
+        Return a copy of the present content of the moving buffers, as plain values for `restore`.
+
+        None if no buffer moves. `closing`: a step is complete, and `rewind` is to restore this
+        copy. `room`: the most bytes that may travel. If the content has more, it is kept here, and
+        the result only refers to it.
+        """
+        if not self._slots:
+            return None
+        self._notice()
+        # At the first copy no buffer has moved yet, and any buffer may move before the next copy.
+        indices = sorted(self._moving) if self._begun else range(len(self._slots))
+        present = self._present(indices)
+        if not present:
+            return None
+        copy = self._inline(present, room)
+        if copy is None:
+            self._count += 1
+            copy = self._keep(present, self._process + self._count.to_bytes(8, "big"))
+        if closing or not self._begun:
+            self._settled = copy
+        if not self._begun:
+            self._copy_still(())
+        elif closing and self._still:
+            for index in indices:
+                self._still.pop(index, None)
+        self._begun = True
+        return copy
+
+    def again(self, copy: object, room: int) -> object:
+        """
+        Return a new copy at the end of a step, for the step that was complete when `copy` was made.
+
+        If `copy` was too large to travel, it is returned unchanged.
+        """
+        if not isinstance(copy, dict) or "bytes" not in copy:
+            return copy
+        return self.copy(closing=True, room=room)
+
+    def own(self, payload: ShardPayload) -> dict[str, bool]:
+        """
+        Return the model's buffers that are in a payload, by name, each with whether it moves.
+
+        A buffer moves if it was seen to change in the forward pass on this rank: then its content
+        belongs to this rank alone. A tensor that others, such as a moving average, keep under the
+        name of a buffer moves if the buffer does. Buffers that do not move are in the result too,
+        because a new process has not seen any change.
+        """
+        found: dict[str, bool] = {}
+        names = set(self._names)
+        moving = {name for i, name in enumerate(self._names) if i in self._moving}
+        for name in (buffer.name for buffer in payload.buffers):
+            whose, _, called = name.partition(".")
+            words = called.split(".")
+            endings = {".".join(words[at:]) for at in range(len(words))}
+            if whose == "model" and called in names:
+                found[name] = called in moving
+            elif whose not in ("model", "optim", "master") and not names.isdisjoint(endings):
+                found[name] = not moving.isdisjoint(endings)
+        return found
+
+    def restore(self, copy: object) -> None:
+        """
+        Restore the content that `copy` describes, made in this process or in the one before it.
+
+        If the content was kept in the process before and could not travel, the present content,
+        which came with the shard, is used. Raises `MalformedMessage` if `copy` cannot be read.
+        """
+        if copy is not None and (
+            not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
+        ):
+            raise MalformedMessage("private state with buffers that cannot be read")
+        at = () if copy is None else copy["at"]
+        if self._slots:
+            self._restore_still(at)
+        if copy is not None and self._slots:
+            present = self._present(copy["at"])
+            if "bytes" in copy:
+                _write(present, copy["bytes"])
+            elif copy["kept"] in self._kept:
+                kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])  # the newest now
+                for (_, tensor), content in zip(present, kept, strict=True):
+                    tensor.copy_(content)
+            else:
+                self._keep(present, copy["kept"])
+        self._settled = copy
+        self._begun = True
+        self.rest()
+        if self._still is None and self._slots:
+            self._copy_still(at)
+
+    def rewind(self) -> None:
+        """
+        Restore the content of the end of the last complete step, which is the step of the state
+        that this rank holds.
+        """
+        if self._settled is not None:
+            with torch.no_grad():
+                self.restore(self._settled)
+
+    def forget(self) -> None:
+        """
+        Take note that the state of this rank now comes from elsewhere: until a rollback, `rewind`
+        has nothing to restore.
+        """
+        self._settled = self._still = None
+
+    def _copy_still(self, moving: Collection[int]) -> None:
+        still = [index for index in range(len(self._slots)) if index not in moving]
+        present = dict(self._present(still))
+        self._still = {
+            index: present[index].detach().to("cpu", copy=True) if index in present else None
+            for index in still
+        }
+
+    def _restore_still(self, moving: Collection[int]) -> None:
+        """
+        Restore the buffers, other than those in `moving`, that have changed since the last `rest`
+        and had never moved before.
+        """
+        for index, seen in enumerate(self._seen):
+            if not self._still or index in moving or index not in self._still:
+                continue
+            tensor, kept = self._tensor(index), self._still[index]
+            if tensor is seen.tensor and (tensor is None or tensor._version == seen.changes):
+                continue
+            if kept is None or tensor is None or tensor.shape != kept.shape:
+                buffers, name = self._slots[index]
+                buffers[name] = None if kept is None else kept.to(_device(tensor, seen), copy=True)
+            else:
+                [(_, own)] = self._present([index])
+                own.copy_(kept)
+
+    def _tensor(self, index: int) -> Tensor | None:
+        buffers, name = self._slots[index]
+        return buffers[name]
+
+    def _present(self, indices: Iterable[int]) -> list[tuple[int, Tensor]]:
+        """
+        Return the index and this rank's part of each buffer in `indices` that exists.
+        """
+        found = ((index, self._tensor(index)) for index in indices)
+        return [
+            (index, tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+            for index, tensor in found
+            if tensor is not None
+        ]
+
+    def _notice(self) -> None:
+        for index, seen in enumerate(self._seen):
+            tensor = self._tensor(index)
+            if tensor is not seen.tensor or (
+                tensor is not None and tensor._version != seen.changes
+            ):
+                self._moving.add(index)
+
+    def _inline(self, present: list[tuple[int, Tensor]], room: int) -> dict[str, object] | None:
+        size = 0
+        views: list[memoryview] = []
+        for index, tensor in present:
+            size += tensor.nbytes
+            if size > room or not in_place(tensor):
+                return None
+            known = self._views.get(index)
+            if known is None or known[0] is not tensor:
+                known = self._views[index] = tensor, flat_bytes(tensor)
+            views.append(known[1])
+        return {"at": [index for index, _ in present], "bytes": b"".join(views)}
+
+    def _keep(self, present: list[tuple[int, Tensor]], token: bytes) -> dict[str, object]:
+        self._kept[token] = [tensor.detach().clone() for _, tensor in present]
+        settled = None if self._settled is None else self._settled.get("kept")
+        for oldest in list(self._kept)[:-_KEPT]:
+            if oldest != settled:
+                del self._kept[oldest]
+        return {"at": [index for index, _ in present], "kept": token}
+
+
+def _device(tensor: Tensor | None, seen: _Seen) -> torch.device:
+    before = seen.tensor if tensor is None else tensor
+    return torch.device("cpu") if before is None else before.device
+
+
+def _write(present: list[tuple[int, Tensor]], content: bytes) -> None:
+    at = 0
+    for _, tensor in present:
+        part = bytearray(content[at : at + tensor.nbytes])
+        at += tensor.nbytes
+        if len(part) != tensor.nbytes:
+            raise MalformedMessage("private state with fewer bytes than the model's buffers have")
+        if part:
+            source = torch.frombuffer(part, dtype=torch.uint8)
+            tensor.copy_(source.view(tensor.dtype).view(tensor.shape))

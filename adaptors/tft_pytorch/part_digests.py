@@ -1,0 +1,44 @@
+"""
+Digests of a shard by its parts, for ranks that compare their copies, and for the audit of a loop.
+"""
+
+from collections.abc import Mapping
+
+from tft.spi import ShardPayload, digest_parts, pack, unpack
+from tft_pytorch.trees import expect
+
+_SETTINGS = "optim.param_groups."
+"""The prefix of names of tensors in the settings of parameter groups, such as a learning rate."""
+
+
+def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str]:
+    """
+    Return digests (XXH3-128, hexadecimal) of a shard, in the form of `tft_give`, by part.
+
+    The parts are `model`, `master`, `optim`, `settings` (of the parameter groups), the scheduler
+    and the others by their names, and `description`, which is the rest. A buffer that is named in
+    `own` is a part by itself. If its value in `own` is True, the digest is empty: its content
+    belongs to this rank alone.
+    """
+    told = expect(unpack(payload.meta), dict, "the description of a shard")
+    optimizer, others = dict(told.pop("optimizer")["dict"]), told.pop("others")
+    settings = optimizer.pop("param_groups")
+    # a rebuild gives all ranks the layouts of one rank; a rebuild that failed may have done so on
+    # some ranks only, so the layouts are not compared
+    told.pop("layouts", None)
+    heads = {
+        "description": pack(told),
+        "optim": pack(list(optimizer.items())),
+        "settings": pack(settings),
+        **{name: pack(tree) for name, tree in others.items()},
+    }
+
+    def part(name: str) -> str:
+        if name.startswith(_SETTINGS):
+            return "settings"
+        return name if name in own else name.partition(".")[0]
+
+    found = digest_parts(
+        heads, ((part(each.name), each.name, each.view) for each in payload.buffers)
+    )
+    return {part: "" if own.get(part) else digest for part, digest in found.items()}

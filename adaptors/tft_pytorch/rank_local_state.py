@@ -1,0 +1,306 @@
+"""
+The rank-local state: the random state of a rank, its data position, the part of the model that its
+forward pass changes, the modes of its modules, and which gradients are left.
+
+The rank-local state is captured at both edges of every update window. So a capture must cost next
+to nothing: 3 us for torch's generator and a small data position.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_char
+from typing import Any
+
+import numpy
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from tft.errors import MalformedMessage, OrderRefused, UsageError
+from tft.spi import pack, unpack
+from tft_pytorch.extra import ExtraStates
+from tft_pytorch.forward_buffers import INLINE, RunningBuffers
+from tft_pytorch.gradients import Gradients
+from tft_pytorch.memory import readable
+from tft_pytorch.modes import Modes
+from tft_pytorch.tensor_metadata import dtype_name
+from tft_pytorch.trees import Disassembly, expect, put_together
+
+_TREE = "tft.tree"
+"""The key of a data position that was taken apart because it has tensors in it."""
+
+_FLAT = frozenset({int, str, type(None)})
+"""Types of a data position's values: two values of these types are equal only if they are packed to
+the same bytes."""
+
+RNGS = ("torch", "python", "numpy")
+"""The random generators that can be kept. torch's generator is always kept. Those of Python and
+numpy are kept if the user names them because training draws from them. Each is then read in full
+at every edge of an update window: this takes 8 us for Python's and 26 us for numpy's."""
+
+
+class Private:
+    """
+    Captures and restores the rank-local state, of which no other rank has a copy.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,  # Any: the user's own object
+        rngs: Sequence[str],
+    ) -> None:
+        unknown = set(rngs) - set(RNGS)
+        if unknown:
+            raise UsageError(f"rng may name {', '.join(RNGS)}; {', '.join(unknown)} is not known")
+        self._model = model
+        self._data = data
+        self._simple = True
+        """True: the data position can be packed as it is, which is fast."""
+        self._rngs = rngs
+        self._only_torch = set(rngs) <= {"torch"}
+        self._closed = b""
+        """The rank-local state that was captured when the last update window closed."""
+        self._left: tuple[object, ...] = (None, None, None, None)
+        """The values in `_closed` that the tail of the step may change: modes, extra states,
+        running buffers, and which gradients are left."""
+        self._generator = torch.default_generator
+        self._bytes_at = (c_char * self._generator.get_state().numel()).from_address
+        self._before: dict[str, object] = {}
+        """The last capture whose values cannot be changed in place."""
+        self._before_packed = b""
+        """The capture in `_before`, packed."""
+        self.running = RunningBuffers(model)
+        self.extra = ExtraStates()
+        self.modes = Modes()
+        """`extra` and `modes` know no module until their `watch` is called."""
+        self.gradients = Gradients()
+        self.gradients.watch(model.parameters())
+
+    def capture(self, *, closing: bool) -> bytes:
+        """
+        Return the present rank-local state, packed.
+
+        `closing`: a step is complete, because its update window closes. Raises `UsageError` for
+        state that cannot be kept.
+        """
+        state: dict[str, object] = self._random()
+        modes = self.modes.noted(closing=closing)
+        if modes is not None:
+            state["modes"] = modes
+        extra, size = self.extra.noted(closing=closing)
+        if extra is not None:
+            state["extra"] = extra
+        buffers = self.running.copy(closing=closing, room=INLINE - size)
+        if buffers is not None:
+            state["buffers"] = buffers
+        gradients = self.gradients.noted
+        if gradients is not None:
+            state["gradients"] = gradients
+        if self._data is not None:
+            state["data"] = self._data.state_dict()
+        if extra is None and buffers is None and self._only_torch:
+            packed = self._packed_once(state)
+        else:
+            packed = self._packed(state)
+        if closing:
+            self._closed, self._left = packed, (modes, extra, buffers, gradients)
+        return packed
+
+    def _packed_once(self, state: dict[str, object]) -> bytes:
+        """
+        Return `state` packed. If the capture before was equal, return its packed bytes again.
+
+        The two captures at the edges of an update window are equal most of the time. Captures are
+        compared only if none of their values can be changed in place.
+        """
+        position = state.get("data")
+        if position is None:
+            kept = state
+        elif type(position) is dict and _FLAT.issuperset(map(type, position.values())):
+            if state == self._before:
+                return self._before_packed
+            kept = {**state, "data": position.copy()}  # the script may change its own dict later
+        else:
+            return self._packed(state)
+        self._before, self._before_packed = kept, self._packed(state)
+        return self._before_packed
+
+    def _packed(self, state: dict[str, object]) -> bytes:
+        if self._data is None:
+            return pack(state)
+        position = state["data"]
+        if self._simple:
+            try:
+                return pack(state)
+            except UsageError:  # the position has tensors, or values that cannot be kept at all
+                self._simple = False
+        state["data"] = _apart(position)
+        return pack(state)
+
+    def end_step(self, *, tail: bool) -> bytes | None:
+        """
+        Return, at the end of a step, the rank-local state of when its update window closed, but
+        with the present modes, extra states, running buffers and kinds of gradients.
+
+        None if these have not changed since the window closed. `tail`: the loop has said that the
+        tail of the step is over too. Without `tail` the loop may still change its gradients, so no
+        gradient counts as left.
+        """
+        extra, size = self.extra.noted(closing=True)
+        buffers = self.running.again(self._left[2], INLINE - size)
+        gradients = self.gradients.ended() if tail else None
+        left = (self.modes.noted(closing=True), extra, buffers, gradients)
+        if left == self._left or not self._closed:
+            return None
+        now = dict(zip(("modes", "extra", "buffers", "gradients"), left, strict=True))
+        closed = expect(unpack(self._closed), dict, "private state")
+        rest = {name: kept for name, kept in closed.items() if name not in now}
+        return pack({**rest, **{name: kept for name, kept in now.items() if kept is not None}})
+
+    def rollback(self, private: bytes) -> None:
+        """
+        Restore a captured rank-local state. Set the gradients to zero where the script keeps them,
+        and drop the others.
+
+        Raises `MalformedMessage` if the adaptor `pytorch` did not capture `private`.
+        """
+        state = unpack(private)
+        if not isinstance(state, dict) or "torch" not in state:
+            raise MalformedMessage("private state that the adaptor pytorch did not capture")
+        if self._data is not None:
+            self._data.load_state_dict(_position(state["data"]))
+            # Here a StatefulDataLoader makes its iterator, and draws random numbers for it. So the
+            # generators are restored after this call.
+            self._data.state_dict()
+        self._put_random_back(state)
+        with torch.no_grad():
+            self.running.restore(state.get("buffers"))
+        self.extra.put_back(state.get("extra"))
+        self.modes.put_back(state.get("modes"))
+        self.gradients.put_back(state.get("gradients"))
+
+    def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: as `_random` has it
+        self._generator.set_state(_byte_tensor(state["torch"]))
+        if "cuda" in state:
+            torch.cuda.set_rng_state(_byte_tensor(state["cuda"]))
+        if "python" in state:
+            version, words, gauss = state["python"]
+            random.setstate((version, tuple(words), gauss))
+        if "numpy" in state:
+            name, words, *rest = state["numpy"]
+            numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
+
+    def set_aside(self) -> Callable[[], None]:
+        """
+        Return a function that restores the random generators and the modes of modules to their
+        present state.
+        """
+        random_state, modes = self._random(), self.modes.present()
+
+        def put_back() -> None:
+            self._put_random_back(random_state)
+            self.modes.set(modes)
+
+        return put_back
+
+    def rewind(self) -> None:
+        """
+        Undo what an unfinished forward pass has changed: this rank may have to give its state to
+        another rank.
+        """
+        self.running.rewind()
+        self.extra.rewind()
+
+    def forget(self) -> None:
+        """
+        Take note that the state of this rank now comes from elsewhere: until a rollback, `rewind`
+        has nothing to restore.
+        """
+        self.running.forget()
+        self.extra.forget()
+
+    def skip(self, batches: int) -> None:
+        """
+        Have the user's data leave out its next `batches` batches.
+
+        Raises `OrderRefused` if the data has no `skip(batches)`.
+        """
+        if not hasattr(self._data, "skip"):
+            raise OrderRefused(
+                f"no batch can be left out: data is a {type(self._data).__name__}, which has no "
+                "skip(batches)"
+            )
+        self._data.skip(batches)
+
+    def digestible(self) -> dict[str, object]:
+        """
+        Return the values of which `digests` returns the digests: the random state `rng` and the
+        data position `data`.
+        """
+        return {
+            "rng": self._random(),
+            "data": None if self._data is None else _apart(self._data.state_dict()),
+        }
+
+    def digests(self) -> dict[str, str]:
+        """
+        Return the digests of `rng` and `data` (XXH3-128, hexadecimal).
+        """
+        return {
+            name: xxhash.xxh3_128_hexdigest(pack(content))
+            for name, content in self.digestible().items()
+        }
+
+    def generators(self) -> dict[str, str]:
+        """
+        Return a digest of each random generator, by name (XXH3-128, hexadecimal).
+        """
+        return {
+            name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in self._random().items()
+        }
+
+    def _random(self) -> dict[str, object]:
+        now = self._generator.get_state()
+        # reading it through numpy would take three times as long
+        state: dict[str, object] = {"torch": self._bytes_at(now.data_ptr()).raw}
+        # reading the generator would initialise CUDA
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types here
+            state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
+        if "python" in self._rngs:
+            state["python"] = random.getstate()
+        if "numpy" in self._rngs:
+            name, words, *rest = numpy.random.get_state(legacy=True)
+            state["numpy"] = [name, numpy.asarray(words).tobytes(), *rest]
+        return state
+
+
+def _apart(position: object) -> object:
+    """
+    Return a data position with tensors in it as plain values.
+
+    torchdata's `StatefulDataLoader`, for example, keeps the state of its generator in a tensor.
+    """
+    kept = Disassembly()
+    tree = kept.take_apart(position, "data")
+    tensors = {
+        name: [dtype_name(tensor.dtype), list(tensor.shape), bytes(readable(name, tensor).view)]
+        for name, tensor in kept.tensors.items()
+    }
+    return {_TREE: tree, "tensors": tensors}
+
+
+def _position(kept: object) -> object:
+    if not isinstance(kept, dict) or _TREE not in kept:
+        return kept
+    tensors = {
+        name: _byte_tensor(content).view(getattr(torch, dtype)).view(shape)
+        for name, (dtype, shape, content) in kept["tensors"].items()
+    }
+    return put_together(kept[_TREE], tensors)
+
+
+def _byte_tensor(content: bytes) -> Tensor:
+    if not content:  # `torch.frombuffer` refuses empty content
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -1,0 +1,479 @@
+"""
+The state of a rank whose model is sharded: this rank's part of every tensor, and where the part
+lies in the whole tensor.
+
+This state does not refer to the groups over which the model is sharded. So it outlives the groups,
+moves to other processes, and is put into a model that was made anew.
+
+Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+
+from tft.errors import OrderRefused, UsageError
+from tft.spi import Made, pack, unpack
+from tft_pytorch.auxiliary_state import check_others, divided, joined, mapped
+from tft_pytorch.extra import ExtraStates, entry
+from tft_pytorch.names import named_buffers, named_parameters, own_names
+from tft_pytorch.replicas import LOW, ReplicaOptimizer, set_groups
+from tft_pytorch.tensor_holders import Holders, Kinds, summed
+from tft_pytorch.tensor_metadata import described, listed, read
+from tft_pytorch.trees import Disassembly, Plain, expect, put_together
+
+_FORM = 2
+"""The version of a shard's description. A description of another version is refused."""
+
+Span = tuple[list[int], list[int]]
+"""Where a part of a tensor lies: the shape of the whole tensor, and the part's offset in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """
+    The content of one shard on this rank, at one moment.
+    """
+
+    tensors: dict[str, Tensor]
+    """This rank's parts of the tensors by name, in the order in which they are moved."""
+    spans: dict[str, Span]
+    """The spans of the tensors that are parts of larger tensors, by name."""
+    optimizer: Plain
+    others: dict[str, Plain]
+    """The shard's part of the scheduler and similar objects, by name."""
+    layouts: dict[str, Any] = field(default_factory=dict)  # Any: as `Wrappers.layouts` has them
+    """The layouts of the DDPs whose parameters are in the shard, by name."""
+    extra: dict[str, Any] = field(default_factory=dict)  # Any: whatever modules keep
+    """Extra states of modules, by torch's names for them. They are for checkpoints only: a rank
+    itself continues from the extra states in its rank-local state."""
+
+    def bare(self) -> "Held":
+        """
+        Return a copy without content: its tensors are on the meta device.
+        """
+        return replace(self, tensors={name: t.to("meta") for name, t in self.tensors.items()})
+
+    def content(self) -> dict[str, Any]:  # Any: plain values and tensors
+        """
+        Return the whole content in the form that plain torch expects.
+        """
+        optimizer = expect(
+            put_together(self.optimizer, self.tensors), dict, "the optimizer's state"
+        )
+        settings: dict[str, Any] = {}
+        if optimizer["param_groups"]:
+            # a group without parameters in this shard has no `params`: another shard names them
+            settings["optim"] = {
+                "param_groups": [
+                    {key: value for key, value in group.items() if key != "params" or value}
+                    for group in optimizer["param_groups"]
+                ]
+            }
+        settings |= {name: put_together(tree, self.tensors) for name, tree in self.others.items()}
+        settings |= self.extra
+        # a tensor that is already in the settings does not appear a second time
+        known, _ = flatten_state_dict(settings)
+        return {name: t for name, t in self.tensors.items() if name not in known} | settings
+
+    def meta(self) -> bytes:
+        """
+        Return the description of the shard: all values that are not tensors, and for each tensor
+        the data that is needed to make room for it.
+        """
+        return pack(
+            {
+                "form": _FORM,
+                "tensors": listed(self.tensors),
+                "spans": {name: list(span) for name, span in self.spans.items()},
+                "optimizer": self.optimizer,
+                "others": dict(self.others),
+                "layouts": self.layouts,
+            }
+        )
+
+
+def spans_of(meta: bytes) -> dict[str, Span]:
+    """
+    Return the spans in a shard's description, by name. The description of a state that is not
+    sharded has none.
+    """
+    told = expect(unpack(meta), dict, "the description of a shard")
+    return {name: (list(whole), list(at)) for name, (whole, at) in told.get("spans", {}).items()}
+
+
+def room(meta: bytes, here: Held) -> Held:
+    """
+    Return the shard that `meta` describes, with new tensors that are still to be filled.
+
+    Raises `OrderRefused` if the shard is not the same part of the same model as `here`.
+    """
+    told = read(meta, _FORM)
+    tensors = {
+        name: torch.empty(shape, dtype=dtype, device=device)
+        for name, dtype, shape, device in described(told)
+    }
+    found = Held(
+        tensors=tensors,
+        spans=spans_of(meta),
+        optimizer=told["optimizer"],
+        others=told["others"],
+        layouts=told["layouts"],
+    )
+    theirs, ours = _shape(found), _shape(here)
+    for name in theirs.keys() | ours.keys():
+        if theirs.get(name) != ours.get(name):
+            raise OrderRefused(
+                f"the shard is of another model, or another part of it: {name} is "
+                f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+            )
+    _refuse_other_settings(found, here)
+    return found
+
+
+def _shape(held: Held) -> dict[str, str]:
+    return {
+        name: f"{tensor.dtype} {list(tensor.shape)} of {held.spans.get(name, 'the whole')}"
+        for name, tensor in held.tensors.items()
+        if name.startswith("model.")
+    }
+
+
+def _refuse_other_settings(found: Held, here: Held) -> None:
+    """
+    Refuse a shard that does not have the settings of the same parameter groups, or not the same
+    others, as `here`. Values that the shard lacks would stay as the factory made them.
+
+    Raises `OrderRefused`.
+    """
+    theirs, ours = _settled(found), _settled(here)
+    if theirs != ours:
+        raise OrderRefused(
+            f"the settings of the groups of parameters differ: there the groups {theirs} have some in this "
+            f"shard, here {ours}"
+        )
+    differing = here.others.keys() - found.others.keys()
+    if ours:  # a shard without settings may get more later, of an average that begins empty
+        differing |= found.others.keys() - here.others.keys()
+    if differing:
+        raise OrderRefused(
+            f"the shard has there the others {sorted(found.others)}, and here {sorted(here.others)}"
+        )
+
+
+def _settled(held: Held) -> list[int]:
+    """
+    Return the numbers of the parameter groups whose settings are in the shard.
+    """
+    tree = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
+    groups = tree["param_groups"]
+    return [number for number, group in enumerate(groups) if group.keys() - {"params"}]
+
+
+class _Draft:
+    """
+    The content of one shard while it is gathered.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self.spans: dict[str, Span] = {}
+        self.state: dict[str, Any] = {}  # Any: what optimizers keep
+        self.groups: list[dict[str, Any]] = []
+        self.others: dict[str, Any] = {}  # Any: each has its own type
+        self.layouts: dict[str, Any] = {}
+        self.extra: dict[str, Any] = {}
+
+    def finished(self) -> Held:
+        kept = Disassembly()
+        optimizer = {"state": self.state, "param_groups": self.groups}
+        return Held(
+            optimizer=kept.take_apart(optimizer, "optim"),
+            others={name: kept.take_apart(state, name) for name, state in self.others.items()},
+            tensors=self.weights | kept.tensors,
+            spans=self.spans,
+            layouts=self.layouts,
+            extra=self.extra,
+        )
+
+
+class Parts:
+    """
+    Takes the state, by names, out of the objects that the factory made, and puts state into them.
+
+    Create a `Parts` while no forward pass runs. FSDP swaps its parameters in the forward pass, and
+    the names then belong to tensors that are not kept.
+    """
+
+    def __init__(self, made: Made) -> None:
+        """
+        Raises `UsageError` for objects that cannot be kept, or if it cannot be known which ranks
+        hold which tensor.
+        """
+        self.made = made
+        _check(made)
+        model: nn.Module = made.model
+        own = own_names(model)
+        self.parameters = named_parameters(model)
+        self.buffers = named_buffers(model)
+        self._extra = ExtraStates()
+        self._extra.watch(model)
+        self._names: dict[object, str] = {p: name for name, p in self.parameters.items()}
+        self._kinds = Kinds(model, self.parameters, self.buffers)
+        self._wrappers: dict[str, Holders] = {
+            own(name): self._kinds[self._names[next(summed(module))]]
+            for name, module in model.named_modules()
+            if isinstance(module, DDP)
+        }
+        """The holders of the parameters of each DDP, by its name, in the order of `Wrappers`."""
+        self._replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
+        self._dealt: frozenset[str] = frozenset()
+        """The names of the parameters that a `ReplicaOptimizer` divides into shares; `_owned` has
+        the names of those in this rank's share."""
+        self._owned: frozenset[str] = frozenset()
+        if self._replicas is not None:
+            groups = self._replicas.param_groups
+            self._dealt = frozenset(self._names[p] for group in groups for p in group["params"])
+            self._owned = frozenset(self._names[p] for p in self._replicas.owned)
+            self._check_replicas(self._replicas)
+
+    def shards(self) -> dict[str, Holders]:
+        """
+        Return the shards of this rank by name, each with all ranks that hold it.
+
+        There is one shard for each kind of tensors (the tensors with the same holders). The shard
+        with the most holders comes first. If the optimizer is cut into shares, this rank's share is
+        one more shard, with the parameters that it updates.
+        """
+        found = {self._kinds.name(holders): holders for holders in self._kinds.all}
+        if self._replicas is not None:
+            holders = self._replicas.holders()
+            found[f"optimizer.{holders[0]}"] = holders
+        return found
+
+    def held(self, layouts: Sequence[Any] | None = None) -> list[Held]:  # Any: as in `Held`
+        """
+        Return the content of this rank's shards, in the order of `shards`.
+
+        The tensors are those in use, not copies. State that belongs to no parameter, such as the
+        scheduler's, is in the first shard. `layouts` are those of `Wrappers.layouts`.
+        """
+        kinds = {holders: _Draft() for holders in self._kinds.all}
+        share = _Draft()
+        first = kinds[self._kinds.all[0]]
+        for name, tensor in self._weights():
+            own = name.removeprefix("model.")
+            if own not in self._dealt or own in self._owned:
+                draft = share if own in self._owned else kinds[self._kinds[own]]
+                draft.weights[name] = _part(name, tensor, draft.spans)
+        optimizer: Optimizer = self.made.optimizer
+        for group in optimizer.param_groups:
+            names = [self._names[p] for p in group["params"]]
+            for kind, draft in kinds.items():
+                # only this kind's parameters: not all holders of the shard have the same others
+                own_names = [name for name in names if self._kinds[name] == kind]
+                draft.groups.append({**(group if draft is first else {}), "params": own_names})
+            for name in names:
+                if self.parameters[name] in optimizer.state:
+                    draft = share if self._replicas is not None else kinds[self._kinds[name]]
+                    draft.state[name] = self._state_of(name, draft.spans)
+        for name, other in self._others().items():
+            for kind, state in divided(other.state_dict(), name, self._kinds).items():
+                kinds[kind].others[name] = _local(state, name, kinds[kind].spans)
+        for (name, holders), layout in zip(
+            self._wrappers.items(), layouts or [None] * len(self._wrappers), strict=True
+        ):
+            kinds[holders].layouts[name] = layout
+        for name, state in self._extra.content().items():
+            kinds[self._kinds.beside(name)].extra[f"model.{entry(name)}"] = state
+        drafts = [*kinds.values(), *([share] if self._replicas is not None else [])]
+        return [draft.finished() for draft in drafts]
+
+    def layouts(self, held: Sequence[Held]) -> list[Any]:  # Any: as in `Held`
+        """
+        Return the layouts in `held`, in the order of `Wrappers`; None for a DDP that has none.
+        """
+        known = {name: layout for part in held for name, layout in part.layouts.items()}
+        return [known.get(name) for name in self._wrappers]
+
+    def share_out(self) -> None:
+        """
+        Get the parameters that other ranks have updated in the step, if the optimizer is cut into
+        shares.
+        """
+        if self._replicas is not None:
+            self._replicas.share_out()
+
+    def fill(self, held: Sequence[Held]) -> None:
+        """
+        Put the content of `held` into the model, the optimizer and the others.
+
+        Raises `OrderRefused` if the model is another one.
+        """
+        known = {name: tensor for part in held for name, tensor in part.tensors.items()}
+        spans = {name: span for part in held for name, span in part.spans.items()}
+        self._fill_weights(known, spans)
+        optimizer: Optimizer = self.made.optimizer
+        optimizer.state.clear()
+        trees = [
+            expect(put_together(part.optimizer, known), dict, "the optimizer's state")
+            for part in held
+        ]
+        groups = trees[0]["param_groups"]
+        for tree in trees:
+            for name, values in tree["state"].items():
+                parameter = self.parameters[name]
+                optimizer.state[parameter] = {
+                    key: _whole(value, parameter) if f"optim.state.{name}.{key}" in spans else value
+                    for key, value in values.items()
+                }
+        if len(groups) != len(optimizer.param_groups):
+            raise OrderRefused(
+                f"what was made has {len(optimizer.param_groups)} groups of parameters, and there were "
+                f"{len(groups)} before, or are on the rank that gave them"
+            )
+        set_groups(optimizer.param_groups, groups)
+        for name, other in self._others().items():
+            self._fill_other(name, other, held, known, spans)
+
+    def _fill_weights(self, known: Mapping[str, Tensor], spans: Mapping[str, Span]) -> None:
+        own: dict[str, Span] = {}
+        with torch.no_grad():
+            for name, tensor in self._weights():
+                if name.removeprefix("model.") in self._dealt - self._owned:
+                    continue
+                part = _part(name, tensor, own)
+                if (
+                    name not in known
+                    or known[name].shape != part.shape
+                    or own.get(name) != spans.get(name)
+                ):
+                    raise OrderRefused(
+                        f"what was made has another {name} than what was made before"
+                    )
+                part.copy_(known[name])
+
+    def _fill_other(
+        self,
+        name: str,
+        other: Any,  # Any: the user's own object
+        held: Sequence[Held],
+        known: Mapping[str, Tensor],
+        spans: Mapping[str, Span],
+    ) -> None:
+        fresh = other.state_dict()
+        placed: dict[str, DTensor] = {}
+
+        def note(key: str, tensor: Tensor) -> Tensor:
+            if isinstance(tensor, DTensor):
+                placed[key] = tensor
+            return tensor
+
+        def whole(key: str, tensor: Tensor) -> Tensor:
+            if key not in spans:
+                return tensor
+            if key not in placed:
+                raise OrderRefused(
+                    f"what was made has no {key} that is distributed as it was before"
+                )
+            return _whole(tensor, placed[key])
+
+        mapped(fresh, name, note)
+        parts = [put_together(part.others[name], known) for part in held if name in part.others]
+        other.load_state_dict(mapped(joined(parts, fresh), name, whole))
+
+    def _others(self) -> dict[str, Any]:  # Any: each has its own type
+        scheduler = self.made.scheduler
+        return {**({} if scheduler is None else {"scheduler": scheduler}), **self.made.others}
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        for named in (self.parameters, self.buffers):
+            for name, tensor in named.items():
+                yield f"model.{name}", tensor
+
+    def _state_of(self, name: str, spans: dict[str, Span]) -> dict[str, Any]:  # Any: what they keep
+        return {
+            key: _part(f"optim.state.{name}.{key}", value, spans)
+            if isinstance(value, Tensor)
+            else value
+            for key, value in self.made.optimizer.state[self.parameters[name]].items()
+        }
+
+    def _check_replicas(self, replicas: ReplicaOptimizer) -> None:
+        common = set.intersection(*(set(self._kinds[name]) for name in self._dealt))
+        if set(replicas.ranks) != common:
+            raise UsageError(
+                f"the ReplicaOptimizer is over the ranks {list(replicas.ranks)}, and the same "
+                f"part of the model is on {sorted(common)}: give it the group of these"
+            )
+
+
+def _local(state: Any, name: str, spans: dict[str, Span]) -> Any:  # Any: as in `others.py`
+    """
+    Return `state` with this rank's part in place of each distributed tensor.
+    """
+    return mapped(state, name, lambda key, t: _part(key, t, spans) if isinstance(t, DTensor) else t)
+
+
+def _check(made: Made) -> None:
+    if not isinstance(made, Made):
+        raise UsageError(f"make must return a Made, not a {type(made).__name__}")
+    if not isinstance(made.model, nn.Module) or not isinstance(made.optimizer, Optimizer):
+        raise UsageError(
+            "make must return Made(model=a Module, optimizer=an Optimizer of its parameters)"
+        )
+    for name, module in made.model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            raise UsageError(
+                f"{name} keeps running statistics, which differ between those who have the same part; "
+                "use a norm without them"
+            )
+    replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
+    if replicas is not None and not replicas.made_over_group:
+        raise UsageError(
+            "a ReplicaOptimizer that make returns must be given the group of the ranks that have the "
+            "same parameters, group="
+        )
+    if replicas is not None and any(p.dtype in LOW for p in made.model.parameters()):
+        raise UsageError(
+            "a ReplicaOptimizer whose parameters of 16 bits have masters cannot be kept by make=; have "
+            "parameters of 32 bits, and FSDP2's MixedPrecisionPolicy compute in 16"
+        )
+    check_others(made.others, {"scheduler": made.scheduler})
+    known = set(made.model.parameters())
+    if any(p not in known for group in made.optimizer.param_groups for p in group["params"]):
+        raise UsageError("the optimizer has parameters that are not the model's")
+
+
+def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
+    """
+    Return this rank's part of a tensor. If the tensor is distributed, note in `spans` where the
+    part lies.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    _, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    spans[name] = (list(tensor.shape), list(offset))
+    return tensor.to_local().detach()
+
+
+def _whole(part: Tensor, like: Tensor) -> Tensor:
+    """
+    Return the distributed tensor of which this rank has `part`. It is placed as `like` is.
+    """
+    assert isinstance(like, DTensor)
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape,
+        stride=like.stride(),
+    )  # fmt: skip

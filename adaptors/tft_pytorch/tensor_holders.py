@@ -1,0 +1,227 @@
+"""
+Which ranks hold the same part of which tensor, in a model that was made over groups.
+
+The holders are found from the meshes and placements of distributed tensors, and from the groups of
+the DDPs in the model. The tensors with the same holders form one shard (a kind). A rank may have
+several shards: experts are on a few ranks, attention is on more ranks, and small parameters that
+are not cut up are on all ranks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tft.errors import UsageError
+from tft.spi import pack
+from tft_pytorch.names import ADDED
+
+Holders = tuple[int, ...]
+"""Ranks that hold the same part of a tensor, in ascending order."""
+
+DENSE = "dense"
+"""The name of the shard that every rank holds."""
+
+_SPELT_OUT = 16
+"""The most holders that are listed in the name of a shard. The name of a file has room for a few
+times as many."""
+
+
+class Kinds:
+    """
+    The holders of each parameter and buffer of a model, by name, as this rank sees them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        buffers: Mapping[str, Tensor],
+    ) -> None:
+        """
+        Raises `UsageError` if it cannot be known which ranks hold a parameter.
+        """
+        rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._parameters = list(parameters)
+        in_ddp = dict(_replicated(model))
+        self._of: dict[str, Holders] = {}
+        for name, parameter in parameters.items():
+            if isinstance(parameter, DTensor):
+                found = same_part(parameter)
+            elif parameter in in_ddp:
+                found = in_ddp[parameter]
+            else:
+                raise UsageError(
+                    f"{name} is neither distributed over a mesh nor in a DDP: who has a copy of it "
+                    "cannot be known. Put what is the same on several ranks into a DDP over these, or "
+                    "make it a distributed tensor that is replicated"
+                )
+            self._of[name] = tuple(sorted(found | {rank}))
+        self.everything = self._common(self._of)
+        """The ranks that hold the same part as this rank of all its parameters."""
+        for name, buffer in buffers.items():
+            self._of[name] = (
+                tuple(sorted(same_part(buffer) | {rank}))
+                if isinstance(buffer, DTensor)
+                else self._common(_beside(name, parameters))
+            )
+        self._shapes = {name: _shapes(t) for name, t in (dict(parameters) | dict(buffers)).items()}
+        self._called: dict[str, list[str]] = {}
+        """The names of parameters and buffers, by the name without the words that wrappers add.
+        If several names are then equal, the one with the most words comes first."""
+        for name in sorted(self._of, key=lambda name: -name.count(".")):
+            self._called.setdefault(".".join(_bare(name.split("."))), []).append(name)
+        found_first = list(dict.fromkeys(self._of.values())) or [self.everything]
+        # This order is the same on all ranks: so the holders of one shard have the same content in
+        # it, in the same order.
+        self.all: list[Holders] = sorted(found_first, key=lambda holders: -len(holders))
+        """All kinds of this rank; the kind with the most holders comes first."""
+
+    def __getitem__(self, name: str) -> Holders:
+        """
+        Return the holders of a parameter or buffer.
+        """
+        return self._of[name]
+
+    def ending(self, name: str, shapes: set[torch.Size]) -> Holders | None:
+        """
+        Return the holders of the parameter or buffer with whose name `name` ends, whatever words
+        wrappers have added.
+
+        If there are several, the longest name counts. None: no parameter or buffer with such a name
+        has all of `shapes`.
+        """
+        words = name.split(".")
+        bare = _bare(words)
+        for begin in range(len(bare)):
+            for known in self._called.get(".".join(bare[begin:]), ()):
+                if shapes <= self._shapes[known] and _ends(words, known.split(".")):
+                    return self._of[known]
+        return None
+
+    def within(self, holders: Iterable[int]) -> Holders | None:
+        """
+        Return the kind with the most holders whose holders are all in `holders`; None if there is
+        none.
+        """
+        most = set(holders)
+        return next((kind for kind in self.all if most.issuperset(kind)), None)
+
+    def beside(self, module: str) -> Holders:
+        """
+        Return the kind for what a module keeps in addition to its parameters and buffers.
+        """
+        common = self._common(_beside(f"{module}.", self._parameters))
+        return self.within(common) or self.all[0]
+
+    def name(self, holders: Holders) -> str:
+        """
+        Return the name of the shard that `holders` hold. It is the same on every holder, whatever
+        other shards each holder has.
+        """
+        if len(holders) == self._world:
+            return DENSE
+        return f"part.{named_after(holders)}"
+
+    def _common(self, names: Iterable[str]) -> Holders:
+        common = set(range(self._world))
+        for name in names:
+            common &= set(self._of[name])
+        return tuple(sorted(common))
+
+
+def named_after(holders: Holders) -> str:
+    """
+    Return the part of a shard's name that names its holders.
+
+    Up to 16 ranks are listed. Else the name has the first rank and a digest of all ranks.
+    """
+    if len(holders) <= _SPELT_OUT:
+        return "+".join(map(str, holders))
+    return f"{holders[0]}+{xxhash.xxh32_hexdigest(pack(list(holders)))}"
+
+
+def _shapes(tensor: Tensor) -> set[torch.Size]:
+    """
+    Return the shape of the whole tensor, and the shape of this rank's part if it is distributed.
+    """
+    return {tensor.shape, *([tensor.to_local().shape] if isinstance(tensor, DTensor) else [])}
+
+
+def _bare(words: list[str]) -> list[str]:
+    return [word for word in words if word not in ADDED]
+
+
+def _ends(words: list[str], known: list[str]) -> bool:
+    """
+    Return whether `words` end with the words `known`; words of wrappers may be in between.
+    """
+    left = list(words)
+    for wanted in reversed(known):
+        while left and left[-1] != wanted and left[-1] in ADDED:
+            left.pop()
+        if not left or left.pop() != wanted:
+            return False
+    return True
+
+
+def same_part(tensor: DTensor) -> set[int]:
+    """
+    Return the ranks that hold the same part of a distributed tensor as this rank.
+
+    They have the same coordinate in the mesh, except along dimensions in which the tensor is
+    replicated. The result is empty if this rank is not in the mesh.
+    """
+    mesh, placements = tensor.device_mesh, tensor.placements
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return set()
+    place = tuple(
+        slice(None) if placement.is_replicate() else at
+        for placement, at in zip(placements, coordinate, strict=True)
+    )
+    return {int(rank) for rank in mesh.mesh[place].reshape(-1).tolist()}
+
+
+def summed(ddp: DDP) -> Iterator[nn.Parameter]:
+    """
+    Yield the parameters whose gradients a DDP reduces.
+
+    The experts in a model may be left out of the DDP around the model.
+    """
+    for name, parameter in ddp.module.named_parameters():
+        if name not in ddp.parameters_to_ignore:
+            yield parameter
+
+
+def _replicated(model: nn.Module) -> Iterator[tuple[Tensor, set[int]]]:
+    """
+    Yield the parameters of each DDP, with the ranks of its group. An inner DDP comes after the
+    outer one.
+    """
+    for module in model.modules():
+        if isinstance(module, DDP):
+            ranks = set(dist.get_process_group_ranks(module.process_group))
+            for parameter in summed(module):
+                yield parameter, ranks
+
+
+def _beside(name: str, parameters: Iterable[str]) -> list[str]:
+    """
+    Return the parameters in the innermost module around a buffer that has parameters. These
+    parameters decide the holders of the buffer.
+
+    All parameters are returned if only the whole model has any.
+    """
+    known = list(parameters)
+    module = name
+    while module:
+        module = module.rpartition(".")[0]
+        found = [each for each in known if each.startswith(f"{module}.")] if module else known
+        if found:
+            return found
+    return known

@@ -1,0 +1,59 @@
+"""
+The description of a shard's tensors, which is sent before them: the data that is needed to make
+room for each tensor.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tft.errors import MalformedMessage
+from tft.spi import unpack
+from tft_pytorch.trees import expect
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """
+    Return the name of a type as an attribute of `torch`, such as `float32`.
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
+    """
+    Return name, type, shape and kind of device of each tensor, as plain values.
+    """
+    return [
+        [name, dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type]
+        for name, tensor in tensors.items()
+    ]
+
+
+def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: checked where it is used
+    """
+    Return the description in `meta`. Raises `MalformedMessage` if it is not of the form `form`.
+    """
+    told = expect(unpack(meta), dict, "the description of a shard")
+    if told.get("form") != form:
+        raise MalformedMessage(
+            f"the description of a shard has form {told.get('form')!r}; form {form} is known here"
+        )
+    return told
+
+
+def described(told: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[int], str]]:
+    """
+    Return the tensors that `listed` put under `tensors`, each as name, type, shape and kind of
+    device.
+
+    Raises `MalformedMessage` for a type that this version of torch does not have.
+    """
+    found = []
+    for name, type_name, shape, device in told["tensors"]:
+        dtype = getattr(torch, type_name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise MalformedMessage(f"{name} is of type {type_name!r}, which this torch has not")
+        found.append((str(name), dtype, shape, str(device)))
+    return found

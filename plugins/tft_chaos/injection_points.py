@@ -1,0 +1,307 @@
+"""
+The places in a step where chaos makes a fault.
+
+Each function watches the objects that the user has passed to tft, so that the fault happens in the
+phase of the spec. Each also records the evidence for that place.
+
+The objects are used as those of torch, but only through their methods: torch is not imported. The
+use of MindSpore's objects is in `cells.py`.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+
+from tft.spi import SessionView
+from tft_chaos import mindspore_hooks as cells
+from tft_chaos.actions import ChaosMissed, Theirs, act, flip
+from tft_chaos.barrier_files import Marks
+from tft_chaos.collective import await_peers
+from tft_chaos.record import Firing, Ledger
+from tft_chaos.spec import Bitflip, Hang, Kill, Raise, Slow, Spec, Stop
+
+
+class Blow:
+    """
+    One spec in the process that holds its rank: decides when the fault is due, and makes it.
+    """
+
+    def __init__(self, index: int, spec: Spec, session: SessionView, ledger: Ledger) -> None:
+        self.spec = spec
+        self.session = session
+        self._index = index
+        self._ledger = ledger
+        self._fired = ledger.fired(index)
+
+    @property
+    def spent(self) -> bool:
+        """
+        True if the spec has fired as many times as it should.
+        """
+        return self._fired >= self.spec.count
+
+    def due(self, step: int) -> bool:
+        """
+        Return whether the spec fires at this step.
+        """
+        return not self.spent and step == self.spec.step + self._fired
+
+    def enter(self, step: int, evidence: Mapping[str, object]) -> bool:
+        """
+        Record the firing. Return True if the fault must be made now.
+        """
+        self._fired += 1
+        firing = Firing(
+            spec=self.spec.text,
+            at=time.monotonic(),
+            rank=self.session.rank,
+            incarnation=self.session.incarnation,
+            step=step,
+            phase=self.spec.phase,
+            evidence=evidence,
+        )
+        return self._ledger.enter(self._index, self._fired, firing)
+
+    def fall(self, step: int, evidence: Mapping[str, object]) -> None:
+        """
+        Record the firing, and make the fault.
+
+        Returns if the process is to go on, and without a fault if the firing is recorded already.
+        """
+        if self.enter(step, evidence) and isinstance(self.spec.action, Kill | Stop | Hang | Raise):
+            act(self.spec.action)
+
+
+def watch_forward(blow: Blow, model: Theirs) -> None:
+    """
+    Fire inside the call of the model, when its first submodule has been computed.
+
+    The call is in a training step (phase `forward`), or in a function called after one
+    (`evaluation`).
+    """
+    inside, session = False, blow.session
+    evaluates = blow.spec.phase == "evaluation"
+
+    def enter(*_: object) -> None:
+        nonlocal inside
+        inside = True
+
+    def leave(*_: object) -> None:
+        nonlocal inside
+        inside = False
+
+    def computed(name: str) -> Callable[..., None]:
+        def fall(*_: object) -> None:
+            step = session.step - evaluates  # an evaluation runs after the previous step
+            if inside and session.evaluating == evaluates and blow.due(step):
+                blow.fall(step, {"computed": name})
+
+        return fall
+
+    if cells.is_cell(model):
+        cells.watch_parts(model, computed)
+        cells.watch_calls(model, enter, leave)
+        return
+    model.register_forward_pre_hook(enter)
+    for name, module in model.named_modules():  # includes the model, which may have no submodule
+        module.register_forward_hook(computed(name))
+    model.register_forward_hook(leave, always_call=True)
+
+
+def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
+    """
+    Make every forward pass slower, from the step of the spec on.
+    """
+    began = 0.0
+    slow = False
+
+    def enter(*_: object) -> None:
+        nonlocal began, slow
+        if blow.due(blow.session.step):
+            slow = blow.enter(blow.session.step, {"factor": action.factor})
+        began = time.monotonic()
+
+    def leave(*_: object) -> None:
+        until = began + (time.monotonic() - began) * action.factor
+        while slow and time.monotonic() < until:
+            pass  # busy, like a slow processor
+
+    if cells.is_cell(model):
+        cells.watch_calls(model, enter, leave)
+        return
+    model.register_forward_pre_hook(enter)
+    model.register_forward_hook(leave)
+
+
+def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
+    """
+    Call `seen(number, of)` in the hook of each gradient of a backward pass, in the order of
+    arrival.
+    """
+    number = of = 0
+
+    def begin(*_: object) -> None:
+        nonlocal number
+        number = 0
+
+    def came(_: object) -> None:
+        nonlocal number
+        number += 1
+        seen(number, of)
+
+    if cells.is_cell(model):
+        of = cells.watch_gradients(model, begin, came)
+        return
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    of = len(parameters)
+    model.register_forward_pre_hook(begin)
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(came)
+
+
+def watch_backward(blow: Blow, model: Theirs) -> None:
+    """
+    Fire in the hook of the second gradient of the backward pass (of the only one, if there is one).
+    """
+
+    def seen(number: int, of: int) -> None:
+        if number == min(2, of) and blow.due(blow.session.step):
+            blow.fall(blow.session.step, {"gradients": number, "of": of})
+
+    watch_gradients(model, seen)
+
+
+def watch_collective(blow: Blow, marks: Marks, model: Theirs) -> None:
+    """
+    Fire at the first gradient, when all other ranks are inside their collective.
+
+    At that time this rank has not launched a collective of this step.
+    """
+    others = [rank for rank in range(blow.session.world) if rank != blow.session.rank]
+
+    def seen(number: int, of: int) -> None:
+        step = blow.session.step
+        if number == 1 and blow.due(step):
+            evidence = {"gradients": number, "of": of, **await_peers(marks, others, step)}
+            blow.fall(step, evidence)
+
+    watch_gradients(model, seen)
+
+
+def mark_collectives(
+    specs: Sequence[Spec], marks: Marks, session: SessionView, model: Theirs
+) -> None:
+    """
+    Act as a peer of a victim: write a marker file at the last gradient, in the steps of the specs.
+    """
+
+    def seen(number: int, of: int) -> None:
+        step = session.step
+        if number == of and any(s.step <= step < s.step + s.count for s in specs):
+            marks.enter(step)
+
+    watch_gradients(model, seen)
+
+
+def watch_update(blow: Blow, optimizer: Theirs) -> None:
+    """
+    Fire inside the optimizer's step, when it has changed some parameters and not the others.
+
+    A sharded optimizer has the optimizer of this rank's share as `optim`, as torch's
+    ZeroRedundancyOptimizer does. That one is watched. Raises `ChaosMissed` during the step if the
+    optimizer changes all parameters at once.
+    """
+    if cells.is_cell(optimizer):
+
+        def halfway_there(changed: int, of: int) -> None:
+            blow.fall(blow.session.step, {"changed": changed, "of": of})
+
+        cells.watch_halfway(optimizer, lambda: blow.due(blow.session.step), halfway_there)
+        return
+    local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
+    whole = optimizer.step  # a scheduler may have replaced the method
+
+    @wraps(whole)
+    def watched(*arguments: Theirs, **named: Theirs) -> Theirs:
+        step = blow.session.step
+        if not blow.due(step):
+            return whole(*arguments, **named)
+        groups = local.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        before = [_own(p).clone() for p in parameters]
+
+        def halfway() -> None:
+            changed = sum(not _own(p).equal(b) for p, b in zip(parameters, before, strict=True))
+            if 0 < changed < len(parameters) and blow.due(step):
+                blow.fall(step, {"changed": changed, "of": len(parameters)})
+
+        local.param_groups = _Groups(groups, halfway)
+        try:
+            result = whole(*arguments, **named)
+        finally:
+            local.param_groups = groups
+        if blow.due(step):
+            raise ChaosMissed(
+                "chaos: phase update needs an optimizer that changes one parameter before another, "
+                f"and this one changed its {len(parameters)} at once"
+            )
+        return result
+
+    optimizer.step = watched
+
+
+def _own(parameter: Theirs) -> Theirs:
+    """
+    Return this rank's share of a parameter.
+
+    To compare a distributed parameter takes all ranks, and the others do not take part here.
+    """
+    own = parameter.detach()
+    return own.to_local() if hasattr(own, "to_local") else own
+
+
+class _Groups(list[dict[str, Theirs]]):
+    """
+    Parameter groups that call `on_the_way` each time an optimizer goes on to the next group.
+
+    A single group that is not empty is split in the middle.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Theirs]], on_the_way: Callable[[], None]) -> None:
+        groups = [group for group in groups if group["params"]]
+        if len(groups) == 1:
+            params = groups[0]["params"]
+            middle = len(params) // 2
+            groups = [groups[0] | {"params": part} for part in (params[:middle], params[middle:])]
+        super().__init__(groups)
+        self._on_the_way = on_the_way
+
+    def __iter__(self) -> Iterator[dict[str, Theirs]]:
+        for group in super().__iter__():
+            yield group
+            self._on_the_way()
+
+
+def flip_bit(blow: Blow, action: Bitflip, optimizer: Theirs, step: int) -> None:
+    """
+    Flip a bit between two steps.
+
+    The bit is in the largest element of the first parameter, or of what the optimizer keeps for
+    that parameter. Raises `ChaosMissed` where the optimizer keeps no such tensor.
+    """
+    if cells.is_cell(optimizer):
+        array = cells.array_of(optimizer, action.part)
+        largest = int(abs(array).argmax())
+        if blow.enter(step, {"part": action.part, "element": largest}):
+            cells.flip(array, largest)
+        return
+    parameter = optimizer.param_groups[0]["params"][0]
+    tensor = parameter if action.part == "param" else optimizer.state[parameter].get(action.part)
+    if tensor is None:
+        raise ChaosMissed(
+            f"chaos: the optimizer keeps {sorted(optimizer.state[parameter])} of its first "
+            f"parameter, and no {action.part}"
+        )
+    element = int(_own(tensor).abs().argmax())
+    if blow.enter(step, {"part": action.part, "element": element}):
+        flip(_own(tensor), element)

@@ -1,0 +1,58 @@
+"""
+What extensions import of tft. import-linter knows what is forbidden; this list is what is allowed.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "tft_pytorch": ROOT / "adaptors/tft_pytorch",
+    "tft_megatron": ROOT / "adaptors/tft_megatron",
+    "tft_mindspore": ROOT / "adaptors/tft_mindspore",
+    "tft_chaos": ROOT / "plugins/tft_chaos",
+    "mindio_ttp": ROOT / "adaptors/mindio_ttp/src/mindio_ttp",
+}
+PUBLIC = {"tft", "tft.spi", "tft.errors"}
+MORE = {
+    "mindio_ttp": {"tft.spi.launcher"},
+    "tft_mindspore": {"tft.rankfiles", "tft.mindformers"},  # MindSpore's files, still in tft
+}
+"""What a package may import beyond that."""
+
+
+def imported(path: Path) -> Iterator[str]:
+    """
+    Yield the modules of tft that a file imports.
+    """
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "tft":
+            submodules = [f"tft.{alias.name}" for alias in node.names]
+            names = [
+                n if (ROOT / f"{n.replace('.', '/')}.py").exists() else "tft" for n in submodules
+            ]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "tft")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_an_extension_imports_the_public_surface_alone(package: str) -> None:
+    """
+    When an extension imports something of tft, then it is `tft`, `tft.spi` or `tft.errors`.
+    """
+    allowed = PUBLIC | MORE.get(package, set())
+    others = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in PACKAGES[package].rglob("*.py")
+        for name in imported(path)
+        if name not in allowed
+    }
+    assert others == set()

@@ -1,0 +1,184 @@
+"""
+The agent's side of `tft.spi.launcher`: ranks whose processes another program starts, kills and reaps.
+That program reports the end of a process as soon as the kernel does.
+"""
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import structlog
+
+from tft.agent.child import is_stopped, signal_main_thread
+from tft.errors import PeerError
+from tft.spi.launcher import Answer, Ask, hear_answer, say, written
+
+log = structlog.get_logger(__name__)
+
+NOT_STARTED = 127
+"""The exit status reported for a process that could not be started, as in a shell."""
+
+
+class Distant:
+    """
+    One process of a rank that another program was asked to start.
+    """
+
+    def __init__(
+        self,
+        starter: "Elsewhere",
+        number: int,
+        local_rank: int,
+        *,
+        began: Callable[["Distant"], None],
+        ended: Callable[["Distant"], None],
+    ) -> None:
+        self.number = number
+        self.local_rank = local_rank
+        self.began = began
+        self.ended = ended
+        self.pid = 0
+        """0 until the program reports the start. The kernel gives the pid to no other process until
+        this process is reaped, and the program reaps it only when the agent asks."""
+        self.code: int | None = None
+        """The exit status, or minus the number of the signal that ended the process. None while the
+        process lives."""
+        self._starter = starter
+
+    def signal(self, number: int) -> None:
+        """
+        Send a signal to the main thread of the process (see `Child.signal`).
+        """
+        if self.pid and self.code is None:
+            signal_main_thread(self.pid, number)
+
+    def end(self) -> None:
+        """
+        Ask the program to kill the process and its process group. If the process is not started
+        yet, the program kills it after the start, because it handles requests in order.
+        """
+        if self.code is None:
+            self._starter.ask("kill", self)
+
+    def stopped(self) -> bool:
+        """
+        Return whether the process is stopped (see `Child.stopped`).
+        """
+        return bool(self.pid) and is_stopped(self.pid)
+
+
+class Elsewhere:
+    """
+    The connection to the program that starts the ranks. `lost` is called with the error when the
+    program has closed its end of the socket.
+    """
+
+    def __init__(self, descriptor: int, *, lost: Callable[[Exception], None]) -> None:
+        self._channel = socket.socket(fileno=descriptor)
+        self._lost = lost
+        self._asked = 0
+        self._processes: dict[int, Distant] = {}
+        self._unsent: deque[Ask] = deque()
+        """The requests to kill or reap that the socket had no room for."""
+
+    def open(self) -> None:
+        """
+        Begin to listen to the program.
+        """
+        self._channel.setblocking(False)  # a busy program must not block the agent
+        asyncio.get_running_loop().add_reader(self._channel, self._hear)
+
+    def close(self) -> None:
+        """
+        Close the socket to the program.
+        """
+        asyncio.get_running_loop().remove_reader(self._channel)
+        asyncio.get_running_loop().remove_writer(self._channel)
+        self._channel.close()
+
+    def start(
+        self,
+        local_rank: int,
+        environment: Mapping[str, str],
+        *,
+        began: Callable[[Distant], None],
+        ended: Callable[[Distant], None],
+    ) -> Distant:
+        """
+        Ask the program to start a process. `began` is called when the process has started. `ended`
+        is called when the process has ended; its `code` is `NOT_STARTED` if it could not start.
+
+        Raises OSError when the request cannot be sent, as when the program has gone.
+        """
+        self._asked += 1
+        process = Distant(self, self._asked, local_rank, began=began, ended=ended)
+        text = written(environment)
+        try:
+            say(
+                self._channel,
+                Ask(kind="start", number=process.number, local_rank=local_rank),
+                text,
+            )
+        finally:
+            os.close(text)
+        self._processes[process.number] = process
+        return process
+
+    def ask(self, kind: Literal["kill", "reap"], process: Distant) -> None:
+        """
+        Ask the program to kill or reap a process.
+        """
+        self._unsent.append(Ask(kind=kind, number=process.number, local_rank=process.local_rank))
+        self._send()
+
+    def _send(self) -> None:
+        """
+        Send the requests that are left, in order, as far as the socket has room. The rest is sent
+        when the program has read some.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            while self._unsent:
+                say(self._channel, self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            loop.add_writer(self._channel, self._send)
+            return
+        except OSError:
+            # the program has gone: the reaper kills the process after this agent has ended
+            self._unsent.clear()
+        loop.remove_writer(self._channel)
+
+    def _hear(self) -> None:
+        try:
+            answer = hear_answer(self._channel)
+        except BlockingIOError:
+            return
+        except OSError:
+            answer = None
+        if answer is None:
+            asyncio.get_running_loop().remove_reader(self._channel)
+            self._lost(PeerError("the program that starts the ranks of this node has gone"))
+            return
+        self._take(answer)
+
+    def _take(self, answer: Answer) -> None:
+        process = self._processes[answer.number]
+        match answer.kind:
+            case "started":
+                process.pid = answer.pid
+                process.began(process)
+            case "refused":
+                log.warning("rank_not_started", local_rank=process.local_rank, why=answer.why)
+                self._over(process, NOT_STARTED)
+            case "ended":
+                self.ask("reap", process)
+                self._over(process, answer.code)
+
+    def _over(self, process: Distant, code: int) -> None:
+        del self._processes[process.number]
+        process.code = code
+        process.ended(process)

@@ -1,0 +1,3 @@
+"""
+The job machine: what the controller judges.
+"""

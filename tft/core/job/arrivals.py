@@ -1,0 +1,156 @@
+"""
+Handles nodes, stores and processes that arrive: which process may speak for a rank, and from when
+on a rank counts as present.
+"""
+
+from tft.core.job.process_exits import ProcessExits
+from tft.core.job.rank_state import NOWHERE, Process, RankState
+from tft.core.job.recovery import Recovery
+from tft.core.job.state import Job
+from tft.core.job.transitions import SETTLED, State
+from tft.protocol.messages import (
+    Joined,
+    NodeJoined,
+    Ready,
+    Refused,
+    Spawn,
+    Spawned,
+    StoreOpened,
+)
+
+S = State
+
+
+class Arrivals:
+    """
+    Handles what arrives for one job.
+    """
+
+    def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
+        self._job = job
+        self._recovery = recovery
+        self._attempts = recovery.attempts
+        self._process_exits = ends
+
+    def node_joined(self, message: NodeJoined) -> None:
+        """
+        Handle an agent that is up: the first agent of a node, the same agent after its node was
+        lost, or another agent. Its ranks can start.
+        """
+        job = self._job
+        known = message.node in job.nodes and message.node not in job.lost_nodes
+        agent = (message.host, message.pid)
+        if message.node in job.isolated or (known and agent == job.agents[message.node]):
+            return
+        # the processes of the previous agent are gone with it
+        left = self._process_exits.emptied(message.node, silent=False) if known else []
+        if job.agents.get(message.node, agent) != agent:  # and so are its pages
+            for rank_state in job.rank_states.values():
+                rank_state.page = NOWHERE if rank_state.page == message.node else rank_state.page
+        if job.state in SETTLED:
+            return  # nothing is started any more
+        job.agents[message.node], job.came[message.node] = agent, message.at
+        job.gathered = job.now
+        for rank in message.ranks:
+            job.node_orders[rank] = [
+                order for order in job.node_orders.get(rank, []) if order.node != message.node
+            ]  # drop the orders for processes that are gone with the previous agent
+        job.nodes[message.node] = message.ranks
+        job.lost_nodes.discard(message.node)
+        settled = sum(
+            rank_state.node == message.node
+            for rank_state in (*job.rank_states.values(), *job.successors.values())
+        )
+        job.room[message.node] = len(message.ranks) + message.spare - settled
+        why = f"another agent has come up on node {message.node}"
+        self._process_exits.bereaved(left, why, message.at)
+        for rank in message.ranks:
+            placed = job.rank_states.get(rank)
+            if placed is not None and placed.process is Process.ABSENT:
+                job.spawn(placed, message.node, "the job starts")
+        self._recovery.recall()
+
+    def store_opened(self, message: StoreOpened) -> None:
+        """
+        Note that a rendezvous store listens on a node, maybe in place of another. Begin the attempt
+        again if the groups were being formed with the store that is replaced.
+        """
+        job = self._job
+        before = job.stores.pop(message.node, None)
+        job.stores[message.node] = (message.host, message.port)
+        if job.state is S.AWAITING:
+            job.deadline = None  # the wait may have been for this store
+        if before == job.incident.store and not job.answered_all("regroup"):
+            job.tell("store_replaced", port=message.port)
+            self._attempts.again("the rendezvous store was lost while groups were formed")
+
+    def spawned(self, message: Spawned) -> None:
+        """
+        Note that an agent has started the process that it was ordered to start.
+        """
+        rank_state = self._job.find(message.rank, message.incarnation)
+        if rank_state is not None and rank_state.process is Process.ORDERED:
+            rank_state.process = Process.SPAWNED
+            rank_state.pid = message.pid
+            self._job.starts(rank_state)
+            rank_state.began = message.at
+            self._job.running.add((rank_state.rank, rank_state.incarnation))
+            self._job.forget(message.rank, message.incarnation, Spawn)
+
+    def joined(self, message: Joined, sender: str) -> None:
+        """
+        Let a process have the rank that it claims, if it is the process that was asked for. Refuse
+        any other claim.
+        """
+        job = self._job
+        if message.rank not in job.rank_states or message.world != len(job.rank_states):
+            return self._refuse(
+                message,
+                sender,
+                f"rank {message.rank} of {message.world} has no place in a job of "
+                f"{len(job.rank_states)} ranks",
+            )
+        rank_state = job.find(message.rank, message.incarnation)
+        holder = job.rank_states[message.rank]
+        there = (Process.JOINED, Process.READY)
+        taken = rank_state if rank_state is not None and rank_state.process in there else None
+        if taken is not None and (taken.pid, taken.started) == (message.pid, message.started):
+            return None
+        if rank_state is None or taken is not None or rank_state.process is Process.GONE:
+            return self._refuse(
+                message,
+                sender,
+                f"rank {message.rank} is held by process {holder.pid} (incarnation "
+                f"{holder.incarnation}); process {message.pid} (incarnation "
+                f"{message.incarnation}) came without being asked for",
+            )
+        job.forget(message.rank, message.incarnation, Spawn)
+        job.joined = True
+        job.running.add((rank_state.rank, rank_state.incarnation))
+        rank_state.join(message, sender)
+        if job.incident.number:
+            job.phase("await", rank_state.rank, rank_state.began, message.at)
+        return None
+
+    def _refuse(self, message: Joined, sender: str, why: str) -> None:
+        job = self._job
+        refused = Refused(
+            epoch=job.epoch, rank=message.rank, pid=message.pid, started=message.started, why=why
+        )
+        job.refused[sender] = (refused, job.now)
+        job.say(refused)
+        self._job.tell("claim_refused", rank=message.rank, pid=message.pid, why=why)
+
+    def ready(self, rank_state: RankState, message: Ready) -> None:
+        """
+        Note that a rank has adopted its state and takes orders from now on.
+        """
+        job = self._job
+        rank_state.process = Process.READY
+        job.starting.pop((rank_state.rank, rank_state.incarnation), None)
+        rank_state.shards = {copies.shard: copies.ranks for copies in message.shards}
+        rank_state.column, rank_state.reloads = message.column, message.reloads
+        rank_state.strategies = frozenset(message.strategies) or rank_state.strategies
+        rank_state.after = message.after
+        rank_state.held = 0 if job.untrained and not job.resumed else None
+        job.placed()

@@ -1,0 +1,296 @@
+"""
+Opens incidents and begins rounds: faults join an incident and processes are told to end. A new
+round gives up whatever was under way and asks every rank for its position.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tft.core.job.incident import Fault, Incident
+from tft.core.job.rank_state import Process, RankState
+from tft.core.job.state import Job
+from tft.core.job.transitions import FAULTS, Reaction, State
+from tft.protocol.messages import FaultKind, Freeze
+
+S = State
+
+REPEATABLE = frozenset({"process", "node", "hang"})
+"""Kinds of fault that may occur again without showing that the strategy failed: the process is
+another one then."""
+
+
+ALONE = (
+    "A rank that evaluates or writes for longer says so: session.evaluate, session.after_step or "
+    "session.expect"
+)
+"""What a script can do when a rank is taken for hanging and does not hang."""
+
+
+class Attempts:
+    """
+    Opens the incidents of one job, and begins their rounds.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def fault(
+        self, kind: FaultKind, rank: int | None, step: int, seen: float, evidence: str
+    ) -> None:
+        """
+        Add a fault to the open incident, or open an incident for it. `step` is the step that was
+        being computed (0: not known yet). `seen` is the time of the evidence in seconds
+        (CLOCK_MONOTONIC).
+        """
+        job = self._job
+        checking = "check" in job.incident.tasks
+        self.open()
+        incident = job.incident
+        again = any((f.kind, f.rank, f.step) == (kind, rank, step) for f in incident.faults)
+        if again and job.state is S.RESUMING and kind not in REPEATABLE:
+            self._came_back(kind, step)
+        incident.faults.append(Fault(kind=kind, rank=rank, step=step, seen=seen, evidence=evidence))
+        job.tell("fault", incident=incident.number, kind=kind, rank=rank, step=step)
+        if FAULTS[job.state] is Reaction.FREEZE:
+            incident.attempts = 0
+            self.freeze()
+        if checking:
+            self._cut_off()
+
+    def step_of(self, rank_state: RankState) -> int:
+        """
+        Return the step that a rank computes, or 0 while it trains and its position is unknown.
+        """
+        trains = rank_state.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
+        return 0 if trains else rank_state.position.step + 1
+
+    def may_be_later(self, rank_state: RankState, step: int) -> bool:
+        """
+        Return whether some rank may have completed a later step than `step`, judged by the position
+        of this rank: other ranks are at most one step ahead of it. True also if the position of
+        this rank is unknown.
+        """
+        return self.step_of(rank_state) == 0 or rank_state.position.step >= step
+
+    def pollute(self, rank_state: RankState) -> None:
+        """
+        Note that wrong numbers of a rank may have spread with its last update: no copy since then
+        is sound. If the step of that update is not known yet, `locate` sets the limit.
+        """
+        if not rank_state.repaired:
+            return  # the process has contributed to no update yet
+        if self.step_of(rank_state) == 0:
+            self._job.incident.spread_by.add(rank_state.rank)
+        else:
+            self._job.incident.lower(rank_state.position.step - 1)
+
+    def locate(self) -> None:
+        """
+        Fill in the steps of faults and of polluted updates that were unknown, once every rank that
+        can has reported its position. For a rank that cannot, the step is estimated from the
+        others, which know it within one step.
+        """
+        job, incident = self._job, self._job.incident
+        said = {s.rank: s.position.step for s in job.rank_states.values() if s.ready and s.repaired}
+        for rank in incident.spread_by:
+            incident.lower(said.get(rank, incident.furthest - 1) - 1)
+        incident.spread_by = set()
+        incident.faults = [
+            fault
+            if fault.step or fault.rank is None
+            else replace(fault, step=said.get(fault.rank, incident.furthest) + 1)
+            for fault in incident.faults
+        ]
+
+    def _came_back(self, kind: FaultKind, step: int) -> None:
+        """
+        Handle a fault that came back: what was done about it has not helped. A numeric fault may
+        have been in the state that all ranks were brought back to. Then an earlier step is tried,
+        once, if some rank or checkpoint holds one.
+        """
+        job, incident = self._job, self._job.incident
+        ceiling = step - 2
+        earlier = [kept for rank_state in job.rank_states.values() for kept in rank_state.kept]
+        earlier += job.checkpoints
+        if kind == "numeric" and not incident.guessed and any(s <= ceiling for s in earlier):
+            incident.ceiling, incident.tentative, incident.guessed = ceiling, True, True
+            return
+        incident.failed[incident.base] = f"the {kind} fault at step {step} came back"
+
+    def open(self) -> None:
+        """
+        Open an incident, unless one is open.
+        """
+        job = self._job
+        if job.incident.is_open:
+            return
+        if job.incident.closed is None:  # the start itself has become an incident
+            job.incident.number, job.incident.opened = job.next_number, job.now
+        else:
+            job.incident = Incident(number=job.next_number, opened=job.now)
+        job.next_number += 1
+        job.incident.processes = {
+            s.rank: (s.pid, s.started) for s in job.rank_states.values() if s.ready
+        }
+        if job.incident.number > job.policy.max_incidents:
+            job.incident.forced = (
+                f"the job has had {job.policy.max_incidents} incidents, which is its limit"
+            )
+
+    def again(self, why: str) -> None:
+        """
+        Begin the present strategy again, in a new round. After `policy.attempts` attempts the
+        strategy has failed.
+        """
+        self.open()
+        self.count(self._job.incident.attempts + 1, why)
+        self.freeze()
+
+    def count(self, attempts: int, why: str) -> None:
+        """
+        Note that the present strategy has failed `attempts` times. With `policy.attempts` of them
+        it is not tried again in this incident, for the reason `why`.
+        """
+        incident = self._job.incident
+        incident.attempts = attempts
+        if attempts >= self._job.policy.attempts:
+            incident.failed[incident.base] = why
+            incident.attempts = 0
+
+    def terminate(self, rank_state: RankState, why: str, blame: FaultKind) -> None:
+        """
+        Order the agent to end the process of a rank. The agent reports the end as `Exited`. `blame`
+        is the kind of fault that the end is counted as.
+        """
+        self.terminate_all([rank_state], why, blame)
+
+    def terminate_all(self, rank_states: Iterable[RankState], why: str, blame: FaultKind) -> None:
+        """
+        Order the agents to end the processes of several ranks, as `terminate` does for one. All of
+        them are excused from open orders before the first fault starts a new round.
+        """
+        job = self._job
+        going = [
+            rank_state
+            for rank_state in rank_states
+            if not rank_state.terminating and rank_state.process is not Process.GONE
+        ]
+        for rank_state in going:
+            rank_state.terminating, rank_state.blame, rank_state.terminating_since = (
+                why,
+                blame,
+                job.now,
+            )
+            if job.holds_rank(rank_state):
+                job.displaced.append(rank_state)
+                job.excuse(rank_state.rank)
+        for rank_state in going:
+            if blame == "hang" and rank_state.rank in job.members:
+                suspicion = job.incident.suspicion
+                evidence = f"{suspicion}. {ALONE}" if suspicion else why
+                self.fault("hang", rank_state.rank, rank_state.position.step + 1, job.now, evidence)
+            job.kill(rank_state, why, last_words=blame == "hang")
+
+    def freeze(self, cause: str = "") -> None:
+        """
+        Begin a new round: give up whatever is under way and ask every rank for its position.
+        `cause` is the reason if there is no fault.
+        """
+        job, incident = self._job, self._job.incident
+        incident.round += 1
+        incident.tasks = {}
+        incident.strategy = ""
+        incident.reached = 0
+        job.gathering = False
+        job.move(S.FREEZING)
+        causes = [f"{f.kind} at rank {f.rank}" for f in incident.roots()]
+        self.ask(", ".join(causes) or incident.suspicion or incident.forced or cause)
+
+    def ask(self, cause: str) -> None:
+        """
+        Ask every member for its position, and hold it back from its next update.
+        """
+        job = self._job
+        to = tuple(s.rank for s in job.member_states() if s.ready and not s.terminating)
+        if to:
+            job.issue(Freeze(**job.key(), to=to, cause=cause), limit=job.policy.freeze)
+
+    # ---------------------------------------------------------------- checks
+
+    def _cut_off(self) -> None:
+        """
+        End a check that a fault has cut off. The check is not repeated, since it could end in the
+        same fault. The findings of ranks that were done count.
+        """
+        job = self._job
+        job.pause = None
+        found = self.findings()
+        job.checked = "; ".join([*found, "a fault has cut it off"])
+        job.tell("checked", what=job.checked)
+        self.judge()
+
+    def findings(self) -> list[str]:
+        """
+        Return the findings of the last check, each once with the ranks that reported it, the
+        gravest first.
+        """
+        found: dict[str, list[int]] = {}
+        for verdict in ("end", "isolate", "pass"):
+            for rank_state in self._job.member_states():
+                if rank_state.verdict == verdict and (verdict != "pass" or rank_state.finding):
+                    found.setdefault(rank_state.finding, []).append(rank_state.rank)
+        return [f"{what} (rank {', '.join(map(str, r))})" for what, r in found.items()]
+
+    def judge(self) -> bool:
+        """
+        Do what the verdicts of a check demand: end the job, or isolate nodes. Return whether there
+        was anything to do.
+        """
+        rank_states = self._job.member_states()
+        if any(rank_state.verdict == "end" for rank_state in rank_states):
+            self.force(f"the check ends the job: {self.findings()[0]}")
+            return True
+        bad = [rank_state for rank_state in rank_states if rank_state.verdict == "isolate"]
+        for rank_state in bad:
+            self.isolate(
+                rank_state, f"the check found: {rank_state.finding} (rank {rank_state.rank})"
+            )
+        return bool(bad)
+
+    # ---------------------------------------------------------------- ends and isolations
+
+    def force(self, why: str) -> None:
+        """
+        Allow nothing but a last checkpoint (or the end without one) from here on.
+        """
+        job = self._job
+        self.open()
+        job.incident.forced = job.incident.forced or why
+        if FAULTS[job.state] is Reaction.FREEZE:
+            self.freeze()
+
+    def isolate(self, rank_state: RankState, why: str) -> None:
+        """
+        Give up the node of a rank: end its processes and start none there again. If no rank on
+        another node has some of their shards, keep the processes and force a last checkpoint.
+        """
+        job = self._job
+        if rank_state.node is None:
+            return
+        job.isolated.add(rank_state.node)
+        if rank_state.node in job.lost_nodes:
+            return
+        going = [s.rank for s in job.rank_states.values() if s.node == rank_state.node]
+        alone = job.only_on(going)
+        job.lost_nodes.add(rank_state.node)
+        for rank in going:
+            one = job.rank_states[rank]
+            if rank in job.members and one.ready:
+                self.fault("node", rank, self.step_of(one), job.now, why)
+            if not alone:
+                self.terminate(one, why, "node")
+        for successor in job.successors.values():
+            if successor.node == rank_state.node:
+                self.terminate(successor, why, "node")
+        if alone:
+            self.force(f"{why}; nobody outside node {rank_state.node} has shard {alone[0]!r}")

@@ -1,0 +1,382 @@
+"""
+Compares the copies that ranks hold of one shard. A job whose copies differ trains on with wrong
+numbers, and nothing else would show that.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tft.core.job.attempts import Attempts
+from tft.core.job.rank_state import RankState
+from tft.core.job.state import Job
+from tft.core.plan import planner
+
+Parts = Mapping[str, str]
+"""Digest by part. An empty digest marks a part that is rank-local: it is not compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """
+    The copies of one rank, as digests.
+    """
+
+    rank: int
+    step: int
+    """The step at whose end the state is."""
+    shards: Mapping[str, Parts]
+    tail: bool = False
+    """True if the rank left its loop in the tail of `step`."""
+    line: str = ""
+    """Where the loop was left (FILE:LINE)."""
+    brought: bool = False
+    """True if the copies were fetched from other ranks in this incident. They are judged by the
+    copies of the other ranks, and say nothing about those."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """
+    A difference between the copies of one shard at one step.
+    """
+
+    shard: str
+    step: int
+    right: tuple[int, ...]
+    """The ranks whose copies count; empty if nobody can say which copies are right."""
+    wrong: tuple[int, ...]
+    parts: tuple[str, ...]
+    """The names of the parts that differ."""
+    tail: bool = False
+    """True if all these ranks left their loops in the tail of the step, which explains the
+    difference."""
+
+    def sentence(self) -> str:
+        """
+        Return the difference as a sentence for an operator.
+        """
+        what = f"{', '.join(self.parts)} of shard {self.shard!r} at the end of step {self.step}"
+        if not self.right:
+            return f"ranks {list(self.wrong)} hold different copies of {what}"
+        return f"ranks {list(self.wrong)} hold another copy of {what} than ranks {list(self.right)}"
+
+
+def differences(
+    groups: Mapping[str, Sequence[int]], copies: Mapping[int, Copy]
+) -> list[Difference]:
+    """
+    Return the differences between copies of the same shard at the same step. `groups` maps each
+    shard to its ranks, `copies` each rank to its copies. Copies of ranks that left their loops in
+    the tail of the step are compared only if no rank has ended the step. Otherwise these ranks
+    fetch the shard from a rank that has.
+    """
+    found = []
+    for shard, ranks in groups.items():
+        by_step: dict[int, list[Copy]] = {}
+        for rank in ranks:
+            if rank in copies and shard in copies[rank].shards:
+                by_step.setdefault(copies[rank].step, []).append(copies[rank])
+        for step, ones in sorted(by_step.items()):
+            ended = [copy for copy in ones if not copy.tail]
+            difference = _difference(shard, step, ended or ones)
+            if difference is not None:
+                found.append(difference)
+    return found
+
+
+def _difference(shard: str, step: int, copies: list[Copy]) -> Difference | None:
+    parts = {copy.rank: copy.shards[shard] for copy in copies}
+    own = {name for each in parts.values() for name, digest in each.items() if not digest}
+    alike = {
+        rank: frozenset((name, digest) for name, digest in each.items() if name not in own)
+        for rank, each in parts.items()
+    }
+    if len(set(alike.values())) < 2:
+        return None
+    tail = copies[0].tail
+    chosen = _chosen(copies, alike)
+    if chosen is None and tail:
+        chosen = alike[max(copies, key=_progress).rank]
+    right = tuple(rank for rank in alike if alike[rank] == chosen)
+    common = frozenset.intersection(*alike.values())
+    return Difference(
+        shard=shard,
+        step=step,
+        right=right,
+        wrong=tuple(rank for rank in alike if rank not in right),
+        parts=tuple(sorted({name for each in alike.values() for name, _ in each - common})),
+        tail=tail,
+    )
+
+
+def _chosen(
+    copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
+) -> frozenset[tuple[str, str]] | None:
+    """
+    Return the content that most ranks hold: all ranks, or at least two ranks and more than hold any
+    other content. Copies that were fetched do not count. None means that no content is held by
+    most.
+    """
+    votes = Counter(alike[copy.rank] for copy in copies if not copy.brought)
+    if not votes:
+        return None
+    (best, most), *others = votes.most_common()
+    if not others:
+        return best
+    return best if most > max(1, others[0][1]) else None
+
+
+def _progress(copy: Copy) -> tuple[int, int]:
+    """
+    Return a sort key that says how far a rank came in the tail, by line number. Of two ranks at one
+    line the lower rank sorts higher.
+    """
+    line = copy.line.rpartition(":")[2]
+    return (int(line) if line.isdecimal() else 0, -copy.rank)
+
+
+class Comparison:
+    """
+    Judges the copies of one job.
+    """
+
+    def __init__(self, job: Job, attempts: Attempts) -> None:
+        self._job = job
+        self._attempts = attempts
+
+    def holders(self) -> tuple[int, ...]:
+        """
+        Return the ranks that hold a copy, sound or in doubt, of a shard that belongs to several
+        ranks. The last holder of a shard is among them: the copies that other ranks fetch from it
+        are compared with its own. Doubt may be dropped later: see `StrategyChoice.offers`.
+        """
+        groups = self._job.topology().groups.values()
+        several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
+        return tuple(
+            sorted({rank_state.rank for rank_state in self._sound(doubted=True)} & several)
+        )
+
+    def judge(self) -> None:
+        """
+        Judge the copies once every rank has left its loop and has sent its digests. A rank that
+        holds another copy than most ranks is at fault, and is given the copy of the others. If no
+        copy is held by most, no copy later than the last comparison is sound.
+        """
+        for rank_state in self._job.rank_states.values():
+            rank_state.outrun = frozenset()  # the ranks that had come further may be lost
+        self._judge(self._found())
+
+    def tell_begins(self) -> None:
+        """
+        Log which ranks begin with different copies. Training begins all the same, since a script
+        may make the copies equal in its loop. If the script does not, the next comparison finds it.
+        """
+        for difference in self._differences():
+            self._tell_begin(difference)
+
+    def _found(self, **which: bool) -> list[Difference]:
+        """
+        Return the differences between copies that must be equal. Initial states (step 0) need not
+        be equal, since one rank may be about to send its state to all: their differences are only
+        logged. `which` is passed on to `_differences`.
+        """
+        found = self._differences(**which)
+        begins = [each for each in found if each.step == 0]
+        for each in begins:
+            self._tell_begin(each)
+        return [each for each in found if each.step > 0]
+
+    def _tell_begin(self, difference: Difference) -> None:
+        self._job.tell("begins_unlike", shard=difference.shard, why=difference.sentence())
+
+    def confirms(self) -> bool:
+        """
+        Return whether all members hold equal copies after a repair. If not, begin the repair again:
+        ranks that fetched other copies than their sources hold are distrusted, and any other
+        difference is judged as in `judge`.
+        """
+        brought = {
+            rank_state.rank for rank_state in self._job.member_states() if rank_state.brought
+        }
+        # after the repair copies from a tail count like any other copies
+        found = [each for each in self._found(tails=False, outside=True) if each.wrong]
+        failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
+        for each in failed:
+            self._tell(each)
+            for rank in each.wrong:
+                self._distrust(self._job.rank_states[rank])
+        if failed:
+            self._attempts.again(f"after a repair {failed[0].sentence()}")
+        elif found:
+            attempts = self._job.incident.attempts + 1
+            self._judge(found)
+            self._attempts.count(attempts, f"after a repair {found[0].sentence()}")
+        return not found
+
+    def _judge(self, found: list[Difference]) -> None:
+        job = self._job
+        named: dict[int, list[str]] = {}
+        for difference in found:
+            self._tell(difference)
+            if difference.tail:
+                for rank in difference.wrong:
+                    job.rank_states[rank].outrun |= {difference.shard}
+            elif difference.right:
+                self._has_spread(difference)
+                for rank in difference.wrong:
+                    named.setdefault(rank, []).append(difference.sentence())
+            else:
+                self._nobody_knows(difference)
+        for rank, sentences in sorted(named.items()):
+            rank_state = job.rank_states[rank]
+            self._distrust(rank_state)
+            step = rank_state.position.step + 1
+            self._attempts.fault("corruption", rank, step, job.now, "; ".join(sentences))
+            job.count(rank)
+
+    def _has_spread(self, difference: Difference) -> None:
+        """
+        Note as a reservation that the state of all ranks may contain gradients of a wrong copy,
+        from steps since the last comparison.
+        """
+        job, first = self._job, self._job.compared + 1
+        if difference.step >= first:
+            why = (
+                f"{difference.sentence()}; since when is not known: what ranks {list(difference.wrong)} have given to "
+                f"all-reduces in steps {first} to {difference.step} may be in the state of all"
+            )
+            job.incident.reservations.append((first, why))
+
+    def _tell(self, difference: Difference) -> None:
+        self._job.tell(
+            "copies_differ", shard=difference.shard, step=difference.step,
+            right=list(difference.right), wrong=list(difference.wrong),
+            parts=list(difference.parts),
+        )  # fmt: skip
+
+    def _nobody_knows(self, difference: Difference) -> None:
+        job = self._job
+        why = (
+            f"{difference.sentence()}, and nobody can say which is right: all copies that are later than "
+            f"step {job.compared}, when they were compared last, may be wrong"
+        )
+        job.incident.lower(job.compared)
+        # the ceiling does not rule out a copy of step `compared` itself: such a copy was right when
+        # it was compared, and is in dispute now
+        for rank in difference.wrong:
+            job.rank_states[rank].disputed = True
+        self._attempts.fault("corruption", None, difference.step + 1, job.now, why)
+
+    def _distrust(self, rank_state: RankState) -> None:
+        rank_state.trusted, rank_state.damaged = False, True
+
+    def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
+        """
+        Compare the copies of all members. With `outside` compare also the copies of ranks that have
+        just left, since members may have fetched from them. Only members are returned as wrong.
+        Without `tails` no copy counts as left in a tail.
+        """
+        job, rank_states = self._job, self._sound(outside=outside)
+        ended = {
+            (rank_state.held, shard)
+            for rank_state in rank_states
+            if not rank_state.position.tail
+            for shard in rank_state.digests.keys() - rank_state.outrun
+        }
+        copies = {
+            rank_state.rank: Copy(
+                rank=rank_state.rank,
+                step=rank_state.held,
+                shards={
+                    s: parts
+                    for s, parts in rank_state.digests.items()
+                    if self._counts(rank_state, s, ended)
+                },
+                tail=tails and rank_state.position.tail,
+                line=rank_state.line,
+                brought=rank_state.brought,
+            )
+            for rank_state in rank_states
+            if rank_state.held is not None
+        }
+        found = differences(job.topology().groups, copies)
+        return [
+            replace(each, wrong=tuple(r for r in each.wrong if r in job.members)) for each in found
+        ]
+
+    def _counts(
+        self, rank_state: RankState, shard: str, ended: Collection[tuple[int | None, str]]
+    ) -> bool:
+        """
+        Return whether the copy of `shard` on this rank counts. A copy of a rank that has left the
+        job and was cut off in its tail does not count if another rank holds the end of the step, or
+        has fetched it from a rank that held it and may be lost by now. `ended` holds these pairs of
+        step and shard.
+        """
+        behind = rank_state.rank not in self._job.members and rank_state.position.tail
+        return shard not in rank_state.outrun and not (behind and (rank_state.held, shard) in ended)
+
+    def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[RankState]:
+        """
+        Return the ranks whose copies are not known to be wrong. With `doubted` return also the
+        ranks whose copies may be wrong, with `outside` also ranks that are no members. Initial
+        states are left out until the first wrapper is built: each rank may begin with its own.
+        """
+        job, ceiling = self._job, self._job.incident.ceiling
+        return [
+            rank_state
+            for rank_state in (job.rank_states.values() if outside else job.member_states())
+            if rank_state.ready
+            and not (rank_state.terminating or rank_state.searching or rank_state.disputed)
+            if rank_state.trusted or (doubted and not rank_state.damaged)
+            if rank_state.held is not None and not (job.untrained and not rank_state.held)
+            if ceiling is None or rank_state.held <= ceiling
+        ]
+
+
+def note_habits(job: Job, step: int) -> None:
+    """
+    Note as reservations what the loops of the members do in every tail that makes a run with an
+    incident differ from a run without it. `step` is the step that all go on from, or save.
+    """
+    if step == 0:  # no tail comes before step 0
+        return
+    said: dict[str, list[int]] = {}
+    for rank_state in job.member_states():
+        for sentence in rank_state.inexact:
+            said.setdefault(sentence, []).append(rank_state.rank)
+    for sentence, ranks in said.items():
+        job.incident.reservations.append((step, f"ranks {ranks}: {sentence}"))
+
+
+def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
+    """
+    Note the lines at which the tail of `step` was cut off, for each shard of which no holder has
+    ended the step. Call this before ranks fetch: a rank that has fetched one shard is in no tail
+    any more, but its other shards may come from a tail.
+    """
+    job.incident.tails = {said: at for said, at in job.incident.tails.items() if at <= step}
+    left: dict[str, set[int]] = {}
+    ended = False
+    for shard, ranks in job.topology().groups.items():
+        found = planner.sound(shard, ranks, standings, step, job.incident.ceiling)
+        late = [holder.rank for holder in found if holder.tail and holder.held == step]
+        ended = ended or len(late) < len(found)
+        for rank in late:
+            left.setdefault(job.rank_states[rank].line, set()).add(rank)
+    of = " of all that hold the same" if ended else ""
+    for line, those in left.items():
+        said = (
+            f"ranks {sorted(those)} were cut off in the tail of step {step} at {line or 'an unknown line'}, and none "
+            f"is left that has ended it{of}: what stands behind that line was not done for this step"
+        )
+        job.incident.tails[said] = step
+
+
+def forget_tails(job: Job, step: int) -> None:
+    """
+    Forget tails that were cut off in `step` or later: all ranks load a checkpoint of `step`, which
+    holds the end of the step.
+    """
+    job.incident.tails = {said: at for said, at in job.incident.tails.items() if at < step}

@@ -1,0 +1,182 @@
+"""
+Takes in the reports of ranks, agents, people and plugins: checks the sender, and passes each report
+to its handler.
+
+    arrivals.py          nodes, stores and processes that arrive
+    process_exits.py     nodes and processes that end
+    faults.py            faults that a rank reports of itself, or that are seen from outside
+    acknowledgements.py  answers to orders
+
+This file itself keeps the requests of people, and the progress of training.
+"""
+
+from typing import assert_never
+
+from tft.core.job.acknowledgements import Acknowledgements
+from tft.core.job.arrivals import Arrivals
+from tft.core.job.faults import Faults
+from tft.core.job.process_exits import ProcessExits
+from tft.core.job.rank_state import Process, RankState
+from tft.core.job.recovery import Recovery
+from tft.core.job.state import Job
+from tft.core.job.transitions import Reaction, State
+from tft.protocol.messages import (
+    Advised,
+    Answered,
+    Checkpointed,
+    CheckpointFailed,
+    Exited,
+    Faulted,
+    Finished,
+    Joined,
+    NodeJoined,
+    NodeLost,
+    Noticed,
+    PauseRequested,
+    Position,
+    Ready,
+    Report,
+    ResumeRequested,
+    Spawned,
+    StopRequested,
+    StoreOpened,
+    SwitchRequested,
+    Trained,
+)
+
+S = State
+R = Reaction
+
+
+class Dispatch:
+    """
+    Receives the reports for the machine of one job.
+    """
+
+    def __init__(self, job: Job, recovery: Recovery) -> None:
+        self._job = job
+        self._recovery = recovery
+        self.ends = ProcessExits(job, recovery)
+        self._arrivals = Arrivals(job, recovery, self.ends)
+        self._faults = Faults(job, recovery)
+        self._acknowledgements = Acknowledgements(job, recovery)
+
+    def take(self, message: Report, reaction: Reaction, sender: str) -> None:
+        """
+        Take in one report. `reaction` is the entry of `REACTIONS` for it. Only the process whose
+        claim to a rank was accepted may report for the rank; reports of other processes are
+        absorbed.
+        """
+        match message:
+            case NodeJoined():
+                self._arrivals.node_joined(message)
+            case Spawned():
+                self._arrivals.spawned(message)
+            case Exited():
+                self.ends.exited(message)
+            case StoreOpened():
+                self._arrivals.store_opened(message)
+            case NodeLost():
+                self.ends.node_lost(message)
+            case StopRequested():
+                self._stop_requested(message, reaction)
+            case PauseRequested():
+                self._pause_requested(message, reaction)
+            case ResumeRequested():
+                self._resume_requested(reaction)
+            case SwitchRequested():
+                self._recovery.switch(message)
+            case Noticed():
+                self._faults.noticed(message)
+            case Advised():
+                self._recovery.choice.advised(message)
+            case Joined():
+                self._arrivals.joined(message, sender)
+            case (
+                Ready() | Faulted() | Answered() | Trained() | Finished() | Checkpointed()
+                | CheckpointFailed()
+            ):  # fmt: skip
+                rank_state = self._job.find(message.rank, message.incarnation)
+                if (
+                    rank_state is not None
+                    and rank_state.process is not Process.GONE
+                    and rank_state.sender == sender
+                ):
+                    self._from_rank(rank_state, message)
+            case _:
+                assert_never(message)
+
+    def _from_rank(
+        self,
+        rank_state: RankState,
+        message: (
+            Ready | Faulted | Answered | Trained | Finished | Checkpointed | CheckpointFailed
+        ),
+    ) -> None:
+        match message:
+            case Ready():
+                self._arrivals.ready(rank_state, message)
+            case Faulted():
+                self._faults.faulted(rank_state, message)
+            case Answered():
+                self._acknowledgements.answered(rank_state, message)
+            case Trained():
+                # the report shows that the rank is in the loop, even if no later order reaches it
+                rank_state.repaired = True
+                rank_state.position = Position(step=message.step, window=False)
+                self._job.last_step = max(self._job.last_step, message.step)
+                if self._job.state is S.RESUMING:
+                    self._job.phase(
+                        "resume", rank_state.rank, self._job.issued("resume"), message.at
+                    )
+                    self._job.trained.add(rank_state.rank)
+            case Finished():
+                rank_state.finished = True
+                self._job.finished.add(rank_state.rank)
+                rank_state.training = False
+                rank_state.position = Position(step=message.step, window=False)
+                self._job.last_step = max(self._job.last_step, message.step)
+                self._job.trained.add(rank_state.rank)
+            case Checkpointed():
+                self._job.checkpointed(message.step, message.directory)
+                if message.compared:
+                    self._job.compared = max(self._job.compared, message.step)
+            case CheckpointFailed():
+                self._job.not_checkpointed(message.rank, message.step, message.why)
+                if message.differ:
+                    self._faults.differ(message)
+            case _:
+                assert_never(message)
+
+    # ---------------------------------------------------------------- requests
+
+    def _stop_requested(self, message: StopRequested, reaction: Reaction) -> None:
+        node = message.node
+        if node is not None and self._recovery.is_left(node):
+            return self._recovery.leave(node, f"node {node} is not wanted any more: {message.why}")
+        if self._job.stop is not None:
+            return None
+        self._job.stop = message
+        if reaction is not R.FORCE:
+            return None  # the last checkpoint is being written already
+        if not any(rank_state.ready for rank_state in self._job.member_states()):
+            code = 128 + message.signal if message.signal else 4
+            return self._recovery.ending.exit(
+                "cancelled" if message.signal else "failed", code, message.why
+            )
+        self._recovery.attempts.force(message.why)
+        return self._recovery.replan()
+
+    def _pause_requested(self, message: PauseRequested, reaction: Reaction) -> None:
+        if reaction is R.PAUSE:
+            self._recovery.pausing.begin(message)
+        elif self._job.pause is None:
+            self._job.pause = message
+
+    def _resume_requested(self, reaction: Reaction) -> None:
+        if not self._job.answered_all("check"):
+            # all-reduces of the check could meet all-reduces of a step
+            return self._job.tell("check_not_over")
+        self._job.pause, self._job.checked = None, ""
+        if reaction is R.RELEASE and not self._job.gathering:
+            self._recovery.pausing.release()

@@ -1,0 +1,156 @@
+"""
+Takes in faults that are reported: by a rank, with the exception that left its loop, or by an
+observer outside the rank.
+"""
+
+from typing import assert_never
+
+from tft.core.job.rank_state import Process, RankState
+from tft.core.job.recovery import Recovery
+from tft.core.job.state import Job
+from tft.core.job.transitions import State
+from tft.protocol.messages import CheckpointFailed, Faulted, FaultKind, Noticed
+
+S = State
+
+
+class Faults:
+    """
+    Takes in the reported faults of one job.
+    """
+
+    def __init__(self, job: Job, recovery: Recovery) -> None:
+        self._job = job
+        self._recovery = recovery
+        self._attempts = recovery.attempts
+
+    def faulted(self, rank_state: RankState, message: Faulted) -> None:
+        """
+        Handle an exception that left the loop of a rank. Network errors that reach a rank while the
+        job stops are ignored, since they follow from the stop.
+        """
+        job = self._job
+        rank_state.training = False
+        rank_state.position = message.position
+        if not job.is_current(rank_state.rank, rank_state.incarnation):
+            return
+        stopping = job.state in (S.FREEZING, S.CLEARING)
+        symptom = message.kind == "network" and stopping and not message.context_lost
+        if symptom:
+            return
+        if not self._known(message):
+            self._learn(rank_state, message)
+        if message.context_lost:
+            self._attempts.terminate(rank_state, message.summary, message.kind)
+        self._recovery.replan()
+
+    def _learn(self, rank_state: RankState, message: Faulted) -> None:
+        self._job.tell(
+            "rank_faulted",
+            rank=rank_state.rank,
+            kind=message.kind,
+            step=message.step,
+            summary=message.summary,
+            traceback=message.traceback,
+        )
+        evidence = message.traceback or message.summary
+        self._attempts.fault(message.kind, rank_state.rank, message.step, message.at, evidence)
+        self._distrust(rank_state, message)
+        if message.kind == "software":
+            self._attempts.force("a user's own bug is not retried")
+
+    def _known(self, message: Faulted) -> bool:
+        """
+        Return whether this software fault is known already: the same exception at the same step on
+        several ranks is one fault.
+        """
+        return message.kind == "software" and any(
+            fault.kind == "software"
+            and fault.step == message.step
+            and message.traceback.splitlines()[-1:] == fault.evidence.splitlines()[-1:]
+            for fault in self._job.incident.faults
+        )
+
+    def noticed(self, message: Noticed) -> None:
+        """
+        Handle a fault of a rank that was seen from outside, as if the rank had reported it itself.
+        Log why not, if nothing can be done about it.
+        """
+        job = self._job
+        rank_state = job.rank_states.get(message.rank)
+        why_not = self._why_not(rank_state, message.kind)
+        if rank_state is None or why_not:
+            return job.tell(
+                "notice_not_taken",
+                rank=message.rank,
+                kind=message.kind,
+                evidence=message.evidence,
+                why_not=why_not,
+            )
+        step = self._attempts.step_of(rank_state)
+        match message.kind:
+            case "straggler":
+                return self._recovery.straggles(message)
+            case "process" | "hang":
+                if message.kind == "process":  # `terminate` adds the fault for a hang itself
+                    self._attempts.fault(
+                        "process", rank_state.rank, step, message.at, message.evidence
+                    )
+                self._attempts.terminate(rank_state, message.evidence, message.kind)
+                job.count(rank_state.rank)
+            case "node":
+                self._attempts.isolate(rank_state, message.evidence)
+            case "memory" | "numeric" | "corruption" | "network" | "software":
+                self._attempts.fault(
+                    message.kind, rank_state.rank, step, message.at, message.evidence
+                )
+                self._distrust(rank_state, message)
+                if message.kind == "software":
+                    self._attempts.force(message.evidence)
+            case _:
+                assert_never(message.kind)
+        return self._recovery.replan()
+
+    def differ(self, message: CheckpointFailed) -> None:
+        """
+        Handle a periodic checkpoint whose copies were not equal: add a corruption fault for each
+        rank named as wrong. Which copies are wrong is judged when all ranks have left their loops.
+        The message is ignored if the copies have been compared at its step or a later one, such as
+        when all ranks were brought to that step.
+        """
+        job = self._job
+        if message.step <= job.compared:
+            return
+        for rank in message.wrong or (None,):
+            self._attempts.fault("corruption", rank, message.step + 1, message.at, message.why)
+        self._recovery.replan()
+
+    def _why_not(self, rank_state: RankState | None, kind: FaultKind) -> str:
+        """
+        Return why nothing can be done about a fault seen from outside, or "" if something can.
+        """
+        if rank_state is None or rank_state.rank not in self._job.members:
+            return "the rank does not take part"
+        if rank_state.process in (Process.ABSENT, Process.GONE):
+            return "the rank has no process"
+        if rank_state.terminating:
+            return f"its process is being ended: {rank_state.terminating}"
+        if not rank_state.ready and kind != "node":
+            return "its process is starting, and has nothing yet that could be wrong"
+        return ""
+
+    def _distrust(self, rank_state: RankState, message: Faulted | Noticed) -> None:
+        """
+        Note which copies are not sound after a fault: the copies of this rank. If the fault may
+        have spread with the last update, or is known to be older, also the copies of all ranks
+        since then.
+        """
+        if message.kind in ("memory", "numeric", "corruption"):
+            rank_state.trusted = False
+        if message.kind in ("memory", "corruption"):
+            rank_state.damaged = True
+        if message.polluted:
+            self._attempts.pollute(rank_state)
+        limit = message.not_after
+        if limit is not None and self._attempts.may_be_later(rank_state, limit):
+            self._job.incident.lower(limit)

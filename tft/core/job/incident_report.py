@@ -1,0 +1,138 @@
+"""
+Make the report of a job (schema 1) from its incidents. The field names are those of
+`docs/contracts.md`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tft.core.job.commands import JobOver
+from tft.core.job.incident import Fault, Incident
+
+SECONDS = (
+    "detect",
+    "freeze",
+    "clear",
+    "compare",
+    "await",
+    "rebuild",
+    "repair",
+    "rollback",
+    "resume",
+)
+"""The phases of the report whose spans are always present, in the order in which they usually
+begin."""
+
+Moment = Callable[[Fault], float | None]
+"""Returns the time at which a fault really happened. None: no time is known that is better than the
+time of its first evidence."""
+
+
+def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
+    """
+    Return one entry of `incidents`. Times are in seconds since the fault.
+    """
+    roots = incident.roots()
+    known = [at for fault in roots if (at := moment(fault)) is not None]
+    seen = min((fault.seen for fault in incident.faults), default=incident.opened)
+    began = min(known, default=seen)
+    phases = [
+        {"name": p.name, "rank": p.rank, "start": p.start - began, "end": p.end - began}
+        for p in sorted(incident.phases, key=lambda p: (p.start, p.end))
+    ]
+    seconds: dict[str, float | None] = {
+        name: _span(incident, name) for name in SECONDS if name not in ("detect", "compare")
+    }
+    seconds["compare"] = _longest(incident, "compare")
+    if known:
+        phases.insert(0, {"name": "detect", "rank": None, "start": 0.0, "end": seen - began})
+    ended = incident.closed if incident.closed is not None else _last(incident)
+    return {
+        "id": incident.number,
+        "faults": [_fault_report(fault, moment, began) for fault in roots],
+        "strategy": incident.strategy,
+        "tried": [{"strategy": name, "why_not": why} for name, why in incident.tried],
+        "step": incident.step,
+        "steps_lost": incident.steps_lost,
+        "inexact": list(incident.inexact),
+        "pids_kept": _pids_kept(incident),
+        "processes_started": incident.started,
+        "phases": phases,
+        "seconds": {
+            "detect": seen - began if known else None,
+            **seconds,
+            "total": ended - began,
+        },
+    }
+
+
+def missed_report(missed: Mapping[tuple[int, str], Sequence[int]]) -> list[dict[str, object]]:
+    """
+    Return the entries of `missed`: the periodic checkpoints that could not be written, by rank and
+    reason.
+    """
+    return [
+        {"rank": rank, "why": why, "step": steps[0], "times": len(steps)}
+        for (rank, why), steps in missed.items()
+    ]
+
+
+def job_report(
+    outcome: JobOver,
+    steps: int,
+    incidents: Sequence[dict[str, object]],
+    missed: Sequence[dict[str, object]],
+) -> dict[str, object]:
+    """
+    Return the whole report. `incidents` and `missed` hold the entries of earlier runs of a resumed
+    job, followed by the entries of this run.
+    """
+    return {
+        "schema": 1,
+        "result": outcome.result,
+        "why": outcome.why,
+        "steps": steps,
+        "exit_code": outcome.code,
+        "incidents": list(incidents),
+        "missed": list(missed),
+    }
+
+
+def _fault_report(fault: Fault, moment: Moment, began: float) -> dict[str, object]:
+    at = moment(fault)
+    return {
+        "kind": fault.kind,
+        "rank": fault.rank,
+        "step": fault.step,
+        "at": (fault.seen if at is None else at) - began,
+        "evidence": fault.evidence,
+    }
+
+
+def _span(incident: Incident, name: str) -> float:
+    stretches = [phase for phase in incident.phases if phase.name == name]
+    if not stretches:
+        return 0.0
+    return max(p.end for p in stretches) - min(p.start for p in stretches)
+
+
+def _longest(incident: Incident, name: str) -> float:
+    """
+    Return the total seconds of this phase on the rank where the total is largest. A rank may go
+    through the phase several times, with other phases between.
+    """
+    taken: dict[int | None, float] = {}
+    for phase in incident.phases:
+        if phase.name == name:
+            taken[phase.rank] = taken.get(phase.rank, 0.0) + phase.end - phase.start
+    return max(taken.values(), default=0.0)
+
+
+def _last(incident: Incident) -> float:
+    return max((phase.end for phase in incident.phases), default=incident.opened)
+
+
+def _pids_kept(incident: Incident) -> bool | None:
+    if incident.strategy == "exit" or incident.base == "dump":
+        return None
+    named = set() if incident.base == "retry" else incident.faulty()
+    return all(kept for rank, kept in incident.kept.items() if rank not in named)

@@ -1,0 +1,39 @@
+"""
+Define what is true of a job between two events, whatever has happened. A broken invariant is a bug
+of tft.
+"""
+
+from collections.abc import Iterator
+
+from tft.core.job.rank_state import Process
+from tft.core.job.state import Job
+from tft.core.job.transitions import State
+
+S = State
+
+STANDING = frozenset({S.REPAIRING, S.REBUILDING, S.ROLLING_BACK, S.DUMPING})
+"""States in which shards are copied, process groups are formed, a rollback runs or a checkpoint is
+written: no rank is in the loop."""
+
+
+def broken(job: Job) -> Iterator[str]:
+    """
+    Yield one sentence for each invariant that is broken.
+    """
+    training = [rank_state.rank for rank_state in job.rank_states.values() if rank_state.training]
+    if training and job.state in STANDING:
+        yield f"ranks {training} train while the job is {job.state}"
+    outside = [rank for rank in training if rank not in job.members]
+    if outside:
+        yield f"ranks {outside} train and are no members"
+    if not job.members:
+        yield "nobody is a member"
+    strangers = [rank for rank, s in job.successors.items() if s.process is Process.ABSENT]
+    if strangers:
+        yield f"those who take over from ranks {strangers} were never asked for"
+    if job.state is S.HEALTHY and job.incident.tasks:
+        yield f"the job is healthy, and unanswered is {', '.join(job.incident.tasks)}"
+    if job.state is S.HEALTHY and job.incident.is_open:
+        yield f"the job is healthy, and incident {job.incident.number} is open"
+    if job.state is S.ENDED and job.outcome is None:
+        yield "the job has ended without an outcome"

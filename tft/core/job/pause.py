@@ -1,0 +1,120 @@
+"""
+Pauses a job: all members go on to the same step boundary, wait there with their process groups
+kept, may run a check, and go on. A pause is no incident, unless a fault comes in between or a check
+finds one.
+"""
+
+from tft.core.job.attempts import Attempts
+from tft.core.job.state import Job
+from tft.core.job.transitions import State
+from tft.protocol.messages import Check, Hold, PauseRequested, Release
+
+S = State
+
+
+class Pausing:
+    """
+    Controls the pauses of one job.
+    """
+
+    def __init__(self, job: Job, attempts: Attempts) -> None:
+        self._job = job
+        self._attempts = attempts
+
+    def begin(self, request: PauseRequested) -> None:
+        """
+        Begin a pause: ask every member for its position. The furthest member sets the boundary.
+        """
+        job = self._job
+        job.pause = request
+        job.checked = ""
+        job.tell("pausing", why=request.why, check=request.check)
+        self._come(request.why)
+
+    def gather(self, why: str) -> None:
+        """
+        Gather all members at a boundary without a pause, so that successors can take over there.
+        """
+        self._job.gathering = True
+        self._job.tell("gathering", why=why)
+        self._come(why)
+
+    @property
+    def gathered(self) -> bool:
+        """
+        True when all members wait at the boundary at which successors are to take over.
+        """
+        job = self._job
+        there = "hold" in job.incident.tasks and job.answered_all("hold")
+        return job.gathering and there and not job.terminating()
+
+    def _come(self, why: str) -> None:
+        self._job.incident.round += 1
+        self._job.move(S.PAUSING)
+        self._attempts.ask(why)
+
+    def advance(self) -> None:
+        """
+        Make one move on the way into the pause, if everything that it needs is there.
+        """
+        job = self._job
+        tasks = job.incident.tasks
+        if job.gathering and not job.warm():
+            return self.release()  # no successor is left to take over
+        if job.terminating() or any(task.waiting for task in tasks.values()):
+            return None
+        if "check" in tasks:
+            self._checked()
+        elif "hold" not in tasks:
+            boundary = max(s.position.step + s.position.window for s in job.member_states())
+            job.issue(job.to_all(Hold, step=boundary), limit=job.policy.hold)
+        elif job.state is S.PAUSING and not job.gathering:
+            self._paused()
+        return None
+
+    def _paused(self) -> None:
+        job = self._job
+        job.move(S.PAUSED)
+        check = "" if job.pause is None else job.pause.check
+        job.tell("paused", step=max(s.position.step for s in job.member_states()), check=check)
+        if check:
+            for rank_state in job.member_states():
+                rank_state.verdict, rank_state.finding = "pass", ""
+            job.issue(job.to_all(Check, name=check), limit=job.policy.check)
+        else:
+            job.stay(job.policy.pause)
+
+    def _checked(self) -> None:
+        """
+        Act on the findings of a check: all members go on, nodes are isolated, or the job ends.
+        """
+        job = self._job
+        job.pause, job.incident.tasks = None, {}
+        job.checked = "; ".join(self._attempts.findings()) or "passed"
+        job.tell("checked", what=job.checked)
+        if not self._attempts.judge():
+            self.release()
+
+    def give_up(self, why: str) -> None:
+        """
+        Give up a pause or a gathering, since the boundary cannot be reached: log why, and let all
+        members go on.
+        """
+        self._job.tell("pause_given_up", why=why)
+        for successor in self._job.warm() if self._job.gathering else ():
+            successor.invited = True  # another attempt would fail too
+        self.release()
+
+    def release(self) -> None:
+        """
+        Let all members go on. The job is healthy when every member has trained a step.
+        """
+        job = self._job
+        if job.gathering:
+            job.gathering = False  # a pause that was requested meanwhile stays pending
+        else:
+            job.pause = None
+            job.tell("released", members=len(job.members))
+        job.trained = {rank_state.rank for rank_state in job.member_states() if rank_state.finished}
+        job.incident.round += 1
+        job.step_to(S.RESUMING, job.to_all(Release), job.policy.freeze)

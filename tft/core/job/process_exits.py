@@ -1,0 +1,263 @@
+"""
+Handles processes and nodes that end, or that cannot be ended: what is lost with them, and which
+fault that is.
+"""
+
+from dataclasses import replace
+
+from tft.core.job.commands import JobOver
+from tft.core.job.rank_state import Process, RankState
+from tft.core.job.recovery import Recovery
+from tft.core.job.state import Job
+from tft.core.job.transitions import SETTLED, State
+from tft.protocol.messages import Exited, FaultKind, Kill, NodeLost, Spawn
+
+UNPROTECTED = (
+    "every rank has ended, and none has called tft.init: nothing of this run was protected, and a fault "
+    "would have ended it"
+)
+"""The outcome of a run in which no rank has joined: tft has started the processes, and no more."""
+
+
+class ProcessExits:
+    """
+    Handles the ends of the processes of one job.
+    """
+
+    def __init__(self, job: Job, recovery: Recovery) -> None:
+        self._job = job
+        self._recovery = recovery
+        self._attempts = recovery.attempts
+
+    def node_lost(self, message: NodeLost) -> None:
+        """
+        Give up a node whose agent is gone or not heard any more, with all processes on it. End the
+        job as failed if ranks have no place and this node never joined.
+        """
+        job = self._job
+        agent = job.agents.get(message.node)
+        stranger = message.pid and agent is not None and agent[1] != message.pid
+        if stranger and message.at <= job.came[message.node]:
+            return None  # another agent has come up on the node since then
+        job.lost_nodes.add(message.node)
+        if message.node not in job.nodes and job.placeless() and job.state not in SETTLED:
+            return self._recovery.ending.exit("failed", 4, message.why)
+        return self.bereaved(self.emptied(message.node, silent=True), message.why, message.at)
+
+    def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
+        """
+        Mark all processes of a node as gone. With `silent` some may still run there without
+        counting: they are ordered to end, for the case that the node is heard again. Return the
+        members that lost their process, each with the step that it computed.
+        """
+        job = self._job
+        left = []
+        for rank_state in [*job.rank_states.values(), *job.successors.values(), *job.retiring]:
+            if rank_state.node != node or rank_state.process is Process.GONE:
+                continue
+            job.forget(rank_state.rank, rank_state.incarnation, Spawn, Kill)
+            step = self._attempts.step_of(rank_state)
+            if job.is_current(rank_state.rank, rank_state.incarnation):
+                left.append((rank_state, step))
+            if silent and job.state not in SETTLED:
+                job.kill(rank_state, f"node {node} was given up", last_words=False)
+            self._gone(rank_state)
+        return left
+
+    def bereaved(self, left: list[tuple[RankState, int]], why: str, at: float) -> None:
+        """
+        Handle the ranks that `emptied` returned, when all of them are known to be gone: add their
+        faults, and then judge what can be done. No decision may rest on a part of the loss.
+        """
+        job = self._job
+        if not left:
+            return
+        if job.state in SETTLED:
+            ranks = [rank_state.rank for rank_state, _ in left]
+            return self._not_completed(f"ranks {ranks} were lost with their node: {why}")
+        for rank_state, step in left:
+            self._attempts.fault("node", rank_state.rank, step, at, why)
+            job.count(rank_state.rank)
+        self._recovery.lost(*(rank_state for rank_state, _ in left))
+
+    def exited(self, message: Exited) -> None:
+        """
+        Handle the end of a process. The meaning depends on the role that the process had.
+        """
+        job = self._job
+        job.forget(message.rank, message.incarnation, Spawn, Kill)
+        rank_state = job.find(message.rank, message.incarnation)
+        if rank_state is None:
+            return None
+        # a process that was given up counts as gone already, but its rank-local state is still used
+        if rank_state.process is Process.GONE:
+            rank_state.private = message.private or rank_state.private
+            return None
+        was, retires = rank_state.process, rank_state in job.retiring
+        self._gone(rank_state)
+        rank_state.position = message.position
+        rank_state.private = {**rank_state.private, **message.private}
+        if retires:
+            job.rank_states[rank_state.rank].private = rank_state.private
+        if job.state in SETTLED:
+            return self._left_late(rank_state, message)
+        if not job.is_current(rank_state.rank, rank_state.incarnation):
+            return job.tell("rank_gone", rank=rank_state.rank, code=message.code, outside=True)
+        if self._left_in_peace(rank_state, message):
+            return None
+        job.tell(
+            "rank_gone", rank=rank_state.rank, code=message.code, incarnation=rank_state.incarnation
+        )
+        self._blame(rank_state, message, was)
+        if rank_state.repaired:
+            job.incident.marked(rank_state.rank, message.position)
+        return self._recovery.lost(rank_state)
+
+    def could_not_end(self, rank_state: RankState) -> None:
+        """
+        Give up a process that its agent could not end in time, without the report of its end.
+        Orders name the incarnation that they are for, so the process obeys none. No other process
+        of this rank is started on its node, where it may still run.
+        """
+        job = self._job
+        step = self._attempts.step_of(rank_state)
+        matters = job.is_current(rank_state.rank, rank_state.incarnation)
+        self._gone(rank_state)
+        if rank_state.node is not None:
+            job.rank_states[rank_state.rank].excluded_nodes |= {rank_state.node}
+        why = f"its process could not be ended within {job.policy.kill:.0f} s"
+        job.tell(
+            "rank_not_ended", rank=rank_state.rank, incarnation=rank_state.incarnation, why=why
+        )
+        if not matters:
+            return None
+        if job.state in SETTLED:
+            return self._not_completed(f"rank {rank_state.rank} did not leave, and {why}")
+        if not self._blamed(rank_state):
+            self._attempts.fault("process", rank_state.rank, step, job.now, why)
+        return self._recovery.lost(rank_state)
+
+    def _gone(self, rank_state: RankState) -> None:
+        job, process = self._job, (rank_state.rank, rank_state.incarnation)
+        job.starting.pop(process, None)
+        job.running.discard(process)
+        if rank_state in job.displaced:
+            job.displaced.remove(rank_state)
+        rank_state.process = Process.GONE
+        rank_state.training = False
+        rank_state.held, rank_state.backups = None, ()
+        if rank_state in job.retiring:
+            job.retiring.remove(rank_state)
+        elif not job.holds_rank(rank_state):
+            del job.successors[rank_state.rank]
+        else:
+            return
+        if rank_state.node is not None:  # the place of the process is free again
+            job.room[rank_state.node] += 1
+        if rank_state.rank in job.switch and job.state not in SETTLED:
+            why = f"the process that was to take over from rank {rank_state.rank} has ended"
+            self._recovery.call_off(
+                f"{why}: {rank_state.terminating}" if rank_state.terminating else why, job.switch
+            )
+
+    def _blame(self, rank_state: RankState, message: Exited, was: Process) -> None:
+        """
+        Add the fault that the end of a process stands for. Force the end of the job if the process
+        left by itself too early.
+        """
+        evidence = message.stack or rank_state.terminating or _how(message.code)
+        if rank_state.blame == "hang" and message.stopped:
+            evidence = f"the process was stopped (SIGSTOP)\n{evidence}"
+        step = self._step_of(rank_state, message)
+        kind: FaultKind = "process"
+        forced = ""
+        if self._blamed(rank_state):
+            return self._update_evidence(rank_state, evidence, step)
+        if was is not Process.READY and message.code >= 0:
+            kind = "software"
+            forced = _left_early(rank_state.rank, message.code, was)
+        elif message.code == 0:
+            kind = "software"
+            forced = f"rank {rank_state.rank} left with code 0 before all ranks had finished"
+        self._attempts.fault(kind, rank_state.rank, step, message.at, evidence)
+        if not rank_state.terminating:
+            self._job.count(rank_state.rank)
+        if forced:
+            self._attempts.force(forced)
+        return None
+
+    def _step_of(self, rank_state: RankState, message: Exited) -> int:
+        """
+        Return the step that was being computed. For a new process that has not been in the loop
+        yet, return the step that the other ranks wait to compute.
+        """
+        if message.incarnation == 0 or rank_state.repaired:
+            return message.position.step + 1
+        return self._job.incident.step or self._job.incident.furthest + 1
+
+    def _left_late(self, rank_state: RankState, message: Exited) -> None:
+        """
+        Handle a process that ended after the outcome was decided. If the job counts as completed
+        and the script of a member then failed after `Session.run`, the outcome becomes `failed`. A
+        process that holds no rank of a member is ended by its agent, so its code says nothing. Once
+        the outcome was announced it stays: the report of the job is written.
+        """
+        if message.code and self._job.is_current(rank_state.rank, rank_state.incarnation):
+            self._not_completed(f"rank {rank_state.rank} {_how(message.code)}")
+
+    def _not_completed(self, why: str) -> None:
+        """
+        Turn the outcome `completed` into `failed`, as long as it was not announced.
+        """
+        job = self._job
+        if job.state is State.EXITING and job.outcome and job.outcome.result == "completed":
+            why = f"all steps are done, but then {why}"
+            job.outcome = JobOver(result="failed", code=4, why=why)
+
+    def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:
+        """
+        Return whether no rank has called `tft.init` so far. In that case handle the end of the
+        process: the job ends with the first failure, or when all ranks have left.
+        """
+        if self._job.anyone_joined():
+            return False
+        if message.code:
+            why = f"rank {rank_state.rank} {_how(message.code)} before any rank had joined the job"
+            self._recovery.ending.exit("failed", 4, why)
+        elif all(s.process is Process.GONE for s in self._job.rank_states.values()):
+            self._recovery.ending.exit("completed", 0, UNPROTECTED)
+        return True
+
+    def _blamed(self, rank_state: RankState) -> bool:
+        return any(
+            fault.rank == rank_state.rank and fault.kind == rank_state.blame
+            for fault in self._job.incident.faults
+        )
+
+    def _update_evidence(self, rank_state: RankState, evidence: str, step: int) -> None:
+        """
+        Add the evidence that a process left behind to its fault. It says more than the order to end
+        did. The step is updated too.
+        """
+        self._job.incident.faults = [
+            replace(fault, evidence=f"{fault.evidence}\n{evidence}", step=step)
+            if (fault.rank, fault.kind) == (rank_state.rank, rank_state.blame)
+            else fault
+            for fault in self._job.incident.faults
+        ]
+
+
+def _left_early(rank: int, code: int, was: Process) -> str:
+    """
+    Return why a process that left by itself before it was ready is not started again.
+    """
+    if code:
+        return f"rank {rank} left with code {code} before it took any order: its log says why"
+    missed = "it did not call tft.init"
+    if was is Process.JOINED:
+        missed = "it called tft.init and did not come to session.run"
+    return f"rank {rank} left with code 0 and has not begun to train: {missed}"
+
+
+def _how(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"left with code {code}"

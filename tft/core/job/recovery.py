@@ -1,0 +1,728 @@
+"""
+Leads a job through an incident: freeze, stop, choose, repair, rebuild, roll back, resume. The job
+makes one move at a time. A move is made when everything that it needs is there.
+"""
+
+from tft.core.job.attempts import Attempts
+from tft.core.job.comparison import Comparison, forget_tails, note_habits, note_tails
+from tft.core.job.pause import Pausing
+from tft.core.job.rank_state import Process, RankState
+from tft.core.job.shutdown import Shutdown
+from tft.core.job.state import Job
+from tft.core.job.strategy import StrategyChoice
+from tft.core.job.transitions import FAULTS, Reaction, State
+from tft.core.plan import planner
+from tft.core.plan.planner import Repair
+from tft.protocol.messages import (
+    Compare,
+    Fetch,
+    Load,
+    Noticed,
+    Rebuild,
+    Regroup,
+    Reload,
+    Restore,
+    Resume,
+    Rollback,
+    Stop,
+    SwitchRequested,
+)
+
+S = State
+
+WITH_NEW_PROCESSES = ("recover", "scale_out")
+"""The strategies in which a lost rank gets another process."""
+
+
+class Recovery:
+    """
+    Makes the moves of one job through its incidents, and while it trains.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.attempts = Attempts(job)
+        self.comparison = Comparison(job, self.attempts)
+        self.ending = Shutdown(job)
+        self.choice = StrategyChoice(job, self.attempts, self.ending, self.comparison)
+        self.pausing = Pausing(job, self.attempts)
+
+    # ---------------------------------------------------------------- one move
+
+    def advance(self) -> bool:
+        """
+        Make one move if everything that it needs is there. True means that another move may be
+        possible at once.
+        """
+        job = self._job
+        match job.state:
+            case S.AWAITING:
+                return self._start_repair()
+            case S.FREEZING if job.answered_all("freeze"):
+                return self._after_freeze()
+            case S.CLEARING if job.answered_all("stop", "compare") and not job.terminating():
+                return self._compare()
+            case S.CHOOSING if job.expired() and not job.terminating():
+                self.choice.time_is_up()
+                return True
+            case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
+                return self._repaired()
+            case S.REBUILDING if job.answered_all("rebuild", "compare"):
+                self._rebuilt()
+            case S.ROLLING_BACK if job.answered_all("rollback"):
+                self._resume_training()
+            case S.RESUMING if job.answered_all("resume", "release"):
+                return self._resuming()
+            case S.HEALTHY:
+                self._healthy()
+            case S.PAUSING | S.PAUSED:
+                self.pausing.advance()
+                if self.pausing.gathered:
+                    self._stop_for(job.warm())
+            case S.DUMPING:
+                self.ending.advance_dump()
+            case S.EXITING if job.all_left():
+                self.ending.end()
+        return False
+
+    def _resuming(self) -> bool:
+        """
+        Close the incident or the pause when every member has trained one more step.
+        """
+        job = self._job
+        if job.trained.issuperset(job.members):
+            return self._close()
+        self._await_the_last()
+        return False
+
+    def _await_the_last(self) -> None:
+        """
+        Set a deadline for the other ranks as soon as the first rank has finished training. The
+        other ranks should finish soon, unless the controller cannot hear them.
+        """
+        job = self._job
+        if job.finished and job.deadline is None:
+            # functions called after the last step may take the seconds that the ranks announced
+            job.stay(job.policy.tail + max(rank_state.after for rank_state in job.member_states()))
+
+    def _healthy(self) -> None:
+        """
+        End the job if all members have finished. Otherwise begin a pause that was kept for later,
+        or change the processes or ranks that take part.
+        """
+        job = self._job
+        if job.finished.issuperset(job.members):
+            self.ending.complete()
+        elif job.finished:
+            self._await_the_last()
+        elif job.pause is not None:
+            self.pausing.begin(job.pause)
+        else:
+            self._seek_successors()
+            self._take_opportunity()
+
+    def _take_opportunity(self) -> None:
+        """
+        Invite the successors that are ready to take over, or the ranks that are ready to come back.
+        Each is invited once: an attempt that failed would fail again. Nothing is invited if the
+        incident limit of the job is reached: the next incident would end the job.
+
+        A successor takes over at a step boundary that all members have reached. No rank is lost
+        there, so no step is interrupted.
+        """
+        job = self._job
+        warm = [successor for successor in job.warm() if not successor.invited]
+        back = [
+            job.rank_states[r] for r in sorted(job.returning()) if not job.rank_states[r].invited
+        ]
+        if not (warm or back) or job.next_number > job.policy.max_incidents:
+            return
+        if warm:
+            ranks = [successor.rank for successor in warm]
+            self.pausing.gather(f"other processes are ready to take over from ranks {ranks}")
+            return
+        for rank_state in back:
+            rank_state.invited = True
+        self.attempts.open()
+        self.attempts.freeze(
+            f"ranks {[rank_state.rank for rank_state in back]} are ready to come back"
+        )
+
+    def _stop_for(self, warm: list[RankState]) -> None:
+        """
+        Stop the job so that these successors take over. All members wait at the step boundary for
+        that.
+        """
+        job = self._job
+        for successor in warm:
+            successor.invited = True
+        self.attempts.open()
+        for successor in warm:
+            rank_state = job.rank_states[successor.rank]
+            step = self.attempts.step_of(rank_state)
+            self.attempts.fault("straggler", successor.rank, step, job.now, rank_state.straggles)
+
+    # ---------------------------------------------------------------- freeze and stop
+
+    def _after_freeze(self) -> bool:
+        job, incident = self._job, self._job.incident
+        self._terminate_suspects()
+        if job.terminating():
+            return False
+        for rank_state in job.member_states():
+            job.see(rank_state)
+        self.attempts.locate()
+        for rank in incident.faulty():
+            job.count(rank)
+        # A rank that has begun the update of a step had completed all all-reduces of the step. So
+        # every other rank has completed them too, or will.
+        finish = incident.reached
+        if incident.suspicion and not incident.faults:
+            self.attempts.fault("network", None, finish + 1, job.now, incident.suspicion)
+        incident.suspicion = ""
+        job.move(S.CLEARING)
+        to = tuple(rank_state.rank for rank_state in job.member_states() if rank_state.ready)
+        if to:
+            grace, limit = job.policy.grace, job.policy.stop
+            if {fault.kind for fault in incident.faults} == {"straggler"}:
+                # no rank is lost: collectives that were begun can be finished
+                grace, limit = limit, grace + limit
+            job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), limit=limit)
+        return True
+
+    def _compare(self) -> bool:
+        """
+        Compare the copies of the holders, once all ranks have left the loop, and judge the result.
+        Then begin the choice of a strategy.
+        """
+        job = self._job
+        holders = self.comparison.holders()
+        if holders and "compare" not in job.incident.tasks:
+            job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
+            return False
+        self.comparison.judge()
+        if holders:  # a second comparison in this round would give the same answers
+            job.began = True
+        self.choice.consider()
+        return True
+
+    def _terminate_suspects(self) -> None:
+        """
+        End the ranks that do not wait for others while no rank moves: such a rank hangs. If all
+        ranks are suspected, end none of them: then no rank can be singled out.
+        """
+        job = self._job
+        suspects = [s for s in job.member_states() if s.blame == "hang" and not s.terminating]
+        ready = [s for s in job.member_states() if s.ready and not s.terminating]
+        for rank_state in suspects:
+            if len(suspects) < len(ready):
+                self.attempts.terminate(rank_state, "it hangs while the others wait for it", "hang")
+            else:
+                rank_state.blame = ""
+
+    # ---------------------------------------------------------------- losses
+
+    def lost(self, *rank_states: RankState) -> None:
+        """
+        Handle ranks that have lost their process and answer no order any more. The successor of a
+        rank takes over. Without a successor another process is started at once, since the start
+        takes longest.
+        """
+        job = self._job
+        before = [
+            (rank_state, bool(rank_state.terminating), rank_state.node)
+            for rank_state in rank_states
+        ]
+        for rank_state in rank_states:
+            job.see(rank_state)
+            job.excuse(rank_state.rank)
+        for rank_state in rank_states:
+            successor = job.successors.get(rank_state.rank)
+            if successor is not None and not successor.terminating:
+                job.incident.given_another(rank_state.rank)
+                self.choice.take_over(rank_state.rank)
+            elif self._may_respawn(rank_state):
+                job.respawn(rank_state)
+        for rank_state, ours, node in before:
+            if job.policy.replace == "node" and not job.incident.forced and not ours:
+                self._replace_node(rank_state, node)
+        decided = job.incident.strategy != ""
+        ordered = all(
+            ours and rank_state.process is Process.ORDERED for rank_state, ours, _ in before
+        )
+        if not (decided and ordered):
+            self.replan()
+
+    def _may_respawn(self, rank_state: RankState) -> bool:
+        enabled = "recover" in self._job.policy.enable
+        return enabled and self._is_awaited() and not self.choice.unplaceable(rank_state)
+
+    def _is_awaited(self) -> bool:
+        """
+        Return whether all ranks that are left can take part in some strategy with new processes.
+        """
+        left = [rank_state for rank_state in self._job.member_states() if rank_state.ready]
+        return any(
+            all(way in rank_state.strategies for rank_state in left) for way in WITH_NEW_PROCESSES
+        )
+
+    def _replace_node(self, rank_state: RankState, node: int | None) -> None:
+        """
+        End the other processes of the node of a lost rank too, so that all of them are replaced.
+        Keep them if they hold a shard that no other sound rank holds.
+        """
+        if "recover" not in self._job.policy.enable:
+            return
+        others = [
+            other for other in self._job.member_states() if other.node == node and other.ready
+        ]
+        alone = self._job.only_on(other.rank for other in others)
+        if alone:
+            self._job.tell("node_kept", node=node, why=f"nobody else has shard {alone[0]!r}")
+        else:
+            for other in others:
+                self._job.incident.counted.add(other.rank)  # this rank is not to blame
+                self.attempts.terminate(
+                    other, f"its node is replaced with rank {rank_state.rank}", "process"
+                )
+
+    def replan(self) -> None:
+        """
+        Decide again after a fault has joined, with the larger set of faults. Only the states
+        CHOOSING, AWAITING and DUMPING have a decision to repeat.
+        """
+        if FAULTS[self._job.state] is not Reaction.REPLAN:
+            return
+        if self._job.state is S.DUMPING:
+            self.ending.replan()
+        else:
+            self.comparison.judge()  # the rank whose copy counted may be lost
+            self.choice.consider()
+
+    def straggles(self, message: Noticed) -> None:
+        """
+        Start a successor for a rank that holds the others up. Log why not, if none can be started.
+        """
+        job = self._job
+        rank_state = job.rank_states[message.rank]
+        why_not = self._why_no_successor(rank_state)
+        node = None if why_not else job.elsewhere(rank_state, job.room)
+        if node is None:
+            why_not = why_not or "no other node has room"
+        job.tell("rank_straggles", rank=rank_state.rank, why=message.evidence, why_not=why_not)
+        if node is not None:
+            cause = f"rank {rank_state.rank} holds the others up: {message.evidence}"
+            self._bring_up(rank_state, node, message.evidence, cause)
+
+    def _bring_up(self, rank_state: RankState, node: int, why: str, cause: str) -> None:
+        """
+        Start a successor for a rank on this node, while the present process of the rank trains on.
+        `why` is the evidence against the rank, `cause` the reason that the agent is given.
+        """
+        successor = RankState(rank=rank_state.rank)
+        rank_state.straggles = why
+        self._job.successors[rank_state.rank] = successor
+        self._job.spawn(successor, node, cause)
+
+    def _why_no_successor(self, rank_state: RankState) -> str:
+        """
+        Return why no successor is started for a rank, or "" if one can be. Room on other nodes is
+        not considered here.
+        """
+        job = self._job
+        if FAULTS[job.state] is not Reaction.FREEZE:
+            return "everyone stands still already"
+        known = "another process is on its way" if rank_state.rank in job.successors else ""
+        return self._why_no_migration() or known
+
+    def _why_no_migration(self) -> str:
+        """
+        Return why no rank at all can get a successor, or "" if ranks can.
+        """
+        job = self._job
+        unable = [s.rank for s in job.member_states() if "migrate" not in s.strategies]
+        if "migrate" not in job.policy.enable:
+            return "migrate is not enabled"
+        return f"the adaptor of ranks {unable} cannot take part" if unable else ""
+
+    # ---------------------------------------------------------------- what is switched on request
+
+    def switch(self, message: SwitchRequested) -> None:
+        """
+        Switch these ranks to other processes as soon as possible. Ranks of an earlier request that
+        are not named again keep their processes.
+        """
+        job, wanted = self._job, frozenset(message.ranks)
+        why_not = self._why_no_switch(wanted)
+        if why_not:
+            job.tell("switch_called_off", ranks=sorted(wanted), why=why_not)
+            return
+        kept = job.switch & wanted
+        self.call_off(message.why, job.switch - wanted)
+        job.switch, job.switch_why = wanted, message.why
+        if wanted - kept:
+            job.tell("switch_asked", ranks=sorted(wanted), why=message.why)
+
+    def _why_no_switch(self, ranks: frozenset[int]) -> str:
+        job = self._job
+        outside = sorted(ranks - job.members)
+        if outside:
+            return f"ranks {outside} do not take part"
+        absent = any(s.process not in (Process.JOINED, Process.READY) for s in job.member_states())
+        # a process says when it joins which strategies it can take part in: nothing rules a switch
+        # out before all members have joined
+        return self._why_no_migration() if ranks and not absent else ""
+
+    def is_left(self, node: int) -> bool:
+        """
+        Return whether the job can go on without a node: the node has joined and is not lost, and
+        every member with its place on the node is to be switched. A node without members qualifies.
+        """
+        job = self._job
+        there = {rank_state.rank for rank_state in job.member_states() if rank_state.node == node}
+        known = node in job.nodes and node not in job.lost_nodes
+        return known and there <= job.switch
+
+    def leave(self, node: int, why: str) -> None:
+        """
+        Give up a node: end all processes on it. They get time to report what they leave behind.
+        """
+        job = self._job
+        there = [rank_state for rank_state in job.member_states() if rank_state.node == node]
+        job.lost_nodes.add(node)
+        job.tell("node_left", node=node, ranks=[rank_state.rank for rank_state in there], why=why)
+        for rank_state in there:
+            self.attempts.fault(
+                "node", rank_state.rank, self.attempts.step_of(rank_state), job.now, why
+            )
+        successors = [successor for successor in job.successors.values() if successor.node == node]
+        self.attempts.terminate_all([*there, *successors], why, "node")
+
+    def call_off(self, why: str, ranks: frozenset[int]) -> None:
+        """
+        Cancel the switch of these ranks: they keep their processes, and their successors are ended.
+        """
+        job = self._job
+        if not ranks:
+            return
+        job.switch -= ranks
+        job.tell("switch_called_off", ranks=sorted(ranks), why=why)
+        successors = [successor for rank, successor in job.successors.items() if rank in ranks]
+        self.attempts.terminate_all(successors, why, "process")
+        if job.state is S.CHOOSING and any(successor.invited for successor in successors):
+            self.replan()  # the offers that name these successors are void
+
+    def _seek_successors(self) -> None:
+        """
+        Start a successor for each rank that is to be switched, as far as there is room on nodes
+        that no such rank is to leave.
+        """
+        job = self._job
+        going = {job.rank_states[rank].node for rank in job.switch}
+        for rank in sorted(job.switch - job.successors.keys()):
+            rank_state = job.rank_states[rank]
+            room = {node: left for node, left in job.room.items() if node not in going}
+            node = job.elsewhere(rank_state, room)
+            if node is not None:
+                self._bring_up(
+                    rank_state,
+                    node,
+                    job.switch_why,
+                    f"rank {rank} is to be switched: {job.switch_why}",
+                )
+
+    def recall(self) -> None:
+        """
+        Start another process for each rank outside the job that has lost its process, if a node has
+        room and the rank has not failed too often.
+        """
+        job = self._job
+        whole = len(job.members) == len(job.rank_states)
+        if whole or "scale_out" not in job.policy.enable:
+            return
+        for rank_state in job.rank_states.values():
+            outside = rank_state.rank not in job.members and rank_state.process is Process.GONE
+            node = job.home(rank_state)
+            if outside and node is not None and not job.flapping(rank_state.rank):
+                job.spawn(rank_state, node, f"rank {rank_state.rank} is to come back")
+
+    def _dismiss(self) -> None:
+        """
+        End the successors that were invited to take over and could not.
+        """
+        for successor in self._job.successors.values():
+            if successor.invited:
+                self.attempts.terminate(successor, "it could not take over", "process")
+
+    # ---------------------------------------------------------------- repair
+
+    def _start_repair(self) -> bool:
+        """
+        Plan the repair when every member takes orders, and begin it: form the process groups and
+        copy the state that ranks lack. First choose a strategy, if none is followed.
+        """
+        job, incident, store = self._job, self._job.incident, self._job.store
+        if incident.strategy == "" and not job.terminating():
+            self.choice.consider()
+            return True
+        if store is not None and self._all_there():
+            plan = planner.repair(
+                job.topology(), job.standings(self.choice.unplaceable), job.members, job.terms()
+            )
+            if isinstance(plan, str):
+                incident.failed[incident.base] = plan
+                incident.strategy = ""  # the next move chooses again
+                return True
+            self._repair(plan, *store)
+        return False
+
+    def _all_there(self) -> bool:
+        """
+        Return whether every member takes orders, every process that was told to end has ended, and
+        the backoff before another attempt is over.
+        """
+        job = self._job
+        if job.waits_for_starters():  # this check is cheaper than the check of every member
+            return False
+        waits = job.deadline is not None and job.deadline > job.now
+        return (
+            job.every(lambda rank_state: rank_state.ready) and not waits and not job.terminating()
+        )
+
+    def _repair(self, plan: Repair, host: str, port: int) -> None:
+        job, incident, step = self._job, self._job.incident, plan.step
+        incident.step, incident.store = None if step is None else step + 1, (host, port)
+        job.move(S.REPAIRING)
+        name = f"{job.name}/{incident.number}.{incident.round}"
+        without = tuple(rank for rank in job.rank_states if rank not in job.members)
+        regroup = job.to_all(
+            Regroup, step=incident.step or 0, name=name, host=host, port=port, without=without
+        )
+        job.issue(regroup, limit=job.policy.regroup)
+        limit, key = job.policy.repair, job.key()
+        if step is None:
+            return  # the search for a checkpoint comes later, since it may need the new groups
+        if plan.load:
+            forget_tails(job, step)
+            job.search()
+            job.issue(job.to_all(Load, directory=plan.load, step=step), limit=limit)
+        else:
+            note_tails(
+                job,
+                step,
+                {
+                    rank_state.rank: rank_state.standing("")
+                    for rank_state in job.rank_states.values()
+                },
+            )
+        if plan.restore:
+            job.issue(Restore(**key, to=plan.restore, step=step), limit=limit)
+        fetches = [
+            Fetch(**key, to=(rank,), step=step, transfers=transfers)
+            for rank, transfers in plan.transfers.items()
+        ]
+        if fetches:
+            job.issue(*fetches, limit=limit)
+
+    def _repaired(self) -> bool:
+        """
+        Rebuild, once every member holds the planned state. If the plan names no step, first let the
+        ranks find and load a checkpoint of their own.
+        """
+        job, incident = self._job, self._job.incident
+        if incident.step is None and "reload" not in incident.tasks:
+            self._reload()
+            return False
+        why_not = self._found() if incident.step is None else ""
+        if why_not:
+            # another search would find the same checkpoint
+            incident.failed |= dict.fromkeys(planner.RELOADING, why_not)
+            self.attempts.freeze()
+            return True
+        job.search(over=True)
+        if not self.comparison.confirms():
+            return True
+        limit = job.policy.rebuild
+        if any(rank_state.held is None for rank_state in job.member_states()):
+            # a rank that holds no state gets it in the rebuild, and the state may be large
+            limit = max(limit, job.policy.repair)
+        job.step_to(S.REBUILDING, job.to_all(Rebuild), limit)
+        return False
+
+    def _reload(self) -> None:
+        """
+        Order every member to find and load the newest checkpoint that it keeps itself.
+        """
+        job = self._job
+        job.search()
+        reload = job.to_all(Reload, not_after=job.incident.ceiling)
+        job.issue(reload, limit=job.policy.repair)
+
+    def _found(self) -> str:
+        """
+        Accept the checkpoint that the members have found and loaded themselves as the state to go
+        on from. Return "", or the sentence why the checkpoint cannot be used.
+        """
+        job, incident = self._job, self._job.incident
+        found = {s.rank: -1 if s.held is None else s.held for s in job.member_states()}
+        low, step = min(found, key=found.__getitem__), max(found.values())
+        if found[low] < 0:
+            return f"rank {low} has not said of which step the checkpoint is that it has found"
+        if found[low] < step:
+            high = max(found, key=found.__getitem__)
+            return (
+                f"rank {low} has found a checkpoint of step {found[low]}, rank {high} one of step "
+                f"{step}: nobody can go on from both"
+            )
+        if incident.ceiling is not None and step > incident.ceiling and not incident.tentative:
+            return (
+                f"the ranks have found a checkpoint of step {step}, and what is wrong may be in "
+                f"everything after step {incident.ceiling}"
+            )
+        # if all members have lost their processes, maybe with their nodes, no rank is left to say
+        # how far the run had come
+        if incident.begun < step and not job.members <= incident.respawns.keys():
+            return (
+                f"the ranks have found a checkpoint of step {step}, and none of them had come further "
+                f"than step {incident.begun}: it is not of this run"
+            )
+        incident.step = step + 1
+        for rank_state in job.member_states():
+            rank_state.trusted, rank_state.damaged, rank_state.doubted = True, False, step
+            rank_state.holds_another()
+            job.captures(rank_state)
+        forget_tails(job, step)
+        job.tell("checkpoint_found", incident=incident.number, step=step)
+        return ""
+
+    def _rebuilt(self) -> None:
+        """
+        Go on to the rollback when every member has built its wrapper. The wrapper may have made the
+        initial states of the ranks equal, so they are compared first, once in a job.
+        """
+        job = self._job
+        job.untrained = False
+        holders = () if job.began else self.comparison.holders()
+        if holders and "compare" not in job.incident.tasks:
+            job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
+            return
+        if holders:
+            self.comparison.tell_begins()
+        job.began = True
+        self._roll_back()
+
+    def _roll_back(self) -> None:
+        job = self._job
+        step = job.agreed()
+        job.incident.returns_to(step)
+        note_habits(job, step)
+        skip = self._skip(step)
+        # checkpoints of later steps belong to a past that is given up: training may go another way
+        job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}
+        self._leave_behind(step)
+        rollback = job.to_all(
+            Rollback,
+            step=step,
+            skip=skip,
+            private={s.rank: s.private[step] for s in job.member_states() if step in s.private},
+            derive=self._deriving(step),
+        )
+        job.step_to(S.ROLLING_BACK, rollback, job.policy.repair)
+
+    def _leave_behind(self, step: int) -> None:
+        """
+        Invalidate the copies of non-members that are newer than `step`, the step that the members
+        go on from. Later steps belong to a past that is given up.
+        """
+        job = self._job
+        for rank_state in job.rank_states.values():
+            kept = () if rank_state.rank in job.members else rank_state.standing("").copies(None)
+            if any(copy > step for copy in kept):
+                rank_state.trusted, rank_state.damaged = False, True
+
+    def _skip(self, step: int) -> int:
+        """
+        Return how many batches to leave out after `step`: the advised number or, with
+        `policy.skip_batch`, the number up to the last numeric fault if that is larger. A second
+        rollback to the same step gets the same number.
+        """
+        incident = self._job.incident
+        if incident.skip_at is None:
+            if self._job.policy.skip_batch and incident.ceiling is not None:
+                incident.skip = max(incident.skip, incident.numeric_step() - step)
+            if incident.skip:
+                incident.skip_at = step
+        return incident.skip if step == incident.skip_at else 0
+
+    def _deriving(self, step: int) -> tuple[int, ...]:
+        """
+        Return the ranks that have to make their rank-local state anew, from `step` alone. The event
+        is logged and added to the reservations, since training is not bit for bit the same then.
+        """
+        job, joining = self._job, self._job.incident.joining
+        without_local_state = [
+            s for s in job.member_states() if job.without_local_state(s) or step < s.since
+        ]
+        ranks = tuple(
+            s.rank for s in without_local_state if s.rank in joining or step not in s.private
+        )
+        if ranks and step > 0:
+            job.tell("private_derived", ranks=list(ranks), step=step)
+            why = f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
+            job.incident.reservations.append((step, why))
+        return ranks
+
+    def _resume_training(self) -> None:
+        job = self._job
+        job.trained = set()
+        job.compared = job.agreed()
+        job.incident.gone_back()
+        for rank_state in job.member_states():
+            rank_state.finished = rank_state.brought = False
+        job.finished = set()
+        resume = job.to_all(
+            Resume, step=job.agreed() + 1, again=self._called_again(), tails=job.tails
+        )
+        job.step_to(S.RESUMING, resume, job.policy.regroup)
+
+    def _called_again(self) -> bool:
+        """
+        Return whether the functions that are called after the agreed step have to be called again,
+        since some rank, alive or lost, may not have been through them. That is unknown for a rank
+        that was lost with its node, and for the ranks of an earlier run: then the functions are
+        called again.
+        """
+        job, incident, step = self._job, self._job.incident, self._job.agreed()
+        if step == 0 or not any(rank_state.after for rank_state in job.member_states()):
+            return False
+        if job.resumed and step == job.first:
+            return True
+        lost = incident.respawns.keys() - incident.marks.keys()
+        return bool(lost & job.members) or any(
+            incident.marks.get(rank, step) < step for rank in job.members
+        )
+
+    def _close(self) -> bool:
+        job, incident = self._job, self._job.incident
+        incident.tasks = {}
+        job.move(S.HEALTHY)
+        if incident.closed is not None:
+            self._dismiss()
+            return True  # a pause has ended, not an incident
+        for rank_state in job.rank_states.values():
+            began = incident.processes.get(rank_state.rank)
+            if began is not None:
+                incident.kept[rank_state.rank] = began == (rank_state.pid, rank_state.started)
+        incident.closed = max(phase.end for phase in incident.phases if phase.name == "resume")
+        if incident.number:
+            job.incidents.append(incident)
+            job.tell(
+                "incident_closed",
+                incident=incident.number,
+                strategy=incident.strategy,
+                step=incident.step,
+                seconds=incident.closed - incident.opened,
+            )
+        self._dismiss()
+        self.recall()
+        return True

@@ -1,0 +1,258 @@
+"""
+Ends a job: with a last checkpoint by the survivors, by completion, or without saving.
+"""
+
+from tft.core.job.commands import JobOver
+from tft.core.job.comparison import note_habits, note_tails
+from tft.core.job.rank_state import RankState
+from tft.core.job.state import Job
+from tft.core.job.transitions import State
+from tft.core.plan import planner
+from tft.errors import InternalError
+from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
+
+S = State
+
+
+class Shutdown:
+    """
+    Ends one job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    # ---------------------------------------------------------------- the last checkpoint
+
+    def dump(self) -> None:
+        """
+        Plan a last checkpoint, or plan it again with the ranks that are left to write it. End the
+        job as failed if no last checkpoint is possible.
+        """
+        job, incident = self._job, self._job.incident
+        failed = {s.rank: s.unable or s.no_restore or s.no_commit for s in job.rank_states.values()}
+        standings = self._standings()
+        step = planner.covered_step(job.topology().groups, standings, incident.ceiling)
+        incident.tasks = {}
+        if not isinstance(step, str) and not self._committers():
+            step = "nobody is left to commit it"
+        if isinstance(step, str):
+            failures = [
+                f"rank {rank} could not write: {why}" for rank, why in failed.items() if why
+            ]
+            why = "; ".join([step, *failures])
+            incident.tried.append(("dump", why))
+            incident.strategy = "exit"
+            return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
+        if job.state is S.DUMPING:
+            incident.round += 1
+            incident.spare = True
+        job.move(S.DUMPING)
+        job.saved = {}
+        incident.writers = {s.rank for s in job.rank_states.values() if s.able}
+        incident.step = step + 1
+        incident.returns_to(step)
+        note_tails(job, step, standings)
+        note_habits(job, step)
+        back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]
+        if back:  # restore first: savers save the state that they have in use
+            restore = Restore(**job.key(), to=tuple(sorted(back)), step=step)
+            job.issue(restore, limit=job.policy.repair)
+        return None
+
+    def _savers(self, step: int) -> dict[int, tuple[str, ...]]:
+        job = self._job
+        return planner.savers(
+            job.topology(), self._standings(), step, job.incident.ceiling,
+            spread=job.policy.spread_savers,
+        )  # fmt: skip
+
+    def _standings(self) -> dict[int, planner.Standing]:
+        """
+        Return the standings, by rank, of the ranks that have not failed to write.
+        """
+        return {s.rank: s.standing("") for s in self._job.rank_states.values() if not s.unable}
+
+    def _save(self, step: int) -> None:
+        self._job.issue(*self._saves(step, self._savers(step)), limit=self._job.policy.save)
+
+    def replan(self) -> None:
+        """
+        Plan the last checkpoint again after a rank was lost. Once all files are saved, only the
+        loss of the committing rank counts: files that others save now would be mixed up with the
+        complete set.
+        """
+        if "commit" not in self._job.incident.tasks or self._misses_somebody():
+            self.dump()
+
+    def _misses_somebody(self) -> bool:
+        """
+        Return whether a rank is gone that had to write, or to commit once a commit was ordered.
+        The rank may be a member of the job or not.
+        """
+        job = self._job
+        commit = job.incident.tasks.get("commit")
+        committers = set() if commit is None else {r for o in commit.orders for r in o.to}
+        needed = committers or job.incident.writers
+        return not all(job.rank_states[rank].able for rank in needed)
+
+    def _saves(self, step: int, shards: dict[int, tuple[str, ...]]) -> list[Save]:
+        """
+        Return the orders to save, one for each rank that can write. A torn rank writes too: its
+        shards are void, but no other rank has its RNG and data position. The first writer also
+        writes the RNG and data position of lost ranks.
+        """
+        job = self._job
+        writers = [s.rank for s in job.rank_states.values() if s.able]
+        orphans = {
+            s.rank: s.private[step]
+            for s in job.rank_states.values()
+            if s.rank not in writers and step in s.private
+        }
+        key = job.key()
+        copies = self._copies(step, shards)
+        return [
+            Save(
+                **key,
+                to=(rank,),
+                directory=self._directory(step),
+                step=step,
+                shards=shards.get(rank, ()),
+                copies=copies.get(rank, ()),
+                private=orphans if rank == writers[0] else {},
+            )
+            for rank in writers
+        ]
+
+    def _copies(self, step: int, savers: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+        job = self._job
+        if job.incident.spare or not job.policy.save_copies:
+            return {}
+        return planner.copiers(
+            job.topology(), self._standings(), step, job.incident.ceiling, savers
+        )
+
+    def _directory(self, step: int) -> str:
+        return f"{self._job.directory}/{self._job.checkpoint_name.format(step=step)}"
+
+    def advance_dump(self) -> None:
+        """
+        Make the next move of the last checkpoint: all writers save, then one rank commits, then the
+        job is over.
+        """
+        job = self._job
+        if job.terminating():
+            return  # their part is planned again when their end is reported
+        if self._misses_somebody():  # the loss of a rank outside the job triggers no plan elsewhere
+            self.dump()
+        if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
+            return
+        if "save" not in job.incident.tasks:
+            self._save(job.agreed())
+        elif "commit" not in job.incident.tasks:
+            self._commit()
+        elif job.answered_all("commit"):
+            self._dumped()
+
+    def _commit(self) -> None:
+        job = self._job
+        step = job.agreed()
+        committer = min(self._committers())
+        commit = Commit(
+            **job.key(),
+            to=(committer,),
+            directory=self._directory(step),
+            step=step,
+            files=tuple(job.saved[name] for name in sorted(job.saved)),
+        )
+        job.issue(commit, limit=job.policy.save)
+
+    def _committers(self) -> list[int]:
+        return [s.rank for s in self._job.rank_states.values() if s.able and not s.no_commit]
+
+    def _dumped(self) -> None:
+        job = self._job
+        step = job.agreed()
+        job.last_step = step
+        if job.stop is not None and job.stop.signal:
+            return self.exit("cancelled", 128 + job.stop.signal, job.stop.why)
+        why = job.incident.forced or "the job cannot go on"
+        return self.exit("dumped", 3, f"{why}; a last checkpoint of step {step} is written")
+
+    def save_failed(self, rank_state: RankState, why: str) -> None:
+        """
+        Plan again after a rank could not write its part: another holder has to.
+        """
+        rank_state.unable = why
+        self.dump()
+
+    def restore_failed(self, rank_state: RankState, why: str) -> None:
+        """
+        Plan again after a rank could not take back its kept copy: another holder has to save that
+        shard. This rank still saves its rank-local state.
+        """
+        rank_state.no_restore, rank_state.damaged = why, True
+        self.dump()
+
+    def commit_failed(self, rank_state: RankState, why: str) -> None:
+        """
+        Plan again after a rank could not commit: another rank has to. This rank still saves, since
+        no other rank has its rank-local state.
+        """
+        rank_state.no_commit = why
+        self.dump()
+
+    # ---------------------------------------------------------------- leaving
+
+    def complete(self) -> None:
+        """
+        End the job as completed: every member has finished.
+        """
+        self.exit("completed", 0, "every rank has finished")
+
+    def exit(self, result: str, code: int, why: str) -> None:
+        """
+        Decide the outcome and let the ranks leave. `result` is `completed`, `dumped`, `failed` or
+        `cancelled`; `code` is the exit code of `tft run`. A failed job counts as cancelled if a
+        signal asked for the end.
+        """
+        job, incident = self._job, self._job.incident
+        if result == "failed":
+            job.last_step = max(job.last_step, incident.furthest)
+            if job.stop is not None and job.stop.signal:
+                result, code = "cancelled", 128 + job.stop.signal
+        if incident.closed is None:
+            incident.closed = job.now
+            if incident.number:
+                if job.state is not S.DUMPING:
+                    incident.strategy = "exit"  # a strategy that was begun is given up
+                job.incidents.append(incident)
+        job.move(S.EXITING)
+        job.outcome = JobOver(result=result, code=code, why=why)
+        job.tell("job_ends", result=result, code=code, why=why)
+        incident.tasks = {}
+        job.node_orders = {}
+        finished = result == "completed"
+        to = tuple(rank_state.rank for rank_state in job.present())
+        if to and finished:
+            job.issue(Complete(**job.key(), to=to), limit=job.policy.join)
+        elif to:
+            job.issue(End(**job.key(), to=to, code=code, why=why), limit=job.policy.leave)
+        if not finished:
+            job.stay(3 * job.policy.leave)
+            job.ending = [EndNode(epoch=job.epoch, grace=job.policy.leave, why=why)]
+            job.said.extend(job.ending)
+
+    def end(self) -> None:
+        """
+        End the job: the ranks have left, or have had their time to leave. Raises `InternalError`
+        when the outcome was not decided before.
+        """
+        job = self._job
+        job.incident.tasks = {}
+        if job.outcome is None:
+            raise InternalError("the ranks have left before the outcome was decided")
+        job.move(S.ENDED)
+        end = EndNode(epoch=job.epoch, grace=job.policy.leave, why=job.outcome.why)
+        job.ending = [end]
+        job.said.extend([end, job.outcome])

@@ -1,0 +1,333 @@
+"""
+Chooses the strategy of an incident: from the offers of the planner and the advice of recovery
+plugins. Makes the first moves of the chosen strategy.
+"""
+
+from dataclasses import replace
+
+from tft.core.job.attempts import Attempts
+from tft.core.job.commands import Consult
+from tft.core.job.comparison import Comparison
+from tft.core.job.rank_state import Process, RankState
+from tft.core.job.shutdown import Shutdown
+from tft.core.job.state import Job
+from tft.core.job.transitions import State
+from tft.core.plan import planner
+from tft.core.plan.planner import Offer
+from tft.protocol.messages import Advised
+
+S = State
+
+OPPORTUNITIES = ("migrate", "scale_out")
+"""Strategies that need no fault. Their refusal is not worth reporting."""
+
+
+class StrategyChoice:
+    """
+    Chooses the strategy for one job.
+    """
+
+    def __init__(
+        self, job: Job, attempts: Attempts, ending: Shutdown, comparison: Comparison
+    ) -> None:
+        self._job = job
+        self._attempts = attempts
+        self._shutdown = ending
+        self._comparison = comparison
+
+    # ---------------------------------------------------------------- considering
+
+    def consider(self) -> None:
+        """
+        Begin the choice: ask the recovery plugins if there are any, else decide at once. The choice
+        waits until every terminating process has ended, since only then is known what it leaves
+        behind.
+        """
+        job, incident = self._job, self._job.incident
+        incident.strategy, incident.advice = "", None  # an earlier choice is void
+        if job.state is not S.CLEARING:
+            incident.round += 1  # advice to earlier offers is void
+        if job.terminating():
+            return
+        if job.state is S.CLEARING:
+            job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))
+        job.move(S.CHOOSING)
+        if not job.policy.advised or incident.forced or not incident.is_open:
+            self.decide()
+        else:
+            self.ask()
+
+    def ask(self) -> None:
+        """
+        Ask the recovery plugins for advice, and give them `policy.advice` seconds to answer.
+        """
+        job = self._job
+        job.incident.awaited = False
+        job.stay(job.policy.advice)
+        job.said.append(
+            Consult(
+                incident=job.incident.number,
+                round=job.incident.round,
+                faults=tuple(job.incident.roots()),
+                offers=self.offers(),
+                until=job.now + job.policy.advice,
+            )
+        )
+
+    def offers(self) -> tuple[Offer, ...]:
+        """
+        Return every strategy as an offer with its reasons. A guessed ceiling is dropped if it
+        leaves nothing but `exit`, and so is doubt about the copies of ranks with bad numbers.
+        """
+        job, incident = self._job, self._job.incident
+        made = self._make_offers()
+        if incident.tentative and _hopeless(made):
+            incident.ceiling, incident.tentative = None, False
+            made = self._make_offers()
+        doubted = [s for s in job.member_states() if s.ready and not s.trusted and not s.damaged]
+        if doubted and _hopeless(made):
+            # bad numbers in all copies are not the bad memory of one rank: these copies are better
+            # than none
+            for rank_state in doubted:
+                rank_state.trusted = True
+            job.tell("doubt_dropped", ranks=[rank_state.rank for rank_state in doubted])
+            self._comparison.judge()
+            made = self._make_offers()
+        return made
+
+    def _make_offers(self) -> tuple[Offer, ...]:
+        job = self._job
+        standings = job.standings(self.unplaceable)
+        for rank in self._without_room():
+            why = (
+                standings[rank].unplaceable
+                or f"no node has room for rank {rank} besides the others"
+            )
+            standings[rank] = replace(standings[rank], unplaceable=why)
+        terms = job.terms()
+        if job.incident.advice is not None:
+            terms = _advised_terms(terms, job.incident.advice)
+        returning = job.returning()
+        excluded = frozenset(rank for rank in returning if not job.rank_states[rank].derives)
+        successors = frozenset(successor.rank for successor in job.warm())
+        return planner.offers(
+            job.topology(),
+            standings,
+            job.members,
+            replace(terms, successors=successors, returning=returning, excluded=excluded),
+        )
+
+    def unplaceable(self, rank_state: RankState) -> str:
+        """
+        Return why no other process can be started for a rank, or "" if one can.
+        """
+        job = self._job
+        if job.incident.forced:
+            return job.incident.forced
+        if job.state is S.DUMPING:
+            return "a last checkpoint is being written"
+        if job.home(rank_state) is None:
+            return f"node {rank_state.node} is gone, and its ranks have no other place"
+        if job.incident.respawns.get(rank_state.rank, 0) >= job.policy.respawns:
+            return (
+                f"rank {rank_state.rank} has died {job.policy.respawns + 1} times in this incident"
+            )
+        return job.flapping(rank_state.rank)
+
+    def _without_room(self) -> list[int]:
+        """
+        Return the members that have lost their node and find no room on another one. Members are
+        placed in the order of their ranks; each takes room from those after it.
+        """
+        job, without = self._job, []
+        left = dict(job.room)
+        for rank_state in job.member_states():
+            if rank_state.node in job.lost_nodes | rank_state.excluded_nodes:
+                node = job.elsewhere(rank_state, left)
+                if node is None:
+                    without.append(rank_state.rank)
+                else:
+                    left[node] -= 1
+        return without
+
+    # ---------------------------------------------------------------- advice
+
+    def advised(self, message: Advised) -> None:
+        """
+        Take in the advice of a recovery plugin. Advice to offers of an earlier round is absorbed.
+        """
+        job, incident = self._job, self._job.incident
+        if (message.incident, message.round) != (incident.number, incident.round):
+            return
+        for strategy in message.veto:
+            incident.failed[strategy] = f"a recovery plugin has ruled it out: {message.why}"
+        left = job.policy.patience - incident.waited
+        incident.awaited = message.wait > 0 and left > 0
+        if incident.awaited:
+            seconds = min(message.wait, left)
+            incident.waited += seconds
+            job.stay(seconds)
+            job.tell("advice_awaited", seconds=seconds, why=message.why)
+            return
+        incident.advice = message
+        self.decide()
+
+    def time_is_up(self) -> None:
+        """
+        End the wait for advice. If a plugin asked for the wait, ask the plugins again. If no plugin
+        has answered, decide without advice.
+        """
+        if self._job.incident.awaited:
+            self.ask()
+        else:
+            self.decide()
+
+    # ---------------------------------------------------------------- deciding
+
+    def decide(self) -> None:
+        """
+        Follow the advised strategy if possible, else the first offer that nothing rules out.
+        """
+        incident = self._job.incident
+        if incident.advice is not None and self._heed(incident.advice):
+            return
+        incident.advice = None
+        made = self.offers()
+        chosen = next(offer for offer in made if offer.why_not is None)
+        self._follow(made, chosen, chosen.strategy)
+
+    def _heed(self, advice: Advised) -> bool:
+        """
+        Follow the strategy that the advice names, if possible. Return whether it is followed.
+        """
+        if not advice.strategy:
+            return False
+        made = self.offers()
+        wanted = advice.base or advice.strategy
+        unknown = Offer(strategy=wanted, why_not="nobody offered it")
+        offer = next((offer for offer in made if offer.strategy == wanted), unknown)
+        why_not = offer.why_not or self._why_not_replace(advice, offer)
+        if why_not is None:
+            self._follow(made, offer, advice.strategy)
+            return True
+        self._job.tell("advice_not_followed", strategy=advice.strategy, why_not=why_not)
+        return False
+
+    def _why_not_replace(self, advice: Advised, offer: Offer) -> str | None:
+        """
+        Return why the advised ranks cannot be replaced, or None if they can. The ranks that keep
+        their processes, and the checkpoints, must leave a step to go on from. That does not matter
+        if the ranks load checkpoints that they find themselves.
+        """
+        if not advice.base or not advice.replace or offer.reload:
+            return None
+        job, going = self._job, {*advice.replace, *offer.replace}
+        staying = {r: s for r, s in job.standings(self.unplaceable).items() if r not in going}
+        terms = _advised_terms(job.terms(), advice)
+        without_local_state = {
+            r: steps for r, steps in terms.without_local_state.items() if r not in offer.leaving
+        }
+        step = planner.agreed_step(
+            job.topology(), staying, replace(terms, without_local_state=without_local_state)
+        )
+        return f"with ranks {sorted(going)} replaced, {step}" if isinstance(step, str) else None
+
+    def _follow(self, made: tuple[Offer, ...], offer: Offer, name: str) -> None:
+        """
+        Follow `offer`, one of the offers in `made`. `name` is the name under which the strategy was
+        advised.
+        """
+        job, incident = self._job, self._job.incident
+        incident.tried = [
+            (other.strategy, other.why_not or "another was advised")
+            for other in made[: made.index(offer)]
+            if other.strategy not in OPPORTUNITIES or other.strategy in incident.failed
+        ]
+        if offer.strategy != incident.base:
+            incident.attempts = 0
+        incident.strategy, incident.base = name, offer.strategy
+        job.tell(
+            "strategy_chosen", incident=incident.number, strategy=incident.strategy, why=offer.why
+        )
+        match offer.strategy:
+            case "dump":
+                self._shutdown.dump()
+            case "exit":
+                reasons = "; ".join(f"{strategy}: {why}" for strategy, why in incident.tried)
+                why = f"nothing is left to be done ({reasons})"
+                self._shutdown.exit("failed", 4, why)
+            case _:
+                self._go_on(offer)
+
+    def _go_on(self, offer: Offer) -> None:
+        """
+        Carry out a strategy after which training goes on: settle which ranks take part, and in
+        which processes.
+        """
+        job, incident = self._job, self._job.incident
+        advice = incident.advice
+        if advice is not None and advice.base:
+            incident.ceiling = _lower(incident.ceiling, advice.not_after)
+            incident.skip = max(incident.skip, advice.skip)
+        job.move(S.AWAITING)
+        # the second attempt begins at once, unless it is the last
+        waits = incident.attempts - (job.policy.attempts > 2)
+        if waits > 0:
+            job.stay(job.policy.backoff * waits)
+        if offer.strategy == "migrate":
+            for rank in offer.replace:
+                self.take_over(rank)
+        job.members = (job.members - frozenset(offer.leaving)) | frozenset(offer.joining)
+        incident.joining |= frozenset(offer.joining)
+        for rank_state in job.member_states():
+            if rank_state.process is Process.GONE:  # this rank has a place only now
+                job.respawn(rank_state)
+        own = advice.replace if advice is not None and advice.base else ()
+        going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
+        for rank in sorted(going & job.members):
+            if job.rank_states[rank].ready:
+                self._attempts.terminate(job.rank_states[rank], self._why_replaced(), "process")
+
+    def _why_replaced(self) -> str:
+        """
+        Return why the process of a rank is ended though it lives.
+        """
+        advice = self._job.incident.advice
+        if advice is None:
+            return f"no retry: {dict(self._job.incident.tried)['retry']}"
+        return advice.why or "a recovery plugin has advised it"
+
+    def take_over(self, rank: int) -> None:
+        """
+        Give the rank to its successor, and end the process that held the rank.
+        """
+        job = self._job
+        old, successor = job.rank_states[rank], job.successors.pop(rank)
+        job.switch -= {rank}
+        job.rank_states[rank] = successor
+        job.placed()
+        successor.private, successor.page, successor.since = old.private, old.page, old.since
+        # what a rank is to hold is known before the successor reports it
+        successor.shards, successor.column, successor.derives = old.shards, old.column, old.derives
+        successor.reloads = old.reloads
+        if old.process is not Process.GONE:
+            job.retiring.append(old)  # the report of its end brings the state that it had captured
+            why = "another process has taken over from it"
+            old.terminating, old.terminating_since = why, job.now
+            job.kill(old, why, last_words=False)
+
+
+def _hopeless(made: tuple[Offer, ...]) -> bool:
+    """
+    Return whether no strategy but `exit` is possible.
+    """
+    return all(offer.why_not is not None for offer in made if offer.strategy != "exit")
+
+
+def _advised_terms(terms: planner.Terms, advice: Advised) -> planner.Terms:
+    return replace(terms, ceiling=_lower(terms.ceiling, advice.not_after if advice.base else None))
+
+
+def _lower(ceiling: int | None, other: int | None) -> int | None:
+    known = [step for step in (ceiling, other) if step is not None]
+    return min(known, default=None)

@@ -1,0 +1,177 @@
+"""
+The two tables of the job machine. `TRANSITIONS`: the states that may follow each state; a move that
+is not in it is a bug of tft. `REACTIONS`: what each event leads to in each state; the machine looks
+up every event here. `docs/machine.md` shows both tables.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
+
+
+class State(StrEnum):
+    """
+    The states of the job as a whole.
+    """
+
+    AWAITING = "awaiting"
+    """Processes are starting. All other ranks wait, parked."""
+    REPAIRING = "repairing"
+    """Lost state is being copied, and process groups are being formed."""
+    REBUILDING = "rebuilding"
+    """Wrappers are being built around the repaired state."""
+    ROLLING_BACK = "rolling back"
+    """RNG and data positions are being set to the agreed step."""
+    RESUMING = "resuming"
+    """The ranks train again. Success is announced after one more step of every member."""
+    HEALTHY = "healthy"
+    PAUSING = "pausing"
+    """All ranks go on to the same step boundary."""
+    PAUSED = "paused"
+    """All ranks wait at that boundary, maybe while a check runs."""
+    FREEZING = "freezing"
+    """Every rank is asked for its position, and held back from its next update."""
+    CLEARING = "clearing"
+    """The training threads leave the loop and drop the broken groups."""
+    CHOOSING = "choosing"
+    """Recovery plugins are asked which strategy to follow. Without a plugin this takes no time."""
+    DUMPING = "dumping"
+    """The survivors write a last checkpoint."""
+    EXITING = "exiting"
+    """The ranks are leaving."""
+    ENDED = "ended"
+    """No process is left."""
+
+
+S = State
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    S.AWAITING: frozenset({S.CHOOSING, S.REPAIRING, S.EXITING}),
+    S.REPAIRING: frozenset({S.REBUILDING, S.FREEZING, S.EXITING}),
+    S.REBUILDING: frozenset({S.ROLLING_BACK, S.FREEZING, S.EXITING}),
+    S.ROLLING_BACK: frozenset({S.RESUMING, S.FREEZING, S.EXITING}),
+    S.RESUMING: frozenset({S.HEALTHY, S.FREEZING, S.EXITING}),
+    S.HEALTHY: frozenset({S.PAUSING, S.FREEZING, S.EXITING}),
+    S.PAUSING: frozenset({S.PAUSED, S.RESUMING, S.FREEZING, S.EXITING}),
+    S.PAUSED: frozenset({S.RESUMING, S.FREEZING, S.EXITING}),
+    S.FREEZING: frozenset({S.CLEARING, S.FREEZING, S.EXITING}),
+    S.CLEARING: frozenset({S.CHOOSING, S.FREEZING, S.EXITING}),
+    S.CHOOSING: frozenset({S.CHOOSING, S.AWAITING, S.DUMPING, S.EXITING}),
+    S.DUMPING: frozenset({S.DUMPING, S.EXITING}),
+    S.EXITING: frozenset({S.ENDED}),
+    S.ENDED: frozenset(),
+}
+"""A fault leads to FREEZING in every state in which a rank is in the loop or forms a process
+group."""
+
+SETTLED = frozenset({S.EXITING, S.ENDED})
+"""The states in which the outcome is decided."""
+
+
+class Reaction(StrEnum):
+    """
+    What an event leads to, in addition to being recorded.
+    """
+
+    NOTE = "notes"
+    """The event is recorded. If the job waited only for it, the job moves on."""
+    FREEZE = "freezes"
+    """A fault: it opens an incident, or joins the open one, and a new round begins."""
+    JOIN = "joins"
+    """A fault: it joins the open incident. What is under way continues with the larger set of
+    faults."""
+    REPLAN = "replans"
+    """A fault: it joins the open incident, and the decision is made again."""
+    FORCE = "ends"
+    """Only a last checkpoint is possible from now on, and the way there begins."""
+    PAUSE = "pauses"
+    """All ranks are brought to one step boundary."""
+    LATER = "keeps"
+    """The request is kept, and carried out when the job is healthy."""
+    RELEASE = "releases"
+    """All ranks go on from where they wait."""
+    SUSPECT = "suspects"
+    """All ranks are frozen, to see which rank does not wait for others."""
+    DECIDE = "decides"
+    """The advice is taken, and a strategy is followed."""
+    EXPIRE = "expires"
+    """Ranks that owe an answer for too long are dealt with."""
+    LEAD = "leads"
+    """A new leader: every limit begins anew, and every unanswered order is sent again."""
+    ABSORB = "absorbs"
+    """The event is late, or does not concern this job: nothing follows."""
+
+
+R = Reaction
+
+
+_MOVING = (S.RESUMING, S.HEALTHY, S.PAUSING)
+_LATE = {S.EXITING: R.ABSORB, S.ENDED: R.ABSORB}
+_KEPT = {**dict.fromkeys(State, R.NOTE), **_LATE}
+_HEARD = {**dict.fromkeys(State, R.NOTE), S.ENDED: R.ABSORB}
+FAULTS = {
+    **dict.fromkeys(State, R.FREEZE),
+    **dict.fromkeys((S.FREEZING, S.CLEARING), R.JOIN),
+    **dict.fromkeys((S.CHOOSING, S.AWAITING, S.DUMPING), R.REPLAN),
+    **_LATE,
+}
+"""The reaction to a fault in each state, however the fault became known."""
+
+REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
+    "NodeJoined": _HEARD,
+    "Spawned": _KEPT,
+    "StoreOpened": {**_KEPT, S.REPAIRING: R.FREEZE},
+    "Joined": dict.fromkeys(State, R.NOTE),
+    "Ready": _HEARD,
+    "Exited": {**FAULTS, S.EXITING: R.NOTE, S.ENDED: R.NOTE},
+    "NodeLost": {**FAULTS, S.EXITING: R.NOTE},
+    "Faulted": FAULTS,
+    "Noticed": FAULTS,
+    "Answered": _HEARD,
+    "Trained": _KEPT,
+    "Finished": _KEPT,
+    "Checkpointed": _KEPT,
+    "CheckpointFailed": _KEPT,
+    "StopRequested": {**dict.fromkeys(State, R.FORCE), S.DUMPING: R.NOTE, **_LATE},
+    "PauseRequested": {
+        **dict.fromkeys(State, R.LATER),
+        S.HEALTHY: R.PAUSE,
+        **dict.fromkeys((S.PAUSED, S.DUMPING), R.ABSORB),
+        **_LATE,
+    },
+    "ResumeRequested": {
+        **dict.fromkeys(State, R.NOTE),
+        **dict.fromkeys((S.PAUSING, S.PAUSED), R.RELEASE),
+        **dict.fromkeys((S.HEALTHY, S.DUMPING), R.ABSORB),
+        **_LATE,
+    },
+    "SwitchRequested": _KEPT,
+    "Advised": {**dict.fromkeys(State, R.ABSORB), S.CHOOSING: R.DECIDE},
+    "Stalled": {**dict.fromkeys(State, R.ABSORB), **dict.fromkeys(_MOVING, R.SUSPECT)},
+    "DeadlinePassed": {**dict.fromkeys(State, R.EXPIRE), S.ENDED: R.ABSORB},
+    "Led": dict.fromkeys(State, R.LEAD),
+}
+"""The reaction to each kind of event in each state. A report is named by its message."""
+
+UNREACHABLE: Mapping[tuple[str, State], str] = {
+    **{
+        ("Stalled", state): "no rank has to move then, and only while one has to are beats judged"
+        for state in State
+        if state not in _MOVING
+    },
+    ("DeadlinePassed", S.ENDED): "nothing is waited for any more, so no deadline is named",
+}
+"""Kinds of event with a state in which they cannot come, and why. All other pairs are possible: a
+report of a process may arrive long after tft gave the process up, when its node can be reached
+again."""
+
+
+def kind_of(event: Event) -> str:
+    """
+    Return the row of `REACTIONS` to which an event belongs.
+    """
+    match event:
+        case Received(message=message):
+            return type(message).__name__
+        case DeadlinePassed() | Stalled() | Led():
+            return type(event).__name__

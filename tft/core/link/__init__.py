@@ -1,0 +1,3 @@
+"""
+What holds between parts that talk over a bus: delivery, leases, silence.
+"""

@@ -1,0 +1,3 @@
+"""
+The rank machine: what one rank's process does with orders.
+"""

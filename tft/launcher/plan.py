@@ -1,0 +1,345 @@
+"""
+The plan of `tft run`: what it will start, and every check that may refuse it. All checks are made
+before anything is started or written.
+"""
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tft.agent.settings import Placed, StartedElsewhere
+from tft.bus.broker import is_loopback
+from tft.bus.ports import check_free, free_address
+from tft.bus.zeromq import host_and_port
+from tft.checkpoint import checkpoint_store_of, newest
+from tft.config import RUN_OPTIONS, JobSettings
+from tft.core.job.policy import STRATEGIES
+from tft.errors import UsageError
+from tft.keys import read_keys
+from tft.launcher.options import LOOPBACK, job_arguments, job_settings
+from tft.launcher.run_directory import (
+    check_run_dir,
+    holds_story,
+    in_use,
+    living_run,
+    new_run_dir,
+    shared_name,
+)
+from tft.plugins import find_adaptor
+from tft.transfer.tls import read_tls
+
+LEADER = -1
+"""The node number of a launcher without a node. It runs the broker and the controller for nodes
+elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """
+    One node's share of a job, ready to be started.
+    """
+
+    settings: JobSettings
+    node: int
+    host: str
+    """The address at which other nodes reach this node."""
+    insecure: bool
+    report: Path | None
+    """The path of a copy of the report, written when the job is over; None: no copy."""
+    script: str
+    arguments: tuple[str, ...]
+    module: bool = False
+    """True if `script` is the name of a module."""
+    placed: Placed | None = None
+    """
+    The place that another launcher has given to the only rank of this node; None: no other launcher
+    has placed the rank.
+    """
+    starter: StartedElsewhere | None = None
+    """The program that starts the processes of the ranks; None: the agent starts them."""
+    may_begin: bool = False
+    """True if the job may begin from the start when there is no checkpoint to resume from."""
+    led_elsewhere: bool = False
+    """True if the broker and the controller run next to a launcher that has no node."""
+    spare: int = 0
+    """The number of additional ranks for which the node has room."""
+    goes_on: bool = False
+    """True if the nodes train already, and the launcher without a node is started once more."""
+
+    @property
+    def leads(self) -> bool:
+        """
+        Return True if the broker and the controller run next to this launcher.
+        """
+        return self.node == LEADER or (self.node == 0 and not self.led_elsewhere)
+
+    @property
+    def trains(self) -> bool:
+        """
+        Return True if this launcher has a node of its own.
+        """
+        return self.node != LEADER
+
+    @property
+    def launched(self) -> bool:
+        """
+        Return True if another launcher is involved: it has placed the rank or starts the ranks, or
+        this launcher has no node.
+        """
+        return self.placed is not None or self.starter is not None or not self.trains
+
+    @property
+    def agent(self) -> str:
+        """
+        Return the name of this node's agent among the parts of the job.
+        """
+        return f"agent-{self.node}"
+
+    @property
+    def sender(self) -> str:
+        """
+        Return the name of this launcher on the bus.
+        """
+        return f"run.{self.node}/0"
+
+    @property
+    def command(self) -> list[str]:
+        """
+        Return the script or module with its arguments, as they stand at the end of a `tft` command
+        line.
+        """
+        started = ["-m", self.script] if self.module else [self.script]
+        return [*started, *self.arguments]
+
+    @property
+    def again(self) -> str:
+        """
+        Return a sentence part for the operator: how to continue from a checkpoint of this run.
+        """
+        run_dir = self.settings.run_dir
+        if not self.launched:
+            return f"the same command, with --run-dir {run_dir} --resume, continues"
+        return f"the same start, with --run-dir {run_dir} in {RUN_OPTIONS}, continues"
+
+    def commands(self) -> dict[str, list[str]]:
+        """
+        Return the parts that this launcher starts: the name of each part with its arguments of
+        `tft`.
+        """
+        job = job_arguments(self.settings)
+        parts = self._agent(job) if self.trains else {}
+        if not self.leads:
+            return parts
+        host, port = host_and_port(self.settings.broker)
+        broker = ["broker", "--host", host, "--port", str(port)]
+        if self.settings.curve is not None:
+            broker += ["--curve", str(self.settings.curve)]
+        if self.insecure:
+            broker.append("--insecure")
+        return {"broker": broker, "controller": ["controller", *job], **parts}
+
+    def _agent(self, job: list[str]) -> dict[str, list[str]]:
+        agent = ["agent", *job, "--node", str(self.node), "--host", self.host]
+        if self.spare:
+            agent += ["--spare", str(self.spare)]
+        if self.placed is not None:
+            agent += self.placed.words()
+        if self.starter is not None:
+            agent += self.starter.words()
+        return {self.agent: [*agent, *self.command]}
+
+    def inherited(self, part: str) -> tuple[int, ...]:
+        """
+        Return the file descriptors that a part inherits from this launcher.
+        """
+        return (self.starter.descriptor,) if self.starter and part == self.agent else ()
+
+
+def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own type
+    """
+    Return the plan for the options of `tft run`. All options that were left open are decided here.
+
+    Raises `UsageError` for a job of several nodes without the options that its nodes must share.
+    Raises `UsageError` for a job that is to resume but names neither a run directory nor a
+    checkpoint directory.
+    """
+    placed = Placed.read(options["placed"]) if options["placed"] else None
+    starter = StartedElsewhere.read(options["starter"]) if options["starter"] else None
+    node, spare = options["node_rank"], options["spare"]
+    launched = placed is not None or starter is not None or node == LEADER
+    led_elsewhere = options["led_elsewhere"]
+    _check_shared(options, alone=options["nnodes"] == 1 and placed is None, launched=launched)
+    checkpoint_dir: Path | None = options["checkpoint_dir"]
+    curve: Path | None = options["curve"]
+    if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
+        raise UsageError(
+            "--resume needs the --run-dir of the run to be continued, or the --checkpoint-dir in which "
+            "its checkpoints are"
+        )
+    run_dir = (options["run_dir"] or new_run_dir()).absolute()
+    living = living_run(run_dir) if node == LEADER else None
+    found = {
+        # The name is also the key of the job's ports, so it must be impossible to guess.
+        "job": options["job"] or ("" if launched else secrets.token_hex(8)),
+        "run": options.get("run") or living or secrets.token_hex(4),
+        "broker": options["broker"] or free_address(LOOPBACK),
+        "run_dir": run_dir,
+        "checkpoint_dir": checkpoint_dir and checkpoint_dir.absolute(),
+        "curve": curve and curve.absolute(),
+    }
+    settings = job_settings({**options, **found})
+    if options["spare_if_taken"] and in_use(run_dir, node):
+        node, spare = _another(settings, node), settings.nproc_per_node
+    # The node that leads decides; another node may look when the story has already begun.
+    if options["resume_if_any"] and (node == LEADER or (node == 0 and not led_elsewhere)):
+        there = holds_story(run_dir) or newest(checkpoint_store_of(settings)) is not None
+        settings = replace(settings, resume=settings.resume or there)
+    return Plan(
+        settings=settings,
+        node=node,
+        host=options["host"],
+        insecure=options["insecure"],
+        report=options["report"],
+        script=options["script"],
+        arguments=options["arguments"],
+        module=options["module"],
+        placed=placed,
+        starter=starter,
+        may_begin=options["resume_if_any"] and not options["resume"],
+        led_elsewhere=led_elsewhere,
+        spare=spare,
+        goes_on=settings.run == living,
+    )
+
+
+def _another(settings: JobSettings, node: int) -> int:
+    """
+    Return a number for a further node, next to the node `node`. The number is beyond the numbers of
+    the nodes that have ranks of their own, and no launcher uses it.
+    """
+    numbers = count(settings.nnodes + node, settings.nnodes)
+    return next(number for number in numbers if not in_use(settings.run_dir, number))
+
+
+def named(plan: Plan) -> Plan:
+    """
+    Return the plan with a name for its job. Nodes that could not be told the name find it in the
+    run directory.
+    """
+    if plan.settings.job:
+        return plan
+    name = shared_name(plan.settings.run_dir)
+    return replace(plan, settings=replace(plan.settings, job=name))
+
+
+def _check_shared(options: Mapping[str, Any], *, alone: bool, launched: bool) -> None:
+    """
+    Check that the options which all nodes must share were given.
+
+    Raises `UsageError` when one is missing. Nodes that another launcher has started find the name
+    of their job in the run directory.
+    """
+    needed = ("broker", "run_dir") if launched else ("job", "broker", "run_dir")
+    missing = [name for name in needed if options[name] is None]
+    if not missing or alone:
+        return
+    wanted = ", ".join("--" + name.replace("_", "-") for name in missing)
+    where = f"; name it in {RUN_OPTIONS}" if launched else ""
+    raise UsageError(
+        f"a job of {options['nnodes']} nodes needs {wanted}, the same on every node{where}"
+    )
+
+
+def check_settings(settings: JobSettings) -> None:
+    """
+    Check that the settings are within their bounds. Raises `UsageError` otherwise.
+    """
+    for option, value, least in (
+        ("--nnodes", settings.nnodes, 1),
+        ("--nproc-per-node", settings.nproc_per_node, 1),
+        ("--max-incidents", settings.max_incidents, 0),
+        ("--max-rank-faults", settings.max_rank_faults, 0),
+        ("--checkpoint-every", settings.checkpoint_every, 0),
+        ("--keep-checkpoints", settings.keep_checkpoints, 0),
+    ):
+        if value < least:
+            raise UsageError(f"{option} is at least {least}, not {value}")
+    if settings.save_copies not in ("one", "all"):
+        raise UsageError(f"--save-copies is one or all, not {settings.save_copies}")
+    if settings.audit not in ("first", "strict", "off"):
+        raise UsageError(f"--audit is first, strict or off, not {settings.audit}")
+    checkpoint_store_of(settings).check()
+    unknown = [name for name in settings.enable if name not in STRATEGIES]
+    if unknown:
+        raise UsageError(f"--enable knows {', '.join(STRATEGIES)}, and not {', '.join(unknown)}")
+
+
+def check_plan(plan: Plan) -> None:
+    """
+    Check that the job can be run as requested. Raises `UsageError` or `CheckpointCorrupt`
+    otherwise.
+    """
+    settings = plan.settings
+    check_settings(settings)
+    if plan.spare < 0:
+        raise UsageError(f"--spare is at least 0, not {plan.spare}")
+    if plan.trains and not (0 <= plan.node < settings.nnodes or (plan.node > 0 and plan.spare)):
+        raise UsageError(
+            f"--node-rank is 0 to {settings.nnodes - 1} in a job of --nnodes {settings.nnodes}, "
+            f"not {plan.node}; a node beyond them is there for ranks of others, and needs --spare"
+        )
+    if plan.placed is not None and settings.nproc_per_node != 1:
+        raise UsageError(
+            "--placed is for the only rank of a node, and not for --nproc-per-node "
+            f"{settings.nproc_per_node}"
+        )
+    if plan.starter is not None:
+        _check_starter(plan.starter)  # the script is not checked: the other program starts it
+    elif plan.trains and not plan.module and not Path(plan.script).is_file():
+        raise UsageError(f"there is no script at {plan.script}")
+    find_adaptor(settings.adaptor)
+    if settings.curve is not None:
+        read_keys(settings.curve, broker=plan.leads)
+        read_tls(settings.curve)
+    allowed = plan.insecure or settings.curve is not None
+    check_open(plan.host, "--host", allowed=allowed)
+    broker, port = host_and_port(settings.broker)
+    check_open(broker, "--broker", allowed=allowed)
+    if plan.report is not None and not plan.report.absolute().parent.is_dir():
+        raise UsageError(f"--report {plan.report}: there is no directory {plan.report.parent}")
+    check_run_dir(
+        settings, plan.node, leads=plan.leads, may_begin=plan.may_begin, goes_on=plan.goes_on
+    )
+    if plan.leads:
+        check_free(broker, port)
+
+
+def _check_starter(starter: StartedElsewhere) -> None:
+    try:
+        there = stat.S_ISSOCK(os.fstat(starter.descriptor).st_mode)
+    except OSError:
+        there = False
+    if not there:
+        raise UsageError(
+            f"--starter {starter.descriptor} is no socket of this process: it is for a program that "
+            "starts the ranks itself (tft.spi.launcher), not for a command line"
+        )
+
+
+def check_open(host: str, option: str, *, allowed: bool) -> None:
+    """
+    Check that other machines can reach the ports of this job only if the operator has allowed it.
+
+    Raises `UsageError` otherwise. `option` is the option that gave the address.
+    """
+    if not allowed and not is_loopback(host):
+        raise UsageError(
+            f"{option} {host} can be reached from other machines, and the bus is not encrypted: "
+            "whoever reaches it can run the job's processes. Encrypt it with --curve, or add --insecure "
+            "if the network is trusted"
+        )

@@ -1,0 +1,3 @@
+"""
+From the sizes of parallelism to shard groups: redundancy and memory cost.
+"""

@@ -1,0 +1,365 @@
+"""
+Derive the shard groups of a job from the sizes of its parallelism: which rank holds which shard,
+before anything runs. Except for `memory`, which counts bytes with these sizes, no other module of
+`core` knows kinds of parallelism by name. The result is an ordinary `Topology`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from tft.core.plan.topology import Topology, strided
+from tft.errors import UsageError
+
+DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
+"""Tensor, context, expert, data and pipeline parallelism, in the order in which Megatron counts
+ranks by default: neighbouring ranks differ in the first dimension. The order of MindSpore is the
+same: pipeline stages outermost, then data, then tensors."""
+WORLD = 1_000_000
+"""Ten times the largest job that anybody plans for. A larger world is a typing error."""
+
+
+Places = list[tuple[str, tuple[int, ...]]]
+"""The data-parallel groups of all places in the model, each with the name part that identifies its
+place."""
+
+
+class Scheme(Enum):
+    """
+    The framework whose optimizer is cut into shards.
+    """
+
+    MEGATRON = "megatron"
+    """The optimizer state is cut, and the parameters are whole on every rank of a data-parallel
+    group. The state of experts has as many copies as the dense state."""
+    MINDSPORE = "mindspore"
+    """The parameters are cut together with their optimizer state, except small ones. The state of
+    experts is cut into as many shards as the dense state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """
+    One kind of state, and the ranks that hold it.
+    """
+
+    kind: str
+    what: str
+    """A text that says what the state consists of."""
+    copies: int
+    groups: Mapping[str, tuple[int, ...]]
+    """Shard to the ranks that hold a copy of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """
+    The sizes of a job's parallelism, and the order in which its ranks are counted. Raises
+    `UsageError` for impossible sizes, and if some state would have no replica.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    """The number of ranks that experts are spread over, out of the dp * cp ranks of a dense
+    group."""
+    shards: int = 1
+    """The number of shards that the optimizer state of a dense group is cut into. 1: it is not
+    cut."""
+    order: tuple[str, ...] = DIMENSIONS
+    """The dimensions in the order in which ranks are counted: neighbouring ranks differ in the
+    first."""
+    scheme: Scheme = Scheme.MEGATRON
+    threshold_kb: int = 0
+    """In kilobytes. MindSpore leaves parameters that are smaller than this whole."""
+
+    def __post_init__(self) -> None:
+        for name in (*DIMENSIONS, "shards"):
+            if getattr(self, name) < 1:
+                what = "optimizer shards" if name == "shards" else name
+                raise UsageError(f"{what} is at least 1, not {getattr(self, name)}")
+        if sorted(self.order) != sorted(DIMENSIONS):
+            named = "-".join(self.order)
+            raise UsageError(
+                f"the order of the dimensions names each of {', '.join(DIMENSIONS)} once, as in "
+                f"{'-'.join(DIMENSIONS)}, not {named}"
+            )
+        if self.world > WORLD:
+            raise UsageError(f"a job has at most {WORLD} ranks, not {self.world}")
+        self._check_dense()
+        self._check_experts()
+
+    # ------------------------------------------------------------ sizes
+
+    @property
+    def world(self) -> int:
+        """
+        The number of ranks of the job.
+        """
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def dense(self) -> int:
+        """
+        The number of ranks with the same place in the model: the size of a dense data-parallel
+        group.
+        """
+        return self.dp * self.cp
+
+    @property
+    def dense_copies(self) -> int:
+        """
+        The number of ranks of a dense group that hold each shard of the optimizer state.
+        """
+        return self.dense // self.shards
+
+    @property
+    def expert(self) -> int:
+        """
+        The number of ranks with the same experts: the size of an expert data-parallel group.
+        """
+        return self.dense // self.ep
+
+    @property
+    def expert_shards(self) -> int:
+        """
+        The number of shards that the optimizer state of an expert group is cut into.
+        """
+        if self.shards == 1 or self.scheme is Scheme.MINDSPORE:
+            return self.shards
+        return self.expert // self.dense_copies
+
+    @property
+    def expert_copies(self) -> int:
+        """
+        The number of ranks that hold each shard of the optimizer state of an expert group.
+        """
+        return self.expert // self.expert_shards
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """
+        Return the coordinate of a rank in each dimension.
+        """
+        sizes = self._dense_sizes()
+        at = {name: rank // far % sizes[name] for name, far in self._strides(sizes).items()}
+        at["ep"] = rank // self._strides(self._expert_sizes())["ep"] % self.ep
+        return at
+
+    # ------------------------------------------------------------ what is where
+
+    def states(self) -> tuple[State, ...]:
+        """
+        Return all kinds of state with their shard groups: one set of groups per pipeline stage and
+        tensor rank, and for experts one per part of the experts.
+        """
+        dense, experts = self._dense_places(), self._expert_places()
+        if self.scheme is Scheme.MINDSPORE and self.shards > 1:
+            return self._with_parameters(dense, experts)
+        found = [
+            self._state("dense", "parameters", dense, self.dense),
+            self._state("optimizer", "optimizer state", dense, self.dense_copies),
+        ]
+        if experts:
+            found += [
+                self._state("expert", "parameters of experts", experts, self.expert),
+                self._state(
+                    "expert_optimizer", "optimizer state of experts", experts, self.expert_copies
+                ),
+            ]
+        return tuple(found)
+
+    def _with_parameters(self, dense: Places, experts: Places) -> tuple[State, ...]:
+        """
+        Return the kinds of state if parameters are cut together with their optimizer state.
+        """
+        found = []
+        if self.threshold_kb:
+            small = f"parameters of less than {self.threshold_kb} KB, with their optimizer state"
+            found.append(self._state("small", small, dense, self.dense))
+        what = "parameters with their optimizer state"
+        found.append(self._state("optimizer", what, dense, self.dense_copies))
+        if experts:
+            of = f"{what}, of experts"
+            found.append(self._state("expert_optimizer", of, experts, self.expert_copies))
+        return tuple(found)
+
+    def _state(self, kind: str, what: str, places: Places, copies: int) -> State:
+        groups: dict[str, tuple[int, ...]] = {}
+        for place, ranks in places:
+            groups |= strided(kind + place, ranks, copies)
+        return State(kind=kind, what=what, copies=copies, groups=groups)
+
+    def _dense_places(self) -> Places:
+        strides = self._strides(self._dense_sizes())
+        members = _spread((self.dp, strides["dp"]), (self.cp, strides["cp"]))
+        return [
+            (name, tuple(first + each for each in members))
+            for name, first in self._model_places(strides)
+        ]
+
+    def _expert_places(self) -> Places:
+        if self.ep == 1:
+            return []
+        strides = self._strides(self._expert_sizes())
+        members = _spread((self.expert, strides["dp"]))
+        return [
+            (f"{name}.{part}", tuple(first + part * strides["ep"] + each for each in members))
+            for name, first in self._model_places(strides)
+            for part in range(self.ep)
+        ]
+
+    def _model_places(self, strides: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+        """
+        Yield each pair of pipeline stage and tensor rank: its name part, and the first of its
+        ranks.
+        """
+        for stage in range(self.pp):
+            for tensor in range(self.tp):
+                yield self._place(stage, tensor), stage * strides["pp"] + tensor * strides["tp"]
+
+    def _place(self, stage: int, tensor: int) -> str:
+        """
+        Return the part of a shard's name that identifies one place in the model. Empty if there is
+        only one place.
+        """
+        of_stage = f".stage{stage}" if self.pp > 1 else ""
+        of_tensor = f".tensor{tensor}" if self.tp > 1 else ""
+        return of_stage + of_tensor
+
+    def _dense_sizes(self) -> dict[str, int]:
+        return {"tp": self.tp, "cp": self.cp, "ep": 1, "dp": self.dp, "pp": self.pp}
+
+    def _expert_sizes(self) -> dict[str, int]:
+        """
+        Return the sizes for experts. Experts have no context parallelism: the ranks of that
+        dimension are data-parallel ranks for them.
+        """
+        return {"tp": self.tp, "cp": 1, "ep": self.ep, "dp": self.expert, "pp": self.pp}
+
+    def _strides(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """
+        Return, by dimension, the distance between two ranks that differ by one in that dimension.
+        """
+        strides: dict[str, int] = {}
+        width = 1
+        for name in self.order:
+            strides[name] = width
+            width *= sizes[name]
+        return strides
+
+    # ------------------------------------------------------------ refusals
+
+    def _check_dense(self) -> None:
+        group = (
+            f"a dense data-parallel group has {_ranks(self.dense)} (dp {self.dp} * cp {self.cp})"
+        )
+        if self.dense == 1:
+            raise UsageError(f"no replica: {group}, and nobody else holds what that one holds")
+        if self.dense % self.shards:
+            raise UsageError(
+                f"{group}, which cannot be divided into {self.shards} optimizer shards; "
+                f"{_possible(self.dense)}"
+            )
+        if self.dense_copies == 1:
+            raise UsageError(
+                f"no replica: {group}, and of {self.shards} optimizer shards each is held once; "
+                f"{_possible(self.dense)}"
+            )
+
+    def _check_experts(self) -> None:
+        if self.ep == 1:
+            return
+        if self.dense % self.ep:
+            raise UsageError(
+                f"experts cannot be spread over ep {self.ep} of the {self.dense} ranks of a dense "
+                f"data-parallel group (dp {self.dp} * cp {self.cp}): they cannot be divided"
+            )
+        dense, experts = self._strides(self._dense_sizes()), self._strides(self._expert_sizes())
+        if self.pp > 1 and dense["pp"] != experts["pp"]:
+            raise UsageError(
+                f"counted {'-'.join(self.order)}, the pipeline stages of experts (ep {self.ep}) "
+                f"are not those of what is dense (cp {self.cp})"
+            )
+        group = (
+            f"an expert data-parallel group has {_ranks(self.expert)} ({self.dense} / ep {self.ep})"
+        )
+        if self.expert == 1:
+            raise UsageError(f"no replica: {group}, and nobody else holds what that one holds")
+        if self.shards > 1 and self.scheme is Scheme.MEGATRON and self.expert % self.dense_copies:
+            raise UsageError(
+                f"{group}, which cannot be divided by the {self.dense_copies} copies that the "
+                "optimizer state has of what is dense"
+            )
+        if self.expert % self.shards and self.scheme is Scheme.MINDSPORE:
+            raise UsageError(
+                f"no replica: {group}, which cannot be divided into {self.shards} shards; "
+                "MindSpore then cuts over all of them"
+            )
+        if self.expert_copies == 1:
+            raise UsageError(
+                f"no replica: {group}, and of {self.expert_shards} optimizer shards each is held "
+                "once"
+            )
+
+
+def _spread(*dimensions: tuple[int, int]) -> list[int]:
+    """
+    Return the distances of the ranks of a group from its first rank. Each argument is the size and
+    the stride of one dimension.
+    """
+    members = [0]
+    for size, stride in dimensions:
+        members = [each + place * stride for place in range(size) for each in members]
+    return sorted(members)
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
+
+
+def _possible(ranks: int) -> str:
+    """
+    Return a text with the numbers of shards for which every shard has a replica.
+    """
+    several = [shards for shards in range(2, ranks // 2 + 1) if ranks % shards == 0]
+    if not several:
+        return "without optimizer shards each rank holds all of it"
+    some = several if len(several) <= 8 else [*several[:7], several[-1]]
+    return f"possible: {', '.join(map(str, some))}"
+
+
+def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
+    """
+    Return the shard groups of a layout. With `ranks_per_node` the topology also has nodes, each
+    filled with this many ranks, one node after another. Raises `UsageError` if the last node would
+    not be full.
+    """
+    groups = {shard: ranks for state in layout.states() for shard, ranks in state.groups.items()}
+    if ranks_per_node is None:
+        return Topology(groups=groups)
+    if ranks_per_node < 1 or layout.world % ranks_per_node:
+        raise UsageError(f"{layout.world} ranks do not fill nodes of {ranks_per_node} ranks each")
+    return Topology(
+        groups=groups, nodes={rank: rank // ranks_per_node for rank in range(layout.world)}
+    )
+
+
+def report_lines(topology: Topology) -> Iterator[str]:
+    """
+    Yield for every rank the holders of its state with the fewest copies, in the form of MindIO's
+    log: `rank:4, report group list: [0, 4]`. A rank has several lines if several such groups have
+    the same number of holders. MindIO prints a group only once, for the rank that reports it first.
+    """
+    fewest: dict[int, list[tuple[int, ...]]] = {}
+    for ranks in {tuple(sorted(set(ranks))): None for ranks in topology.groups.values()}:
+        for rank in ranks:
+            known = fewest.get(rank)
+            if known is None or len(ranks) < len(known[0]):
+                fewest[rank] = [ranks]
+            elif len(ranks) == len(known[0]):
+                known.append(ranks)
+    for rank in sorted(fewest):
+        for ranks in fewest[rank]:
+            yield f"rank:{rank}, report group list: {list(ranks)}"

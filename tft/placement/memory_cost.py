@@ -1,0 +1,87 @@
+"""
+Calculate the memory cost of replicas: bytes per parameter and rank for Adam in mixed precision.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tft.placement.layout import Layout
+
+
+class Gradients(Enum):
+    """
+    The precision in which gradients are all-reduced. Parameters are fp16 or bf16.
+    """
+
+    HALF = "fp16/bf16"
+    SINGLE = "fp32"
+
+
+_WHOLE_AND_CUT = {Gradients.HALF: (4, 16), Gradients.SINGLE: (6, 12)}
+"""Bytes per parameter: the part that every rank has whole, and the part that is cut with the
+optimizer state. Parameter and gradient take 2 + 2 or 2 + 4 bytes. Adam adds a parameter and two
+moments in fp32, and a gradient in fp32 if the gradient is not fp32 already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """
+    The cost of one parameter on one of the ranks that hold it, in bytes.
+    """
+
+    formula: str
+    """How the total is calculated: the whole part, and the part that is cut over the data-parallel
+    group."""
+    total: float
+    added: float
+    """How much of the total is due to the copies: without copies the state would be cut over the
+    whole group."""
+
+
+def cost(gradients: Gradients, ranks: int, copies: int) -> Cost:
+    """
+    Return the cost if a data-parallel group of `ranks` ranks holds `copies` copies of each shard.
+
+    The formulas are those of MindIO TFT's replica optimizer for Megatron, with d the number of
+    ranks: 20 (18 with fp32 gradients) if the optimizer is not distributed, 4 + 16/d (6 + 12/d) if
+    it is, and 4 + 32/d (6 + 24/d) with two copies. The same rule holds for any number of copies. A
+    framework that also cuts the parameters, as MindSpore does, needs less.
+    """
+    whole, cut = _WHOLE_AND_CUT[gradients]
+    on_all = copies == ranks
+    return Cost(
+        formula=str(whole + cut) if on_all else f"{whole} + {cut * copies}/{ranks}",
+        total=whole + cut * copies / ranks,
+        added=cut * (copies - 1) / ranks,
+    )
+
+
+def dense_cost(layout: Layout, gradients: Gradients) -> Cost:
+    """
+    Return the cost of a parameter that every rank of its pipeline stage and tensor rank has.
+    """
+    return cost(gradients, layout.dense, layout.dense_copies)
+
+
+def expert_cost(layout: Layout, gradients: Gradients) -> Cost:
+    """
+    Return the cost of a parameter of an expert.
+    """
+    return cost(gradients, layout.expert, layout.expert_copies)
+
+
+def bytes_per_rank(
+    layout: Layout, gradients: Gradients, parameters: float, of_experts: float
+) -> tuple[float, float]:
+    """
+    Return the bytes that one rank needs for a model of `parameters` parameters, `of_experts` of
+    them in experts, and how many of these bytes are due to the copies. The model is assumed to be
+    spread evenly.
+    """
+    places = layout.tp * layout.pp
+    dense, expert = dense_cost(layout, gradients), expert_cost(layout, gradients)
+    shared, own = (parameters - of_experts) / places, of_experts / (places * layout.ep)
+    return (
+        shared * dense.total + own * expert.total,
+        shared * dense.added + own * expert.added,
+    )

@@ -1,0 +1,102 @@
+"""
+Find what can be lost at once without losing state: the ranks or nodes that cannot be lost alone,
+and the pairs that cannot be lost together.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tft.core.plan.topology import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survival:
+    """
+    The ranks or nodes that hold all copies of some shard, each with a shard that is lost with it.
+    Everything that is not named here can be lost, alone or as one of two.
+    """
+
+    alone: Mapping[int, str]
+    pairs: Mapping[tuple[int, int], str]
+    """Pairs of ranks or nodes that can each be lost alone, but that together hold all copies of a
+    shard."""
+
+
+def of_ranks(topology: Topology) -> Survival:
+    """
+    Return what state is lost when one rank or two ranks are lost.
+    """
+    return _survival((shard, set(ranks)) for shard, ranks in topology.groups.items())
+
+
+def of_nodes(topology: Topology) -> Survival:
+    """
+    Return what state is lost when one node or two nodes are lost with all their ranks. The topology
+    has to know the node of every rank.
+    """
+    nodes = topology.nodes
+    return _survival(
+        (shard, {nodes[rank] for rank in ranks}) for shard, ranks in topology.groups.items()
+    )
+
+
+def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
+    """
+    Return the result for shards and their holders. Only a shard with one or two holders matters, so
+    the time is linear in the size of the groups.
+    """
+    alone: dict[int, str] = {}
+    pairs: dict[tuple[int, int], str] = {}
+    for shard, holders in held:
+        if len(holders) == 1:
+            alone.setdefault(min(holders), shard)
+        elif len(holders) == 2:
+            pairs.setdefault((min(holders), max(holders)), shard)
+    return Survival(
+        alone=dict(sorted(alone.items())),
+        pairs={
+            pair: shard
+            for pair, shard in sorted(pairs.items())
+            if pair[0] not in alone and pair[1] not in alone
+        },
+    )
+
+
+def stretches(numbers: Sequence[int]) -> list[str]:
+    """
+    Return sorted numbers as short ranges: `0-3`, `7`.
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
+
+
+def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None) -> list[str]:
+    """
+    Return pairs as text, grouped by the distance between the two, which is mostly the same for all
+    pairs: `ranks 0-3, each with the rank 4 further on`. `what` is `rank` or `node`. At most `most`
+    ranges are named for each distance; None: all.
+    """
+    firsts: dict[int, list[int]] = {}
+    for first, second in pairs:
+        firsts.setdefault(second - first, []).append(first)
+    return [
+        f"{what}s {begin[0]} and {begin[0] + apart}"
+        if len(begin) == 1
+        else f"{what}s {shortened(stretches(begin), most)}, each with the {what} {apart} further on"
+        for apart, begin in sorted(firsts.items())
+    ]
+
+
+def shortened(words: Sequence[str], most: int | None) -> str:
+    """
+    Return a list as text for a sentence. After `most` items the rest is only counted; None: all are
+    named.
+    """
+    if most is None or len(words) <= most:
+        return ", ".join(words)
+    return f"{', '.join(words[:most])}, … {len(words) - most} more"

@@ -1,0 +1,3 @@
+"""
+The story of a run: recorded, judged again, and printed.
+"""

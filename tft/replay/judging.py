@@ -1,0 +1,224 @@
+"""
+Stories judged again: the events of a run through the job machine, and the commands it gives now.
+
+    replayed(text) -> Replay              for a story that was pasted into a test
+    replay(run) -> Replay                 for a run that was read (`tft.replay.recording.runs_of`)
+    write_story(path, opened, told)       writes a run that was not real (of a simulated cluster) in
+                                          the same form, for `tft replay` and `as_test`
+    as_test(replay, name) -> str          returns a test to be pasted
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tft.core.job.commands import Command, JobOver
+from tft.core.job.events import Event, Received
+from tft.core.job.machine import Machine
+from tft.protocol.messages import Answered, Exited
+from tft.replay.recording import (
+    Opened,
+    Run,
+    Story,
+    Told,
+    event_line,
+    fingerprint,
+    numbered,
+    opened_line,
+    runs_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """
+    The state of a machine between two events.
+    """
+
+    state: str
+    incident: int
+    open: bool
+    """True if the incident is not over."""
+    round: int
+    strategy: str
+    tried: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """
+    One event, and the commands that the machine gives for it.
+    """
+
+    told: Told
+    commands: tuple[Command, ...]
+    before: Stand
+    after: Stand
+
+    @property
+    def differs(self) -> bool:
+        """
+        True if the recorded commands are different. False if the commands were not recorded.
+        """
+        return self.told.then is not None and self.told.then != fingerprint(self.commands)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """
+    A run that was judged again.
+    """
+
+    run: Run
+    machine: Machine
+    """The machine after the last event."""
+    turns: tuple[Turn, ...]
+    failed_at: Told | None = None
+    """The event at which the machine failed; later events were not judged. None: it did not
+    fail."""
+    failure: str = ""
+    """The exception of the machine, as text."""
+
+    @property
+    def differences(self) -> list[Turn]:
+        """
+        The turns whose recorded commands are different.
+        """
+        return [turn for turn in self.turns if turn.differs]
+
+    @property
+    def same(self) -> bool:
+        """
+        True if this version gives exactly the recorded commands.
+
+        Also true if the machine failed at an event without recorded commands.
+        """
+        known = self.failed_at is not None and self.failed_at.then is not None
+        return not self.differences and not known
+
+    @property
+    def state(self) -> str:
+        """
+        The state of the job at the end.
+        """
+        return str(self.machine.state)
+
+    @property
+    def result(self) -> tuple[str, int] | None:
+        """
+        The result and the exit code of the job; None if the job has not ended.
+        """
+        over: JobOver | None = self.machine.outcome
+        return None if over is None else (over.result, over.code)
+
+    @property
+    def incidents(self) -> list[tuple[str, int | None, int]]:
+        """
+        For each incident: the strategy, the first step computed after it, and the steps lost.
+        """
+        all_of_them = {each.number: each for each in self.machine.incidents}
+        if self.machine.incident.number:
+            all_of_them.setdefault(self.machine.incident.number, self.machine.incident)
+        return [(each.strategy, each.step, each.steps_lost) for each in all_of_them.values()]
+
+
+def replayed(text: str) -> Replay:
+    """
+    Return the last run of a story, judged again, from the story's text.
+    """
+    [run] = runs_of(f"{text.strip()}\n".encode(), "the story", -1).values()
+    return replay(run)
+
+
+def replay(run: Run) -> Replay:
+    """
+    Run the events of a run through the machine of this version, with the limits of the recorded
+    run.
+    """
+    machine = run.opened.machine()
+    turns: list[Turn] = []
+    for told in run.told:
+        before = _stand(machine)
+        try:
+            commands = tuple(machine.handle(told.event))
+            machine.check()
+        except Exception as broken:  # noqa: BLE001 # what a broken machine raises, nobody knows
+            failure = f"{type(broken).__name__}: {broken}"
+            turns_done = tuple(turns)
+            return Replay(
+                run=run, machine=machine, turns=turns_done, failed_at=told, failure=failure
+            )
+        turns.append(Turn(told=told, commands=commands, before=before, after=_stand(machine)))
+    return Replay(run=run, machine=machine, turns=tuple(turns))
+
+
+def write_story(
+    path: Path, opened: Opened, told: Iterable[tuple[Event, Sequence[Command] | None]]
+) -> None:
+    """
+    Append a run to a story.
+
+    `told` holds each event with the commands that followed it; None for the event at which the
+    machine failed. `opened` holds the arguments of the machine (`Opened.machine` makes a machine).
+    """
+    with Story(path) as story:
+        story.opened(opened)
+        for event, then in told:
+            story.event(event, then)
+
+
+def as_test(replay: Replay, name: str) -> str:
+    """
+    Return a test that feeds the run to the machine and expects what this version makes of it.
+    Whoever pastes the test replaces the expectation with the correct result.
+
+    The recorded commands are left out, because a test of a wrong behaviour must not keep them. The
+    name of the job, which opened its ports, is replaced. Captured rank-local state is cut to eight
+    characters.
+    """
+    opened = replace(replay.run.opened, job="job", run="run")
+    lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.told)]
+    # JSON is all ASCII here; a literal ends at an apostrophe, so none may remain
+    story = [numbered(line, n).replace("'", r"\u0027") for n, line in enumerate(lines, start=1)]
+    return "\n".join(
+        [
+            "from tft.replay.judging import replayed",
+            "",
+            "STORY = r'''",
+            *story,
+            "'''",
+            "",
+            "",
+            f"def {name}() -> None:",
+            '    """',
+            "    When this happens, then it is judged as it should be.",
+            '    """',
+            "    replay = replayed(STORY)",
+            "",
+            '    assert replay.failure == ""',
+            f"    assert replay.state == {replay.state!r}",
+            f"    assert replay.result == {replay.result!r}",
+            f"    assert replay.incidents == {replay.incidents!r}",
+        ]
+    )
+
+
+def _brief(event: Event) -> Event:
+    match event:
+        case Received(message=Exited() | Answered() as told):
+            private = {step: state[:8] for step, state in told.private.items()}
+            return replace(event, message=replace(told, private=private))
+        case _:
+            return event
+
+
+def _stand(machine: Machine) -> Stand:
+    incident = machine.incident
+    return Stand(
+        state=str(machine.state),
+        incident=incident.number,
+        open=incident.is_open,
+        round=incident.round,
+        strategy=incident.strategy,
+        tried=tuple(incident.tried),
+    )

@@ -1,0 +1,354 @@
+"""
+The story of a run: every event of the job machine, one line of JSON each. An event is written
+before the orders that follow from it are sent. A controller that is started again reads the story
+and continues from there. `tft replay` lets the machine judge the story again.
+
+A line is `{"n", "at", "kind", "body"}`, with `"from"` and `"number"` for reports. `n` counts from
+1 without gaps over all runs in the directory. `"then"` is the fingerprint of the commands that
+followed (see `fingerprint`); it is absent when they are not known. A run begins with a line of kind
+`Opened`.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, assert_never, get_args
+
+import msgspec
+import xxhash
+
+from tft.core.job.commands import Command, Tell
+from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.job.machine import Machine
+from tft.core.job.policy import Policy
+from tft.errors import MalformedMessage, StoryCorrupt, UsageError
+from tft.protocol.codec import from_plain, to_plain
+from tft.protocol.messages import Report
+
+REPORTS: tuple[type, ...] = get_args(Report)
+OWN: dict[str, type[DeadlinePassed | Stalled | Led]] = {
+    "DeadlinePassed": DeadlinePassed, "Stalled": Stalled, "Led": Led,
+}  # fmt: skip
+"""The events that the controller makes itself, by name. No process sends them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """
+    All arguments of the machine of a run. All of them are recorded, so that a changed default
+    cannot change how an old story is judged.
+    """
+
+    job: str
+    run: str
+    """The name of one start of `tft run`. A restarted controller continues only its own run."""
+    world: int
+    policy: Policy
+    checkpoints: str
+    """The directory for last checkpoints."""
+    checkpoint_name: str = "step-{step:08d}"
+    """The pattern of the checkpoints' names. The default is the only name that older versions
+    had."""
+    resume: tuple[str, int] | None
+    """The path and the step of the checkpoint that the run resumes from. None: the run starts
+    new."""
+    older: tuple[tuple[str, int], ...] = ()
+    """The checkpoints of earlier steps that were known when the run began: path and step of
+    each."""
+    first_incident: int
+    at: float
+
+    def machine(self) -> Machine:
+        """
+        Return a new machine for this run, which has handled no event yet.
+        """
+        return Machine(
+            self.world,
+            self.policy,
+            job=self.job,
+            checkpoints=self.checkpoints,
+            checkpoint_name=self.checkpoint_name,
+            at=self.at,
+            resume=self.resume,
+            older=self.older,
+            first_incident=self.first_incident,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """
+    One event of a story.
+    """
+
+    line: int
+    event: Event
+    then: str | None
+    """The fingerprint of the commands that followed; None when they are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """
+    One run of a story, from its beginning to its last written event.
+    """
+
+    opened: Opened
+    told: tuple[Told, ...]
+
+
+def fingerprint(commands: Sequence[Command]) -> str:
+    """
+    Return a short text that identifies commands: the number of commands of each kind, and a digest
+    of their content. The text is empty when there are no commands. A `Tell` is not counted, because
+    it only logs and is not carried out.
+    """
+    done = [command for command in commands if not isinstance(command, Tell)]
+    if not done:
+        return ""
+    plain = [[type(each).__name__, msgspec.to_builtins(each, str_keys=True)] for each in done]
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return f"{_kinds(done)}: {xxhash.xxh3_64_hexdigest(text.encode())}"
+
+
+def _kinds(commands: Sequence[Command]) -> str:
+    counts = Counter(type(command).__name__ for command in commands)
+    return ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
+
+
+# ---------------------------------------------------------------- writing
+
+
+class Story:
+    """
+    The file of the story, open for appending.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self._lines = 0
+
+    def __enter__(self) -> Self:
+        self._mend()
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+    def _mend(self) -> None:
+        """
+        Cut off an unfinished last line, whose writer died while writing. No command was sent for
+        the event of that line.
+        """
+        if not self._path.exists():
+            return
+        content = self._path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) != len(content):
+            os.truncate(self._path, len(whole))
+        self._lines = whole.count(b"\n")
+
+    def opened(self, opened: Opened) -> None:
+        """
+        Write the line with which a run begins.
+        """
+        self._write(opened_line(opened))
+
+    def event(self, event: Event, then: Sequence[Command] | None) -> None:
+        """
+        Write one event and the fingerprint of the commands `then`. `then` is None when the machine
+        raised an exception at the event. When this method returns, the kernel has the line, and the
+        commands may be sent.
+        """
+        self._write(event_line(event, None if then is None else fingerprint(then)))
+
+    def _write(self, line: dict[str, Any]) -> None:  # Any: JSON
+        self._lines += 1
+        left = memoryview(numbered(line, self._lines).encode() + b"\n")
+        while left:  # a disk that gets full takes a part of the line, and then raises
+            left = left[os.write(self._file, left) :]
+
+
+def numbered(line: dict[str, Any], number: int) -> str:  # Any: JSON
+    """
+    Return the text of a line of a story, with its number.
+    """
+    return json.dumps({"n": number, **line}, separators=(",", ":"))
+
+
+def opened_line(opened: Opened) -> dict[str, Any]:  # Any: JSON
+    """
+    Return the line with which a run begins.
+    """
+    body = msgspec.to_builtins(opened, order="deterministic")
+    return {"at": opened.at, "kind": "Opened", "body": body}
+
+
+def event_line(event: Event, then: str | None) -> dict[str, Any]:  # Any: JSON
+    """
+    Return the line of an event. `then` is the fingerprint of its commands, None when not known.
+    """
+    followed = {} if then is None else {"then": then}
+    return {**_plain(event), **followed}
+
+
+def _plain(event: Event) -> dict[str, Any]:  # Any: JSON
+    match event:
+        case Received(at=at, sender=sender, number=number, message=message):
+            kind, body = to_plain(message)
+            return {"at": at, "from": sender, "number": number, "kind": kind, "body": body}
+        case DeadlinePassed(at=at):
+            return {"at": at, "kind": "DeadlinePassed", "body": {}}
+        case Stalled(at=at, silence=silence, limit=limit):
+            return {"at": at, "kind": "Stalled", "body": {"silence": silence, "limit": limit}}
+        case Led(at=at, epoch=epoch):
+            return {"at": at, "kind": "Led", "body": {"epoch": epoch}}
+        case _:
+            assert_never(event)
+
+
+# ---------------------------------------------------------------- reading
+
+
+class _Line(
+    msgspec.Struct, forbid_unknown_fields=True, rename={"sender": "from"}
+):  # a struct, as it can forbid unknown fields, and can rename `sender`: `from` is a keyword
+    n: int
+    at: float
+    kind: str
+    body: dict[str, Any]  # Any: its shape follows from `kind`, and is checked after that is known
+    sender: str = ""
+    number: int = 0
+    then: str | None = None
+
+
+def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | None:
+    """
+    Return the beginning and the events of the last run in the file. Return None when that run is
+    not `run` of `job`, or when there is no run.
+
+    Raises `StoryCorrupt` when the file is damaged, also when the damage is in an earlier run.
+    Raises `UsageError` when another version of tft has written the last run.
+    """
+    if not path.exists():
+        return None
+    chapters = _chapters(path.read_bytes(), str(path))
+    if not chapters:
+        return None
+    last = chapters[-1]
+    if (last[0].body.get("job"), last[0].body.get("run")) != (job, run):
+        return None
+    told = _run(last, str(path))
+    return told.opened, [each.event for each in told.told]
+
+
+def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Run]:
+    """
+    Return the runs of a story by their place in the story, from 1. `which` selects one run by its
+    place; -1 is the last run. `name` names the story in error messages.
+
+    Raises `StoryCorrupt` when the story is damaged. Raises `UsageError` when the run does not
+    exist, or was written by another version of tft.
+    """
+    chapters = dict(enumerate(_chapters(content, name), start=1))
+    if which is not None:
+        place = which if which > 0 else len(chapters) + 1 + which
+        if place not in chapters:
+            raise UsageError(f"{name} tells {len(chapters)} runs, and run {which} is none of them")
+        chapters = {place: chapters[place]}
+    return {place: _run(chapter, name) for place, chapter in chapters.items()}
+
+
+def _chapters(content: bytes, name: str) -> list[list[_Line]]:
+    """
+    Return the lines of each run, in order. An unfinished last line is left out.
+    """
+    chapters: list[list[_Line]] = []
+    for number, text in enumerate(content.split(b"\n")[:-1], start=1):
+        line = _line(text, number, name)
+        if line.kind == "Opened":
+            chapters.append([])
+        elif not chapters:
+            raise _corrupt(name, number, f"a {line.kind} before any run was opened")
+        chapters[-1].append(line)
+    return chapters
+
+
+def _line(text: bytes, number: int, name: str) -> _Line:
+    try:
+        line = msgspec.convert(json.loads(text), _Line)
+    except msgspec.ValidationError as error:
+        raise _corrupt(name, number, f"no line of a story ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(name, number, f"it cannot be read as JSON ({error})") from None
+    if line.n != number:
+        raise _corrupt(name, number, f"it says that it is line {line.n}")
+    return line
+
+
+def _run(chapter: list[_Line], name: str) -> Run:
+    return Run(
+        opened=_opened(chapter[0], name),
+        told=tuple(
+            Told(line=line.n, event=_event(line, name), then=line.then) for line in chapter[1:]
+        ),
+    )
+
+
+def _opened(line: _Line, name: str) -> Opened:
+    policy = line.body.get("policy")
+    if not isinstance(policy, dict):
+        raise UsageError(
+            f"{name}, line {line.n}: the story of an earlier tft, which did not write down by "
+            "which limits it judged and what it commanded: it can be read with that tft only"
+        )
+    unknown = {*line.body} - _names(Opened) | {*policy} - _names(Policy)
+    if unknown:
+        raise UsageError(
+            f"{name}, line {line.n}: the story of another tft, which knows "
+            f"{', '.join(sorted(unknown))}: it can be read with that tft only"
+        )
+    try:
+        return msgspec.convert(line.body, Opened)
+    except msgspec.ValidationError as error:
+        raise _corrupt(name, line.n, f"no beginning of a run ({error})") from None
+
+
+def _names(declared: type[Opened | Policy]) -> set[str]:
+    return {field.name for field in fields(declared)}
+
+
+def _event(line: _Line, name: str) -> Event:
+    try:
+        if line.kind in OWN:
+            return msgspec.convert({**line.body, "at": line.at}, OWN[line.kind])
+        message = from_plain(line.kind, line.body)
+    except (msgspec.ValidationError, MalformedMessage) as error:
+        raise _corrupt(name, line.n, str(error)) from None
+    if not isinstance(message, REPORTS):
+        raise _corrupt(name, line.n, f"a {line.kind} is nothing that a controller is told")
+    return Received(
+        at=line.at,
+        sender=line.sender,
+        number=line.number,
+        message=message,  # type: ignore[arg-type] # narrowed by REPORTS
+    )
+
+
+def _corrupt(name: str, number: int, what: str) -> StoryCorrupt:
+    return StoryCorrupt(
+        f"{name}, line {number}: {what}. A story that is not as it was written is not gone on "
+        "with. Put the whole file back, or move it away and continue from the last checkpoint "
+        "with `tft run --resume`"
+    )

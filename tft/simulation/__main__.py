@@ -1,0 +1,37 @@
+"""
+`python -m tft.simulation --seeds 0:2000`: run many schedules and say what came of them.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tft.simulation.many import Tally, run_many, show, show_pairs
+from tft.simulation.rare import rare
+from tft.simulation.shrink import explain
+
+
+def main() -> int:
+    """
+    Run the seeds that the command line names. Return 0 when every invariant held in every run,
+    otherwise 1.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tft.simulation", description=__doc__)
+    parser.add_argument("--seeds", default="0:2000", help="FROM:TO, or one seed")
+    parser.add_argument("--rare", action="store_true", help="those that are written down, too")
+    parser.add_argument("--jobs", type=int, default=2, help="how many processes run them")
+    parser.add_argument("--stories", type=Path, default=Path("/tmp"), help="for those that fail")
+    parser.add_argument("--explain", type=int, default=3, help="how many failures to make small")
+    arguments = parser.parse_args()
+    first, _, last = arguments.seeds.partition(":")
+    seeds = range(int(first), int(last) if last else int(first) + 1)
+    written = rare() if arguments.rare else ()
+    tally: Tally = run_many(seeds, jobs=arguments.jobs, written=written)
+    sys.stdout.write(show(tally) + show_pairs(tally))
+    for failed in tally.failed[: arguments.explain]:
+        sys.stdout.write(explain(failed.schedule, arguments.stories))
+    return 1 if tally.failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

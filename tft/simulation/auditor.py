@@ -1,0 +1,478 @@
+"""
+An auditor that watches the leading job machine. Each decision of the machine needs a reason in the
+reports that the machine was given, and is checked against the truth that the machine cannot see.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tft.core.job.commands import Command, Consult, Tell
+from tft.core.job.events import DeadlinePassed, Event, Received
+from tft.core.job.machine import Machine
+from tft.core.job.transitions import SETTLED, State
+from tft.protocol.messages import (
+    ORDER_NAMES,
+    Advised,
+    Answered,
+    Exited,
+    Faulted,
+    Fetch,
+    Kill,
+    Load,
+    NodeJoined,
+    NodeLost,
+    Noticed,
+    OrderName,
+    RankOrder,
+    Ready,
+    Refused,
+    Regroup,
+    Release,
+    Resume,
+    ResumeRequested,
+    Rollback,
+    Save,
+    Spawn,
+    StopRequested,
+)
+from tft.simulation.chances import Chances
+from tft.simulation.copies import Copies
+from tft.simulation.invariants import Broken
+from tft.simulation.ledger import Ledger
+
+if TYPE_CHECKING:
+    from tft.simulation.process import Process
+    from tft.simulation.stage import Content, Stage
+
+S = State
+HARMLESS = ("resume", "come", "advise")
+"""Mishaps that need no reaction."""
+NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
+    "stop": ("freeze",),
+    "compare": ("stop",),
+    "hold": ("freeze",),
+    "check": ("hold",),
+    "reload": ("regroup",),
+    "rebuild": ("load", "fetch", "restore", "regroup", "reload"),
+    "rollback": ("rebuild",),
+    "resume": ("rollback",),
+    "save": ("restore",),
+    "commit": ("save",),
+}
+"""By order: the orders of the same round that each rank must have carried out before it."""
+
+
+class Auditor:
+    """
+    The auditor is called with every event before the leading machine judges it, and with the
+    commands of the machine after that.
+    """
+
+    def __init__(self, stage: "Stage") -> None:
+        self._stage = stage
+        self._ledger = Ledger(stage)
+        if stage.schedule.resume:
+            self._ledger.checkpoints[stage.schedule.resume] = ""
+        self._copies = Copies(stage, self._ledger)
+        self._chances = Chances(stage, self._ledger, self._copies)
+        self._ceiling: int | None = None
+        """The ceiling of the machine's incident before the event that is judged now."""
+        self._state = S.AWAITING
+        self._number = 0
+        self._rank_states: dict[int, int] = {}
+        self._late: set[int] = set()
+        self._consult: Consult | None = None
+        self._vetoed: set[str] = set()
+        self._isolated: set[int] = set()
+        self._to_end = ""
+        """Why the job has to end. Empty when it does not have to."""
+        self._unread = 0
+        """How many orders `load` have failed."""
+
+    def hears(self, machine: Machine, event: Event) -> None:
+        """
+        Record an event that is about to be judged, and the state of the machine before it.
+        """
+        self._state = machine.state
+        incident = machine.incident
+        self._ceiling = incident.ceiling
+        self._ledger.key = (incident.number, incident.round)
+        if isinstance(event, DeadlinePassed):
+            self._late = self._ledger.late(event.at)
+        if isinstance(event, Received):
+            message = event.message
+            if isinstance(message, Exited | Faulted | Noticed):
+                rank_state = machine.incarnation(message.rank)
+                self._rank_states[message.rank] = (
+                    -1 if (message.rank, rank_state) in self._ledger.ended else rank_state
+                )
+            if isinstance(message, Ready | NodeJoined | NodeLost):
+                self._consult = None  # the offers of that moment may be impossible now
+            self._ledger.hears(machine, message)
+            self._copies.hears(message)
+
+    def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
+        """
+        Check the commands and the state of the machine after an event. Raises `Broken` when an
+        invariant does not hold.
+        """
+        if isinstance(event, Received):
+            self._heard(machine, event)
+            self._copies.judged(machine, event.message)
+        if machine.incident.number != self._number:
+            self._opened(machine, event)
+        if self._state is S.CLEARING and machine.state not in (S.CLEARING, S.FREEZING):
+            self._copies.stopped(self._ceiling)
+        if self._state is S.PAUSED and machine.state not in (S.PAUSED, S.RESUMING):
+            self._take_out()
+        for command in commands:
+            self._says(machine, event, command)
+        if machine.state is not self._state:
+            self._entered(machine)
+
+    # ---------------------------------------------------------------- what was heard
+
+    def _heard(self, machine: Machine, event: Received) -> None:
+        match event.message:
+            case Exited() | Faulted() | Noticed():
+                self._not_forgotten(machine, event.message)
+                self._ends(machine, event.message)
+            case Advised():
+                self._followed(machine, event.message)
+            case Answered(order="load", failure=str()):
+                # A rank's own data is only in its checkpoint. Other ranks that have read theirs
+                # cannot help.
+                self._unread += 1
+                if self._unread > 1:
+                    self._chances.may_end("a checkpoint was read in vain, and once more")
+            case StopRequested():
+                if self._state not in SETTLED:
+                    self._to_end = "it was asked to"
+                    self._chances.may_end(self._to_end)
+            case _:
+                pass
+
+    def _ends(self, machine: Machine, report: Exited | Faulted | Noticed) -> None:
+        if isinstance(report, Exited):
+            if report.code >= 0:
+                self._chances.may_end("a script has left")
+        elif report.kind == "software":
+            self._has_to_end(machine, "a bug of the script")
+        elif report.kind == "node":
+            self._chances.may_end("a node is given up")
+
+    def _has_to_end(self, machine: Machine, why: str) -> None:
+        if self._state not in SETTLED:
+            self._chances.may_end(why)
+        if machine.incident.forced:
+            self._to_end = self._to_end or why
+
+    def _not_forgotten(self, machine: Machine, report: Exited | Faulted | Noticed) -> None:
+        """
+        Check that a fault of a member opens an incident or joins the open one, and stays in it.
+        Raises `Broken` when the fault is in no incident.
+        """
+        rank = report.rank
+        if self._state in SETTLED or machine.outcome is not None or rank not in machine.members:
+            return
+        if not isinstance(report, Noticed) and self._rank_states[rank] != report.incarnation:
+            return
+        kind = "process"
+        if isinstance(report, Faulted):
+            kind = report.kind
+        elif isinstance(report, Noticed):
+            if (rank, self._rank_states[rank]) not in self._ledger.ready:
+                return
+            kind = report.kind
+        if kind in ("network", "software", "straggler"):
+            return  # one report may stand for several faults, or for none
+        for fault in machine.incident.faults:
+            if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
+                return
+        raise Broken("no fault is forgotten", f"{kind} at rank {rank} is in no incident")
+
+    def _followed(self, machine: Machine, advised: Advised) -> None:
+        """
+        Check that advice is followed where it can be, and remember the strategies that it rules
+        out. Raises `Broken` when advice that could be followed is not.
+        """
+        incident, consult = machine.incident, self._consult
+        if self._state is not S.CHOOSING or consult is None:
+            return
+        if self._ledger.key != (advised.incident, advised.round) or consult.round != advised.round:
+            return
+        self._vetoed.update(advised.veto)
+        name = advised.base or advised.strategy
+        offered = [o.strategy for o in consult.offers if o.why_not is None]
+        if advised.wait or advised.replace or advised.not_after is not None:
+            return
+        done = incident.strategy in (advised.strategy, name)
+        if name in offered and name not in self._vetoed and not done:
+            raise Broken(
+                "advice is followed", f"{advised.strategy} was advised, {incident.strategy} is done"
+            )
+
+    def _opened(self, machine: Machine, event: Event) -> None:
+        """
+        Check that an incident has a cause. Raises `Broken` when nothing but harmless mishaps has
+        happened.
+        """
+        self._number = machine.incident.number
+        self._vetoed.clear()
+        if self._number > self._stage.schedule.policy.max_incidents:
+            self._chances.may_end("the last incident was the last")
+            self._to_end = "too many incidents"
+        happened = [m.what for m in self._stage.mishaps.happened if m.what not in HARMLESS]
+        if not happened:
+            raise Broken("no incident without a cause", f"{event} opens one")
+
+    # ---------------------------------------------------------------- what is said
+
+    def _says(self, machine: Machine, event: Event, command: Command) -> None:
+        match command:
+            case Tell(event="incident_closed"):
+                self._closed(machine)
+            case Tell(event="copies_differ"):
+                stopped = self._state is S.CLEARING
+                self._copies.differ(machine, command.facts, stopped=stopped)
+            case Tell(event="begins_unlike"):
+                self._copies.begin_unlike(command.facts)
+            case Tell(event="strategy_chosen"):
+                self._not_ruled_out(machine)
+            case Tell(event="rank_not_ended"):
+                self._chances.may_end("where it was no other process can be started")
+                self._stage.invariants.given_up.add(int(str(command.facts["rank"])))
+            case Tell(event="paused"):
+                self._stand(machine)
+            case Tell():
+                pass
+            case Spawn():
+                self._spawned(command)
+                self._ledger.spawns(command, event.at)
+            case Kill():
+                self._killed(machine, event, command)
+                self._ledger.kills(command)
+            case Refused():
+                self._refused(machine, command)
+            case Consult():
+                self._consult = command
+            case _:
+                if type(command) in ORDER_NAMES:
+                    self._ordered(machine, event, command)  # type: ignore[arg-type] # those are the orders to ranks
+
+    def _ordered(self, machine: Machine, event: Event, order: RankOrder) -> None:
+        self._answered_by_all(order)
+        self._ledger.says(order, event.at)
+        self._copies.ordered(machine, order)
+        match order:
+            case Fetch():
+                self._sources_hold(order)
+            case Regroup() | Save() | Load():
+                self._chances.newest(machine, order)
+            case Rollback():
+                self._chances.rolled_back(machine)
+            case Release():
+                self._verdicts(event)
+            case Resume():
+                self._copies.resumed(order.step - 1)
+            case _:
+                pass
+
+    def _answered_by_all(self, order: RankOrder) -> None:
+        """
+        Check that every rank has carried out the orders that come first, in the same round. Raises
+        `Broken` when an answer is missing.
+        """
+        ledger, key = self._ledger, (order.incident, order.round)
+        name = ORDER_NAMES[type(order)]
+        for need in NEEDS.get(name, ()):
+            book = ledger.asked.get(need)
+            if book is None:
+                continue
+            for rank, (asked, incarnation, _) in book.items():
+                if asked != key or (rank, incarnation) in ledger.ended:
+                    continue
+                if not ledger.has_answered(need, rank, key, incarnation):
+                    raise Broken(
+                        "all answer first", f"{name} before rank {rank} has answered to {need}"
+                    )
+
+    def _sources_hold(self, order: Fetch) -> None:
+        """
+        Check that every source of a shard holds the shard at the step of the fetch. Raises `Broken`
+        when a source does not.
+        """
+        for transfer in order.transfers:
+            for source in transfer.sources:
+                giver = self._stage.serving(source.address)
+                if giver is None or giver.stopped:
+                    continue
+                holds = giver.held() == order.step or order.step in giver.backups()
+                if not holds or transfer.shard not in giver.content:
+                    raise Broken(
+                        "transfers from sound holders",
+                        f"rank {giver.rank}, which holds {giver.held()}, is named as a source of "
+                        f"shard {transfer.shard!r} of step {order.step}",
+                    )
+
+    def _verdicts(self, event: Event) -> None:
+        """
+        Check that the verdict of a check takes effect. A request to resume overrules the verdict.
+        Raises `Broken` when the verdict has no effect.
+        """
+        if isinstance(event, Received) and isinstance(event.message, ResumeRequested):
+            return
+        for rank, answer in self._ledger.answers.get("check", {}).items():
+            if (answer.incident, answer.round) == self._ledger.key and answer.verdict != "pass":
+                raise Broken(
+                    "verdicts count", f"rank {rank} was found to {answer.verdict}, all go on"
+                )
+
+    def not_put_back(
+        self,
+        process: "Process",
+        shard: str,
+        step: int,
+        had: "Mapping[str, Content]",
+        got: "Content",
+    ) -> None:
+        """
+        Check that a rank which has ended a step does not get a shard as others held it in the tail
+        of that step. `had` holds the shards of the rank before the fetch. Raises `Broken` when the
+        rank is set back.
+        """
+        stages = self._stage.truth.stages(step, shard)
+        if self._copies.suspects(process.rank) or had.get(shard) != stages[-1]:
+            return
+        if got in stages[:-1]:
+            raise Broken(
+                "the end of a step counts",
+                f"rank {process.rank} had ended step {step}, and gets shard {shard!r} of its tail",
+            )
+
+    # ---------------------------------------------------------------- whom it concerns
+
+    def _spawned(self, order: Spawn) -> None:
+        """
+        Check that no rank gets a second process while the first one is wanted, and that no process
+        starts on an isolated node. Raises `Broken` otherwise.
+        """
+        rank, before = order.rank, order.incarnation - 1
+        ledger = self._ledger
+        wanted = (rank, before) in ledger.ready and (rank, before) not in ledger.ended
+        if wanted and rank not in ledger.slow and ledger.sites[rank, before] not in ledger.lost:
+            raise Broken("one process a rank", f"rank {rank} has a process and gets another")
+        if order.node in self._isolated:
+            raise Broken("verdicts count", f"rank {rank} is started on isolated node {order.node}")
+
+    def _killed(self, machine: Machine, event: Event, order: Kill) -> None:
+        """
+        Check that a process is ended only for a reason given by a report, a limit, the policy or
+        advice. Raises `Broken` when there is no reason.
+        """
+        ledger, rank = self._ledger, order.rank
+        process = self._stage.nodes[order.node].process(rank)
+        if process is None or process.stuck or process.stopped:
+            return
+        late = isinstance(event, DeadlinePassed) and rank in self._late
+        whole_nodes = self._stage.schedule.policy.replace == "node"
+        if (
+            late
+            or rank in ledger.named
+            or rank in ledger.slow
+            or order.node in ledger.lost
+            or (whole_nodes and order.node in ledger.hurt)
+        ):
+            return
+        raise Broken(
+            "nobody is ended without a reason",
+            f"rank {rank} is to be ended in incident {machine.incident.number}: {order.cause}",
+        )
+
+    def _refused(self, machine: Machine, refused: Refused) -> None:
+        """
+        Check that no process is refused the rank that it rightly holds. Raises `Broken` otherwise.
+        """
+        process = self._process(machine, refused.rank)
+        if process is None or process.pid != refused.pid:
+            return
+        ledger, rank_state = self._ledger, (refused.rank, process.incarnation)
+        if rank_state not in ledger.ended and process.node.number not in ledger.lost:
+            raise Broken("no rightful claim is refused", f"rank {refused.rank}: {refused.why}")
+
+    # ---------------------------------------------------------------- what was reached
+
+    def _entered(self, machine: Machine) -> None:
+        state = machine.state
+        if state is S.HEALTHY:
+            self._everyone_trained(machine)
+            self._ledger.over()
+        ends = state in (S.DUMPING, S.EXITING)
+        if ends and self._state not in (S.DUMPING, S.EXITING):
+            self._chances.none_left(machine)
+        over = machine.outcome
+        if self._to_end and over is not None and over.result == "completed":
+            raise Broken("what has to end ends", f"{self._to_end}, and all steps were done")
+
+    def _take_out(self) -> None:
+        """
+        Record the effect of the verdicts of a check. They decide even if a fault has cut the check
+        short before all ranks were through it.
+        """
+        ledger = self._ledger
+        for rank, answer in ledger.answers.get("check", {}).items():
+            if (answer.incident, answer.round) != ledger.key:
+                continue
+            if answer.verdict == "isolate":
+                self._isolated.add(ledger.sites[rank, answer.incarnation])
+                self._chances.may_end("a check has found a node bad")
+            elif answer.verdict == "end":
+                self._to_end = "a check ends the job"
+                self._chances.may_end(self._to_end)
+
+    def _closed(self, machine: Machine) -> None:
+        self._everyone_trained(machine)
+        self._copies.closed(machine)
+        self._stage.invariants.lost_told(machine.incident)
+        if self._to_end:
+            raise Broken("what has to end ends", f"{self._to_end}, and the job goes on")
+
+    def _not_ruled_out(self, machine: Machine) -> None:
+        if machine.incident.base in self._vetoed - {"exit"}:
+            raise Broken("advice is followed", f"{machine.incident.base} was ruled out, and done")
+
+    def _everyone_trained(self, machine: Machine) -> None:
+        """
+        Check that every member has trained one more step before success is announced. Raises
+        `Broken` otherwise.
+        """
+        for rank in machine.members:
+            process = self._process(machine, rank)
+            if process is None or not process.announce:
+                continue
+            if process.completed < self._stage.schedule.steps:
+                raise Broken(
+                    "success after one more step",
+                    f"rank {rank} has trained none after step {process.completed}",
+                )
+
+    def _stand(self, machine: Machine) -> None:
+        """
+        Check that all members wait at the same step boundary when the job is paused. Raises
+        `Broken` otherwise.
+        """
+        there = [self._process(machine, rank) for rank in machine.members]
+        processes = [process for process in there if process is not None and not process.stuck]
+        moving = [p.rank for p in processes if p.phase not in ("gate", "idle", "gone")]
+        steps = {process.completed for process in processes}
+        if moving or len(steps) > 1:
+            raise Broken(
+                "everyone stands in a pause", f"ranks {moving} move; the steps are {sorted(steps)}"
+            )
+
+    def _process(self, machine: Machine, rank: int) -> "Process | None":
+        node = self._stage.nodes.get(self._ledger.place(machine, rank))
+        process = None if node is None else node.process(rank)
+        if process is None or process.incarnation != machine.incarnation(rank):
+            return None
+        return process if process.alive else None

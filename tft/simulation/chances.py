@@ -1,0 +1,165 @@
+"""
+An independent estimate of what a job could have done: the newest step that is really sound, and
+whether a job that ends could have gone on.
+"""
+
+from typing import TYPE_CHECKING
+
+from tft.core.job.machine import Machine
+from tft.core.job.transitions import State
+from tft.protocol.messages import Load, Regroup, Save
+from tft.simulation.copies import Copies
+from tft.simulation.invariants import Broken
+from tft.simulation.ledger import Ledger
+
+if TYPE_CHECKING:
+    from tft.simulation.stage import Stage
+
+S = State
+
+
+class Chances:
+    """
+    This class claims less than the machine could know, never more. Where it is in doubt or out of
+    reach whether content is sound, the machine is not blamed.
+    """
+
+    def __init__(self, stage: "Stage", ledger: Ledger, copies: Copies) -> None:
+        self._stage = stage
+        self._ledger = ledger
+        self._copies = copies
+        self._may_end = ""
+        """Why the job may end, even if it could go on. Empty when there is no reason."""
+
+    def may_end(self, why: str) -> None:
+        """
+        Record a reason to end the job, even if it could go on.
+        """
+        self._may_end = self._may_end or why
+
+    def newest(self, machine: Machine, order: Regroup | Save | Load) -> None:
+        """
+        Check that the job agrees on the newest step of which every shard has a sound copy. Where
+        there is no such step, it must agree on the step of the newest checkpoint. Raises `Broken`
+        otherwise.
+        """
+        step = order.step - 1 if isinstance(order, Regroup) else order.step
+        best = self._newest_held(machine)
+        known = self._newest_saved(machine)
+        if step < 0 and known is not None:
+            raise Broken(
+                "the newest sound step is agreed",
+                f"whatever the ranks find, though there is a checkpoint of step {known}",
+            )
+        if best is not None and step < best:
+            raise Broken(
+                "the newest sound step is agreed", f"step {step} though all of step {best} is there"
+            )
+        if isinstance(order, Load) and known is not None and step < known:
+            raise Broken(
+                "the newest sound step is agreed",
+                f"the checkpoint of step {step} though there is one of step {known}",
+            )
+
+    def rolled_back(self, machine: Machine) -> None:
+        """
+        Drop the checkpoints later than the ceiling, since all ranks go back to the agreed step.
+        Newer checkpoints may belong to steps that are void.
+        """
+        ceiling = machine.incident.ceiling
+        if ceiling is not None:
+            for step in [step for step in self._ledger.checkpoints if step > ceiling]:
+                del self._ledger.checkpoints[step]
+
+    def none_left(self, machine: Machine) -> None:
+        """
+        Check that a job ends only when it cannot go on. It can go on when sound copies and free
+        places exist and no limit is reached. Raises `Broken` otherwise.
+        """
+        incident, policy = machine.incident, self._stage.schedule.policy
+        if self._may_end or policy.advised:
+            return
+        if machine.outcome is not None and machine.outcome.result == "completed":
+            return
+        if incident.forced:
+            raise Broken("no end without a cause", incident.forced)
+        members = machine.members
+        if not all(any(r == rank for r, _ in self._ledger.ready) for rank in members):
+            return  # a rank that never came may never come
+        lost = members.difference(self._ledger.there(machine, members))
+        strategy = "recover" if lost or incident.respawns else "retry"
+        enabled = strategy in policy.enable and strategy in self._stage.schedule.strategies
+        if not enabled or strategy in incident.failed or self._flaps(machine):
+            return
+        if any(incident.respawns.get(rank, 0) >= policy.respawns for rank in lost):
+            return
+        if not all(self._ledger.place(machine, rank) in machine.nodes for rank in lost):
+            return
+        best = self._newest_held(machine)
+        if best is not None:
+            raise Broken(
+                "what can be survived is survived",
+                f"{machine.state} though {strategy} could go on from step {best}",
+            )
+        if machine.state is S.DUMPING:
+            return  # a dump of held state is not given up for a search
+        found = self._to_be_found(machine)
+        if found is not None:
+            raise Broken(
+                "what can be survived is survived",
+                f"{machine.state} though with {strategy} all would find step {found}",
+            )
+
+    def _flaps(self, machine: Machine) -> bool:
+        incidents = [*machine.incidents, machine.incident]
+        for rank in machine.members:
+            times = sum(any(f.rank == rank for f in i.faults) for i in incidents)
+            if times > self._stage.schedule.policy.flaps:
+                return True
+        return False
+
+    def _newest_held(self, machine: Machine) -> int | None:
+        ledger, truth = self._ledger, self._stage.truth
+        if ledger.moved:
+            return None
+        ceiling = machine.incident.ceiling
+        processes = {
+            rank: process
+            for rank in ledger.there(machine, ledger.told)
+            if rank not in ledger.doubted | ledger.searching
+            and ledger.told[rank].incarnation == machine.incarnation(rank)
+            and (process := self._stage.nodes[ledger.place(machine, rank)].process(rank))
+            is not None
+        }
+        common: set[int] | None = None
+        for shard, ranks in self._stage.schedule.groups().items():
+            steps: set[int] = set()
+            for rank in ranks:
+                if rank not in processes:
+                    continue
+                told, process = ledger.told[rank], processes[rank]
+                held = None if rank in self._copies.disputed else told.held
+                if held is not None and process.content[shard] == truth.value(held, shard):
+                    steps.add(held)
+                for step in told.backups:
+                    kept = process.copies.get(step, {}).get(shard)
+                    if kept == truth.value(step, shard):
+                        steps.add(step)
+            common = steps if common is None else common & steps
+        early = [step for step in common or () if ceiling is None or step <= ceiling]
+        return max(early, default=None)
+
+    def _to_be_found(self, machine: Machine) -> int | None:
+        """
+        Return the step of the checkpoint that all ranks would find themselves. Return None when
+        there is none.
+        """
+        world = self._stage.schedule.world
+        if not self._stage.schedule.own or len(machine.members) < world:
+            return None
+        return self._stage.disk.found(world, machine.incident.ceiling)
+
+    def _newest_saved(self, machine: Machine) -> int | None:
+        ceiling = machine.incident.ceiling
+        early = [s for s in self._ledger.checkpoints if ceiling is None or s <= ceiling]
+        return max(early, default=None)

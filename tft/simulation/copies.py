@@ -1,0 +1,331 @@
+"""
+An independent check of the comparison of copies: which differences it has to find, and which
+content the job must not go on from.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tft.core.job.machine import Machine
+from tft.protocol.messages import (
+    Answered,
+    Checkpointed,
+    Faulted,
+    Fetch,
+    Load,
+    Noticed,
+    RankOrder,
+    Regroup,
+    Restore,
+    Rollback,
+    Save,
+)
+from tft.simulation.invariants import Broken
+from tft.simulation.ledger import DOUBTFUL, Ledger
+
+if TYPE_CHECKING:
+    from tft.simulation.process import Process
+    from tft.simulation.stage import Content, Stage
+
+Digests = tuple[tuple[str, str], ...]
+"""The digests of one shard, by part."""
+
+
+class Copies:
+    """
+    Compares the reports about copies with the real content of the ranks. Where it is in doubt which
+    copies are right, the machine is not blamed.
+    """
+
+    def __init__(self, stage: "Stage", ledger: Ledger) -> None:
+        self._stage = stage
+        self._ledger = ledger
+        self._compared = stage.schedule.resume
+        """The last step from whose end all ranks went on together."""
+        self._bar: int | None = None
+        """The latest step that may be used while copies differ and it is undecided which are
+        right. None: no limit."""
+        self._most: dict[tuple[str, int], Digests] = {}
+        """By shard and step: the digests that count, since most or all ranks hold them."""
+        self._unlike: set[str] = set()
+        """The shards for which the event `begins_unlike` was sent."""
+        self.disputed: set[int] = set()
+        """The ranks whose copies differ while nobody can say which copies are right."""
+        self._suspected: set[int] = set()
+        """The ranks whose copies were put in doubt since all ranks last went on together."""
+        self._brought: set[tuple[int, int]] = set()
+        """Rank and incarnation of the ranks that have fetched since then. Their copies say
+        nothing about the copies of other ranks."""
+        self._inexact: int | None = None
+        """The step at whose end this incident lets all ranks go on from content of the step's
+        tail. None: no such step."""
+
+    def suspects(self, rank: int) -> bool:
+        """
+        Return whether the copies of a rank were put in doubt since all ranks last went on
+        together.
+        """
+        return rank in self._suspected
+
+    def judged(self, machine: Machine, report: object) -> None:
+        """
+        Record a report that was judged. Only the process that holds its rank counts.
+        """
+        match report:
+            case Checkpointed(compared=True) if self._process(machine, report.rank) is not None:
+                if report.incarnation == machine.incarnation(report.rank):
+                    self._compared = max(self._compared, report.step)
+            case _:
+                pass
+
+    def hears(self, report: object) -> None:
+        """
+        Record a report that is about to be judged.
+        """
+        match report:
+            case Faulted(rank=rank) if report.kind in DOUBTFUL or report.context_lost:
+                self._suspected.add(rank)
+            case Noticed(rank=rank) if report.kind in DOUBTFUL:
+                self._suspected.add(rank)
+            case Answered(rank=rank) if report.failure is not None:
+                self._suspected.add(rank)
+            case Answered(rank=rank, order="fetch"):
+                if (report.incident, report.round) == self._ledger.key:  # else the answer is late
+                    self._brought.add((rank, report.incarnation))
+            case _:
+                pass
+
+    # ---------------------------------------------------------------- what was compared
+
+    def stopped(self, ceiling: int | None) -> None:
+        """
+        Work out which digests count, since all ranks have left the loop and reported what they
+        hold. Copies later than `ceiling` were not sound before and do not count.
+        """
+        self._most.clear()
+        votes: dict[tuple[str, int], list[Answered]] = {}
+        for answer in self._said():
+            step = answer.held
+            if step is None or (ceiling is not None and step > ceiling):
+                continue
+            if not step:
+                continue  # ranks may begin with different content, which is reported
+            for shard in answer.digests:
+                votes.setdefault((shard, step), []).append(answer)
+        for (shard, step), answers in votes.items():
+            ended = [
+                answer
+                for answer in answers
+                if not answer.position.tail
+                and (answer.rank, answer.incarnation) not in self._brought
+            ]
+            held = Counter(_digests(answer, shard) for answer in ended)
+            doubt = {answer.rank for answer in ended} & (self._suspected | self._ledger.searching)
+            gone = {(answer.rank, answer.incarnation) for answer in ended} & self._ledger.vanished
+            if not held or ((doubt or gone) and len(held) > 1):
+                continue
+            (best, most), *others = held.most_common()
+            if not others or most > max(1, others[0][1]):
+                self._most[shard, step] = best
+            else:
+                self._bar = self._compared if self._bar is None else min(self._bar, self._compared)
+
+    def _said(self) -> list[Answered]:
+        """
+        Return the answers of the living ranks to the last comparison of copies.
+        """
+        ledger = self._ledger
+        return [
+            answer
+            for rank, answer in ledger.answers.get("compare", {}).items()
+            if (answer.incident, answer.round) == ledger.key
+            and (rank, answer.incarnation) not in ledger.ended
+        ]
+
+    def differ(self, machine: Machine, facts: Mapping[str, object], *, stopped: bool) -> None:
+        """
+        Check the event `copies_differ`. Raises `Broken` when the event calls a rank wrong that
+        holds the majority's digests. A rank that is called wrong may be ended for it.
+        """
+        shard, step = str(facts["shard"]), int(str(facts["step"]))
+        right: list[int] = facts["right"]  # type: ignore[assignment] # ranks
+        wrong: list[int] = facts["wrong"]  # type: ignore[assignment] # ranks
+        answers = {answer.rank: answer for answer in self._said()} if stopped else {}
+        most = self._most.get((shard, step))
+        if not right:
+            self.disputed.update(wrong)
+        for rank in wrong:
+            answer = answers.get(rank)
+            if answer is not None and answer.position.tail:
+                continue
+            if answer is not None and most is not None and _digests(answer, shard) == most:
+                raise Broken(
+                    "what most hold counts", f"rank {rank} holds it, and is said to differ"
+                )
+            self._not_of_the_tail(machine, rank, right, shard, step)
+            if right:
+                self._ledger.name(rank, machine.incarnation(rank))
+                self._ledger.doubted.add(rank)
+                self._suspected.add(rank)
+
+    def begin_unlike(self, facts: Mapping[str, object]) -> None:
+        """
+        Check the event `begins_unlike`: ranks begin with different copies of a shard. Raises
+        `Broken` when all digests that were reported are equal.
+        """
+        shard = str(facts["shard"])
+        said = {
+            _digests(answer, shard)
+            for order in ("compare", "fetch", "restore", "reload")
+            for answer in self._ledger.answers.get(order, {}).values()
+            if shard in answer.digests
+        }
+        if len(said) < 2:
+            raise Broken("what differs is told", f"all that was said of shard {shard!r} is equal")
+        self._unlike.add(shard)
+
+    def _not_of_the_tail(
+        self, machine: Machine, wrong: int, right: list[int], shard: str, step: int
+    ) -> None:
+        """
+        Check that a rank which has ended a step is not called wrong because others were left in its
+        tail. Raises `Broken` otherwise.
+        """
+        process = self._process(machine, wrong)
+        stages = self._stage.truth.stages(step, shard)
+        if process is None or process.tail or process.held() != step:
+            return
+        others = [each for rank in right if (each := self._process(machine, rank)) is not None]
+        if process.content[shard] != stages[-1] or process.unsaid:
+            return
+        if any(other.content[shard] in stages[:-1] for other in others):
+            raise Broken(
+                "the end of a step counts",
+                f"rank {wrong} has ended step {step}, and is to have shard {shard!r} as it was in the tail",
+            )
+
+    # ---------------------------------------------------------------- what is done then
+
+    def ordered(self, machine: Machine, order: RankOrder) -> None:
+        """
+        Check an order to ranks that goes out.
+        """
+        match order:
+            case Regroup() if order.step:
+                self._early(order.step - 1)
+            case Load() | Fetch() | Restore():
+                self._early(order.step)
+            case Save():
+                self._early(order.step)
+                self._saved(machine, order)
+            case Rollback():
+                self._early(order.step)
+                self._gone_on_from(machine, order.step)
+            case _:
+                pass
+
+    def resumed(self, step: int) -> None:
+        """
+        Reset the record, since all ranks go on after `step`.
+        """
+        self._compared, self._bar = step, None
+        self._unlike.clear()
+        self._suspected.clear()
+        self.disputed.clear()
+        self._brought.clear()
+
+    def closed(self, machine: Machine) -> None:
+        """
+        Check, at the end of an incident, that it reported an inexact step. Raises `Broken` when the
+        job goes on from an inexact step and this was not reported.
+        """
+        told, inexact = machine.incident.inexact, self._inexact
+        self._inexact = None
+        if inexact is not None and machine.incident.step == inexact + 1 and not told:
+            raise Broken("what is inexact is told", f"the incident went on from step {inexact}")
+
+    def _early(self, step: int) -> None:
+        if self._bar is not None and step > self._bar:
+            raise Broken(
+                "what is undecided is not used",
+                f"step {step}, though copies differ and were last compared at {self._bar}",
+            )
+
+    def _gone_on_from(self, machine: Machine, step: int) -> None:
+        """
+        Check that the members hold equal copies of the end of the step. Where no rank has it, they
+        go on from equal content of the step's tail. Raises `Broken` otherwise.
+        """
+        self._stage.truth.unbend_after(step)
+        for shard, ranks in self._stage.schedule.groups().items():
+            held: dict[Content, int] = {}
+            for rank in ranks:
+                process = self._process(machine, rank)
+                if rank not in machine.members or process is None or process.held() != step:
+                    continue
+                content = process.content[shard]
+                if not (process.unsaid or content.wrong or content.spoilt):
+                    held[content] = rank
+            unlike = step == 0 and shard in self._unlike
+            if len(held) > 1 and not unlike:
+                raise Broken(
+                    "copies are equal on going on",
+                    f"ranks {sorted(held.values())} hold different copies of shard {shard!r} of "
+                    f"step {step}: {sorted(held)}",
+                )
+            for content, rank in held.items():
+                self._sound(machine, rank, shard, step, content)
+
+    def _saved(self, machine: Machine, order: Save) -> None:
+        self._stage.truth.unbend_after(order.step)
+        for rank in order.to:
+            process = self._process(machine, rank)
+            for shard in order.shards if process is not None else ():
+                assert process is not None
+                content = process.content[shard]
+                if not process.unsaid:
+                    self._sound(machine, rank, shard, order.step, content)
+                elif machine.incident.inexact and content in self._stage.truth.stages(
+                    order.step, shard
+                ):
+                    self._stage.truth.bend(order.step, shard, content)
+
+    def _sound(
+        self, machine: Machine, rank: int, shard: str, step: int, content: "Content"
+    ) -> None:
+        truth = self._stage.truth
+        right = truth.value(step, shard)
+        if content == right:
+            return
+        what = f"shard {shard!r} of step {step} as rank {rank} holds it"
+        if content.flipped and self._most.get((shard, step)) == tuple(right.digests().items()):
+            raise Broken("what most hold counts", f"{what} is not theirs")
+        if content not in truth.stages(step, shard):
+            return  # wrong content shows later, when it is used
+        if not machine.incident.inexact:
+            raise Broken("what is inexact is told", f"{what} is of the tail of the step")
+        for answer in self._said():
+            if (
+                answer.held == step
+                and not answer.position.tail
+                and answer.rank not in self._suspected
+                and answer.digests.get(shard) == right.digests()
+            ):
+                raise Broken(
+                    "the end of a step counts",
+                    f"{what} is of its tail, and rank {answer.rank} had ended the step",
+                )
+        self._inexact = step
+        truth.bend(step, shard, content)
+
+    def _process(self, machine: Machine, rank: int) -> "Process | None":
+        node = self._stage.nodes.get(self._ledger.place(machine, rank))
+        process = None if node is None else node.process(rank)
+        if process is None or process.incarnation != machine.incarnation(rank):
+            return None
+        return process if process.alive else None
+
+
+def _digests(answer: Answered, shard: str) -> Digests:
+    return tuple(answer.digests[shard].items())

@@ -1,0 +1,302 @@
+"""
+Process groups: how ranks form them, how they train a step in them, and what happens when a member
+is missing.
+
+An all-reduce is complete only when every member has contributed. The result arrives at each member
+at a different time. So a fault finds some members a step ahead of others. The same holds for the
+collective in the tail of a step, where there is one.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tft.simulation import loop
+
+if TYPE_CHECKING:
+    from tft.simulation.process import Process
+    from tft.simulation.stage import Stage
+
+PHASES = ("all-reduce", "average")
+"""The phases in which a rank waits for the other members."""
+
+
+class Group:
+    """
+    The members that one regroup order has joined.
+    """
+
+    def __init__(self, stage: "Stage", members: dict[int, "Process"]) -> None:
+        self._stage = stage
+        self.members = members
+        self.broken = False
+        """True when a member is gone or has shut its end of the group."""
+        self._building: dict[int, Process] = {}
+        self._arrived: dict[int, Process] = {}
+        self._averaging: dict[int, Process] = {}
+        """The members in the collective of the tail."""
+        self._spoilt = False
+        """True when a member has contributed wrong data to the current all-reduces."""
+
+    # ---------------------------------------------------------------- building the wrappers
+
+    def build(self, process: "Process") -> None:
+        """
+        Build the wrapper of a member. The build is complete when all members have come.
+        """
+        if self.broken:
+            return self._stage.clock.after(0.01, process.shut_out, "the group is broken")
+        self._building[process.rank] = process
+        if len(self._building) == len(self.members):
+            takes = self._stage.takes
+            for each in self._building.values():
+                self._stage.clock.after(takes(0.01, 0.05), each.done, each.task, None)
+            self._building = {}
+        return None
+
+    # ---------------------------------------------------------------- a step
+
+    def enter(self, processes: list["Process"], step: int) -> None:
+        """
+        Let members begin to compute a step.
+        """
+        entering = []
+        for process in processes:
+            process.phase = "forward"
+            if self._stage.mishaps.reached(process, step, "forward"):
+                entering.append(process)
+        if entering:
+            self._stage.clock.after(self._stage.takes(0.08, 0.16), self._sum, entering, step)
+
+    def _sum(self, processes: list["Process"], step: int) -> None:
+        for process in processes:
+            if process.phase != "forward" or process.stuck or process.completed != step - 1:
+                continue
+            if process.cut or (self.broken and self._stage.schedule.breaks):
+                loop.fault(process, "network", "a peer has closed its connection")
+                continue
+            if self._stage.mishaps.notices(process, step):
+                continue
+            loop.contribute(process, step)
+            if process.poison or self._is_wrong(process, step - 1):
+                self._spoil(step)
+            self._arrived[process.rank] = process
+            self._stage.mishaps.reached(process, step, "all-reduce")
+        if len(self._arrived) == len(self.members) and not self.broken:
+            self._stage.invariants.steps_alike(self.members)
+            self._summed(step)
+
+    def _is_wrong(self, process: "Process", step: int) -> bool:
+        """
+        Return whether a rank's state is not that of the end of `step`, so that all-reducing with
+        the rank spreads wrong data. Silent corruptions do not count: they stay with the rank and
+        with the ranks that copy from it.
+        """
+        value = self._stage.truth.value
+        return any(
+            content != value(step, name) and not content.flipped
+            for name, content in process.content.items()
+        )
+
+    def _spoil(self, step: int) -> None:
+        """
+        Spread wrong data to all members with the update of this step.
+        """
+        self._spoilt = True
+        for process in self.members.values():
+            if process.poison:
+                self._stage.mishaps.spread(process)
+            process.poison = False
+        if self._stage.polluted is None:
+            self._stage.polluted, self._stage.known = step, False
+
+    def _summed(self, step: int) -> None:
+        """
+        Deliver the completed all-reduces to the members, in up to three cohorts at different times.
+        From now on no member needs another to finish the step.
+        """
+        stage, spoilt = self._stage, self._spoilt
+        arrived = list(self._arrived.values())
+        self._arrived, self._spoilt = {}, False
+        if len(arrived) > 3:
+            turn = stage.rng.randrange(len(arrived))
+            arrived = arrived[turn:] + arrived[:turn]
+        cohorts = 1 + stage.rng.randrange(3)
+        for cohort in range(cohorts):
+            some = arrived[cohort::cohorts]
+            for process in some:
+                process.summed, process.spoilt = True, spoilt
+            stage.clock.after(stage.takes(0.005, 0.04), self._open, some, step)
+
+    def _open(self, processes: list["Process"], step: int) -> None:
+        inside = [
+            process
+            for process in processes
+            if process.phase == "all-reduce"
+            and process.summed
+            and process.completed == step - 1
+            and process.group is self
+            and not process.stuck
+            and loop.open_window(process, step)
+        ]
+        if inside:
+            self._stage.clock.after(self._stage.takes(0.01, 0.04), self.close, inside, step)
+
+    def close(self, processes: list["Process"], step: int) -> None:
+        """
+        Finish the update of a step on some members, and begin the tail or the next step.
+        """
+        going_on = [
+            process
+            for process in processes
+            if process.phase == "window"
+            and process.completed == step - 1
+            and not process.stuck
+            and loop.close_window(process, step)
+        ]
+        if not going_on:
+            return
+        if not self._stage.schedule.tail:
+            self.enter(going_on, step + 1)
+            return
+        inside = [process for process in going_on if loop.begin_tail(process, step)]
+        for some in self._cohorts(inside):
+            self._stage.clock.after(self._tail_takes(), self._settings, some, step)
+
+    # ---------------------------------------------------------------- the tail of a step
+
+    def _cohorts(self, processes: list["Process"]) -> list[list["Process"]]:
+        """
+        Split processes into one to three cohorts that take equally long.
+        """
+        cohorts = 1 + self._stage.rng.randrange(3)
+        return [some for n in range(cohorts) if (some := processes[n::cohorts])]
+
+    def _tail_takes(self) -> float:
+        return self._stage.takes(0.0, self._stage.schedule.tail / 3)
+
+    def _there(self, processes: list["Process"], step: int, phase: str) -> list["Process"]:
+        return [
+            process
+            for process in processes
+            if process.phase == phase
+            and process.tail
+            and process.completed == step
+            and process.group is self
+            and not process.stuck
+        ]
+
+    def _settings(self, processes: list["Process"], step: int) -> None:
+        there = self._there(processes, step, "tail")
+        for process in there:
+            loop.schedule_settings(process, step)
+        if not self._stage.schedule.averages:
+            self._stage.clock.after(self._tail_takes(), self._average, there, step, "tail")
+            return
+        for process in there:
+            if process.cut or (self.broken and self._stage.schedule.breaks):
+                loop.fault(process, "network", "a peer has closed its connection")
+                continue
+            self._averaging[process.rank] = process
+            if self._stage.schedule.broadcasts and process.rank == min(self.members):
+                self._stage.clock.after(self._tail_takes(), self._average, [process], step, "tail")
+                continue
+            process.phase, process.summed = "average", False
+            self._stage.mishaps.reached(process, step, "average")
+        if len(self._averaging) == len(self.members) and not self.broken:
+            arrived, self._averaging = list(self._averaging.values()), {}
+            for process in arrived:
+                process.summed = True
+            for some in self._cohorts(arrived):
+                takes = self._stage.takes(0.005, 0.04)
+                self._stage.clock.after(takes, self._average, some, step, "average")
+
+    def _average(self, processes: list["Process"], step: int, phase: str) -> None:
+        there = self._there(processes, step, phase)
+        inside = [process for process in there if loop.average(process, step)]
+        if inside:
+            self._stage.clock.after(self._tail_takes(), self._end, inside, step)
+
+    def _end(self, processes: list["Process"], step: int) -> None:
+        there = self._there(processes, step, "tail")
+        going_on = [process for process in there if loop.end_step(process, step)]
+        if going_on:
+            self.enter(going_on, step + 1)
+
+    # ---------------------------------------------------------------- breaking it
+
+    def leave(self, process: "Process", *, loud: bool) -> None:
+        """
+        Remove a member that has ended or has shut its end. The group is broken from then on: no
+        operation that needs all members can complete.
+        """
+        if self.members.get(process.rank) is not process or (self.broken and not loud):
+            return
+        self.broken = True
+        self._building.pop(process.rank, None)
+        waiting = self._arrived or self._building or self._averaging
+        if loud and self._stage.schedule.breaks and waiting:
+            self._stage.clock.after(self._stage.takes(0.001, 0.2), self._raise)
+
+    def _raise(self) -> None:
+        """
+        Fail the members that wait for an operation that cannot complete any more.
+        """
+        waiting = [*self._arrived.values(), *self._averaging.values()]
+        self._arrived, self._averaging = {}, {}
+        building, self._building = list(self._building.values()), {}
+        for process in waiting:
+            if process.phase in PHASES and not process.summed and not process.stuck:
+                loop.fault(process, "network", "a peer has closed its connection")
+        for process in building:
+            process.shut_out("a peer has closed its connection")
+
+
+@dataclass(slots=True)
+class _Meeting:
+    waiting: dict[int, "Process"] = field(default_factory=dict)
+    spoilt: bool = False
+    """True when two processes have come for one rank. The number of arrivals is wrong from then
+    on."""
+
+
+class Groups:
+    """
+    The rendezvous stores: processes that come under one name form a group.
+    """
+
+    def __init__(self, stage: "Stage") -> None:
+        self._stage = stage
+        self._meetings: dict[tuple[tuple[str, int], str], _Meeting] = {}
+
+    def join(self, store: tuple[str, int], name: str, process: "Process", members: int) -> None:
+        """
+        Register a process that waits to form a group of `members` processes.
+        """
+        meeting = self._meetings.setdefault((store, name), _Meeting())
+        if process.rank in meeting.waiting:
+            meeting.spoilt = True
+        meeting.waiting[process.rank] = process
+        if len(meeting.waiting) == members and not meeting.spoilt:
+            del self._meetings[store, name]
+            group = Group(self._stage, dict(sorted(meeting.waiting.items())))
+            for each in group.members.values():
+                each.group = group
+                each.cut = False
+                takes = self._stage.takes(0.005, 0.05)
+                self._stage.clock.after(takes, each.done, each.task, None)
+
+    def leave(self, process: "Process") -> None:
+        """
+        Remove a process that waits to form a group.
+        """
+        for meeting in self._meetings.values():
+            if meeting.waiting.get(process.rank) is process:
+                del meeting.waiting[process.rank]
+
+    def close(self, store: tuple[str, int]) -> None:
+        """
+        Fail all processes that wait at a store that is gone.
+        """
+        for key in [key for key in self._meetings if key[0] == store]:
+            for process in self._meetings.pop(key).waiting.values():
+                process.shut_out("the store has closed the connection")

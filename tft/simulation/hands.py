@@ -1,0 +1,375 @@
+"""
+Orders as a simulated training thread carries them out. Each order takes time. Some need the other
+ranks. Any may fail, hang, or be cut short when the process ends.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tft.core.rank.protocol import Execute
+from tft.protocol.messages import (
+    Check,
+    Commit,
+    Compare,
+    Complete,
+    End,
+    Fetch,
+    Load,
+    Position,
+    Rebuild,
+    Regroup,
+    Reload,
+    Restore,
+    Rollback,
+    Save,
+    SavedFile,
+    Stop,
+    Transfer,
+    Verdict,
+)
+from tft.simulation.loop import faulted, void
+
+if TYPE_CHECKING:
+    from tft.simulation.process import Process
+    from tft.simulation.stage import Content, Written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """
+    The result of an order.
+    """
+
+    files: tuple[SavedFile, ...] = ()
+    verdict: Verdict = "pass"
+    finding: str = ""
+    private: dict[int, str] = field(default_factory=dict)
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    line: str = ""
+
+
+ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Rollback, Save)
+"""Orders that cannot be carried out when the device context is lost."""
+ABANDONED = "TransferFailed: the fetch was abandoned: its order is no longer wanted"
+
+
+def begin(process: "Process", execute: Execute) -> None:
+    """
+    Begin to carry out an order on the training thread.
+    """
+    stage, order = process.stage, execute.order
+    stage.invariants.obeyed(process, order)
+    if not stage.mishaps.begins(process, execute.name):
+        return
+    failure = stage.mishaps.failure(process.rank, execute.name)
+    if process.context_lost and isinstance(order, ON_DEVICE):
+        failure = "AcceleratorError: the context of the device is lost"
+    takes = stage.mishaps.slowness(process.rank, execute.name)
+    if failure is not None:
+        if isinstance(order, Fetch):
+            process.torn = True
+            _tear(process, [transfer.shard for transfer in order.transfers])
+        elif isinstance(order, Load | Reload):
+            process.torn = True
+            _tear(process, process.content)
+        work = Work(private=_told(process)) if isinstance(order, Save) else Work()
+        return stage.clock.after(takes + 0.01, process.done, execute, failure, work)
+    match order:
+        case Stop():
+            stage.clock.after(takes + stage.takes(0.002, 0.02), _clear, process, execute)
+        case Compare():
+            stage.clock.after(takes + stage.takes(0.01, 0.1), _say, process, execute)
+        case Regroup():
+            stage.clock.after(takes, _regroup, process, execute, order)
+        case Rebuild():
+            stage.clock.after(takes, _rebuild, process, execute)
+        case Fetch():
+            ended = process.held() == order.step and not process.tail
+            had = dict(process.content) if ended else {}
+            fetched = [transfer.shard for transfer in order.transfers]
+            whole = process.held() != order.step or process.content.keys() <= set(fetched)
+            _tear(process, fetched)
+            process.torn = whole or process.torn  # else the other shards stay as they were
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
+        case Load():
+            process.torn = True
+            _tear(process, process.content)
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _load, process, execute, order)
+        case Reload():
+            process.torn = True
+            _tear(process, process.content)
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _reload, process, execute, order)
+        case Restore():
+            stage.clock.after(takes + stage.takes(0.01, 0.1), _restore, process, execute, order)
+        case Check():
+            verdict = stage.mishaps.verdict(process.rank)
+            work = Work(verdict=verdict, finding="" if verdict == "pass" else "it looks bad")
+            stage.clock.after(takes + stage.takes(0.1, 0.5), process.done, execute, None, work)
+        case Rollback():
+            stage.clock.after(takes + 0.005, _roll_back, process, execute, order)
+        case Save():
+            stage.clock.after(takes + stage.takes(0.02, 0.4), _save, process, execute, order)
+        case Commit():
+            stage.clock.after(takes + stage.takes(0.01, 0.1), _commit, process, execute, order)
+        case Complete() | End():
+            process.done(execute, None)
+            code = order.code if isinstance(order, End) else 0
+            stage.clock.after(stage.takes(0.1, 0.3), process.node.ended, process, code)
+        case _:
+            process.done(execute, f"OrderRefused: {execute.name} is no work for this thread")
+    return None
+
+
+def abandon(process: "Process") -> None:
+    """
+    Cut short the order in which the training thread hangs, if the order can be cut short.
+    """
+    task = process.task
+    if task is None:
+        return
+    clock = process.stage.clock
+    if isinstance(task.order, Fetch):
+        process.torn = True
+        clock.after(0.002, process.done, task, ABANDONED)
+    elif isinstance(task.order, Regroup | Rebuild):
+        process.stage.groups.leave(process)
+        clock.after(0.002, process.done, task, "ConnectionError: the group was shut")
+
+
+def _at_work(process: "Process", execute: Execute) -> bool:
+    return process.task is execute and process.alive and not process.stuck
+
+
+def _tear(process: "Process", shards: Iterable[str]) -> None:
+    for name in shards:
+        process.content[name] = process.stage.truth.wrong()
+
+
+def _hold(process: "Process", step: int) -> None:
+    process.completed = step
+    for later in [kept for kept in process.copies if kept > step]:
+        del process.copies[later]
+    process.window_open = process.torn = process.tail = False
+    process.page.move(Position(step=step, window=False), process.node.now)
+
+
+def _compared(process: "Process") -> Work:
+    """
+    Return digests of the state that a rank holds, for the comparison with other ranks.
+    """
+    if process.held() is None or process.context_lost:
+        return Work()
+    process.unsaid = False
+    digests = {name: content.digests() for name, content in process.content.items()}
+    return Work(digests=digests)
+
+
+def _say(process: "Process", execute: Execute) -> None:
+    if _at_work(process, execute):
+        process.done(execute, None, _compared(process))
+
+
+def _clear(process: "Process", execute: Execute) -> None:
+    if _at_work(process, execute):
+        if process.group is not None:
+            process.group.leave(process, loud=False)
+            process.group = None
+        process.cut = True
+        if process.interrupted[1] == -1:
+            process.interrupted = (process.interrupted[0], execute.order.incident)
+        process.done(execute, None, Work(line=process.line if process.tail else ""))
+
+
+def _regroup(process: "Process", execute: Execute, order: Regroup) -> None:
+    if not _at_work(process, execute):
+        return
+    stage = process.stage
+    store = (order.host, order.port)
+    if not any(node.store == store for node in stage.nodes.values()):
+        return process.shut_out("no store listens there")
+    stage.groups.join(store, order.name, process, stage.schedule.world - len(order.without))
+
+
+def _rebuild(process: "Process", execute: Execute) -> None:
+    if not _at_work(process, execute):
+        return
+    if process.group is None:
+        return process.shut_out("there is no group")
+    process.group.build(process)
+
+
+def _fetch(
+    process: "Process", execute: Execute, order: Fetch, had: "Mapping[str, Content]"
+) -> None:
+    if not _at_work(process, execute):
+        return
+    for transfer in order.transfers:
+        content = _given(process, transfer, order)
+        if content is None:
+            process.torn = True
+            why = f"shard {transfer.shard!r} at step {order.step} could not be fetched whole"
+            return process.done(execute, f"TransferFailed: {why}")
+        process.stage.auditor.not_put_back(process, transfer.shard, order.step, had, content)
+        process.content[transfer.shard] = content
+    _hold(process, order.step)
+    process.stage.mishaps.harm.miscopied(process)
+    process.stage.invariants.repaired_whole(process, order)
+    process.done(execute, None, _compared(process))
+
+
+def _given(process: "Process", transfer: Transfer, order: Fetch) -> "Content | None":
+    """
+    Return the shard from the first source that lives, can be reached and holds the step. Return
+    None when there is no such source.
+    """
+    stage, step = process.stage, order.step
+    for source in transfer.sources:
+        giver = stage.serving(source.address)
+        if giver is None or giver.stopped:
+            continue
+        if giver.context_lost:
+            giver.mail.post(faulted(giver, "process", "Boom: the context is lost"))
+            continue
+        if giver.held() == step:
+            content = giver.content[transfer.shard]
+        elif step in giver.backups():
+            content = giver.copies[step][transfer.shard]
+        else:
+            continue
+        stage.invariants.given_right(giver, transfer.shard, order, content)
+        return content
+    return None
+
+
+def _restore(process: "Process", execute: Execute, order: Restore) -> None:
+    if not _at_work(process, execute):
+        return
+    if order.step not in process.backups():
+        why = f"OrderRefused: rank {process.rank} keeps no copy of step {order.step}"
+        return process.done(execute, why)
+    process.content.update(process.copies[order.step])
+    _hold(process, order.step)
+    process.stage.invariants.repaired_whole(process, order)
+    process.done(execute, None, _compared(process))
+
+
+def _load(process: "Process", execute: Execute, order: Load) -> None:
+    if not _at_work(process, execute):
+        return
+    files = process.stage.disk.whole.get(order.directory)
+    if order.directory in process.stage.disk.unreadable:
+        return process.done(execute, f"CheckpointCorrupt: {order.directory} cannot be read")
+    if files is None:
+        return process.done(execute, f"CheckpointCorrupt: there is no {order.directory}")
+    if f"private-{process.rank}" not in files:
+        why = f"CheckpointCorrupt: it holds no private state of rank {process.rank}"
+        return process.done(execute, why)
+    for name in process.content:
+        process.content[name] = _shard(files[name])
+    process.unsaid = False
+    process.page.capture(order.step, _number(files[f"private-{process.rank}"]), closed=True)
+    _hold(process, order.step)
+    process.stage.invariants.repaired_whole(process, order)
+    process.done(execute, None)
+
+
+def _shard(written: "Written") -> "Content":
+    assert isinstance(written, tuple)
+    return written
+
+
+def _number(written: "Written") -> int:
+    assert not isinstance(written, tuple)
+    return int(written)
+
+
+def _reload(process: "Process", execute: Execute, order: Reload) -> None:
+    if not _at_work(process, execute):
+        return
+    if process.group is None:
+        return process.shut_out("there is no group to meet the others in")
+    stage = process.stage
+    step = stage.disk.found(stage.schedule.world, order.not_after)
+    if step is None:
+        return process.done(execute, "FileNotFoundError: no checkpoint was kept by all")
+    kept = stage.disk.own[step][process.rank]
+    for name in process.content:
+        process.content[name] = _shard(kept[name])
+    process.page.capture(step, _number(kept[""]), closed=True)
+    _hold(process, step)
+    stage.invariants.found(process, order, step)
+    process.done(execute, None, _compared(process))
+
+
+def _private(process: "Process", step: int, incident: int) -> int | None:
+    captured = process.page.private().get(step)
+    if captured is not None:
+        return captured
+    if process.interrupted == (step, incident):
+        return process.interrupted_data
+    if step == 0:
+        process.page.capture(0, 0, closed=True)
+        return 0
+    return None
+
+
+def _told(process: "Process") -> dict[int, str]:
+    """
+    Return the data positions that a rank has captured, when the rank cannot save. Another rank is
+    to write them.
+    """
+    return {step: f"{captured:x}" for step, captured in process.page.private().items()}
+
+
+def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
+    if not _at_work(process, execute):
+        return
+    if process.rank in order.derive:
+        data: int | None = process.stage.truth.data(order.step)
+    else:
+        data = _private(process, order.step, order.incident)
+        if data is None and process.rank in order.private:
+            data = int(order.private[process.rank], 16)
+    if data is not None:
+        process.page.capture(order.step, data, closed=True)
+    if data is None:
+        kept = sorted(process.page.private())
+        why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"
+        return process.done(execute, why)
+    process.tail = False
+    process.page.move(process.position(), process.node.now)
+    process.page.forget_after(order.step)
+    void(process, order.step)
+    for later in [step for step in process.stage.disk.own if step > order.step]:
+        del process.stage.disk.own[later]
+    process.data = data + order.skip
+    process.stage.invariants.rolled_back(process, order.step)
+    process.done(execute, None)
+
+
+def _save(process: "Process", execute: Execute, order: Save) -> None:
+    if not _at_work(process, execute):
+        return
+    stage = process.stage
+    own = _private(process, order.step, order.incident)
+    if own is None:
+        why = f"OrderRefused: no data position of step {order.step} is kept"
+        return process.done(execute, why)
+    files: dict[str, Written] = {name: process.content[name] for name in order.shards}
+    files[f"private-{process.rank}"] = own
+    for rank, private in order.private.items():
+        files[f"private-{rank}"] = int(private, 16)
+    stage.disk.parts.setdefault(order.directory, {}).update(files)
+    saved = tuple(SavedFile(name=name, size=1, digest=str(files[name])) for name in files)
+    process.done(execute, None, Work(files=saved))
+
+
+def _commit(process: "Process", execute: Execute, order: Commit) -> None:
+    if not _at_work(process, execute):
+        return
+    stage = process.stage
+    parts = stage.disk.parts.pop(order.directory, {})
+    stage.disk.whole[order.directory] = parts
+    stage.invariants.committed_whole(order, parts)
+    process.done(execute, None)

@@ -1,0 +1,357 @@
+"""
+The effect of each mishap: on a process, a node, the network or a controller, and as a request of a
+person or a plugin.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from tft.core.job.commands import Consult
+from tft.core.job.policy import STRATEGIES
+from tft.protocol.messages import (
+    Advised,
+    FaultKind,
+    NodeLost,
+    Noticed,
+    PauseRequested,
+    ResumeRequested,
+    StopRequested,
+    SwitchRequested,
+    Verdict,
+)
+from tft.simulation import loop
+from tft.simulation.leader import Leader, start_controller
+from tft.simulation.node import Node, Page
+from tft.simulation.process import Process
+from tft.simulation.schedule import Mishap
+
+if TYPE_CHECKING:
+    from tft.simulation.mishaps import Mishaps
+    from tft.simulation.stage import Stage
+
+BOOT = 0.7
+"""Seconds from the end of a controller to the start of the next one, where there is no standby."""
+STANDING_BY = 10.0
+"""Seconds within which a standby has surely taken over."""
+RESTART = 0.3
+"""Seconds after which an ended agent is started again."""
+IN_LOOP = ("forward", "all-reduce", "window", "tail", "average")
+
+
+FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
+"""The verdicts other than `pass` that a check can find, by the mishap's `kind`."""
+Done = Literal["done", "later", "nobody"]
+"""`done`: the mishap has happened. `later`: it happens when its condition is met. `nobody`:
+it had no target."""
+
+
+class Harm:
+    """
+    Carries out the mishaps.
+    """
+
+    def __init__(self, stage: "Stage", mishaps: "Mishaps") -> None:
+        self._stage = stage
+        self._mishaps = mishaps
+        self.meddled = False
+        """True when a recovery plugin has asked for a strategy of its own or one other than `retry`
+        and `recover`, or has ruled out a strategy."""
+
+    def does(self, mishap: Mishap) -> Done:
+        """
+        Carry out a mishap, and return whether it happened.
+        """
+        stage, mishaps = self._stage, self._mishaps
+        match mishap.what:
+            case "request" | "pause" | "resume" | "switch" | "notice" | "advise":
+                self._asks(mishap)
+                return "done"
+            case "come":
+                stage.nodes[mishap.target].start()
+                return "done"
+            case "node" | "partition" | "agent" | "beats":
+                return self._node(mishap)
+            case "unreadable":
+                return self._unreadable()
+            case "broker":
+                stage.network.away = True
+                stage.clock.after(mishap.lasting, self._broker_back)
+                return "done"
+            case "controller" | "deposed":
+                return self._controller(mishap)
+            case "store":
+                node = stage.nodes[mishap.target % stage.schedule.nodes]
+                node.open_store()
+                return "done" if node.alive else "nobody"
+            case "fail":
+                key = (mishap.target, mishap.name)
+                mishaps.failures[key] = [mishap] * (4 if mishap.lasting > 2 else 1)
+                return "later"
+            case "slow":
+                mishaps.slow[mishap.target, mishap.name] = mishap
+                return "later"
+            case "late":
+                mishaps.late[mishap.target] = mishap
+                return "later"
+            case "unkillable":
+                mishaps.unkillable[mishap.target] = mishap
+                return "later"
+            case _:
+                process = self._process(mishap.target)
+                if process is None or process.stuck:
+                    return "nobody"
+                return self._process_mishap(mishap, process)
+
+    # ---------------------------------------------------------------- processes
+
+    def _process(self, rank: int) -> Process | None:
+        for node in self._stage.nodes.values():
+            process = node.process(rank)
+            if process is not None and process.alive:
+                return process
+        return None
+
+    def _process_mishap(self, mishap: Mishap, process: Process) -> Done:
+        stage = self._stage
+        match mishap.what:
+            case "kill":
+                process.node.ended(process, -9)
+            case "hang" | "stop":
+                process.hang(wholly=mishap.what == "stop")
+            case "impostor":
+                return self._impostor(process)
+            case "flip":
+                return self._flip(mishap, process)
+            case "context":
+                process.context_lost = True
+                if process.phase in IN_LOOP:  # else the rank notices it at the next order
+                    loop.fault(process, "process", "Boom: the context is lost")
+            case _ if process.phase not in IN_LOOP:
+                return "nobody"
+            case "pollute":
+                process.poison = True
+                self._mishaps.poison[process.rank] = mishap
+                return "later"
+            case "bad batch":
+                self._mishaps.bad[process.rank, process.data + 1] = mishap
+                return "later"
+            case "memory" | "corruption" | "numeric" | "network" | "software":
+                if mishap.what in ("memory", "corruption"):
+                    for name in process.content:
+                        process.content[name] = stage.truth.wrong()
+                loop.fault(process, mishap.what, f"Boom: {mishap.what}")
+            case _:
+                raise ValueError(f"{mishap.what} does not happen to a process")
+        return "done"
+
+    def _flip(self, mishap: Mishap, process: Process) -> Done:
+        """
+        Change the content of a shard of a rank, or the content that the rank is fetching. The rank
+        does not notice the change.
+        """
+        if process.phase == "working" and process.task is not None and process.task.name == "fetch":
+            process.miscopies = mishap
+            return "later"
+        if process.held() is None or process.phase == "starting" or not self._stage.begun:
+            return "nobody"
+        self._touch(mishap, process, list(process.content))
+        return "done"
+
+    def miscopied(self, process: Process) -> None:
+        """
+        Apply a pending silent corruption after a fetch, if the rank has one.
+        """
+        mishap, process.miscopies = process.miscopies, None
+        if mishap is not None:
+            self._touch(mishap, process, list(process.content))
+            self._mishaps.came(mishap)
+
+    def _touch(self, mishap: Mishap, process: Process, shards: list[str]) -> None:
+        # `lasting` is a number that the schedule has drawn. A flip does not come back, so the
+        # number has no other meaning here and selects the shard.
+        name = shards[int(1000 * mishap.lasting) % len(shards)]
+        settings = mishap.kind == "settings"
+        process.content[name] = self._stage.truth.flipped(process.content[name], settings=settings)
+        process.unsaid = True
+
+    def _impostor(self, process: Process) -> Done:
+        """
+        Start the script of a rank a second time, with the environment of the first process.
+        """
+        if process.phase == "starting":
+            return "nobody"  # the first process to come is taken for the ordered one
+        node = process.node
+        stranger = Process(self._stage, node, process.rank, process.incarnation, Page())
+        node.admit(stranger)
+        self._stage.processes.append(stranger)
+        stranger.join()
+        return "done"
+
+    # ---------------------------------------------------------------- nodes and controllers
+
+    def _node(self, mishap: Mishap) -> Done:
+        stage, back = self._stage, self._mishaps.back
+        node = stage.nodes[mishap.target]
+        if not node.alive:
+            return "nobody"
+        match mishap.what:
+            case "partition":
+                node.link.mute, node.link.deaf = mishap.kind != "deaf", mishap.kind != "mute"
+                back(mishap, node.connected)
+                return "done"
+            case "beats":
+                node.beats = False
+                back(mishap, node.beats_again)
+                return "done"
+            case "agent":
+                node.vanish()
+                stage.clock.after(RESTART, node.comes_back)
+                return "done"
+            case _:
+                return self._lost(mishap, node)
+
+    def _lost(self, mishap: Mishap, node: Node) -> Done:
+        stage = self._stage
+        # Whoever starts an agent sees it end, if it ends before it has come up.
+        seen = mishap.loud or stage.schedule.nodes == 1 or not node.started
+        node.vanish()
+        if mishap.lasting > 1:
+            self._mishaps.back(mishap, node.comes_back)
+        if seen:
+            why = "its agent has ended"
+            lost = NodeLost(node=node.number, pid=node.pid, why=why, at=stage.clock.now)
+            stage.clock.after(stage.rng.choice((0.0, 0.05)), stage.outside.report, lost)
+        return "done"
+
+    def _unreadable(self) -> Done:
+        """
+        Make the checkpoint that was written last on the shared file system unreadable.
+        """
+        disk = self._stage.disk
+        if not disk.whole:
+            return "nobody"
+        disk.unreadable.add(next(reversed(disk.whole)))
+        return "done"
+
+    def _broker_back(self) -> None:
+        self._stage.network.away = False
+
+    def _controller(self, mishap: Mishap) -> Done:
+        stage = self._stage
+        leader = self._leader()
+        if leader is None:
+            return "nobody"
+        self._mishaps.expect(STANDING_BY)
+        others = any(each is not leader for each in stage.leaders)
+        if mishap.what == "controller":
+            leader.die()
+        else:
+            leader.muffled = True
+            leader.link.deaf = mishap.kind == "deaf"
+        if not others:
+            stage.clock.after(BOOT, start_controller, stage)
+        return "done"
+
+    def _leader(self) -> Leader | None:
+        return next((each for each in self._stage.leaders if each.leads), None)
+
+    # ---------------------------------------------------------------- what people and plugins say
+
+    def _asks(self, mishap: Mishap) -> None:
+        stage, kind = self._stage, mishap.kind
+        report, now = stage.outside.report, stage.clock.now
+        match mishap.what:
+            case "request":
+                report(StopRequested(why="asked to", signal=mishap.target, at=now))
+            case "pause":
+                self._mishaps.verdicts[mishap.target] = FINDS.get(kind, "pass")
+                report(PauseRequested(why="asked to", check="links" if kind else "", at=now))
+                if not kind:
+                    resume = ResumeRequested(why="asked to", at=now)
+                    stage.clock.after(mishap.lasting, report, resume)
+            case "resume":
+                report(ResumeRequested(why="asked to", at=now))
+            case "switch":
+                self._switch(mishap)
+            case "advise":
+                leader = self._leader()
+                if leader is not None:
+                    leader.advise(self._unasked(leader, kind))
+            case _:
+                self._notice(mishap)
+
+    def _switch(self, mishap: Mishap) -> None:
+        """
+        Request other hardware for a rank, and with a `kind` also for the next one. With a `number`,
+        withdraw the request after a while.
+        """
+        stage = self._stage
+        report, last = stage.outside.report, stage.schedule.world - 1
+        ranks = {mishap.target, min(mishap.target + 1, last)} if mishap.kind else {mishap.target}
+        asked = tuple(sorted(ranks))
+        report(SwitchRequested(ranks=asked, why="asked to", at=stage.clock.now))
+        if mishap.number:
+            over = SwitchRequested(ranks=(), why="asked to", at=stage.clock.now)
+            stage.clock.after(mishap.lasting, report, over)
+
+    def _notice(self, mishap: Mishap) -> None:
+        """
+        Notice a fault of a rank from outside. With `lasting` above 1, a
+        `numeric` or `corruption` notice reports bad numbers in all ranks (`polluted`).
+        """
+        kind: FaultKind = mishap.kind  # type: ignore[assignment] # one of NOTICED
+        now = self._stage.clock.now
+        polluted = kind in ("numeric", "corruption") and mishap.lasting > 1
+        self._stage.outside.report(
+            Noticed(
+                rank=mishap.target, kind=kind, evidence=f"it looks like {kind}", polluted=polluted,
+                at=now,
+            )
+        )  # fmt: skip
+
+    def _unasked(self, leader: Leader, strategy: str) -> Advised:
+        incident = leader.machine.incident
+        return self._meddles(
+            Advised(
+                incident=incident.number, round=incident.round, strategy=strategy,
+                why="it is better", at=self._stage.clock.now,
+            )
+        )  # fmt: skip
+
+    def _meddles(self, advised: Advised) -> Advised:
+        own = advised.base or advised.strategy not in ("", "retry", "recover")
+        self.meddled = self.meddled or bool(own or advised.veto)
+        return advised
+
+    def advice(self, consult: Consult) -> list[tuple[float, Advised]]:
+        """
+        Return the advice of recovery plugins that are consulted, each with its delay in seconds.
+        The advice is random.
+        """
+        count = self._stage.rng.choice((0, 1, 1, 1, 2))
+        return [self._advises(consult) for _ in range(count)]
+
+    def _advises(self, consult: Consult) -> tuple[float, Advised]:
+        rng = self._stage.rng
+        stale = rng.random() < 0.15
+        offered = [offer.strategy for offer in consult.offers if offer.why_not is None]
+        own = rng.random() < 0.3
+        base = rng.choice(offered) if own else ""
+        step = consult.offers[0].step
+        far = own and step and rng.random() < 0.2
+        other = own and rng.random() < 0.3
+        delay = (6.0 if rng.random() < 0.15 else 1.5) * rng.random()
+        advised = Advised(
+            incident=consult.incident,
+            round=consult.round - stale,
+            strategy="mine" if own else rng.choice(("", *offered, *STRATEGIES, "exit")),
+            base=base,
+            not_after=step - 1 if far and step else None,
+            skip=rng.choice((0, 0, 1)) if own else 0,
+            replace=(rng.randrange(self._stage.schedule.world),) if other else (),
+            veto=(rng.choice(STRATEGIES),) if rng.random() < 0.2 else (),
+            wait=rng.choice((0.0, 0.0, 0.0, 1.0, 2.0)),
+            why="it is better",
+            at=self._stage.clock.now,
+        )
+        return delay, self._meddles(advised)

@@ -1,0 +1,475 @@
+"""
+The invariants of tft, checked against the real state of the simulated cluster.
+"""
+
+from typing import TYPE_CHECKING
+
+from tft.core.job.commands import JobOver
+from tft.core.job.incident import Incident
+from tft.protocol.messages import (
+    Commit,
+    Fetch,
+    Load,
+    RankOrder,
+    Rebuild,
+    Regroup,
+    Reload,
+    Restore,
+    Resume,
+    Rollback,
+    Save,
+)
+from tft.simulation.stage import Content, Written
+from tft.simulation.survival import lost_needlessly
+
+if TYPE_CHECKING:
+    from tft.simulation.leader import Leader
+    from tft.simulation.process import Process
+    from tft.simulation.stage import Stage
+
+BOUND = 200.0
+"""Virtual seconds after the last mishap within which the job must be over. This is several times
+every limit of the policies that schedules draw."""
+
+LEAVING = 8.0
+"""Virtual seconds within which every process that can be reached hears that the job is over and
+exits."""
+REPAIRS = (Fetch, Load, Rebuild, Reload, Rollback)
+
+
+class Broken(Exception):
+    """
+    An invariant does not hold. `promise` is the name of the invariant.
+    """
+
+    def __init__(self, promise: str, how: str) -> None:
+        super().__init__(f"{promise}: {how}")
+        self.promise = promise
+
+
+class Invariants:
+    """
+    The invariants, one method each. Each method is called where its invariant could be broken, and
+    raises `Broken` when it is.
+    """
+
+    def __init__(self, stage: "Stage") -> None:
+        self._stage = stage
+        self._leader_of: dict[int, int] = {}
+        self._steps: dict[tuple[int, int], int] = {}
+        self._found: dict[tuple[int, int], set[int]] = {}
+        """By incident and round: the steps of the checkpoints that ranks have found themselves.
+        Empty while the ranks are still to find one."""
+        self._stood: dict[int, int] = {}
+        """By incident: the highest step that a rank had completed when it was ordered to find a
+        checkpoint."""
+        self._savers: dict[tuple[int, int, str], int] = {}
+        self._repairing: dict[int, Process] = {}
+        self._since: dict[int, tuple[int, int]] = {}
+        """By rank: the node on which the rank last went on, and the first step that it has had
+        there."""
+        self.given_up: set[int] = set()
+        """Ranks that were not ended in time. Nobody knows when the controller learns what they
+        leave behind."""
+
+    def one_leader_obeyed(self, epoch: int, leader: int) -> None:
+        """
+        Check that no two leaders are obeyed in one epoch.
+        """
+        first = self._leader_of.setdefault(epoch, leader)
+        if first != leader:
+            raise Broken(
+                "one leader an epoch", f"{first} and {leader} are both obeyed in epoch {epoch}"
+            )
+
+    def obeyed(self, process: "Process", order: RankOrder) -> None:
+        """
+        Check that all ranks agree on one step in a round of an incident and that each shard has one
+        saver. Record the ranks that repair, since no rank may train meanwhile.
+        """
+        step: int | None
+        match order:
+            case Fetch() | Load() | Restore() | Rollback() | Save() | Commit():
+                step = order.step
+            case Regroup(step=0):
+                step = None  # the step is not known yet
+            case Regroup() | Resume():
+                step = order.step - 1
+            case _:
+                step = None
+        key = (order.incident, order.round)
+        if isinstance(order, Reload) and process.task is not None:
+            self._found.setdefault(key, set())
+            stood = self._stood.get(order.incident, 0)
+            self._stood[order.incident] = max(stood, process.completed)
+        if step is not None and self._steps.setdefault(key, step) != step:
+            raise Broken(
+                "one agreed step",
+                f"rank {process.rank} is to go to step {step} in round {key}, others to step "
+                f"{self._steps[key]}",
+            )
+        if isinstance(order, Regroup) and step is not None:
+            self._stage.truth.go_on_without(step, order.without)
+        if isinstance(order, Rollback) and key in self._found:
+            if self._found[key] != {order.step}:
+                raise Broken(
+                    "one step is found",
+                    f"{sorted(self._found[key])}, and all go on from {order.step}",
+                )
+            self._stage.truth.go_on_without(order.step, ())
+        if isinstance(order, Rollback):
+            self._stage.truth.leave_out(order.step, order.skip)
+            if self._stage.polluted is not None and order.step < self._stage.polluted:
+                self._stage.polluted = None  # all ranks go back to an earlier step
+        if isinstance(order, Save):
+            for shard in order.shards:
+                self.saved_by_one(key, shard, process.rank)
+        if isinstance(order, REPAIRS):
+            self._repairing[id(process)] = process
+
+    def heeded(
+        self, process: "Process", order: RankOrder, epoch: int, key: tuple[int, int]
+    ) -> None:
+        """
+        Check that a rank obeys only orders for its own incarnation, and only those of the newest
+        leader and the newest round.
+        """
+        if order.incarnations.get(process.rank, 0) != process.incarnation:
+            raise Broken(
+                "only who holds the rank obeys",
+                f"rank {process.rank}, incarnation {process.incarnation}, obeys in the place of "
+                f"{order.incarnations.get(process.rank, 0)}",
+            )
+        if order.epoch < epoch or (order.incident, order.round) < key:
+            raise Broken(
+                "nothing old is obeyed",
+                f"rank {process.rank} obeys epoch {order.epoch}, round {order.round} of incident "
+                f"{order.incident}, after epoch {epoch} and {key}",
+            )
+
+    def saved_by_one(self, key: tuple[int, int], shard: str, rank: int) -> None:
+        """
+        Check that each shard of a last checkpoint is saved by one rank only.
+        """
+        first = self._savers.setdefault((*key, shard), rank)
+        if first != rank:
+            raise Broken("one saver", f"shard {shard!r} is saved by ranks {first} and {rank}")
+
+    def finished(self, process: "Process") -> None:
+        """
+        Record that a rank has carried out its order.
+        """
+        self._repairing.pop(id(process), None)
+
+    def nobody_trains_meanwhile(self, trainer: "Process") -> None:
+        """
+        Check that no rank changes its state by training while the state of another rank is
+        repaired.
+        """
+        for process in self._repairing.values():
+            both = (
+                self._is_current(trainer)
+                and self._is_current(process)
+                and self._wanted(process.rank)
+            )
+            if process.alive and not process.stuck and both:
+                raise Broken(
+                    "nobody trains during a repair",
+                    f"rank {trainer.rank} has done step {trainer.completed} while rank "
+                    f"{process.rank} carries out {process.task and process.task.name}",
+                )
+
+    def steps_alike(self, members: "dict[int, Process]") -> None:
+        """
+        Check that all members of a group compute the same step.
+        """
+        steps = {process.completed for process in members.values()}
+        if len(steps) > 1:
+            raise Broken("one step in a group", f"members have done steps {sorted(steps)}")
+
+    def given_right(self, giver: "Process", shard: str, order: Fetch, content: Content) -> None:
+        """
+        Check that a transfer comes from a rank that holds the right content of the step.
+        """
+        step = order.step
+        stages = self._stage.truth.stages(step, shard)
+        if content not in stages and not self._excused(content, order):
+            raise Broken(
+                "transfers from sound holders",
+                f"rank {giver.rank} gives {self._what(content, shard)} as shard {shard!r} of step {step}",
+            )
+
+    def found(self, process: "Process", order: RankOrder, step: int) -> None:
+        """
+        Record the step of the checkpoint that a rank has found and loaded. The step may be too
+        late; the controller has to notice that.
+        """
+        if process.group is None or process.cut:
+            return  # the round is over
+        self._found[order.incident, order.round].add(step)
+
+    def lost_told(self, incident: Incident) -> None:
+        """
+        Check that the steps lost by finding a checkpoint are reported. One step less is accepted,
+        for a checkpoint that was finished after the fault.
+        """
+        steps = self._found.get((incident.number, incident.round))
+        if steps is None:
+            return
+        cost = max(0, self._stood[incident.number] - max(steps))
+        if incident.step != max(steps) + 1 or incident.steps_lost < cost - 1:
+            raise Broken(
+                "what is lost is told",
+                f"{incident.steps_lost} steps, on with {incident.step}, and it was {cost} to {steps}",
+            )
+
+    def repaired_whole(self, process: "Process", order: Fetch | Load | Restore) -> None:
+        """
+        Check that after a repair every shard of the rank is that of the agreed step, neither older
+        nor torn.
+        """
+        self._whole(process, order.step, "repaired whole", order, tail=True)
+
+    def resumes_right(self, process: "Process", order: RankOrder) -> None:
+        """
+        Check that a rank that enters the loop holds the end of the step before, and the data
+        position of that step.
+        """
+        if not isinstance(order, Resume):
+            return
+        if process.held() != order.step - 1:
+            raise Broken(
+                "resumes right",
+                f"rank {process.rank} holds {process.held()} and resumes at step {order.step}",
+            )
+        self._whole(process, order.step - 1, "resumes right", order)
+        self._positioned(process, order.step - 1, "resumes right")
+
+    def rolled_back(self, process: "Process", step: int) -> None:
+        """
+        Check that a rollback leads to the data position of the agreed step.
+        """
+        self._positioned(process, step, "rolled back right")
+        here = process.node.number
+        node, first = self._since.get(process.rank, (here, step))
+        self._since[process.rank] = (here, min(first, step) if node == here else step)
+
+    def trained(self, process: "Process", step: int) -> None:
+        """
+        Check that after every trained step the content and the data position are those of the
+        undisturbed run.
+        """
+        if self._repairing:
+            self.nobody_trains_meanwhile(process)
+        stage = 0 if process.tail else -1
+        self._whole(process, step, "losses of the undisturbed run", late=True, stage=stage)
+        self._positioned(process, step, "losses of the undisturbed run")
+
+    def ended_step(self, process: "Process", step: int) -> None:
+        """
+        Check that at the end of a step, too, the content is that of the undisturbed run.
+        """
+        self._whole(process, step, "losses of the undisturbed run", late=True)
+
+    def committed_whole(self, order: Commit, parts: dict[str, Written]) -> None:
+        """
+        Check that a last checkpoint holds every shard, and the rank-local state of every rank for
+        which it can still be known (see `_remembered`), and that each is right.
+        """
+        schedule = self._stage.schedule
+        wanted: dict[str, Written] = {
+            name: self._stage.truth.value(order.step, name) for name in schedule.groups()
+        }
+        # Rank-local state belongs to one rank. Nobody can save it after it is lost with its node.
+        right = self._stage.truth.data(order.step)
+        wanted |= {f"private-{rank}": right for rank in self._remembered(order.step)}
+        manifest = {file.name for file in order.files}
+        for name, content in wanted.items():
+            if name not in manifest:
+                raise Broken("checkpoints are whole", f"{name} of step {order.step} is missing")
+            part = parts[name]
+            if part != content and not (isinstance(part, Content) and self._excused(part)):
+                raise Broken(
+                    "checkpoints are whole",
+                    f"{name} of step {order.step} holds {self._what(part, name)}",
+                )
+        for file in order.files:  # files that an earlier attempt has left are not in the manifest
+            if str(parts.get(file.name)) != file.digest:
+                raise Broken("checkpoints are whole", f"{file.name} is not as the manifest says")
+
+    # ---------------------------------------------------------------- the end
+
+    def ended_for_a_cause(self, over: JobOver, members: frozenset[int]) -> None:
+        """
+        Check that a job ends only for a cause: a request, a fault or a limit of the policy.
+        """
+        happened = {mishap.what for mishap in self._stage.mishaps.happened}
+        how = f"{over.result} ({over.why}) after {sorted(happened)}"
+        match over.result:
+            case "completed":
+                short = self.short(members)
+                if short:
+                    raise Broken("completed means done", f"ranks {short} have not done every step")
+            case "cancelled" if "request" not in happened:
+                raise Broken("no end without a cause", how)
+            case "dumped" | "failed" if not happened:
+                raise Broken("no end without a cause", how)
+            case _:
+                pass
+        if over.result == "dumped" and not self._stage.disk.whole:
+            raise Broken("dumped means a checkpoint", "there is none")
+        needless = lost_needlessly(self._stage, over)
+        if needless:
+            raise Broken("a single fault is survived", f"{over.result}: {needless}")
+
+    def short(self, members: frozenset[int] | None = None) -> list[int]:
+        """
+        Return the ranks (of `members`, or all) that have not done every step.
+        """
+        return [
+            process.rank
+            for process in self._stage.processes
+            if process.alive
+            and self._is_current(process)
+            and (members is None or process.rank in members)
+            and process.completed < self._stage.schedule.steps
+        ]
+
+    def ends(self) -> None:
+        """
+        Check that every incident ends: the job is over within `BOUND` seconds after the last
+        mishap.
+        """
+        stage = self._stage
+        if stage.over is None and stage.clock.now > stage.mishaps.last + BOUND:
+            states = [str(leader.machine.state) for leader in stage.leaders if leader.leads]
+            raise Broken("every incident ends", f"the job is still {states}")
+
+    def nothing_left(self) -> None:
+        """
+        Check that no process is left when a job is over. Processes on nodes that cannot be reached
+        do not count.
+        """
+        now = self._stage.clock.now
+        left = [
+            process.rank
+            for process in self._stage.processes
+            if process.alive and not process.node.link.deaf and now - process.node.since > LEAVING
+        ]
+        if left:
+            raise Broken("nothing is left", f"processes of ranks {left} live on")
+
+    # ---------------------------------------------------------------- parts
+
+    def _wanted(self, rank: int) -> bool:
+        """
+        Return whether a rank is a member. A rank that was left behind may do anything.
+        """
+        return any(rank in leader.machine.members for leader in self._leading())
+
+    def _is_current(self, process: "Process") -> bool:
+        """
+        Return whether this process holds its rank.
+        """
+        if process.node.process(process.rank) is not process:
+            return False
+        return any(
+            leader.machine.incarnation(process.rank) == process.incarnation
+            for leader in self._leading()
+        )
+
+    def _leading(self) -> "list[Leader]":
+        """
+        Return the controllers that lead in the newest epoch. A leader that was superseded without
+        noticing it does not count.
+        """
+        leading = [leader for leader in self._stage.leaders if leader.leads]
+        newest = max((leader.epoch for leader in leading), default=0)
+        return [leader for leader in leading if leader.epoch == newest]
+
+    def _remembered(self, step: int) -> list[int]:
+        """
+        Return the ranks whose data position of a step was captured on a node that was not given up.
+        The page stays on the node when a process ends, and is reported then.
+
+        Suppose a rank has moved since. Another page may then hold data positions of steps that the
+        rank has done elsewhere. A process that did not reach those steps captured them on its way,
+        so they do not count. A node was given up when the newest leader does not know it any more.
+        A leader that was superseded without noticing it knows nodes that are gone.
+        """
+        newest = self._stage.story.epoch
+        known = [
+            node
+            for leader in self._stage.leaders
+            if leader.leads and leader.epoch == newest
+            for node in leader.machine.nodes
+        ]
+        return [
+            rank
+            for number in known
+            for rank, page in self._stage.nodes[number].pages().items()
+            if step in page.private() and rank not in self.given_up
+            if self._since.get(rank, (number, 0))[0] == number or step < self._since[rank][1]
+        ]
+
+    def _excused(
+        self, content: Content, order: RankOrder | None = None, *, late: bool = False
+    ) -> bool:
+        """
+        Return whether wrong content is excused. It is excused when the wrong content has spread and
+        the controller does not know it yet, or did not know it when it sent `order`. Such an order
+        may still be on its way when the controller learns of the wrong content and begins another
+        round. With `late`, the controller may have learnt of it at any time. Content that a silent
+        corruption changed is always excused here: the comparison of copies has to find it where it
+        can, see `copies.py`.
+        """
+        stage = self._stage
+        if content.flipped:
+            return True
+        spread = content.spoilt and stage.polluted is not None
+        before = order is not None and (order.incident, order.round) < stage.learnt
+        return spread and (late or before or not stage.known)
+
+    def _whole(
+        self,
+        process: "Process",
+        step: int,
+        promise: str,
+        order: RankOrder | None = None,
+        *,
+        late: bool = False,
+        tail: bool = False,
+        stage: int = -1,
+    ) -> None:
+        """
+        Raise `Broken` when a shard of a rank is not that of `step`. With `tail`, a shard of any
+        moment of the tail of the step is right too. Otherwise only the moment `stage` is right, an
+        index of `Truth.stages` (-1: the end of the step).
+        """
+        for name, content in process.content.items():
+            stages = self._stage.truth.stages(step, name)
+            right = stages if tail else (stages[stage],)
+            if content not in right and not self._excused(content, order, late=late):
+                raise Broken(
+                    promise,
+                    f"rank {process.rank} has {self._what(content, name)} as shard {name!r} of step {step}",
+                )
+
+    def _positioned(self, process: "Process", step: int, promise: str) -> None:
+        begin = self._stage.truth.begin(step)
+        if process.data != begin:
+            raise Broken(
+                promise,
+                f"rank {process.rank} has drawn {process.data} batches after step {step}, not "
+                f"{begin}",
+            )
+
+    def _what(self, content: Written, shard: str) -> str:
+        truth = self._stage.truth
+        for step in range(self._stage.schedule.steps + 1):
+            stages = truth.stages(step, shard)
+            if stages[-1] == content:
+                return f"the content of step {step}"
+            if content in stages:
+                return f"the content of the tail of step {step}"
+        return "torn or corrupted content"

@@ -1,0 +1,323 @@
+"""
+A simulated controller, built around the real job machine. It leads, or stands by until no leader is
+heard.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tft.core.job.commands import Command, Consult, JobOver, Tell
+from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.job.transitions import SETTLED, State
+from tft.core.link.delivery import Inbox
+from tft.core.link.hang_detection import HangDetection
+from tft.core.link.leases import Lease
+from tft.protocol.messages import (
+    Advised,
+    Beat,
+    EndNode,
+    Faulted,
+    Kill,
+    Lead,
+    NodeJoined,
+    NodeLost,
+    Noticed,
+    Order,
+    Refused,
+    Report,
+    Spawn,
+)
+from tft.simulation.mail import Link
+from tft.simulation.story import opened
+
+if TYPE_CHECKING:
+    from tft.simulation.node import Node
+    from tft.simulation.stage import Stage
+
+WATCHED = (State.HEALTHY, State.RESUMING, State.PAUSING)
+"""The states in which ranks are expected to move."""
+LEAD = 1.0
+"""Seconds between two `Lead` messages when there is no news."""
+NEWS = 0.03
+"""Seconds for which several reports are acknowledged together, and several deadlines checked
+together."""
+FIRST_REPEAT, LAST_REPEAT = 0.15, 1.5
+"""The shortest and the longest interval between repetitions of orders, in seconds. See
+`mail.py`."""
+PATIENCE = 2.5
+"""Base time in seconds without a `Lead` after which a standby claims the next epoch. Controller
+number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so not all claim at once."""
+
+
+def start_controller(stage: "Stage", *, stands_by: bool = False) -> None:
+    """
+    Start a controller that leads from now on, or stands by.
+    """
+    if stage.over is not None:
+        return
+    stage.controllers += 1
+    leader = Leader(stage, stage.controllers)
+    stage.leaders.append(leader)
+    if stands_by or not leader.lead(stage.story.epoch + 1):
+        leader.stand_by()
+
+
+class Leader:
+    """
+    One controller, from its start to its end.
+    """
+
+    def __init__(self, stage: "Stage", number: int) -> None:
+        self._stage = stage
+        self.number = number
+        self.link = Link()
+        self.alive = True
+        self.leads = False
+        self.epoch = 0
+        self.muffled = False
+        """True when the standbys do not hear this controller."""
+        self.machine = opened(stage.schedule).machine()
+        self._inbox = Inbox()
+        self._hang_detection = HangDetection(stage.schedule.policy)
+        patience = PATIENCE * (1 + 0.4 * number)  # so that not all claim at once
+        self._lease = Lease(patience=patience, at=stage.clock.now)
+        self._news = self._looking = self._repeating = False
+        self._period = FIRST_REPEAT
+        self._timer: float | None = None
+
+    # ---------------------------------------------------------------- standing by
+
+    def stand_by(self) -> None:
+        """
+        Stand by until the leader falls silent, then claim the next epoch.
+        """
+        if not self.alive or self.leads:
+            return
+        now = self._stage.clock.now
+        epoch = self._lease.claim(now)
+        if epoch is None or not self.lead(epoch):
+            self._stage.clock.at(max(self._lease.next_deadline(), now + 0.01), self.stand_by)
+
+    def hear_lead(self, lead: Lead) -> None:
+        """
+        Note that a controller leads. A newer epoch ends this controller when it leads.
+        """
+        self._lease.heard(lead.epoch, self._stage.clock.now)
+        if self.leads and lead.epoch > self.epoch:
+            self.die()
+
+    # ---------------------------------------------------------------- leading
+
+    def lead(self, epoch: int) -> bool:
+        """
+        Claim an epoch and go on from the story. Return False when another controller has the epoch.
+        """
+        story, now = self._stage.story, self._stage.clock.now
+        told = list(story.events)
+        if not story.append(Led(at=now, epoch=epoch), epoch):
+            self._lease.heard(story.epoch, now)
+            return False
+        for event in told:
+            if isinstance(event, Received):
+                self._inbox.accept(event.sender, event.number)
+            self.machine.handle(event)
+        self.epoch, self.leads = epoch, True
+        self._judge(Led(at=now, epoch=epoch))
+        for node in self.machine.nodes:
+            self._hang_detection.expect(node, now)
+        self._say_lead()
+        return True
+
+    def hear(self, sender: str, number: int, report: Report) -> None:
+        """
+        Handle a report that has arrived.
+        """
+        if not self.leads:
+            return
+        if self._inbox.accept(sender, number):
+            at = self._stage.clock.now
+            if isinstance(report, NodeJoined):
+                self._hang_detection.expect(report.node, at)
+            self._feed(Received(at=at, sender=sender, number=number, message=report))
+        if not self._news:
+            self._news = True
+            self._stage.clock.after(NEWS, self._acknowledge)
+
+    def hear_beat(self, beat: Beat) -> None:
+        """
+        Handle the beat of a node, and report stalls and lost nodes.
+        """
+        if not self.leads:
+            return
+        now = self._stage.clock.now
+        silence = self._hang_detection.heard(beat, now)
+        if silence is not None and self.machine.state in WATCHED:
+            self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
+            self._hang_detection.resumed(now)
+        for node in self._hang_detection.silent(now):
+            lost = NodeLost(node=node, why=f"node {node} has sent no beat for too long", at=now)
+            self._feed(Received(at=now, sender="controller", number=0, message=lost))
+
+    def _feed(self, event: Event) -> None:
+        if not self.leads:
+            return
+        if self._stage.story.append(event, self.epoch):
+            self._judge(event)
+        else:
+            self.die()  # another controller has taken over
+
+    def _judge(self, event: Event) -> None:
+        stage, machine = self._stage, self.machine
+        before = machine.state
+        kind = type(event.message) if isinstance(event, Received) else type(event)
+        stage.seen[before, kind.__name__] += 1
+        stage.auditor.hears(machine, event)
+        commands = machine.handle(event)
+        stage.story.judged(commands)
+        stage.auditor.judges(machine, event, commands)
+        for command in commands:
+            self._do(command)
+        machine.check()
+        if isinstance(event, Received) and isinstance(event.message, Faulted | Noticed):
+            self._learn(event.message)
+        if machine.state is not before:
+            self._period = FIRST_REPEAT
+            if machine.state in (State.RESUMING, State.PAUSING):
+                self._hang_detection.resumed(event.at)
+            stage.mishaps.entered(machine.state)
+        if not self._looking:
+            self._looking = True
+            stage.clock.after(NEWS, self._look)
+        if not self._repeating:
+            self._repeating = True
+            stage.clock.after(FIRST_REPEAT, self._say_again)
+
+    def _learn(self, report: Faulted | Noticed) -> None:
+        """
+        Record whether the controller knows by now that a wrong update has spread, and up to which
+        step the state is right.
+        """
+        stage, incident = self._stage, self.machine.incident
+        if stage.polluted is None or stage.known:
+            return
+        known = [incident.ceiling] if incident.is_open and not incident.tentative else []
+        if isinstance(report, Faulted) and report.polluted and self._speaks(report):
+            known.append(report.position.step - 1)
+        if any(ceiling is not None and ceiling < stage.polluted for ceiling in known):
+            stage.known, stage.learnt = True, (incident.number, incident.round)
+
+    def _speaks(self, report: Faulted) -> bool:
+        machine, rank = self.machine, report.rank
+        open_ = machine.state not in SETTLED and rank in machine.members
+        return open_ and machine.incarnation(rank) == report.incarnation
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case JobOver():
+                self._stage.invariants.ended_for_a_cause(command, self.machine.members)
+                self._stage.over = command
+            case Tell():
+                pass
+            case Consult():
+                for delay, advised in self._stage.mishaps.harm.advice(command):
+                    self._stage.clock.after(delay, self.advise, advised)
+            case _:
+                self._say(command)
+
+    def advise(self, advised: Advised) -> None:
+        """
+        Handle the advice of a recovery plugin.
+        """
+        at = self._stage.clock.now
+        self._feed(Received(at=at, sender="controller", number=0, message=advised))
+
+    # ---------------------------------------------------------------- saying
+
+    def _say(self, order: Order) -> None:
+        stage = self._stage
+        now = stage.clock.now
+        nodes: Iterable[Node] = stage.nodes.values()
+        if isinstance(order, Spawn | Kill):
+            nodes = [stage.nodes[order.node]]
+        elif not isinstance(order, EndNode | Refused) and len(order.to) == 1:
+            nodes = [node for node in nodes if node.hosts(order.to[0])]
+        for node in nodes:
+            for moment in stage.network.down(now, self.link, node.link):
+                stage.clock.at(moment, node.hear, order, self.number)
+
+    def _say_again(self) -> None:
+        self._repeating = False
+        if not self.leads:
+            return
+        orders = self.machine.outstanding()
+        for order in orders:
+            self._say(order)
+        if orders:
+            self._repeating = True
+            self._stage.clock.after(self._period, self._say_again)
+            self._period = min(1.7 * self._period, LAST_REPEAT)
+
+    def _say_lead(self) -> None:
+        if not self.leads:
+            return
+        self._acknowledge()
+        self._stage.clock.after(LEAD, self._say_lead)
+
+    def _acknowledge(self) -> None:
+        self._news = False
+        if not self.leads:
+            return
+        stage = self._stage
+        now = stage.clock.now
+        lead = Lead(
+            epoch=self.epoch,
+            heard={s: n for s, n in self._inbox.heard().items() if s not in self.machine.refused},
+            state=str(self.machine.state),
+            incident=self.machine.incident.number,
+        )
+        for node in stage.nodes.values():
+            for moment in stage.network.down(now, self.link, node.link):
+                stage.clock.at(moment, node.hear_lead, lead)
+        for moment in stage.network.down(now, self.link, stage.outside.mail.link):
+            stage.clock.at(moment, stage.outside.mail.heard, lead)
+        for other in stage.leaders:
+            if other is not self and not self.muffled:
+                for moment in stage.network.down(now, self.link, other.link):
+                    stage.clock.at(moment, other.hear_lead, lead)
+
+    # ---------------------------------------------------------------- the timer
+
+    def _look(self) -> None:
+        """
+        Set a timer for the next deadline of the job machine. The call comes `NEWS` seconds after an
+        event, since the machine may have changed its deadline.
+        """
+        self._looking = False
+        deadline = self.machine.next_deadline() if self.leads else None
+        if deadline is not None and (self._timer is None or deadline < self._timer):
+            self._timer = deadline
+            self._stage.clock.at(deadline + 0.001, self._passed, deadline)
+
+    def _passed(self, due: float) -> None:
+        if self._timer != due:
+            return
+        self._timer = None
+        deadline = self.machine.next_deadline() if self.leads else None
+        if deadline is not None and deadline <= self._stage.clock.now:
+            self._feed(DeadlinePassed(at=self._stage.clock.now))
+        elif deadline is not None:
+            self._look()
+
+    def die(self) -> None:
+        """
+        End the process of this controller.
+        """
+        self.leads = False
+        if self.alive:
+            self.alive = False
+            self._stage.leaders.remove(self)
+
+
+Seen = Counter[tuple[State, str]]
+"""Counts of events by state of the job machine and kind of event."""

@@ -1,0 +1,284 @@
+"""
+A record of the reports that the leading job machine was given and of the orders it sent in a run:
+which rank was asked, which has answered, and which was named as a cause. The record is kept apart
+from the machine itself.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tft.core.job.machine import Machine
+from tft.protocol.messages import (
+    ORDER_NAMES,
+    Advised,
+    Answered,
+    Checkpointed,
+    Exited,
+    Faulted,
+    Kill,
+    Load,
+    NodeJoined,
+    NodeLost,
+    Noticed,
+    OrderName,
+    RankOrder,
+    Ready,
+    Rebuild,
+    Reload,
+    Report,
+    Spawn,
+    SwitchRequested,
+)
+
+if TYPE_CHECKING:
+    from tft.simulation.stage import Stage
+
+Key = tuple[int, int]
+"""Incident and round."""
+LIMITS: dict[OrderName, str] = {
+    "freeze": "freeze", "stop": "stop", "compare": "repair", "load": "repair", "fetch": "repair", "restore": "repair",
+    "reload": "repair", "regroup": "regroup", "rebuild": "rebuild", "rollback": "repair", "resume": "regroup",
+    "hold": "hold", "check": "check", "release": "freeze", "save": "save", "commit": "save",
+    "complete": "join", "end": "leave",
+}  # fmt: skip
+"""The limit of the policy within which each order must be answered."""
+DOUBTFUL = ("memory", "corruption", "numeric")
+"""Kinds of faults after which the state of a rank is not trusted, whether it is right or not."""
+
+
+@dataclass(slots=True)
+class Told:
+    """
+    The steps that a rank's process has last reported to hold.
+    """
+
+    incarnation: int
+    held: int | None
+    backups: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """
+    The record that `Auditor` reads.
+    """
+
+    stage: "Stage"
+    key: Key = (0, 0)
+    """Incident and round of the machine before the event that is judged now."""
+    asked: dict[OrderName, dict[int, tuple[Key, int, float]]] = field(default_factory=dict)
+    """By order and rank: incident and round in which the order was sent last, the incarnation to
+    which it was sent, and the moment."""
+    answers: dict[OrderName, dict[int, Answered]] = field(default_factory=dict)
+    """By order and rank: the last answer without a failure that belonged to the current round
+    and incarnation."""
+    told: dict[int, Told] = field(default_factory=dict)
+    agents: dict[int, int] = field(default_factory=dict)
+    """By node: the process id of the agent that reported last."""
+    sites: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By rank and incarnation: the node on which the process was started. A process that is to
+    take over a rank runs on another node than the process that still trains. A report about one
+    says nothing of the other's node."""
+    started: dict[int, float] = field(default_factory=dict)
+    """By rank: the moment at which a process was last started for it."""
+    ready: set[tuple[int, int]] = field(default_factory=set)
+    """Rank and incarnation of all processes that take orders or took orders."""
+    ended: set[tuple[int, int]] = field(default_factory=set)
+    """Rank and incarnation of all processes that are gone or are to be ended."""
+    vanished: set[tuple[int, int]] = field(default_factory=set)
+    """Rank and incarnation of all processes whose node was reported lost. They may still live,
+    but they take no part."""
+    named: set[int] = field(default_factory=set)
+    """The ranks that a report or advice has named in this incident."""
+    hurt: set[int] = field(default_factory=set)
+    """The nodes on which the processes of the `named` ranks ran."""
+    lost: set[int] = field(default_factory=set)
+    """The nodes that were given up in this run."""
+    slow: set[int] = field(default_factory=set)
+    """The ranks that were reported as stragglers, or that are to be switched to another node."""
+    doubted: set[int] = field(default_factory=set)
+    """The ranks whose copies were ever put in doubt by a report, whether it was true or not."""
+    searching: set[int] = field(default_factory=set)
+    """The ranks that were ordered to load a checkpoint, or to find one themselves. They stay
+    here until the order `rebuild` goes out, which means that all have done so."""
+    moved: bool = False
+    """True when a rank may run on another node than at its start, or with another page. Its
+    rank-local state may then be out of reach."""
+    checkpoints: dict[int, str] = field(default_factory=dict)
+
+    # ---------------------------------------------------------------- what is told
+
+    def hears(self, machine: Machine, report: Report) -> None:
+        """
+        Record a report that is about to be judged.
+        """
+        match report:
+            case Answered():
+                self._answered(machine, report)
+            case Ready():
+                self.ready.add((report.rank, report.incarnation))
+            case Exited():
+                self.ended.add((report.rank, report.incarnation))
+                self.name(report.rank, report.incarnation)
+            case Faulted():
+                self.name(report.rank, report.incarnation)
+                self._doubt(report)
+            case Noticed(kind="straggler"):
+                self.slow.add(report.rank)
+            case SwitchRequested():
+                self.slow.update(report.ranks)
+            case Noticed():
+                rank_state = report.rank, machine.incarnation(report.rank)
+                self.name(*rank_state)
+                self._doubt(report)
+                if report.kind == "node" and rank_state in self.sites:
+                    self.lost.add(self.sites[rank_state])
+                    self.moved = True
+            case NodeLost():
+                self.lost.add(report.node)
+                self.vanished |= {each for each, node in self.sites.items() if node == report.node}
+                self.moved = True
+            case NodeJoined():
+                self._joined(report)
+            case Advised():
+                for rank in report.replace:
+                    self.name(rank, machine.incarnation(rank))
+            case Checkpointed() if report.incarnation == machine.incarnation(report.rank):
+                self.checkpoints[report.step] = report.directory
+            case _:
+                pass
+
+    def _joined(self, report: NodeJoined) -> None:
+        """
+        Record that a node joined. Another agent than before means that the processes on the node,
+        and the pages, went with the agent before it.
+        """
+        before = self.agents.get(report.node)
+        self.agents[report.node] = report.pid
+        if before is None or before == report.pid:
+            return
+        self.moved = True
+        gone = {process for process, node in self.sites.items() if node == report.node}
+        self.ended |= gone
+        for rank, incarnation in gone:
+            self.name(rank, incarnation)
+
+    def _answered(self, machine: Machine, answer: Answered) -> None:
+        if (answer.incident, answer.round) != self.key:
+            return
+        if answer.incarnation != machine.incarnation(answer.rank):
+            return
+        if self.has_answered(answer.order, answer.rank, self.key, answer.incarnation):
+            return  # the answer is a repetition
+        self.told[answer.rank] = Told(answer.incarnation, answer.held, answer.backups)
+        if answer.failure is None:
+            self.answers.setdefault(answer.order, {})[answer.rank] = answer
+        else:
+            self.name(answer.rank, answer.incarnation)
+            if answer.order in ("restore", "save", "commit") or answer.context_lost:
+                self.doubted.add(answer.rank)
+            if answer.order == "load":
+                self.checkpoints.pop((machine.incident.step or 1) - 1, None)
+        if answer.verdict == "isolate":
+            self.lost.add(self.sites[answer.rank, answer.incarnation])
+            self.moved = True
+
+    def name(self, rank: int, incarnation: int) -> None:
+        """
+        Record that a report names this process of a rank.
+        """
+        self.named.add(rank)
+        if (rank, incarnation) in self.sites:
+            self.hurt.add(self.sites[rank, incarnation])
+
+    def _doubt(self, report: Faulted | Noticed) -> None:
+        if report.kind in DOUBTFUL or (isinstance(report, Faulted) and report.context_lost):
+            self.doubted.add(report.rank)
+
+    def over(self) -> None:
+        """
+        Clear the reports of an incident that is over. They explain nothing in the next one.
+        """
+        self.named.clear()
+        self.hurt.clear()
+
+    # ---------------------------------------------------------------- what is said
+
+    def says(self, order: RankOrder, at: float) -> None:
+        """
+        Record an order to ranks.
+        """
+        book = self.asked.setdefault(ORDER_NAMES[type(order)], {})
+        key, rank_states = (order.incident, order.round), order.incarnations
+        if isinstance(order, Reload | Load):
+            self.searching.update(order.to)
+        elif isinstance(order, Rebuild):
+            self.searching.clear()
+        for rank in order.to:
+            book[rank] = (key, rank_states.get(rank, 0), at)
+
+    def spawns(self, order: Spawn, at: float) -> None:
+        """
+        Record that a process is started for a rank.
+        """
+        if self.sites.get((order.rank, order.incarnation - 1), order.node) != order.node:
+            self.moved = True
+        self.sites[order.rank, order.incarnation] = order.node
+        self.searching.discard(order.rank)
+        self.started[order.rank] = at
+
+    def kills(self, order: Kill) -> None:
+        """
+        Record that the process of a rank is to be ended.
+        """
+        self.ended.add((order.rank, order.incarnation))
+
+    # ---------------------------------------------------------------- what follows from it
+
+    def place(self, machine: Machine, rank: int) -> int:
+        """
+        Return the node of the process that holds a rank. Return -1 when none was requested yet.
+        """
+        return self.sites.get((rank, machine.incarnation(rank)), -1)
+
+    def has_answered(self, order: OrderName, rank: int, key: Key, incarnation: int) -> bool:
+        """
+        Return whether this process has carried out this order in this round.
+        """
+        answer = self.answers.get(order, {}).get(rank)
+        return (
+            answer is not None
+            and (answer.incident, answer.round) == key
+            and answer.incarnation == incarnation
+        )
+
+    def is_late(self, rank: int, at: float) -> bool:
+        """
+        Return whether a rank is late at the moment `at`: its answer or its start has taken longer
+        than the policy allows.
+        """
+        policy = self.stage.schedule.policy
+        for name, book in self.asked.items():
+            key, incarnation, since = book.get(rank, ((-1, 0), 0, at))
+            owes = key == self.key and not self.has_answered(name, rank, key, incarnation)
+            if owes and at - since >= getattr(policy, LIMITS[name]) - 1e-6:
+                return True
+        return at - self.started.get(rank, at) >= policy.join - 1e-6
+
+    def late(self, at: float) -> set[int]:
+        """
+        Return the ranks that are late with the answer to an order or with their start.
+        """
+        return {rank for rank in self.started if self.is_late(rank, at)}
+
+    def there(self, machine: Machine, ranks: Iterable[int]) -> list[int]:
+        """
+        Return the given ranks whose processes take orders and are not to be ended.
+        """
+        rank_states = [(rank, machine.incarnation(rank)) for rank in ranks]
+        return [
+            rank_state[0]
+            for rank_state in rank_states
+            if rank_state in self.ready and rank_state not in self.ended
+        ]

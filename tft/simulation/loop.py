@@ -1,0 +1,339 @@
+"""
+The training loop of a simulated training thread: forward, all-reduces, update window and tail,
+repeated until an order or an exception makes the thread leave the loop.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tft.core.rank.protocol import Execute
+from tft.protocol.messages import (
+    Checkpointed,
+    CheckpointFailed,
+    Faulted,
+    FaultKind,
+    Finished,
+    Position,
+    Trained,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tft.simulation.process import Process
+    from tft.simulation.stage import Digests, Written
+
+SLOW_DISK = 0.8
+"""Virtual seconds that a slow disk takes for a checkpoint: several steps."""
+
+
+def enter(process: "Process", execute: Execute) -> None:
+    """
+    Enter the training loop at the agreed step, as a resume order asks.
+    """
+    stage = process.stage
+    stage.invariants.obeyed(process, execute.order)
+    if not stage.mishaps.begins(process, "resume"):
+        return
+    stage.begun = process.announce = True
+    process.page.training = True
+    process.page.moved = process.node.now
+    process.phase = "forward"
+    process.tell_done(execute, None)
+    stage.invariants.resumes_right(process, execute.order)
+    if process.completed >= stage.schedule.steps:
+        _finish(process)
+    elif process.group is None or process.cut:
+        fault(process, "network", "there is no group")
+    else:
+        process.group.enter([process], process.completed + 1)
+
+
+def contribute(process: "Process", step: int) -> None:
+    """
+    Contribute to the all-reduces of `step`. From now on the other ranks can finish the step without
+    this rank.
+    """
+    process.phase = "all-reduce"
+    process.summed = False
+    process.data += 1
+    process.page.capture(step, process.data, closed=False)
+
+
+def open_window(process: "Process", step: int) -> bool:
+    """
+    Open the update window after the all-reduces. Return True when the thread changes the state.
+    Return False when it waits at the step gate or a mishap stops it.
+    """
+    process.window_open = True
+    process.page.move(Position(step=step - 1, window=True), process.node.now)
+    if step > process.lock:
+        process.phase = "gate"
+        process.handle(process.standing())
+        process.look_at_gate()
+        return False
+    process.phase = "window"
+    return process.stage.mishaps.reached(process, step, "window")
+
+
+def close_window(process: "Process", step: int) -> bool:
+    """
+    Finish the update of `step`. Return True when the thread stays in the loop.
+    """
+    stage = process.stage
+    _update(process, step)
+    process.completed = step
+    process.window_open = False
+    process.tail = stage.schedule.tail > 0
+    process.line = "train.py:10"
+    now = process.node.now
+    process.page.capture(step, process.data, closed=True)
+    process.page.move(process.position(), now)
+    if not process.tail:
+        _ends(process, step)
+    stage.invariants.trained(process, step)
+    if process.announce:
+        process.announce = False
+        process.mail.post(
+            Trained(rank=process.rank, incarnation=process.incarnation, step=step, at=now)
+        )
+    if not process.tail:
+        _keep(process, step)
+    if not stage.mishaps.reached(process, step, "between"):
+        return False
+    return process.tail or _goes_on(process, step)
+
+
+def _update(process: "Process", step: int) -> None:
+    truth, content = process.stage.truth, process.content
+    for name, held in content.items():
+        before, after = truth.value(step - 1, name), truth.stages(step, name)[0]
+        if process.spoilt:
+            content[name] = truth.spoilt(step)
+        elif held.spoilt and not held.flipped:
+            content[name] = truth.wrong()
+        else:
+            content[name] = truth.goes_on(held, before, after, step)
+
+
+# ---------------------------------------------------------------- the tail
+
+
+def begin_tail(process: "Process", step: int) -> bool:
+    """
+    Begin the tail of `step`. Return True unless a mishap stops the thread.
+    """
+    process.phase = "tail"
+    return process.stage.mishaps.reached(process, step, "tail")
+
+
+def schedule_settings(process: "Process", step: int) -> None:
+    """
+    Advance the settings of all shards, as a learning-rate scheduler does.
+    """
+    _proceed(process, step, 0)
+    process.line = "train.py:20"
+
+
+def average(process: "Process", step: int) -> bool:
+    """
+    Apply the result of the collective in the tail to the state. Return True when the thread stays
+    in the loop.
+    """
+    process.phase = "tail"
+    _proceed(process, step, 1)
+    process.line = "train.py:40"
+    return process.stage.mishaps.reached(process, step, "averaged")
+
+
+def end_step(process: "Process", step: int) -> bool:
+    """
+    End `step` and ask for the next step. Return True when the thread enters the next step.
+    """
+    process.tail = False
+    process.line = ""
+    process.page.move(process.position(), process.node.now)
+    _ends(process, step)
+    process.stage.invariants.ended_step(process, step)
+    _keep(process, step)
+    return process.stage.mishaps.reached(process, step, "end") and _goes_on(process, step)
+
+
+def _proceed(process: "Process", step: int, stage: int) -> None:
+    truth, content = process.stage.truth, process.content
+    for name, held in content.items():
+        stages = truth.stages(step, name)
+        content[name] = truth.goes_on(held, stages[stage], stages[stage + 1], step)
+
+
+def _ends(process: "Process", step: int) -> None:
+    """
+    Keep a copy of the state at the end of the step, and drop the oldest copy.
+    """
+    backups = process.stage.schedule.backups
+    if backups:
+        process.copies[step] = dict(process.content)
+        process.copies.pop(step - backups - 1, None)
+
+
+def _keep(process: "Process", step: int) -> None:
+    """
+    Write the checkpoints that are due at the end of `step`: the periodic one, and the one that the
+    ranks keep on their own.
+    """
+    stage = process.stage
+    if stage.schedule.checkpoints and not step % stage.schedule.checkpoints:
+        _checkpoint(process, step)
+    if stage.schedule.own and not step % stage.schedule.own:
+        kept: dict[str, Written] = {**process.content, "": float(process.data)}
+        stage.disk.own.setdefault(step, {})[process.rank] = kept
+
+
+def _goes_on(process: "Process", step: int) -> bool:
+    if step >= process.leave_after:
+        leave(process, None)
+        return False
+    if step >= process.stage.schedule.steps:
+        _finish(process)
+        return False
+    return True
+
+
+def _checkpoint(process: "Process", step: int) -> None:
+    """
+    Write this rank's part of a periodic checkpoint. The last rank to write starts the commit. For
+    every third checkpoint, one rank has no room and reports the failure instead.
+    """
+    stage, disk = process.stage, process.stage.disk
+    if process.group is None or process.cut:
+        return  # without a working process group, no checkpoint is written
+    members = process.group.members
+    number = step // stage.schedule.checkpoints
+    if number % 3 == 2 and process.rank == number % max(1, len(members)):
+        process.mail.post(
+            CheckpointFailed(
+                rank=process.rank, incarnation=process.incarnation, step=step, why="no room",
+                at=process.node.now,
+            )
+        )  # fmt: skip
+        return
+    directory = f"/run/checkpoints/periodic-{step}"
+    parts = disk.parts.setdefault(directory, {})
+    parts.update(process.content)
+    parts[f"private-{process.rank}"] = process.data
+    digests = {name: content.digests() for name, content in process.content.items()}
+    disk.copies.setdefault(directory, {})[process.rank] = digests
+    if all(f"private-{rank}" in parts for rank in members):
+        # A disk may be slow: its result may be reported in a later step, or during an incident.
+        stage.clock.after(SLOW_DISK * (number % 3 == 0), _commit, process, directory, step)
+
+
+def void(process: "Process", step: int) -> None:
+    """
+    Remove unfinished periodic checkpoints of steps later than `step`, since the job goes on from
+    the end of `step`.
+    """
+    disk = process.stage.disk
+    for directory in list(disk.copies):
+        if int(directory.rpartition("-")[2]) > step:
+            disk.parts.pop(directory, None)
+            del disk.copies[directory]
+
+
+def _commit(process: "Process", directory: str, step: int) -> None:
+    """
+    Commit a periodic checkpoint once all parts are written, if the copies of each shard are equal.
+    Otherwise report the failure. A rank reports a complete checkpoint only while it is in the loop.
+    """
+    disk, now = process.stage.disk, process.node.now
+    if directory not in disk.copies or not process.alive:
+        return
+    wrong = _wrong(disk.copies[directory])
+    if wrong is None and not process.page.training:
+        process.stage.clock.after(SLOW_DISK, _commit, process, directory, step)
+        return
+    parts = disk.parts.pop(directory)
+    del disk.copies[directory]
+    if wrong is None:
+        disk.whole[directory] = parts
+        process.mail.post(
+            Checkpointed(
+                rank=process.rank, incarnation=process.incarnation, directory=directory, step=step,
+                compared=True, at=now,
+            )
+        )  # fmt: skip
+        return
+    process.mail.post(
+        CheckpointFailed(
+            rank=process.rank, incarnation=process.incarnation, step=step, differ=True,
+            why=f"ranks {wrong} hold other copies", wrong=wrong, at=now,
+        )
+    )  # fmt: skip
+
+
+def _wrong(copies: "Mapping[int, Digests]") -> tuple[int, ...] | None:
+    """
+    Return the ranks whose copy of a shard differs from the majority. Return an empty tuple when a
+    shard has no majority, and None when all copies are equal.
+    """
+    wrong: set[int] = set()
+    decided = True
+    for shard in {name for held in copies.values() for name in held}:
+        held = {rank: tuple(c[shard].items()) for rank, c in copies.items() if shard in c}
+        (best, most), *others = Counter(held.values()).most_common()
+        if others:
+            decided = decided and most > max(1, others[0][1])
+            wrong |= {rank for rank, content in held.items() if content != best}
+    if not wrong:
+        return None
+    return tuple(sorted(wrong)) if decided else ()
+
+
+def fault(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> None:
+    """
+    Leave the loop with an exception.
+    """
+    leave(process, faulted(process, kind, text, polluted=polluted))
+
+
+def faulted(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> Faulted:
+    """
+    Return the report of an exception.
+    """
+    return Faulted(
+        rank=process.rank, incarnation=process.incarnation, kind=kind,
+        step=process.completed + 1, summary=text, traceback=f"Traceback\n{text}",
+        position=process.position(), polluted=polluted, context_lost=process.context_lost,
+        at=process.node.now,
+    )  # fmt: skip
+
+
+def _finish(process: "Process") -> None:
+    leave(
+        process,
+        Finished(
+            rank=process.rank, incarnation=process.incarnation, step=process.completed,
+            at=process.node.now,
+        ),
+    )  # fmt: skip
+
+
+def leave(process: "Process", message: Faulted | Finished | None) -> None:
+    """
+    Start leaving the loop, and post `message` once the thread is out. Without a message the thread
+    leaves because of an order.
+    """
+    process.phase = "leaving"
+    if not isinstance(message, Finished):
+        process.interrupted = (process.completed + 1, -1)
+        process.interrupted_data = process.data
+    process.stage.clock.after(0.0002, _left, process, message)
+
+
+def _left(process: "Process", message: Faulted | Finished | None) -> None:
+    if not process.alive or process.stuck:
+        return
+    process.page.training = False
+    if message is not None:
+        process.mail.post(message)
+    process.left()

@@ -1,0 +1,180 @@
+"""
+The network of a simulated cluster: which party reaches which, how long a message takes, and which
+messages are lost, doubled or reordered.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from tft.core.link.delivery import Outbox
+from tft.protocol.messages import Lead, Report
+from tft.simulation.schedule import Trouble
+
+if TYPE_CHECKING:
+    from tft.simulation.leader import Leader
+    from tft.simulation.stage import Stage
+
+FIRST_REPEAT, LAST_REPEAT = 0.25, 2.0
+"""The shortest and the longest interval between repetitions of a report, in seconds. A real one
+is repeated every 0.1 s. Longer and longer intervals cost the simulation little, and no invariant
+depends on them. The exception is a controller that has just taken over: its limits are shorter
+than these intervals. All reports are sent to it anew."""
+
+
+class Link:
+    """
+    The connection of one party to the broker.
+    """
+
+    __slots__ = ("deaf", "down", "mute", "up")
+
+    def __init__(self) -> None:
+        self.mute = self.deaf = False
+        """`mute`: nothing gets through from this party. `deaf`: nothing gets through to this
+        party."""
+        self.up = self.down = 0.0
+        """The moments at which the last message to the broker and the last message from it
+        arrived. A connection keeps the order of its messages."""
+
+
+class Network:
+    """
+    The broker and all links to it.
+    """
+
+    def __init__(self, trouble: Trouble, rng: Random) -> None:
+        self._random = rng.random
+        self._delay, self._loss = trouble.delay, trouble.loss
+        self._double, self._reorder = trouble.double, trouble.reorder
+        self._calm = not (trouble.loss or trouble.double or trouble.reorder)
+        self.away = False
+        """True while the broker is gone."""
+
+    def up(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
+        """
+        Return the moments at which a report sent now arrives: none, one or two.
+        """
+        if self.away or sender.mute or leader.deaf:
+            return ()
+        moment = now + 0.0005 + self._delay * self._random()
+        if self._calm or self._random() >= self._reorder:
+            moment = sender.up = max(moment, sender.up)
+        return (moment,) if self._calm else self._troubled(moment)
+
+    def level(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
+        """
+        Return the moments at which a beat sent now arrives. A beat is never lost unless nothing
+        gets through. There are so few beats here that a lost one would count for ten of a real
+        agent's.
+        """
+        if self.away or sender.mute or leader.deaf:
+            return ()
+        return (now + 0.0005 + self._delay * self._random(),)
+
+    def down(self, now: float, leader: Link, receiver: Link) -> tuple[float, ...]:
+        """
+        Return the moments at which an order sent now arrives: none, one or two.
+        """
+        if self.away or leader.mute or receiver.deaf:
+            return ()
+        moment = now + 0.0005 + self._delay * self._random()
+        if self._calm or self._random() >= self._reorder:
+            moment = receiver.down = max(moment, receiver.down)
+        return (moment,) if self._calm else self._troubled(moment)
+
+    def _troubled(self, moment: float) -> tuple[float, ...]:
+        if self._random() < self._loss:
+            return ()
+        if self._random() < self._double:
+            return (moment, moment + self._delay * self._random())
+        return (moment,)
+
+
+class Mail:
+    """
+    The reports of one sender. Each report is numbered and repeated until it is acknowledged.
+    """
+
+    __slots__ = (
+        "_due", "_epoch", "_heard", "_outbox", "_period", "_stage", "_timed", "closed", "link",
+        "sender",
+    )  # fmt: skip
+
+    def __init__(self, stage: "Stage", sender: str, link: Link) -> None:
+        self._stage = stage
+        self._outbox = Outbox()
+        self._timed = False
+        self._due = 0.0
+        self._period = FIRST_REPEAT
+        self._heard = 0
+        self._epoch = 1
+        self.sender = sender
+        self.link = link
+        self.closed = False
+        """True when the sender is gone: reports that are not acknowledged by now are lost."""
+
+    def post(self, report: Report) -> None:
+        """
+        Send a report, and repeat it until it is acknowledged.
+        """
+        self._send(self._outbox.add(report), report)
+        self._period = FIRST_REPEAT
+        if not self._timed:
+            self._timed = True
+            self._wait(FIRST_REPEAT)
+
+    def post_once(self, report: Report) -> None:
+        """
+        Send a report, unless an equal one already waits for its acknowledgement.
+        """
+        if not any(report == waiting for _, waiting in self._outbox.pending()):
+            self.post(report)
+
+    def connected(self) -> None:
+        """
+        Send all unacknowledged reports at once, since the broker can be reached again.
+        """
+        for number, report in () if self.closed else self._outbox.pending():
+            self._send(number, report)
+
+    def heard(self, lead: Lead) -> bool:
+        """
+        Take an acknowledgement. Return True when the controller has heard this sender at all.
+        """
+        number = lead.heard.get(self.sender, 0)
+        if number and self._timed:
+            self._outbox.acknowledge(number)
+            if number > self._heard:  # the reports behind it need not wait long
+                self._heard, self._period = number, FIRST_REPEAT
+        if lead.epoch > self._epoch:
+            self._epoch, self._period = lead.epoch, FIRST_REPEAT
+            if self._timed:
+                self._wait(0.0)
+        return number > 0
+
+    def _wait(self, seconds: float) -> None:
+        self._due = self._stage.clock.now + seconds
+        self._stage.clock.at(self._due, self._again, self._due)
+
+    def _again(self, due: float) -> None:
+        if due != self._due:
+            return  # it was sent again before
+        pending = () if self.closed else self._outbox.pending()
+        for number, report in pending:
+            self._send(number, report)
+        if pending:
+            self._wait(self._period)
+            self._period = min(2 * self._period, LAST_REPEAT)
+        else:
+            self._timed = False
+
+    def _send(self, number: int, report: Report) -> None:
+        stage = self._stage
+        for leader in stage.leaders:
+            if leader.leads:
+                self._to(leader, number, report)
+
+    def _to(self, leader: "Leader", number: int, report: Report) -> None:
+        stage = self._stage
+        for moment in stage.network.up(stage.clock.now, self.link, leader.link):
+            stage.clock.at(moment, leader.hear, self.sender, number, report)

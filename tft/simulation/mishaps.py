@@ -1,0 +1,242 @@
+"""
+The moment of each mishap in a run. Each mishap waits for its moment and happens once.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tft.core.job.transitions import State
+from tft.protocol.messages import OrderName, Verdict
+from tft.simulation import loop
+from tft.simulation.harm import Harm
+from tft.simulation.process import Process
+from tft.simulation.schedule import ANY, ASKED, Mishap, Schedule
+from tft.simulation.stage import START
+
+if TYPE_CHECKING:
+    from tft.simulation.stage import Stage
+
+CHANCE = 0.1
+"""Seconds after which a mishap that had no target is tried again, at most `CHANCES` times."""
+CHANCES = 40
+
+
+class Mishaps:
+    """
+    All mishaps of one schedule.
+    """
+
+    def __init__(self, stage: "Stage", schedule: Schedule) -> None:
+        self._stage = stage
+        self.happened: list[Mishap] = []
+        """The mishaps that have happened."""
+        self.last = START
+        """The virtual time at which the last effect of all mishaps is over."""
+        self.failures: dict[tuple[int, str], list[Mishap]] = {}
+        self.slow: dict[tuple[int, str], Mishap] = {}
+        self.late: dict[int, Mishap] = {}
+        self.unkillable: dict[int, Mishap] = {}
+        self.verdicts: dict[int, Verdict] = {}
+        self.bad: dict[tuple[int, int], Mishap] = {}
+        """By rank and batch: a batch that cannot be computed, however often it is tried."""
+        self.poison: dict[int, Mishap] = {}
+        self._blind = 0
+        """How many steps later the ranks notice that numbers have gone bad."""
+        self.harm = Harm(stage, self)
+        self._phases: dict[tuple[int, int, str], list[list[Mishap]]] = {}
+        self._orders: dict[tuple[int, str], list[list[Mishap]]] = {}
+        self._states: dict[str, list[list[Mishap]]] = {}
+        self._until: dict[str, list[Callable[[], None]]] = {}
+        self._orders_seen: dict[tuple[int, str], int] = {}
+        self._states_seen: dict[str, int] = {}
+        for mishap in schedule.mishaps:
+            self._arm(mishap)
+
+    @property
+    def faults(self) -> list[Mishap]:
+        """
+        The mishaps that happened and were not requested.
+        """
+        return [mishap for mishap in self.happened if mishap.what not in ASKED]
+
+    def _arm(self, mishap: Mishap) -> None:
+        armed = [mishap]
+        match mishap.when:
+            case "time":
+                self._stage.clock.at(START + mishap.delay, self._happen, mishap)
+            case "phase":
+                key = (mishap.target, mishap.number, mishap.name)
+                self._phases.setdefault(key, []).append(armed)
+            case "order":
+                self._orders.setdefault((mishap.target, mishap.name), []).append(armed)
+            case "state":
+                self._states.setdefault(mishap.name, []).append(armed)
+        if mishap.by:
+            self._stage.clock.at(START + mishap.by, self._at_last, armed)
+
+    # ---------------------------------------------------------------- the moments
+
+    def reached(self, process: Process, step: int, phase: str) -> bool:
+        """
+        Let the mishaps of a phase of a step happen on a rank. Return True when the rank goes on.
+        """
+        if not self._phases:
+            return True
+        for armed in self._phases.pop((process.rank, step, phase), ()):
+            if armed:
+                self._happen(armed.pop())
+        return process.alive and not process.stuck and process.phase not in ("leaving", "gone")
+
+    def begins(self, process: Process, order: OrderName) -> bool:
+        """
+        Let the mishaps of an order happen on a rank that begins to carry it out. Return True when
+        the rank goes on.
+        """
+        if self._orders:
+            for rank in (process.rank, ANY):
+                key = (rank, order)
+                seen = self._orders_seen.get(key, 0)
+                self._orders_seen[key] = seen + 1
+                self._due(self._orders.get(key), seen, process.rank)
+        return process.alive and not process.stuck
+
+    def entered(self, state: State) -> None:
+        """
+        Let the mishaps of a state happen that the job machine has entered.
+        """
+        for come_back in self._until.pop(state, ()):
+            come_back()
+        if self._states:
+            seen = self._states_seen.get(state, 0)
+            self._states_seen[state] = seen + 1
+            self._due(self._states.get(state), seen, 0)
+
+    def _due(self, waiting: list[list[Mishap]] | None, seen: int, rank: int) -> None:
+        for armed in waiting or ():
+            if armed and armed[0].number <= seen:
+                mishap = armed.pop()
+                if mishap.target == ANY:
+                    mishap = replace(mishap, target=rank)
+                if mishap.delay:
+                    self._stage.clock.after(mishap.delay, self._happen, mishap)
+                else:
+                    self._happen(mishap)
+
+    def _at_last(self, armed: list[Mishap]) -> None:
+        if armed:
+            mishap = armed.pop()
+            self._happen(replace(mishap, target=max(0, mishap.target)))
+
+    def back(self, mishap: Mishap, come_back: Callable[[], None]) -> None:
+        """
+        Call `come_back` after the mishap's `lasting` seconds, and also when the state `until` is
+        entered.
+        """
+        self._stage.clock.after(mishap.lasting, come_back)
+        if mishap.until:
+            self._until.setdefault(mishap.until, []).append(come_back)
+
+    def _happen(self, mishap: Mishap, tried: int = 0) -> None:
+        stage = self._stage
+        if stage.over is not None and mishap.name != "ended":
+            return
+        match self.harm.does(mishap):
+            case "done":
+                self.came(mishap)
+            case "nobody" if tried < CHANCES:
+                stage.clock.after(CHANCE, self._happen, mishap, tried + 1)
+            case _:
+                pass
+
+    def came(self, mishap: Mishap) -> None:
+        """
+        Record that a mishap has happened.
+        """
+        self.happened.append(mishap)
+        self.expect(mishap.lasting)
+
+    def expect(self, seconds: float) -> None:
+        """
+        Record that something has effects for `seconds` from now on.
+        """
+        self.last = max(self.last, self._stage.clock.now + seconds)
+
+    # ---------------------------------------------------------------- what does not do as it should
+
+    def notices(self, process: Process, step: int) -> bool:
+        """
+        Let a rank check the numbers that it has computed. Return True when the rank leaves its loop
+        with a fault.
+        """
+        batch = self.bad.get((process.rank, process.data + 1)) if self.bad else None
+        if batch is not None:
+            if batch not in self.happened:
+                self.came(batch)
+            loop.fault(process, "numeric", "NaN in the loss")
+            return True
+        polluted = self._stage.polluted
+        if polluted is None or step - 1 < polluted + self._blind:
+            return False
+        if not any(content.spoilt or content.wrong for content in process.content.values()):
+            return False
+        loop.fault(process, "numeric", "NaN in the parameters", polluted=True)
+        return True
+
+    def spread(self, process: Process) -> None:
+        """
+        Record that a rank has contributed wrong data.
+        """
+        mishap = self.poison.pop(process.rank, None)
+        if mishap is not None:
+            self._blind = 1 if mishap.lasting > 2 else 0
+            self.came(mishap)
+
+    def failure(self, rank: int, order: OrderName) -> str | None:
+        """
+        Return the text of the failure of an order on a rank. Return None when the order does not
+        fail.
+        """
+        left = self.failures.get((rank, order))
+        if not left:
+            return None
+        mishap = left.pop()
+        if mishap not in self.happened:
+            self.came(mishap)
+        return "OSError: it broke"
+
+    def slowness(self, rank: int, order: OrderName) -> float:
+        """
+        Return how many more seconds the order takes on a rank.
+        """
+        mishap = self.slow.pop((rank, order), None)
+        if mishap is None:
+            return 0.0
+        self.came(mishap)
+        return 2.5 * mishap.lasting
+
+    def lateness(self, rank: int) -> float:
+        """
+        Return how many more seconds the process of a rank takes to call `tft.init`.
+        """
+        mishap = self.late.pop(rank, None)
+        if mishap is None:
+            return 0.0
+        self.came(mishap)
+        return 5.0 * mishap.lasting
+
+    def held_back(self, rank: int) -> float:
+        """
+        Return how many more seconds it takes until the process of a rank has ended.
+        """
+        mishap = self.unkillable.pop(rank, None)
+        if mishap is None:
+            return 0.0
+        self.came(replace(mishap, lasting=4 * mishap.lasting))
+        return 4 * mishap.lasting
+
+    def verdict(self, rank: int) -> Verdict:
+        """
+        Return the verdict of a check on a rank.
+        """
+        return self.verdicts.get(rank, "pass")

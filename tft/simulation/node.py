@@ -1,0 +1,439 @@
+"""
+A simulated node: its agent starts and ends processes as ordered, and reports when they end. The
+launcher (`Outside`) reports the events that no agent can report.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tft.protocol.messages import (
+    Beat,
+    EndNode,
+    Exited,
+    Kill,
+    Lead,
+    NodeJoined,
+    Order,
+    OutsideReport,
+    Position,
+    Pulse,
+    RankOrder,
+    Refused,
+    Spawn,
+    Spawned,
+    StoreOpened,
+)
+from tft.simulation.mail import Link, Mail
+from tft.simulation.process import Process
+
+if TYPE_CHECKING:
+    from tft.simulation.stage import Stage
+
+BEAT = 0.8
+"""Seconds between two beats. A real agent sends ten times as many. Hang detection only needs two
+beats within its `ASLEEP` seconds."""
+KILLED = -9
+
+
+class Page:
+    """
+    The position and data positions of a rank, which stay on its node when the process ends.
+    """
+
+    __slots__ = ("_closed", "_open", "moved", "position", "training")
+
+    def __init__(self) -> None:
+        self.position = Position(step=0, window=False)
+        self.training = False
+        self.moved = 0.0
+        self._closed: list[tuple[int, int]] = []
+        self._open: list[tuple[int, int]] = []
+
+    def move(self, position: Position, now: float) -> None:
+        """
+        Record the position of the training thread and the moment, by the node's clock.
+        """
+        self.position = position
+        self.moved = now
+
+    def capture(self, step: int, data: int, *, closed: bool) -> None:
+        """
+        Keep the data position of a step. The page keeps two steps whose update window has closed
+        and two whose window has not.
+        """
+        slots = self._closed if closed else self._open
+        slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
+
+    def forget_after(self, step: int) -> None:
+        """
+        Drop the captures of steps later than `step`. The job goes back to `step`, so they are not
+        used any more.
+        """
+        for slots in (self._closed, self._open):
+            slots[:] = [(s, d) for s, d in slots if s <= step]
+
+    def private(self) -> dict[int, int]:
+        """
+        Return the captured data positions, by step. A capture after the update window wins over one
+        before it.
+        """
+        return dict([*self._open, *self._closed])
+
+
+@dataclass(slots=True)
+class _RankState:
+    page: Page = field(default_factory=Page)
+    incarnation: int = -1
+    due: Spawn | None = None
+    process: Process | None = None
+    answers: list[Spawned | Exited] = field(default_factory=list)
+
+
+class Node:
+    """
+    One node and its agent, from its start to its end.
+    """
+
+    def __init__(
+        self, stage: "Stage", number: int, ranks: tuple[int, ...], *, spare: int, life: int = 0
+    ) -> None:
+        self._stage = stage
+        self.number = number
+        self.ranks = ranks
+        self.life = life
+        """How many agents ran on this node before this one."""
+        self.pid = stage.pid()
+        """The process id of the agent."""
+        self.offset = stage.takes(-stage.schedule.skew, stage.schedule.skew)
+        """The difference between the clock of the node and that of the controller, in seconds."""
+        self.beats = True
+        """True when the beats of the node reach the leader."""
+        self.since = stage.clock.now
+        """The virtual time at which the node was last connected to the broker."""
+        self._spare = spare
+        self.link = Link()
+        self.mail = Mail(stage, f"node.{number}/{life}", self.link)
+        self.alive = True
+        self.started = self.leaving = False
+        self.store: tuple[str, int] | None = None
+        self.opened = 0.0
+        """The virtual time at which the store was opened, by the cluster's clock."""
+        self._epoch = 0
+        self._rank_states = {rank: _RankState() for rank in ranks}
+        self._strangers: list[Process] = []
+
+    @property
+    def now(self) -> float:
+        """
+        The time by this node's own clock, in seconds.
+        """
+        return self._stage.clock.now + self.offset
+
+    def start(self) -> None:
+        """
+        Start the agent: report the node, begin to send beats, and open the store.
+        """
+        if not self.alive or self.started:
+            return
+        self.started = True
+        now = self.now
+        self.mail.post(
+            NodeJoined(
+                node=self.number,
+                host=f"node{self.number}",
+                pid=self.pid,
+                ranks=self.ranks,
+                spare=self._spare,
+                at=now,
+            )
+        )
+        self._stage.clock.after(BEAT * self._stage.rng.random(), self._beat)
+        self._stage.clock.after(0.05, self.open_store)
+
+    def comes_back(self) -> None:
+        """
+        Start a new agent on this node. The processes and the pages that were on the node are gone.
+        """
+        stage = self._stage
+        if not self.alive and stage.nodes[self.number] is self:
+            again = Node(stage, self.number, self.ranks, spare=self._spare, life=self.life + 1)
+            stage.nodes[self.number] = again
+            again.start()
+
+    def open_store(self) -> None:
+        """
+        Open the rendezvous store of this node. The store listens on a new port each time.
+        """
+        if not self.alive:
+            return
+        self._lose_store()
+        self.store = (f"node{self.number}", self._stage.pid())
+        self.opened = self._stage.clock.now
+        host, port = self.store
+        self.mail.post(StoreOpened(node=self.number, host=host, port=port, at=self.now))
+        self._start_due()
+
+    def _lose_store(self) -> None:
+        if self.store is not None:
+            self._stage.groups.close(self.store)
+        self.store = None
+
+    def processes(self) -> list[Process]:
+        """
+        Return all processes on this node, including those that no order started.
+        """
+        ours = [
+            rank_state.process
+            for rank_state in self._rank_states.values()
+            if rank_state.process is not None
+        ]
+        return [*ours, *self._strangers]
+
+    def hosts(self, rank: int) -> bool:
+        """
+        Return whether the node may have a process of this rank.
+        """
+        return rank in self._rank_states or any(each.rank == rank for each in self._strangers)
+
+    def process(self, rank: int) -> Process | None:
+        """
+        Return the living process that this node started for a rank. Return None when there is none.
+        """
+        rank_state = self._rank_states.get(rank)
+        return None if rank_state is None else rank_state.process
+
+    def pages(self) -> dict[int, Page]:
+        """
+        Return the page of each rank on this node.
+        """
+        return {rank: rank_state.page for rank, rank_state in self._rank_states.items()}
+
+    def admit(self, stranger: Process) -> None:
+        """
+        Add a process that was started here without an order.
+        """
+        self._strangers.append(stranger)
+        self._stage.by_address[f"node{self.number}:{stranger.pid}"] = stranger
+
+    # ---------------------------------------------------------------- orders
+
+    def hear(self, order: Order, leader: int) -> None:
+        """
+        Handle an order for the agent or for ranks on this node.
+        """
+        if not self.alive or not self.started:
+            return
+        match order:
+            case Spawn() | Kill() | EndNode():
+                if order.epoch >= self._epoch:
+                    self._stage.invariants.one_leader_obeyed(order.epoch, leader)
+                    self._epoch = order.epoch
+                    self._obey(order)
+            case Refused():
+                for process in self.processes():
+                    process.hear_refusal(order)
+            case _:
+                self._hand_out(order, leader)
+
+    def hear_lead(self, lead: Lead) -> None:
+        """
+        Handle an acknowledgement of the leader, and pass it to the processes.
+        """
+        if not self.alive:
+            return
+        if lead.epoch >= self._epoch:
+            self._epoch = lead.epoch
+            self.mail.heard(lead)
+        for process in self.processes():
+            process.hear_lead(lead)
+
+    def _hand_out(self, order: RankOrder, leader: int) -> None:
+        for rank in order.to:
+            rank_state = self._rank_states.get(rank)
+            if rank_state is not None and rank_state.process is not None:
+                rank_state.process.hear(order, leader)
+        for stranger in self._strangers:
+            if stranger.rank in order.to:
+                stranger.hear(order, leader)
+
+    def _obey(self, order: Spawn | Kill | EndNode) -> None:
+        match order:
+            case Spawn() if order.node == self.number:
+                self._spawn(order)
+            case Kill() if order.node == self.number:
+                self._kill(order)
+            case EndNode() if not self.leaving:
+                self._leave(order.grace)
+            case _:
+                pass
+
+    def _spawn(self, order: Spawn) -> None:
+        rank_state = self._rank_states.setdefault(order.rank, _RankState())
+        if order.incarnation < rank_state.incarnation or self.leaving:
+            return
+        if order.incarnation == rank_state.incarnation:
+            return self._answer_again(rank_state)
+        if rank_state.due is None or rank_state.due.incarnation < order.incarnation:
+            rank_state.due = order
+        if rank_state.process is not None:
+            self._end(rank_state.process, last_words=False)
+        self._start_due()
+
+    def _kill(self, order: Kill) -> None:
+        rank_state = self._rank_states.get(order.rank)
+        if rank_state is None or order.incarnation < rank_state.incarnation:
+            return
+        if rank_state.process is not None:
+            self._end(rank_state.process, last_words=order.last_words)
+        if order.incarnation > rank_state.incarnation:
+            if rank_state.due is not None and rank_state.due.incarnation <= order.incarnation:
+                rank_state.due = None
+            rank_state.incarnation, rank_state.answers = order.incarnation, []
+            self._exited(rank_state, order.rank, order.incarnation, KILLED, "")
+        elif rank_state.process is None:
+            self._answer_again(rank_state)
+
+    def _answer_again(self, rank_state: _RankState) -> None:
+        for answer in rank_state.answers:
+            self.mail.post_once(answer)
+
+    # ---------------------------------------------------------------- processes
+
+    def _start_due(self) -> None:
+        if self.store is None:
+            return
+        for rank, rank_state in self._rank_states.items():
+            if rank_state.due is not None and rank_state.process is None:
+                self._start(rank, rank_state, rank_state.due)
+
+    def _start(self, rank: int, rank_state: _RankState, order: Spawn) -> None:
+        stage = self._stage
+        rank_state.due = None
+        rank_state.incarnation, rank_state.answers = order.incarnation, []
+        rank_state.page.training = False
+        process = rank_state.process = Process(
+            stage, self, rank, order.incarnation, rank_state.page
+        )
+        stage.processes.append(process)
+        stage.by_address[f"node{self.number}:{process.pid}"] = process
+        spawned = Spawned(
+            node=self.number, rank=rank, incarnation=order.incarnation, pid=process.pid,
+            at=self.now,
+        )  # fmt: skip
+        rank_state.answers.append(spawned)
+        self.mail.post(spawned)
+        late = stage.mishaps.lateness(rank)
+        stage.clock.after(late + stage.takes(0.05, 0.6), process.join)
+
+    def _end(self, process: Process, *, last_words: bool) -> None:
+        delay = self._stage.takes(0.05, 0.5) if last_words else 0.001
+        if process.alive:
+            held = self._stage.mishaps.held_back(process.rank)
+            process.held_until = max(process.held_until, self._stage.clock.now + held)
+        delay = max(delay, process.held_until - self._stage.clock.now)
+        stack = "File stuck.py" if last_words else ""
+        self._stage.clock.after(delay, self.ended, process, KILLED, stack)
+
+    def ended(self, process: Process, code: int, stack: str = "") -> None:
+        """
+        Handle the end of a process, as the kernel reports it.
+        """
+        if not process.alive:
+            return
+        process.end()
+        if process in self._strangers:
+            self._strangers.remove(process)
+        rank_state = self._rank_states.get(process.rank)
+        if self.alive and rank_state is not None and rank_state.process is process:
+            rank_state.process = None
+            self._exited(rank_state, process.rank, process.incarnation, code, stack)
+            self._start_due()
+
+    def _exited(
+        self, rank_state: _RankState, rank: int, incarnation: int, code: int, stack: str
+    ) -> None:
+        exited = Exited(
+            node=self.number, rank=rank, incarnation=incarnation, code=code,
+            position=rank_state.page.position, stack=stack,
+            private={step: f"{data:x}" for step, data in rank_state.page.private().items()},
+            at=self.now,
+        )  # fmt: skip
+        if rank_state.incarnation == incarnation:
+            rank_state.answers.append(exited)
+        self.mail.post(exited)
+
+    # ---------------------------------------------------------------- status, the end
+
+    def _beat(self) -> None:
+        if not self.alive:
+            return
+        stage = self._stage
+        pulses = tuple(
+            Pulse(
+                rank=process.rank,
+                incarnation=process.incarnation,
+                position=process.page.position,
+                training=process.page.training,
+                moved=process.page.moved,
+            )
+            for rank_state in self._rank_states.values()
+            if (process := rank_state.process) is not None
+        )
+        beat = Beat(node=self.number, pulses=pulses, at=self.now)
+        for leader in stage.leaders:
+            if leader.leads and self.beats:
+                for moment in stage.network.level(stage.clock.now, self.link, leader.link):
+                    stage.clock.at(moment, leader.hear_beat, beat)
+        stage.clock.after(BEAT, self._beat)
+
+    def _leave(self, grace: float) -> None:
+        self.leaving = True
+        for rank_state in self._rank_states.values():
+            rank_state.due = None
+        self._stage.clock.after(grace, self._clean_up)
+
+    def _clean_up(self) -> None:
+        for process in self.processes():
+            self.ended(process, KILLED)
+        self._stage.clock.after(1.0, self.vanish)
+
+    def connected(self) -> None:
+        """
+        Reconnect the node to the broker, and send all unacknowledged reports at once.
+        """
+        self.link.mute = self.link.deaf = False
+        self.since = self._stage.clock.now
+        for mail in (self.mail, *(process.mail for process in self.processes())):
+            mail.connected()
+
+    def beats_again(self) -> None:
+        """
+        Let the beats of the node through again.
+        """
+        self.beats = True
+
+    def vanish(self) -> None:
+        """
+        End the agent and every process that it started.
+        """
+        self.alive = False
+        self.mail.closed = True
+        self._lose_store()
+        for process in self.processes():
+            process.end()
+
+
+class Outside:
+    """
+    The launcher, and any other sender of reports outside the job's processes.
+    """
+
+    def __init__(self, stage: "Stage") -> None:
+        self._link = Link()
+        self.mail = Mail(stage, "run", self._link)
+
+    def report(self, report: OutsideReport) -> None:
+        """
+        Send a report, and repeat it until it is acknowledged.
+        """
+        self.mail.post(report)

@@ -1,0 +1,169 @@
+"""
+Schedules written by hand for moments that random schedules rarely reach. In each state of the job
+machine there is a request, a node that comes or goes, or a new controller, and a delayed report
+arrives.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tft.core.job.transitions import State
+from tft.simulation.schedule import ANY, QUICK, Mishap, Schedule, Trouble
+
+S = State
+CALM = Schedule(
+    seed=0,
+    world=4,
+    nodes=2,
+    topology="replicated",
+    steps=6,
+    spares=(4, 4),
+    trouble=Trouble(delay=0.001),
+)
+LAST = replace(QUICK, enable=frozenset({"dump"}))
+SPARE = 3
+"""The spare node, which the job does not need."""
+
+
+def rare() -> tuple[Schedule, ...]:
+    """
+    Return all written schedules, each with its own negative seed.
+    """
+    written = [
+        *_visits(), *_old_news(), *_news_of_a_start(), *_old_ends(), *_waits(), *_searches(),
+    ]  # fmt: skip
+    return tuple(replace(each, seed=-1 - number) for number, each in enumerate(written))
+
+
+def _visits() -> Iterator[Schedule]:
+    """
+    Yield, for every state, a schedule with each thing that may be said or may happen at any time.
+    """
+    visitors = (
+        Mishap(what="come", target=SPARE), Mishap(what="node", target=SPARE), Mishap(what="store"),
+        Mishap(what="request"), Mishap(what="pause"), Mishap(what="resume"), Mishap(what="advise"),
+        Mishap(what="switch", target=2),
+        Mishap(what="notice", target=3, kind="network"), Mishap(what="controller"),
+        Mishap(what="notice", target=3, kind="straggler"), Mishap(what="kill", target=0),
+        Mishap(what="stop", target=2),
+    )  # fmt: skip
+    for state in State:
+        base = _on_the_way_to(state)
+        for visitor in visitors:
+            if (state, visitor.what) != (S.ENDED, "controller"):  # no successor comes then
+                visit = replace(visitor, when="state", name=state, lasting=0.1)
+                yield replace(base, mishaps=(*base.mishaps, visit))
+
+
+def _on_the_way_to(state: State) -> Schedule:
+    """
+    Return a job that comes to `state` and stays in it for a moment.
+    """
+    kill = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=3)
+    match state:
+        case S.CHOOSING:
+            return replace(CALM, policy=replace(QUICK, advised=True), mishaps=(kill,))
+        case S.DUMPING:
+            return replace(CALM, policy=LAST, mishaps=(kill,))
+        case S.PAUSING | S.PAUSED:
+            pause = Mishap(what="pause", when="state", name="healthy", delay=0.1, lasting=0.6)
+            return replace(CALM, mishaps=(pause,))
+        case _:
+            return replace(CALM, mishaps=(kill,))
+
+
+def _old_news() -> Iterator[Schedule]:
+    """
+    Yield schedules in which a node cannot be reached while its ranks train, finish, or lose their
+    peers. The node is given up. The ranks' reports are heard when the node can be reached again, in
+    every state.
+    """
+    for state in State:
+        base = _on_the_way_to(state)
+        if state is S.DUMPING:
+            base = replace(base, mishaps=())
+        pauses = tuple(mishap for mishap in base.mishaps if mishap.what == "pause")
+        cut = Mishap(
+            what="partition", target=1, when="state", name="resuming", lasting=12.0, until=state
+        )
+        kill = Mishap(what="kill", target=0, when="phase", name="all-reduce", number=2)
+        for steps in (30,) if pauses else (8, 9):  # rank 1 writes, or cannot write
+            yield replace(base, steps=steps, checkpoints=1, mishaps=(cut, *pauses))
+        yield replace(base, steps=30, mishaps=(cut, kill, *pauses))
+
+
+def _news_of_a_start() -> Iterator[Schedule]:
+    """
+    Yield schedules in which a node cannot be reached while its ranks start. Their progress is heard
+    when other processes have long been started in their place.
+    """
+    for state in State:
+        base = _on_the_way_to(state)
+        for delay in (0.08, 0.3, 0.5, 0.7):
+            cut = Mishap(what="partition", target=1, delay=delay, lasting=25.0, until=state)
+            yield replace(base, steps=30, mishaps=(cut, *base.mishaps))
+
+
+def _old_ends() -> Iterator[Schedule]:
+    """
+    Yield schedules in which some ranks had finished without being heard, when all other ranks were
+    lost and the job went back to a checkpoint. The end is heard while the last steps are trained
+    again.
+    """
+    for state in (S.PAUSING, S.PAUSED):
+        pause = Mishap(what="pause", when="state", name="resuming", number=1, lasting=1.0)
+        cut = Mishap(
+            what="partition",
+            target=1,
+            when="phase",
+            name="between",
+            number=5,
+            lasting=25.0,
+            until=state,
+        )
+        kills = (Mishap(what="kill", target=rank, delay=4.0) for rank in (0, 1))
+        yield replace(CALM, checkpoints=4, mishaps=(cut, *kills, pause))
+
+
+def _waits() -> Iterator[Schedule]:
+    """
+    Yield schedules in which limits pass, and ranks fall silent, in states that are rarely so long.
+    """
+    notice = Mishap(what="notice", target=3, when="state", name="healthy", kind="straggler")
+    late = Mishap(what="late", target=3, when="state", name="healthy", lasting=6.0)
+    yield replace(CALM, steps=60, mishaps=(late, notice))  # none can take over in time
+    kill = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=8)
+    late = Mishap(what="late", target=1, when="state", name="freezing", lasting=6.0)
+    yield replace(CALM, steps=12, mishaps=(kill, late))
+    hang = Mishap(what="hang", target=2, when="state", name="resuming", number=1, delay=0.1)
+    yield replace(CALM, steps=12, mishaps=(kill, hang))
+    pause = Mishap(what="pause", delay=4.0, lasting=20.0)
+    yield replace(CALM, steps=30, mishaps=(pause,))  # the pause is not ended by a request
+    for what in ("hang", "stop"):
+        still = Mishap(what=what, target=2, when="state", name="pausing")
+        yield replace(CALM, steps=30, mishaps=(pause, still))
+    still = Mishap(what="hang", target=2, when="state", name="pausing")
+    away = Mishap(what="node", target=SPARE, when="state", name="pausing", delay=0.1, lasting=0.1)
+    yield replace(CALM, steps=30, mishaps=(pause, still, away))
+
+
+def _searches() -> Iterator[Schedule]:
+    """
+    Yield schedules in which all ranks search for a checkpoint of their own, since a rank is lost
+    and no other rank holds its state. Each other mishap happens during the search, when the first
+    or the last rank begins it.
+    """
+    lost = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=4)
+    base = replace(CALM, topology="strided", copies=1, own=2)
+    others = (
+        Mishap(what="kill", target=ANY), Mishap(what="fail", target=ANY),
+        Mishap(what="slow", target=ANY, lasting=5.0), Mishap(what="hang", target=ANY),
+        Mishap(what="stop", target=ANY), Mishap(what="controller", target=ANY),
+        Mishap(what="store", target=ANY), Mishap(what="request", target=ANY),
+        Mishap(what="pause", target=ANY), Mishap(what="notice", target=ANY, kind="memory"),
+    )  # fmt: skip
+    yield replace(base, mishaps=(lost,))
+    for other in others:
+        for number in (0, 3):
+            then = replace(other, when="order", name="reload", number=number)
+            yield replace(base, mishaps=(lost, then))

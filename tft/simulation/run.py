@@ -1,0 +1,159 @@
+"""
+One run of a simulated cluster, from its schedule to the result of the job.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from tft.core.job.events import Event
+from tft.errors import InternalError
+from tft.simulation.auditor import Auditor
+from tft.simulation.clock import Clock
+from tft.simulation.group import Groups
+from tft.simulation.invariants import Broken, Invariants
+from tft.simulation.leader import Seen, start_controller
+from tft.simulation.mail import Network
+from tft.simulation.mishaps import Mishaps
+from tft.simulation.node import Node, Outside
+from tft.simulation.schedule import Schedule
+from tft.simulation.stage import START, Disk, Stage, Truth
+from tft.simulation.story import EARLIER, SharedStory
+
+FAREWELL = 12.0
+"""Virtual seconds after the end of the job within which every process must have exited."""
+
+
+REPLAYED = 16
+"""One run in `REPLAYED` replays its story and judges every event once more. This costs as much
+time as the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """
+    The result of one run.
+    """
+
+    schedule: Schedule
+    result: str
+    """The result of the job. Empty when the job did not end."""
+    broken: str
+    """The name of the invariant that was broken. Empty when all invariants held."""
+    how: str
+    faults: int
+    """How many of the mishaps that happened were faults."""
+    seconds: float
+    """Length of the run in virtual seconds."""
+    seen: Seen
+    events: tuple[Event, ...]
+    """The events of the story. Empty unless an invariant was broken."""
+
+
+def run(schedule: Schedule) -> Outcome:
+    """
+    Run a schedule to its end and return the result. A broken invariant, an `InternalError`, an
+    `AssertionError`, and a key, value, index or attribute error are reported in `Outcome.broken`;
+    they are not raised.
+    """
+    stage = set_up(schedule)
+    promise = how = ""
+    try:
+        until_over(stage)
+    except Broken as error:
+        promise, how = error.promise, str(error)
+    except (
+        InternalError,
+        AssertionError,
+        KeyError,
+        ValueError,
+        IndexError,
+        AttributeError,
+    ) as error:
+        promise, how = f"no {type(error).__name__}", _where(error)
+    return Outcome(
+        schedule=schedule,
+        result="" if stage.over is None else stage.over.result,
+        broken=promise,
+        how=how,
+        faults=len(stage.mishaps.faults),
+        seconds=stage.clock.now - START,
+        seen=stage.seen,
+        events=tuple(stage.story.events) if promise else (),
+    )
+
+
+def set_up(schedule: Schedule) -> Stage:
+    """
+    Return a cluster that is built from the schedule and in which nothing has happened yet.
+    """
+    rng = Random(f"run {schedule.seed}")
+    stage = Stage(
+        schedule=schedule,
+        clock=Clock(START),
+        rng=rng,
+        network=Network(schedule.trouble, rng),
+        truth=Truth(schedule.seed, tails=schedule.tail > 0),
+        disk=Disk(),
+    )
+    stage.groups = Groups(stage)
+    stage.invariants = Invariants(stage)
+    stage.auditor = Auditor(stage)
+    stage.story = SharedStory(tells_all=not schedule.seed % REPLAYED)
+    stage.outside = Outside(stage)
+    stage.mishaps = Mishaps(stage, schedule)
+    if schedule.resume:
+        stage.disk.whole[EARLIER] = {
+            **{name: stage.truth.value(schedule.resume, name) for name in schedule.groups()},
+            **{f"private-{rank}": schedule.resume for rank in range(schedule.world)},
+        }
+    for number, ranks in schedule.placement().items():
+        node = stage.nodes[number] = Node(stage, number, ranks, spare=schedule.spare(number))
+        if not any((m.what, m.target) == ("come", number) for m in schedule.mishaps):
+            stage.clock.after(stage.takes(0.0, 0.1), node.start)
+    start_controller(stage)
+    for _ in range(schedule.standbys):
+        start_controller(stage, stands_by=True)
+    return stage
+
+
+def until_over(stage: Stage) -> None:
+    """
+    Run events until the job is over and no node has work left, or until `FAREWELL` seconds after
+    the end of the job. Raises `Broken` when an invariant does not hold.
+    """
+    clock, ends = stage.clock, stage.invariants.ends
+    while stage.over is None and clock.tick():
+        if not clock.happened % 64:
+            ends()
+    last = clock.now + FAREWELL
+    while (
+        clock.now < last
+        and any(node.alive and node.started for node in stage.nodes.values())
+        and clock.tick()
+    ):
+        pass
+    if stage.over is None:
+        raise Broken("every incident ends", "nothing happens any more, and the job is not over")
+    stage.invariants.nothing_left()
+    differs = stage.story.differs(stage.schedule)
+    if differs:
+        raise Broken("a story replays alike", differs)
+
+
+def _where(error: BaseException) -> str:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = "" if frame is None else f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
+    return f"{type(error).__name__}: {error} at {place}"
+
+
+def total(outcomes: list[Outcome]) -> Seen:
+    """
+    Return the sum of the `seen` counts of several runs.
+    """
+    seen: Seen = Counter()
+    for outcome in outcomes:
+        seen.update(outcome.seen)
+    return seen

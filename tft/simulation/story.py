@@ -1,0 +1,101 @@
+"""
+The story that all controllers of a simulated cluster share. Only the leader writes the story. A
+controller that was superseded by another one does not.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tft.core.job.commands import Command
+from tft.core.job.events import Event, Led
+from tft.replay.judging import replayed
+from tft.replay.recording import (
+    Opened,
+    Story,
+    event_line,
+    fingerprint,
+    numbered,
+    opened_line,
+)
+from tft.simulation.schedule import Schedule
+from tft.simulation.stage import START
+
+EARLIER = "/run/checkpoints/earlier"
+"""The checkpoint from which a resumed job starts."""
+
+
+class SharedStory:
+    """
+    A story with compare-and-set: an entry is taken only from the newest epoch, and each epoch
+    begins once.
+    """
+
+    def __init__(self, *, tells_all: bool = False) -> None:
+        self.events: list[Event] = []
+        self.then: list[str] | None = [] if tells_all else None
+        """Fingerprints of the commands after each event. None when nobody will look at them."""
+        self.epoch = 0
+
+    def append(self, event: Event, epoch: int) -> bool:
+        """
+        Append an event. Return False, and write nothing, when another controller has taken over.
+        """
+        newer = isinstance(event, Led) and epoch > self.epoch
+        if not newer and (epoch != self.epoch or isinstance(event, Led)):
+            return False
+        self.epoch = epoch
+        self.events.append(event)
+        return True
+
+    def judged(self, commands: Sequence[Command]) -> None:
+        """
+        Record the commands that followed the last event.
+        """
+        if self.then is not None:
+            self.then.append(fingerprint(commands))
+
+    def differs(self, schedule: Schedule) -> str:
+        """
+        Write the story down, read it and judge it once more. Return the events whose commands
+        differ, or the failure of the replay. Return an empty text when nothing differs.
+        """
+        if self.then is None:
+            return ""
+        told = zip(self.events, self.then, strict=True)
+        lines = [opened_line(opened(schedule)), *(event_line(event, then) for event, then in told)]
+        replay = replayed("\n".join(numbered(line, n) for n, line in enumerate(lines, start=1)))
+        return replay.failure or "; ".join(str(turn.told.event) for turn in replay.differences)
+
+
+def opened(schedule: Schedule) -> Opened:
+    """
+    Return the entry with which the job of a schedule begins.
+    """
+    return Opened(
+        job="simulated",
+        run="1",
+        world=schedule.world,
+        policy=schedule.policy,
+        checkpoints="/run/checkpoints",
+        resume=(EARLIER, schedule.resume) if schedule.resume else None,
+        first_incident=1,
+        at=START,
+    )
+
+
+def write_story(path: Path, schedule: Schedule, events: Sequence[Event]) -> None:
+    """
+    Write the events to `path` as a controller would.
+    """
+    path.unlink(missing_ok=True)
+    beginning = opened(schedule)
+    machine = beginning.machine()
+    with Story(path) as story:
+        story.opened(beginning)
+        for event in events:
+            try:
+                commands = machine.handle(event)
+            except Exception:
+                story.event(event, None)
+                raise
+            story.event(event, commands)

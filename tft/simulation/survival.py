@@ -1,0 +1,118 @@
+"""
+Faults that a job has to survive: a single one, where some rank has the state that is needed.
+"""
+
+from typing import TYPE_CHECKING
+
+from tft.core.job.commands import JobOver
+from tft.core.job.events import Received
+from tft.core.job.transitions import SETTLED
+from tft.protocol.messages import NodeJoined, NodeLost, StoreOpened
+from tft.simulation.schedule import Mishap, Schedule
+
+if TYPE_CHECKING:
+    from tft.simulation.stage import Stage
+
+SHORT = 2.0
+"""Seconds of silence after which no party is given up yet."""
+ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network", "context")
+NOBODY = ("impostor", "controller", "deposed", "late", "slow")
+NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "numeric")
+
+
+def lost_needlessly(stage: "Stage", over: JobOver) -> str:
+    """
+    Return why a job that has ended should have gone on. Return an empty text when it could not go
+    on, or has done all its steps.
+    """
+    faults = stage.mishaps.faults
+    if over.result == "completed" or len(faults) != 1 or _asked_for(stage):
+        return ""
+    if over.why.endswith("before any rank had joined the job"):  # perhaps no rank ever joins
+        before = [
+            n for (at, kind), n in stage.seen.items() if kind == "Joined" and at not in SETTLED
+        ]
+        return "somebody had" if before else ""
+    if over.why.startswith("all steps are done"):  # the script may do more then
+        return "they were not" if stage.invariants.short() else ""
+    return over.why if _survivable(stage, faults[0]) else ""
+
+
+def _asked_for(stage: "Stage") -> bool:
+    """
+    Return whether somebody wanted the end of the job, or ruled out a way to prevent it.
+    """
+    happened = stage.mishaps.happened
+    return (
+        stage.mishaps.harm.meddled
+        or any(m.what == "request" for m in happened)
+        or any(m.what == "pause" and m.kind in ("isolate", "end") for m in happened)
+    )
+
+
+def _survivable(stage: "Stage", fault: Mishap) -> bool:
+    schedule = stage.schedule
+    twice = min(len(ranks) for ranks in schedule.groups().values()) >= 2
+    able = {"retry", "recover"} <= schedule.policy.enable
+    match fault.what:
+        case "broker" | "partition" if fault.lasting <= SHORT:
+            return able and twice
+        case "node" | "partition":
+            known = _known(stage, fault.target)
+            return able and fault.target in known and _elsewhere(schedule, fault.target, known)
+        case "store":
+            return able and twice and not _heard_late(stage, fault.target)
+        case "fail":
+            return able and twice and fault.lasting <= SHORT  # else it fails again and again
+        case "notice":
+            spread = fault.kind in ("numeric", "corruption") and fault.lasting > 1
+            return able and twice and fault.kind in NOTICED and not spread
+        case what:
+            return able and twice and what in (*ONE_RANK, *NOBODY)
+
+
+def _known(stage: "Stage", node: int) -> set[int]:
+    """
+    Return the nodes that had reported to the controllers before `node` was lost. It is unknown
+    whether a node that comes later will come at all: a job that has no place for a rank by then
+    does not wait.
+    """
+    known: set[int] = set()
+    agent = 0
+    for event in stage.story.events:
+        report = event.message if isinstance(event, Received) else None
+        if isinstance(report, NodeLost) and report.node == node:
+            break
+        if isinstance(report, NodeJoined):
+            if report.node == node and node in known and report.pid != agent:
+                break  # another agent than before: the node was lost without a report
+            agent = report.pid if report.node == node else agent
+            known.add(report.node)
+    return known
+
+
+def _elsewhere(schedule: Schedule, node: int, known: set[int]) -> bool:
+    """
+    Return whether other known nodes hold the state of a lost node and have room for its ranks, and
+    whether those ranks can start anew.
+    """
+    gone = set(schedule.placement()[node])
+    room = sum(schedule.spare(n) for n in schedule.placement() if n in known - {node})
+    held = all(set(ranks) - gone for ranks in schedule.groups().values())
+    return held and room >= len(gone) and schedule.derives and schedule.nodes > 1
+
+
+def _heard_late(stage: "Stage", target: int) -> bool:
+    """
+    Return whether the address of a node's new store was heard of late, or not at all for as long.
+    Reports are taken in the order in which they were sent, so earlier reports delayed this one.
+    """
+    node = stage.nodes[target % stage.schedule.nodes]
+    heard = [
+        event.at
+        for event in stage.story.events
+        if isinstance(event, Received)
+        and isinstance(event.message, StoreOpened)
+        and (event.message.host, event.message.port) == node.store
+    ]
+    return min(heard, default=stage.clock.now) - node.opened > SHORT

@@ -1,0 +1,80 @@
+"""
+What an adaptor or a plugin imports, with `tft` and `tft.errors`: marks and specifications of hooks,
+their types, and what adaptors share. Programs that start ranks import `tft.spi.launcher` too.
+"""
+
+from tft.clock import Clock, SystemClock
+from tft.files import sync, write_whole
+from tft.keys import share_keys
+from tft.protocol.codec import pack, unpack
+from tft.protocol.messages import (
+    FaultKind,
+    Noticed,
+    OrderName,
+    OutsideReport,
+    PauseRequested,
+    ResumeRequested,
+    ShardCopies,
+    StopRequested,
+    SwitchRequested,
+    Verdict,
+)
+from tft.spi.adaptor import AdaptorSpecs
+from tft.spi.digests import digest_parts
+from tft.spi.markers import hookimpl, hookspec
+from tft.spi.plugin import PluginSpecs
+from tft.spi.state import StateHooks, TrainingState, part_digests
+from tft.spi.types import (
+    Advice,
+    Buffer,
+    CheckResult,
+    DeviceFault,
+    Diagnosis,
+    FaultView,
+    IncidentView,
+    LauncherStore,
+    Made,
+    OfferView,
+    SessionView,
+    ShardPayload,
+)
+
+__all__ = [
+    "AdaptorSpecs",
+    "Advice",
+    "Buffer",
+    "CheckResult",
+    "Clock",
+    "DeviceFault",
+    "Diagnosis",
+    "FaultKind",
+    "FaultView",
+    "IncidentView",
+    "LauncherStore",
+    "Made",
+    "Noticed",
+    "OfferView",
+    "OrderName",
+    "OutsideReport",
+    "PauseRequested",
+    "PluginSpecs",
+    "ResumeRequested",
+    "SessionView",
+    "ShardCopies",
+    "ShardPayload",
+    "StateHooks",
+    "StopRequested",
+    "SwitchRequested",
+    "SystemClock",
+    "TrainingState",
+    "Verdict",
+    "digest_parts",
+    "hookimpl",
+    "hookspec",
+    "pack",
+    "part_digests",
+    "share_keys",
+    "sync",
+    "unpack",
+    "write_whole",
+]

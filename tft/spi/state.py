@@ -1,0 +1,136 @@
+"""
+Hooks for adaptors that keep the training state of this process as one object.
+
+Each hook only calls the method of that object with the same name.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
+
+from tft.errors import UsageError
+from tft.protocol.messages import ShardCopies
+from tft.spi.digests import digest_parts
+from tft.spi.markers import hookimpl
+from tft.spi.types import Buffer, ShardPayload
+
+_NONE: Mapping[str, bool] = MappingProxyType({})
+
+
+def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict[str, str]:
+    """
+    Return the digests of a shard by part (XXH3-128, hexadecimal), to be compared between ranks.
+
+    `description` is the digest of `payload.meta`. Buffers whose names are equal up to the first
+    point form one part. A buffer named in `own` is a part by itself. If its value in `own` is True,
+    its digest is empty: its content belongs to this rank alone.
+    """
+    found = digest_parts(
+        {"description": payload.meta},
+        (
+            (each.name if each.name in own else each.name.partition(".")[0], each.name, each.view)
+            for each in payload.buffers
+        ),
+    )
+    return {part: "" if own.get(part) else digest for part, digest in found.items()}
+
+
+class TrainingState(Protocol):
+    """
+    The methods of a training state. Each one serves the hook of the same name.
+
+    `tft.spi.adaptor.AdaptorSpecs` specifies them.
+    """
+
+    def shards(self, rank: int, world: int) -> Sequence[ShardCopies]: ...
+
+    def capture(self, *, closing: bool) -> bytes: ...
+
+    def rollback(self, private: bytes) -> None: ...
+
+    def skip(self, batches: int) -> None: ...
+
+    def give(self, shard: str) -> ShardPayload: ...
+
+    def take(self, shard: str, meta: bytes) -> Sequence[Buffer]: ...
+
+    def taken(self, shard: str, meta: bytes) -> None: ...
+
+    def compare(self, shard: str) -> Mapping[str, str]: ...
+
+    def generators(self) -> Mapping[str, str]: ...
+
+    def digests(self) -> Mapping[str, str]: ...
+
+    def clear(self) -> None: ...
+
+    def rebuild(self) -> Any: ...  # Any: the framework's own
+
+
+State = TypeVar("State", bound=TrainingState)
+
+
+class StateHooks(Generic[State]):
+    """
+    The hooks. An adaptor's module assigns those that it wants: `tft_shards = hooks.tft_shards`.
+    """
+
+    def __init__(self, hands_over: str = "session.adopt") -> None:
+        """
+        `hands_over` names the call with which a script hands over its state, for error messages.
+        """
+        self._hands_over = hands_over
+        self.adopted: State | None = None
+        """The training state; set by the adaptor's own `tft_adopt`, None before."""
+
+    def state(self) -> State:
+        """
+        Return the training state. Raises `UsageError` if none was handed over.
+        """
+        if self.adopted is None:
+            raise UsageError(f"there is no training state yet: call {self._hands_over} first")
+        return self.adopted
+
+    @hookimpl
+    def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
+        return self.state().shards(rank, world)
+
+    @hookimpl
+    def tft_capture(self, closing: bool) -> bytes:
+        return self.state().capture(closing=closing)
+
+    @hookimpl
+    def tft_rollback(self, private: bytes) -> None:
+        self.state().rollback(private)
+
+    @hookimpl
+    def tft_skip(self, batches: int) -> None:
+        self.state().skip(batches)
+
+    @hookimpl
+    def tft_give(self, shard: str) -> ShardPayload:
+        return self.state().give(shard)
+
+    @hookimpl
+    def tft_take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        return self.state().take(shard, meta)
+
+    @hookimpl
+    def tft_taken(self, shard: str, meta: bytes) -> None:
+        self.state().taken(shard, meta)
+
+    @hookimpl
+    def tft_compare(self, shard: str) -> Mapping[str, str]:
+        return self.state().compare(shard)
+
+    @hookimpl
+    def tft_generators(self) -> Mapping[str, str]:
+        return self.state().generators()
+
+    @hookimpl
+    def tft_digests(self) -> Mapping[str, str]:
+        return self.state().digests()
+
+    @hookimpl
+    def tft_rebuild(self) -> Any:  # Any: the framework's own
+        return self.state().rebuild()

@@ -1,0 +1,236 @@
+"""
+The types that hooks take and return: payloads of shards, and views of incidents and sessions.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from tft.errors import UsageError
+from tft.protocol.messages import FaultKind, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """
+    One named piece of the memory of a shard: contiguous bytes, without a copy where possible.
+    """
+
+    name: str
+    view: memoryview
+    """The bytes: a flat view of format `B`. Writable if the buffer comes from `tft_take`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """
+    The objects that a user's factory (`session.adopt(make=...)`) makes over the process groups.
+
+    This object is `session.model` until the process groups are lost.
+    """
+
+    model: Any  # Any: the framework's own types
+    optimizer: Any
+    scheduler: Any = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Other objects with a state that tft keeps, by name, such as a moving average."""
+    more: Any = None
+    """Anything else that training needs from these groups, such as a pipeline schedule. tft keeps
+    no state of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPayload:
+    """
+    A shard in the form in which it is moved: `meta` is sent first, then the buffers.
+    """
+
+    meta: bytes
+    """What the receiver must know before it can take the buffers, and all state that is not in
+    tensors."""
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """
+    The result of a check on one rank.
+
+    Raises `UsageError` if the verdict is unknown or the finding is not a text.
+    """
+
+    verdict: Verdict
+    """`pass`: go on; `isolate`: take this rank's node out of the job; `end`: end the job."""
+    finding: str = ""
+    """The reason for a verdict that is not `pass`: a sentence on which an operator can act."""
+
+    def __post_init__(self) -> None:
+        if self.verdict not in get_args(Verdict) or not isinstance(self.finding, str):
+            raise UsageError(
+                f"a check says {self.verdict!r} and {self.finding!r}: its verdict is one of "
+                f"{', '.join(get_args(Verdict))}, its finding a text"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFault:
+    """
+    One line of the table of device faults: the text of an error, and the fault that it means.
+
+    Raises `UsageError` if the kind is unknown or `words` is not a regular expression.
+    """
+
+    words: str
+    """A regular expression, searched in the message of a `RuntimeError`."""
+    kind: FaultKind | None
+    """The kind of fault. None: a bug of the user, or a request for more memory than there is."""
+    context_lost: bool = False
+    """The device accepts no more work from this process: another process must replace it."""
+    source: str = ""
+    """The documentation or source code that says so."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (None, *get_args(FaultKind)):
+            kinds = ", ".join(get_args(FaultKind))
+            raise UsageError(f"a device fault is of kind {self.kind!r}, which is none of: {kinds}")
+        try:
+            re.compile(self.words)
+        except re.error as error:
+            raise UsageError(
+                f"the words of a device fault, {self.words!r}, are no regular expression: {error}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """
+    The meaning of an exception, for cases in which the kind of fault is not enough.
+    """
+
+    kind: FaultKind
+    polluted: bool = False
+    """The last update may have spread wrong numbers: no copy of that step is sound, on any rank."""
+    not_after: int | None = None
+    """The last sound step, if it is known: no copy of a later step is sound. None: not known."""
+    context_lost: bool = False
+    """The device accepts no more work from this process: another process must replace it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultView:
+    """
+    One fault of an incident.
+    """
+
+    kind: FaultKind
+    rank: int | None
+    """The rank at fault; None if no single rank could be identified."""
+    step: int
+    """The step that was being computed."""
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferView:
+    """
+    A strategy, with the reasons for and against it.
+    """
+
+    strategy: str
+    why: str
+    """A sentence that says what the strategy would do."""
+    why_not: str | None
+    """The reason why the strategy cannot be used; None: it can be used."""
+    step: int | None
+    """The step to whose end all ranks would return. None: the step of a checkpoint that the ranks
+    find themselves."""
+    leaving: tuple[int, ...]
+    """For `scale_in`: the ranks that would leave the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentView:
+    """
+    An incident at the moment when all ranks have stopped and a strategy must be chosen.
+    """
+
+    number: int
+    round: int
+    faults: tuple[FaultView, ...]
+    offers: tuple[OfferView, ...]
+    """The strategies, in the order in which they would be tried."""
+    until: float
+    """The time at which the strategy is chosen without advice (CLOCK_MONOTONIC of the controller,
+    seconds)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """
+    The advice of a recovery plugin for one incident. All fields are optional.
+    """
+
+    strategy: str = ""
+    """The strategy to follow: an offered strategy, or the plugin's own name for a variant of
+    `base`."""
+    base: str = ""
+    """With a name of the plugin's own: the offered strategy of which it is a variant."""
+    not_after: int | None = None
+    """With a name of the plugin's own: return to this step or an earlier one."""
+    skip: int = 0
+    """With a name of the plugin's own: the number of batches to leave out after the rollback."""
+    replace: tuple[int, ...] = ()
+    """With a name of the plugin's own: ranks whose processes are replaced although they live."""
+    veto: tuple[str, ...] = ()
+    """Strategies that must not be used in this incident."""
+    wait: float = 0.0
+    """Seconds after which the plugin is asked again, before a strategy is chosen."""
+    why: str = ""
+    """The reason: a sentence for the operator."""
+
+
+class SessionView(Protocol):
+    """
+    The part of a worker's session that a plugin can read.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+
+    @property
+    def incarnation(self) -> int:
+        """The number of processes that held this rank before this one."""
+
+    @property
+    def world(self) -> int:
+        """World size."""
+
+    @property
+    def step(self) -> int:
+        """The step that is being computed, counted from 1."""
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether a function runs that is called after a step; `step` is then the next step."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory, in which this run keeps its records."""
+
+
+class LauncherStore(Protocol):
+    """
+    The store that a framework's own launcher serves for the processes it starts.
+    """
+
+    def keep(self, key: str, words: str) -> str:
+        """Store `words` under `key` if the key has no value yet. Return the stored value."""
+
+    def put(self, key: str, words: str) -> None:
+        """Store `words` under `key`, and overwrite an earlier value."""
+
+    def take(self, key: str) -> str:
+        """Wait for a value under `key`, remove it from the store, and return it."""

@@ -1,0 +1,187 @@
+"""
+One source of a fetch: the connection to the source, and the thread that receives its chunks.
+
+Every wait ends when the source is silent for too long or the fetch is over. Silence is counted in
+ticks and not with a clock, so that a stop of this process itself does not count as silence.
+"""
+
+import os
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from errno import EINPROGRESS
+from typing import TypeVar
+
+import structlog
+
+from tft.errors import MalformedMessage, TransferFailed
+from tft.protocol.messages import Source
+from tft.transfer.chunk_scheduler import Board
+from tft.transfer.tls import Tls, reader
+from tft.transfer.wire import (
+    FROM_SERVER,
+    Hello,
+    Offer,
+    Refusal,
+    Request,
+    frame,
+    read_frame,
+    receive_chunk,
+)
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+TICK = 0.02
+"""Seconds after which a waiting thread checks whether the fetch is over."""
+
+_ASKED = 2
+"""The number of chunks requested from a source at a time. The source sends one chunk while the
+request for the next one is on its way."""
+
+
+def bring(
+    source: Source, place: int, hello: Hello, board: Board, patience: float, tls: Tls | None
+) -> None:
+    """
+    Receive the chunks that the board assigns to this source, until no chunk is left. This is the
+    body of a thread. `place` is the place of the source in the board's list. When the source is
+    lost, the reason is recorded in the board.
+    """
+    why: str | None = "the thread that served it ended by an error of tft, see its traceback"
+    try:
+        with (
+            closing(_connect(source.address, board, patience)) as plain,
+            closing(_wrapped(plain, tls)) as connection,
+        ):
+            line = _Line(connection, board, patience)
+            line.shake_hands()
+            _converse(line, source, place, hello, board)
+        why = None
+    except (TransferFailed, MalformedMessage) as error:
+        why = str(error)
+    except EOFError:
+        why = "it ended the connection"
+    except ssl.SSLError as error:
+        why = f"TLS with it failed ({error.reason}): is its --curve the same?"
+    except OSError as error:
+        why = f"the connection broke: {error.strerror or error}"
+    finally:
+        if why is not None:
+            board.lose(place, why)
+
+
+class _Line:
+    """
+    A connection to a source.
+    """
+
+    def __init__(self, connection: socket.socket, board: Board, patience: float) -> None:
+        self._connection = connection
+        self._board = board
+        self._patience = patience
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(TICK)
+        self._read = reader(connection)
+
+    def shake_hands(self) -> None:
+        """
+        Do the TLS handshake when the connection uses TLS.
+        """
+        if isinstance(self._connection, ssl.SSLSocket):
+            self._patiently(self._connection.do_handshake)
+
+    def read(self, views: list[memoryview]) -> int:
+        """
+        Wait for bytes and put them into the views. Return the number of bytes; 0 means that the
+        source has closed the connection.
+        """
+        return self._patiently(lambda: self._read(views))
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        silent = 0.0
+        while not self._board.closed:
+            try:
+                return act()
+            except TimeoutError:
+                silent = _longer(silent, self._patience)
+        raise TransferFailed("the fetch is over")
+
+    def send(self, said: Hello | Request) -> None:
+        """
+        Send a message. A message is so short that it always fits into the socket's buffer.
+        """
+        self._connection.sendall(frame(said))
+
+
+def _converse(line: _Line, source: Source, place: int, hello: Hello, board: Board) -> None:
+    line.send(hello)
+    match read_frame(line.read, FROM_SERVER):
+        case Offer() as offer:
+            settled = board.offer(place, offer)
+        case Refusal(why=why):
+            raise TransferFailed(f"it refused: {why}")
+        case other:
+            raise MalformedMessage(f"it answered {other!r:.80} to a hello")
+    if settled is None:
+        return
+    key, room = settled
+    asked: deque[Request] = deque()
+    while True:
+        while len(asked) < _ASKED and (chunk := board.pick(place, wait=not asked)) is not None:
+            line.send(chunk)
+            asked.append(chunk)
+        if not asked:
+            return
+        chunk = asked.popleft()
+        if receive_chunk(room, chunk, key, line.read):
+            board.came(place, chunk)
+            continue
+        log.warning("chunk_damaged", shard=hello.shard, source=source.rank, offset=chunk.offset)
+        if not board.spoilt(place, chunk):
+            raise TransferFailed("it repeatedly sent bytes that do not match their digest")
+
+
+def _wrapped(connection: socket.socket, tls: Tls | None) -> socket.socket:
+    if tls is None:
+        return connection
+    return tls.fetching.wrap_socket(connection, do_handshake_on_connect=False)
+
+
+def _connect(address: str, board: Board, patience: float) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise TransferFailed(f"its address {address!r} is not HOST:PORT")
+    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)  # so that the end of the fetch also ends this wait
+        _refused(connection.connect_ex(target), EINPROGRESS)
+        poll = select.poll()
+        poll.register(connection, select.POLLOUT)
+        silent = 0.0
+        while not poll.poll(TICK * 1000):
+            silent = _longer(silent, patience)
+            if board.closed:
+                raise TransferFailed("the fetch is over")
+        _refused(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _refused(error: int, *welcome: int) -> None:
+    if error not in (0, *welcome):
+        raise OSError(error, os.strerror(error))
+
+
+def _longer(silent: float, patience: float) -> float:
+    silent += TICK
+    if silent >= patience:
+        raise TransferFailed(f"nothing came from it for {patience} s: it hangs, or is cut off")
+    return silent

@@ -1,0 +1,66 @@
+"""
+The start of a rank's process that another program has started for an agent (`tft.spi.launcher`).
+
+No code of tft ran in this process before `tft.init`. So `tft.init` first does the work that
+`tft.worker.launch` does in other processes.
+"""
+
+import os
+import signal
+
+from tft.config import (
+    descriptor_paths,
+    descriptor_variables,
+    set_environment,
+    stands_aside,
+    take_parent,
+)
+from tft.errors import UsageError
+from tft.parent_death import die_with
+from tft.worker.launch import prepare
+
+
+def take_up() -> None:
+    """
+    Prepare the process of a rank. In other processes, do nothing.
+
+    Make the process die with the program that started it. Open the page and the file for its last
+    words (the stacks that it writes before it ends); the process could not inherit these files.
+    Raises `UsageError` if one of the files cannot be opened.
+    """
+    paths = descriptor_paths()
+    if paths is None:
+        return
+    _tie()
+    try:
+        page, words = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths)
+    except OSError as error:
+        raise UsageError(
+            f"the page of this rank should be at {error.filename}, which cannot be opened "
+            f"({error.strerror}): has the agent that this process was started for ended?"
+        ) from None
+    set_environment(descriptor_variables(page=page, words=words))
+    prepare()
+
+
+def stand_aside() -> None:
+    """
+    Wait for ever in a process that is part of a job and holds no rank. Else do nothing.
+    """
+    if not stands_aside():
+        return
+    _tie()
+    while True:
+        signal.pause()
+
+
+def _tie() -> None:
+    """
+    Make this process die with the program that started it.
+
+    If the program has started it through another process, such as a shell, this is left to the
+    reaper. The reaper ends all processes that carry its mark.
+    """
+    parent = take_parent()
+    if parent is not None and parent == os.getppid():
+        die_with(parent)

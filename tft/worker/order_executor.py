@@ -1,0 +1,451 @@
+"""
+The order executor of a worker.
+
+It carries out each order of an incident with the adaptor's hooks, on the training thread.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol, assert_never
+
+import pluggy
+import structlog
+
+from tft import checkpoint
+from tft.checkpoint import CheckpointStore
+from tft.clock import SystemClock
+from tft.errors import OrderRefused
+from tft.page import Page
+from tft.protocol.messages import (
+    ORDER_NAMES,
+    Check,
+    Commit,
+    Compare,
+    Complete,
+    End,
+    Fetch,
+    Freeze,
+    Hold,
+    Load,
+    RankOrder,
+    Rebuild,
+    Regroup,
+    Release,
+    Reload,
+    Restore,
+    Resume,
+    Rollback,
+    Save,
+    SavedFile,
+    Stop,
+    Verdict,
+)
+from tft.spi.state import part_digests
+from tft.spi.types import Buffer, CheckResult, ShardPayload
+from tft.transfer.client import fetch
+from tft.transfer.tls import Tls
+from tft.worker.saving import Saving
+from tft.worker.step_gate import Gate
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """
+    The result of an order: the fields of the answer to the controller.
+    """
+
+    files: tuple[SavedFile, ...] = ()
+    verdict: Verdict = "pass"
+    finding: str = ""
+    private: dict[int, str] = field(default_factory=dict)
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    compared: float = 0.0
+    """Seconds that the computation of the digests took."""
+    line: str = ""
+    odd: dict[int, str] = field(default_factory=dict)
+
+
+class State(Protocol):
+    """
+    The part of the session that `Hands` reads and writes.
+    """
+
+    model: object
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+
+    @property
+    def world(self) -> int:
+        """World size."""
+
+    @property
+    def job(self) -> str:
+        """The job's name, which is also the key of its transfer ports."""
+
+    @property
+    def tls(self) -> Tls | None:
+        """The TLS settings of shard transfers; None: transfers are not encrypted."""
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """The store in which this run keeps its checkpoints."""
+
+    @property
+    def adaptor(self) -> str:
+        """The adaptor's name."""
+
+
+class Hands:
+    """
+    Carries out the orders of one rank. `check` runs the check of a given name.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        gate: Gate,
+        hook: pluggy.HookRelay,
+        page: Page,
+        saving: Saving,
+        check: Callable[[str], CheckResult | None],
+    ) -> None:
+        self._state = state
+        self._gate = gate
+        self._hook = hook
+        self._page = page
+        self._saving = saving
+        self._check = check
+        self._interrupted: tuple[int, bytes] = (-1, b"")
+        self._line = ""
+        """The line (FILE:LINE) in the tail of a step at which the loop was left."""
+        self._stopped_for: int | None = None
+        """The incident for which the loop was left; None until it is known."""
+        self._fetching: frozenset[str] = frozenset()
+        """The shards that this rank is fetching: it does not give them to other ranks."""
+        self._promised: int | None = None
+        """The step whose state `tft_rebuild` must bring; None: no shard is missing."""
+
+    def interrupted(self, step: int, private: bytes, line: str) -> None:
+        """
+        Note that the loop was left in the middle of `step`, with this rank-local state.
+
+        If the all-reduces of this rank were interrupted while other ranks completed theirs, this
+        state is also that of the end of `step`. `line` is where the loop was left (FILE:LINE), for
+        a loop that was left in the tail of the step before.
+        """
+        self._interrupted, self._stopped_for = (step, private), None
+        self._line = line
+
+    def carry_out(self, order: RankOrder) -> Work:
+        """
+        Carry out an order and return the result. Raises an exception if the order fails.
+        """
+        match order:
+            case Stop():
+                # the last reference to the old wrapper outside the adaptor: if this were freed
+                # later, its process group would be torn down next to the new one
+                self._state.model = None
+                if self._stopped_for is None:
+                    self._stopped_for = order.incident
+                self._promised = None
+                self._hook.tft_clear()
+                return Work(line=self._line if self._gate.in_tail else "")
+            case Compare():
+                return self._compared()
+            case Load():
+                self._load(order)
+            case Fetch():
+                odd = self._fetch(order)
+                return replace(self._compared(), odd=odd)
+            case Restore():
+                self._restore(order)
+                return self._compared()
+            case Regroup():
+                self._regroup(order)
+            case Reload():
+                self._reload(order)
+                return self._compared()
+            case Rebuild():
+                self._state.model = self._hook.tft_rebuild()
+                if self._promised is not None:
+                    self._hold(self._promised)
+                    self._promised = None
+            case Rollback():
+                self._rollback(order)
+            case Check():
+                return self._checked(order)
+            case Save():
+                return Work(files=self._save(order))
+            case Commit():
+                self._commit(order)
+            case Freeze() | Hold() | Release() | Resume() | Complete() | End():
+                raise OrderRefused(f"{ORDER_NAMES[type(order)]} is no work for the training thread")
+            case _:
+                assert_never(order)
+        return Work()
+
+    def _compared(self) -> Work:
+        """
+        Return the digests of the state that this rank holds, to be compared with other ranks.
+
+        There are no digests if this rank cannot read its state. Then this rank is not asked for a
+        copy of its state either.
+        """
+        step, began = self._gate.held(), SystemClock().now()
+        digests: dict[str, dict[str, str]] = {}
+        try:
+            digests = {} if step is None else self.digests()
+        except Exception:
+            log.warning("state_not_compared", step=step, exc_info=True)
+            digests = {}
+        seconds = SystemClock().now() - began if digests else 0.0
+        return Work(digests=digests, compared=seconds)
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """
+        Return digests of the present state, by shard and part. The state must be whole.
+        """
+        shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
+        return {each.shard: dict(self._parts(each.shard, self._gate.held())) for each in shards}
+
+    def _parts(self, shard: str, step: int | None) -> Mapping[str, str]:
+        if self._hook.tft_compare.get_hookimpls():
+            parts: Mapping[str, str] = self._hook.tft_compare(shard=shard)
+            return parts
+        return part_digests(self._hook.tft_give(shard=shard, step=step))
+
+    def give(self, shard: str, step: int) -> ShardPayload:
+        """
+        Return a shard at the end of `step` for another rank (on a transfer thread).
+
+        Raises `OrderRefused` if this rank has neither that state nor a copy of it, or if it is
+        fetching the shard itself.
+        """
+        held, backups = self._gate.held(), self._gate.backups()
+        if step != held and step not in backups:
+            raise OrderRefused(
+                f"rank {self._state.rank} holds step {held}, and copies of steps {list(backups)}, "
+                f"but not step {step}, of shard {shard!r}"
+            )
+        if shard in self._fetching:
+            raise OrderRefused(f"rank {self._state.rank} fetches shard {shard!r} itself")
+        payload: ShardPayload = self._hook.tft_give(shard=shard, step=step)
+        return payload
+
+    def _restore(self, order: Restore) -> None:
+        if order.step not in self._gate.backups():
+            raise OrderRefused(f"rank {self._state.rank} keeps no copy of step {order.step}")
+        self._gate.tear()
+        self._hook.tft_restore(step=order.step)
+        self._hold(order.step)
+
+    def _regroup(self, order: Regroup) -> None:
+        if order.without and "scale_in" not in self._hook.tft_strategies():
+            raise OrderRefused(
+                f"the adaptor {self._state.adaptor!r} cannot form groups without ranks "
+                f"{list(order.without)} of the job"
+            )
+        members = [rank for rank in range(self._state.world) if rank not in order.without]
+        self._hook.tft_regroup(
+            name=order.name,
+            host=order.host,
+            port=order.port,
+            rank=members.index(self._state.rank),
+            world=len(members),
+        )
+
+    def left_to_save(self) -> Work:
+        """
+        Return this rank's captures of its rank-local state, for another rank to write.
+
+        Called when this rank could not save. No other rank has this state.
+        """
+        kept = self._page.private()
+        return Work(private={step: captured.hex() for step, captured in kept.items()})
+
+    def _rollback(self, order: Rollback) -> None:
+        private = self._private(order)
+        self._hold(order.step)  # the tail of that step is over, even if the loop did not end it
+        self._page.forget_after(order.step)
+        self._saving.give_up(self._state.checkpoints, order.step)
+        self._hook.tft_rollback(private=private)
+        if order.skip:
+            if not self._hook.tft_skip.get_hookimpls():
+                raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot leave batches out")
+            # not captured: a repeated rollback returns to the state before this, and skips again
+            self._hook.tft_skip(batches=order.skip)
+
+    def _checked(self, order: Check) -> Work:
+        result = self._check(order.name)
+        if result is None:
+            raise OrderRefused(f"no plugin knows a check {order.name!r}")
+        return Work(verdict=result.verdict, finding=result.finding)
+
+    def _fetch(self, order: Fetch) -> dict[int, str]:
+        """
+        Fetch shards from other ranks. Returns the sources that were left out, with the reason.
+        """
+        shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
+        fetched = frozenset(transfer.shard for transfer in order.transfers)
+        if self._gate.held() != order.step or {each.shard for each in shards} <= fetched:
+            self._gate.tear()
+        # else not torn: other ranks may fetch the remaining shards, which only this rank may hold
+        self._fetching = fetched
+        try:
+            return self._fetch_all(order)
+        except BaseException:
+            self._gate.tear()
+            raise
+        finally:
+            self._fetching = frozenset()
+
+    def _fetch_all(self, order: Fetch) -> dict[int, str]:
+        promised: list[str] = []
+        odd: dict[int, str] = {}
+        for transfer in order.transfers:
+            odd |= fetch(
+                transfer,
+                order.step,
+                job=self._state.job,
+                rank=self._state.rank,
+                take=partial(self._hook_take, transfer.shard),
+                taken=partial(self._hook_taken, transfer.shard, promised),
+                abandoned=self._gate.abandoned,
+                tls=self._state.tls,
+            )
+        if promised:  # not whole before `tft_rebuild`: a fault until then must find no copy here
+            self._promised = order.step
+        else:
+            self._hold(order.step)
+        return odd
+
+    def _hook_take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
+        buffers: Sequence[Buffer] = self._hook.tft_take(shard=shard, meta=meta)
+        return buffers
+
+    def _hook_taken(self, shard: str, promised: list[str], meta: bytes) -> None:
+        if self._hook.tft_taken(shard=shard, meta=meta):
+            promised.append(shard)
+
+    def _load(self, order: Load) -> None:
+        self._gate.tear()
+        directory = Path(order.directory)
+        copies = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
+        shards = [each.shard for each in copies]
+        self._saving.load(directory, shards, self._state.rank, order.step)
+        if (
+            directory.parent == self._state.checkpoints.directory
+        ):  # later checkpoints have been set aside, or will be
+            self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
+        private = checkpoint.read_private(directory, self._state.rank)
+        self._page.capture(order.step, private, True)
+        self._hold(order.step)
+
+    def _reload(self, order: Reload) -> None:
+        """
+        Let the program load a checkpoint that it keeps itself, and capture the rank-local state.
+
+        Raises `OrderRefused` if the adaptor knows of no such checkpoint, or if the loaded
+        checkpoint has no valid step.
+        """
+        reload = self._hook.tft_reload()
+        if reload is None:
+            raise OrderRefused(f"the adaptor {self._state.adaptor!r} knows of no such checkpoint")
+        self._gate.tear()
+        step = reload(order.not_after)
+        if not isinstance(step, int) or step < 0:
+            raise OrderRefused(
+                f"a checkpoint was loaded that is said to be of step {step!r}: that is no step"
+            )
+        self._page.capture(step, self._hook.tft_capture(closing=False), True)
+        self._hold(step)
+
+    def _hold(self, step: int) -> None:
+        self._gate.hold(step)
+        self._page.move(step, False, SystemClock().now())
+
+    def _private(self, order: Rollback | Save) -> bytes:
+        """
+        Return the rank-local state at the end of the order's step.
+
+        It was captured by this process or by the process before. The state at the moment when the
+        loop was left counts for that incident only: later, other ranks may have completed the step
+        without this rank. Raises `OrderRefused` if there is no state of that step.
+        """
+        step = order.step
+        if isinstance(order, Rollback) and self._state.rank in order.derive:
+            return self._derived(step)
+        captured = self._page.private().get(step)
+        if captured is not None:
+            return captured
+        if step == self._interrupted[0] and order.incident == self._stopped_for:
+            if isinstance(order, Rollback):  # this rank continues from that state with the others
+                self._page.capture(step, self._interrupted[1], True)
+            return self._interrupted[1]
+        if step == 0:  # nothing was captured yet: the state that the script has set up is the one
+            fresh: bytes = self._hook.tft_capture(closing=False)
+            self._page.capture(0, fresh, True)
+            return fresh
+        if isinstance(order, Rollback) and self._state.rank in order.private:
+            sent = bytes.fromhex(order.private[self._state.rank])
+            self._page.capture(step, sent, True)
+            return sent
+        raise OrderRefused(
+            f"rank {self._state.rank} has no RNG and data position of step {step}: it kept those "
+            f"of steps {sorted(self._page.private())}"
+        )
+
+    def _derived(self, step: int) -> bytes:
+        """
+        Make the rank-local state of `step` anew, and return it.
+
+        The captured state is lost, or the other ranks have gone on without this rank since then.
+        Raises `OrderRefused` if the adaptor cannot make it anew.
+        """
+        if not self._hook.tft_derive.get_hookimpls():
+            raise OrderRefused(
+                f"the adaptor {self._state.adaptor!r} cannot make an RNG and data position anew"
+            )
+        derived: bytes = self._hook.tft_derive(step=step)
+        self._page.capture(step, derived, True)
+        return derived
+
+    def _save(self, order: Save) -> tuple[SavedFile, ...]:
+        directory = checkpoint.partial(Path(order.directory))
+        directory.mkdir(parents=True, exist_ok=True)
+        if not order.copies:  # earlier copies of this rank may be what has filled the disk
+            shutil.rmtree(checkpoint.copy_of(directory, self._state.rank), ignore_errors=True)
+        save = partial(self._saving.save, step=order.step, shards=order.shards, attempt=order.round)
+        files = [
+            checkpoint.digest_file(directory, name)
+            for shard in order.shards
+            for name in save(directory, shard)
+        ]
+        copies = [
+            checkpoint.digest_file(directory, name)
+            for shard in order.copies
+            for name in self._saving.copy(directory, shard, order.step, self._state.rank)
+        ]
+        files += copies
+        own = self._private(order)
+        files.append(checkpoint.write_private(directory, self._state.rank, own))
+        for rank, private in order.private.items():
+            files.append(checkpoint.write_private(directory, rank, bytes.fromhex(private)))
+        return tuple(files)
+
+    def _commit(self, order: Commit) -> None:
+        final = Path(order.directory)
+        partial = checkpoint.partial(final)
+        there = partial if partial.exists() else final  # `final`: a repeated order, done before
+        manifest = self._saving.join(
+            there, order.files,
+            step=order.step, world=self._state.world, adaptor=self._state.adaptor,
+        )  # fmt: skip
+        self._saving.commit(partial, final, manifest)

@@ -1,0 +1,31 @@
+"""
+The shards that a rank holds, and the other holders of these shards.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tft.core.plan.topology import Topology
+from tft.placement.layout import report_lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """
+    The shards of one rank.
+
+    As text: the holders of those of its shards that have the fewest copies, in the form of MindIO's
+    log (`rank:4, report group list: [0, 4]`).
+    """
+
+    rank: int
+    groups: Mapping[str, tuple[int, ...]]
+    """Shard to the ranks that hold a copy of it."""
+
+    def __str__(self) -> str:
+        """
+        Return one line for each group of holders with the fewest copies.
+        """
+        mine = f"rank:{self.rank},"
+        lines = report_lines(Topology(groups=self.groups))
+        return "\n".join(line for line in lines if line.startswith(mine))
