@@ -1,5 +1,5 @@
 """
-docs/hooks.md and tft/spi: the same hooks, with the same arguments.
+docs/reference/hooks.md and tft/hooks.py: the same hooks, with the same arguments.
 """
 
 import inspect
@@ -11,7 +11,7 @@ import pytest
 from tft.spi.adaptor import AdaptorSpecs
 from tft.spi.plugin import PluginSpecs
 
-PAGE = (Path(__file__).parents[1] / "docs" / "hooks.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "hooks.md").read_text()
 
 
 def specified(specs: type) -> list[str]:

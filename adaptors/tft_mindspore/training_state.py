@@ -293,7 +293,9 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
     for _, cell in model.cells_and_names():
         if "Dropout" in type(cell).__name__:
             log.warning(
-                "random_numbers_not_kept", cell=type(cell).__name__, see="docs/mindspore.md"
+                "random_numbers_not_kept",
+                cell=type(cell).__name__,
+                see="docs/reference/mindspore.md",
             )
             break
 

@@ -1,5 +1,5 @@
 """
-Chaos: deliberate faults for tests and demonstrations. `tft run --chaos SPEC`, see `docs/chaos.md`.
+Chaos: deliberate faults for tests and demonstrations. `tft run --chaos SPEC`, see `docs/reference/chaos.md`.
 
 It is a plugin like any other, and reaches a job only through the hooks of `tft.spi`.
 """

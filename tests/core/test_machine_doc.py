@@ -1,5 +1,5 @@
 """
-`docs/machine.md` against the code.
+`docs/reference/machine.md` against the code.
 """
 
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 from tft.core.job.policy import STRATEGIES, Policy
 from tft.core.job.transitions import REACTIONS, TRANSITIONS, UNREACHABLE, Reaction, State
 
-TEXT = (Path(__file__).parents[2] / "docs" / "machine.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "machine.md").read_text()
 
 
 def section(title: str) -> str:

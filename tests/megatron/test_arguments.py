@@ -13,7 +13,8 @@ from tft_megatron.settings import REFUSED
 from tft.core.job.policy import STRATEGIES
 from tft.errors import UsageError
 
-PAGE = (Path(__file__).parents[2] / "docs" / "megatron.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "\n".join((DOCS / room / "megatron.md").read_text() for room in ("howto", "reference"))
 HA = "--enable-high-availability"
 PLAIN = {
     "tensor_model_parallel_size": 1,
@@ -551,11 +552,11 @@ def test_what_can_be_is_let_be(words: tuple[str, ...], others: dict[str, object]
 
 def test_every_argument_and_every_word_is_on_the_page() -> None:
     """
-    When an argument or a word is added or renamed, or another one is refused, then the page says so.
+    When an argument or a word is added or renamed, or another one is refused, then the pages say so.
     """
     parser = add_arguments(ArgumentParser(add_help=False))
     flags = [action.option_strings[0] for action in parser._actions]
     refused = [arguments._flag(name) for name in (*arguments._FSDP, *arguments._ELSEWHERE)]
     taken = [*arguments._NEEDED, *arguments._SIZES]
     expected = [*flags, *refused, *taken, *arguments._OF_WORDS, *REFUSED]
-    assert [each for each in expected if f"`{each}" not in PAGE] == []
+    assert [each for each in expected if f"`{each}" not in PAGES] == []

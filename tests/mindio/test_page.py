@@ -1,5 +1,5 @@
 """
-docs/mindio.md: the functions and variables that there are.
+docs/reference/mindio.md and docs/reference/mindio_differences.md: the functions and variables that there are.
 """
 
 import re
@@ -10,14 +10,15 @@ import pytest
 from mindio_ttp import controller_ttp, environment, framework_ttp
 from mindio_ttp.framework_ttp import ttp_decorator
 
-PAGE = (Path(__file__).parents[2] / "docs" / "mindio.md").read_text()
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PAGES = [(REFERENCE / name).read_text() for name in ("mindio.md", "mindio_differences.md")]
 
 
 def section(heading: str) -> str:
     """
-    The text under a heading.
+    The text under a heading of one of the two pages.
     """
-    [text] = re.findall(rf"(?ms)^## {heading}\n(.*?)(?=^## |\Z)", PAGE)
+    [text] = re.findall(rf"(?ms)^## {heading}\n(.*?)(?=^## |\Z)", "\n".join(PAGES))
     return str(text)
 
 

@@ -1,6 +1,6 @@
 """
 Every name of MindIO TFT 7.3.0's Python packages is here with the same meaning, or stands in the table "Names that
-differ" of docs/mindio.md.
+differ" of docs/reference/mindio_differences.md.
 """
 
 import ast
@@ -205,7 +205,7 @@ def differences() -> dict[str, str]:
 
 def on_the_page() -> list[str]:
     """
-    Return the paths of the names in the table of docs/mindio.md.
+    Return the paths of the names in the table of docs/reference/mindio_differences.md.
     """
     rows = re.findall(
         r"(?m)^\| (`.*?`) \| (.*?) \| .+? \| .+? \| .+? \|$", section("Names that differ")

@@ -1,5 +1,5 @@
 """
-docs/mindio_scenarios.md names a test for every scenario, and each of them is there.
+docs/reference/mindio_scenarios.md names a test for every scenario, and each of them is there.
 """
 
 import ast
@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-PAGE = (TESTS.parent / "docs" / "mindio_scenarios.md").read_text()
+PAGE = (TESTS.parent / "docs" / "reference" / "mindio_scenarios.md").read_text()
 VERDICTS = ("the same", "better", "worse", "not there", "other")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

@@ -1,5 +1,5 @@
 """
-What MindSpore on CPU does where `GROUP_INFO_FILE` is set, as docs/mindspore_checkpoints.md has it.
+What MindSpore on CPU does where `GROUP_INFO_FILE` is set, as docs/howto/mindspore_checkpoints.md has it.
 """
 
 import os

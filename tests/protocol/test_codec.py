@@ -112,7 +112,7 @@ def test_a_map_by_rank_keeps_its_numbers_through_json() -> None:
 
 def test_the_wire_is_the_map_that_is_documented() -> None:
     """
-    When a frame is read with any MessagePack library, then it has the fields of `docs/wire.md`.
+    When a frame is read with any MessagePack library, then it has the fields of `docs/reference/wire.md`.
     """
     assert msgpack.unpackb(codec.encode(ENVELOPE)) == {
         "v": VERSION,

@@ -1,5 +1,5 @@
 """
-`docs/wire.md` says what the code does: every message, every field, every topic, the envelope.
+`docs/reference/wire.md` says what the code does: every message, every field, every topic, the envelope.
 """
 
 import re
@@ -26,7 +26,7 @@ from tft.protocol.messages import (
     Transfer,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
 RECORDS = (Position, ShardCopies, SavedFile, Pulse, Source, Transfer)
 
 

@@ -13,7 +13,7 @@ from tft.spi.types import DeviceFault, Diagnosis
 from tft.worker.devices import DEVICE_FAULTS
 from tft.worker.diagnosis import Diagnostician
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "device_faults.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "explanation" / "device_faults.md"
 CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call."
 
 

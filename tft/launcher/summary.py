@@ -7,7 +7,7 @@ from typing import Any
 
 
 def summary(
-    incidents: list[dict[str, Any]],  # Any: JSON, as in `docs/contracts.md`
+    incidents: list[dict[str, Any]],  # Any: JSON, as in `docs/reference/report.md`
     missed: list[dict[str, Any]],
 ) -> list[str]:
     """

@@ -1,5 +1,5 @@
 """
-Every message of a job. Messages are frozen, validated on arrival, and described in `docs/wire.md`.
+Every message of a job. Messages are frozen, validated on arrival, and described in `docs/reference/wire.md`.
 
 Reports go from ranks, agents, the launcher and commands of `tft` to the controller. A report is
 repeated until the controller has acknowledged it. Orders go from the controller to ranks and
@@ -478,7 +478,7 @@ class Lead:
     """Each sender (for example `rank.3/1.4711`, `node.0/0`) with the highest report number acted
     on."""
     state: str = ""
-    """The state of the job as a whole: a state of `docs/machine.md`."""
+    """The state of the job as a whole: a state of `docs/reference/machine.md`."""
     incident: int = 0
     """The number of the newest incident; 0 before the first."""
     check: str = ""
@@ -894,7 +894,7 @@ MESSAGES: tuple[type, ...] = (
     Release, Save, Commit, Complete, End,
     Spawn, Kill, EndNode, Refused,
 )  # fmt: skip
-"""All messages, in the order of `docs/wire.md`. The class name is the name on the wire."""
+"""All messages, in the order of `docs/reference/wire.md`. The class name is the name on the wire."""
 
 ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Freeze: "freeze", Stop: "stop", Compare: "compare", Load: "load", Fetch: "fetch", Restore: "restore",

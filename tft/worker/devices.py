@@ -3,7 +3,7 @@ The table of device faults: the text of a device error, and the fault that it me
 
 Python gets a device error as the text of a `RuntimeError`. The text is the one that
 `cudaGetErrorString` has for an error code, or that torch_npu has for an error code of CANN. The
-first line that matches counts. `docs/device_faults.md` shows the table.
+first line that matches counts. `docs/explanation/device_faults.md` shows the table.
 """
 
 from tft.spi.types import DeviceFault

@@ -1,6 +1,6 @@
 """
 Make the report of a job (schema 1) from its incidents. The field names are those of
-`docs/contracts.md`.
+`docs/reference/report.md`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -7,7 +7,7 @@ The state machine of a job: it takes events and returns commands.
     check()                       raises when an invariant is broken, which is a bug of tft
 
 `table.py` says what every event leads to in every state. `dispatch.py` takes in reports,
-`recovery.py` leads through an incident, and `job.py` holds what is known. `docs/machine.md` tells
+`recovery.py` leads through an incident, and `job.py` holds what is known. `docs/reference/machine.md` tells
 the same as a story.
 """
 

@@ -1,7 +1,7 @@
 """
 The two tables of the job machine. `TRANSITIONS`: the states that may follow each state; a move that
 is not in it is a bug of tft. `REACTIONS`: what each event leads to in each state; the machine looks
-up every event here. `docs/machine.md` shows both tables.
+up every event here. `docs/reference/machine.md` shows both tables.
 """
 
 from collections.abc import Mapping

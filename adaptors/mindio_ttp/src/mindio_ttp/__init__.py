@@ -3,7 +3,7 @@
 
 tft's bus, controller and workers carry them out. `mindio_ttp.framework_ttp` is for training
 processes, `mindio_ttp.controller_ttp` for the manager of a cluster. The differences from MindIO are
-in `docs/mindio.md`.
+in `docs/reference/mindio_differences.md`.
 """
 
 from mindio_ttp.package_conflicts import refuse_another
