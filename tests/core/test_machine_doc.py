@@ -2,6 +2,7 @@
 `docs/reference/machine.md` against the code.
 """
 
+from dataclasses import fields
 from pathlib import Path
 
 from tft.core.job.policy import STRATEGIES, Policy
@@ -91,7 +92,7 @@ def test_the_strategies_and_their_limits_are_named() -> None:
     """
     When a strategy or a limit the text quotes changes, then the text has to.
     """
-    named = [row[0].strip("`") for row in rows("What is tried, and when it is given up")]
+    named = [row[0].strip("`") for row in rows("Strategies")]
     assert named == [*STRATEGIES, "exit"]
     policy = Policy()
     assert f"({policy.respawns} times per rank and incident)" in TEXT
@@ -100,3 +101,16 @@ def test_the_strategies_and_their_limits_are_named() -> None:
         f"more than {policy.flaps} incidents within {policy.flap_window / 60:.0f} minutes" in TEXT
     )
     assert policy.attempts == 3
+
+
+def test_every_limit_is_named_with_its_value() -> None:
+    """
+    When a limit of the policy is added or changes, then the page's table has to.
+    """
+    drawn = {row[0].strip("`"): row[1] for row in rows("Limits")}
+    limits = {each.name: getattr(Policy(), each.name) for each in fields(Policy)}
+    assert drawn == {
+        name: f"{limit:g}"
+        for name, limit in limits.items()
+        if type(limit) in (int, float) and name != "keep_checkpoints"
+    }
