@@ -24,10 +24,6 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PROSE = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 NOT_YET = {
     "README.md",
-    "docs/howto/mindio.md",
-    "docs/howto/mindio_tls.md",
-    "docs/howto/mindspore.md",
-    "docs/howto/mindspore_checkpoints.md",
     "docs/reference/chaos.md",
     "docs/reference/commands.md",
     "docs/reference/contracts.md",
@@ -36,7 +32,6 @@ NOT_YET = {
     "docs/reference/mindio.md",
     "docs/reference/mindio_differences.md",
     "docs/reference/mindio_scenarios.md",
-    "docs/reference/mindspore.md",
     "docs/reference/settings.md",
     "docs/reference/wire.md",
 }
