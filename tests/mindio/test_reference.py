@@ -318,6 +318,6 @@ def test_what_ends_a_process_with_mindio_is_told_of() -> None:
         for path, entry in functions().items()
         if any("exit" in each.lower() for each in entry.get("raises", [])) and path not in differ
     }
-    told = section("What is answered otherwise")
+    told = section("Different behaviour")
     assert sorted(ends) == ["tft_init_processor", "tft_start_controller", "tft_start_processor"]
     assert {name for name in ends if f"`{name}`" not in told} == set()
