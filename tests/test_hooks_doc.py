@@ -2,14 +2,15 @@
 docs/reference/hooks.md and tft/hooks.py: the same hooks, with the same arguments.
 """
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
 
 import pytest
 
-from tft.spi.adaptor import AdaptorSpecs
-from tft.spi.plugin import PluginSpecs
+from tft import hooks
+from tft.hooks import AdaptorSpecs, PluginSpecs
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "hooks.md").read_text()
 
@@ -55,3 +56,22 @@ def test_every_hook_of_an_adaptor_says_its_thread() -> None:
         if not re.search(r"(?i)(main|training|control|transfer)\s+thread", text)
     ]
     assert silent == []
+
+
+def test_every_type_is_documented_with_its_fields() -> None:
+    """
+    When a type of `tft.hooks` gets another field, then its table has a row for it, in the same order.
+    """
+    types = {
+        name: [field.name for field in dataclasses.fields(kind)]
+        if dataclasses.is_dataclass(kind)
+        else [each for each in vars(kind) if not each.startswith("_")]
+        for name, kind in vars(hooks).items()
+        if inspect.isclass(kind)
+        and kind.__module__ == hooks.__name__
+        and kind not in (AdaptorSpecs, PluginSpecs)
+    }
+    shown = {
+        name: re.findall(r"(?m)^\| `(\w+)`", text) for name, text in documented("Types").items()
+    }
+    assert shown == types
