@@ -1,5 +1,6 @@
 """
-Every message of a job. Messages are frozen, validated on arrival, and described in `docs/reference/wire.md`.
+Every message of a job. Messages are frozen, validated on arrival, and described in
+`docs/reference/wire.md`.
 
 Reports go from ranks, agents, the launcher and commands of `tft` to the controller. A report is
 repeated until the controller has acknowledged it. Orders go from the controller to ranks and
@@ -894,7 +895,8 @@ MESSAGES: tuple[type, ...] = (
     Release, Save, Commit, Complete, End,
     Spawn, Kill, EndNode, Refused,
 )  # fmt: skip
-"""All messages, in the order of `docs/reference/wire.md`. The class name is the name on the wire."""
+"""All messages, in the order of `docs/reference/wire.md`. The class name is the name on the
+wire."""
 
 ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Freeze: "freeze", Stop: "stop", Compare: "compare", Load: "load", Fetch: "fetch", Restore: "restore",
