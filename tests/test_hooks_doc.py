@@ -1,5 +1,5 @@
 """
-docs/reference/hooks.md and tft/hooks.py: the same hooks, with the same arguments.
+docs/reference/hooks.md and tft/spi: the same hooks, with the same arguments.
 """
 
 import dataclasses
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tft import hooks
-from tft.hooks import AdaptorSpecs, PluginSpecs
+from tft.spi import AdaptorSpecs, PluginSpecs, types
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "hooks.md").read_text()
 
@@ -60,18 +59,16 @@ def test_every_hook_of_an_adaptor_says_its_thread() -> None:
 
 def test_every_type_is_documented_with_its_fields() -> None:
     """
-    When a type of `tft.hooks` gets another field, then its table has a row for it, in the same order.
+    When a type of `tft.spi` gets another field, then its table has a row for it, in the same order.
     """
-    types = {
+    specified_types = {
         name: [field.name for field in dataclasses.fields(kind)]
         if dataclasses.is_dataclass(kind)
         else [each for each in vars(kind) if not each.startswith("_")]
-        for name, kind in vars(hooks).items()
-        if inspect.isclass(kind)
-        and kind.__module__ == hooks.__name__
-        and kind not in (AdaptorSpecs, PluginSpecs)
+        for name, kind in vars(types).items()
+        if inspect.isclass(kind) and kind.__module__ == types.__name__
     }
     shown = {
         name: re.findall(r"(?m)^\| `(\w+)`", text) for name, text in documented("Types").items()
     }
-    assert shown == types
+    assert shown == specified_types
