@@ -1,0 +1,120 @@
+"""
+The examples, as a stranger meets them: installed into a fresh environment, and run by typing what
+their pages say. The commands are taken from the pages, so a page that is wrong fails here.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import MARK, ROOT, left_behind
+
+EXAMPLES = ROOT / "examples"
+PACKAGES = ("numpy_adaptor",)
+"""The examples that are packages of their own. None of them needs torch."""
+LIMIT = 60.0
+"""Seconds that all commands of a page may take."""
+_COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """
+    A page whose commands were typed.
+    """
+
+    code: int
+    output: str
+    directory: Path
+    """Where the commands were typed."""
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """
+    The variables of somebody who has made a virtual environment, activated it, and installed tft
+    and the examples.
+    """
+    place = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(place, symlinks=True)
+    install = [
+        sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install",
+        "--quiet", "--disable-pip-version-check", str(ROOT),
+        *(str(EXAMPLES / name) for name in PACKAGES),
+    ]  # fmt: skip
+    done = subprocess.run(install, capture_output=True, text=True, timeout=100.0, check=False)
+    assert done.returncode == 0, done.stderr
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TFT_", "PYTHON", "OMP_"))
+    }
+    return {**kept, "PATH": f"{place / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(place)}
+
+
+def typed(example: str, directory: Path, environment: Mapping[str, str]) -> Page:
+    """
+    Type the commands of a page, one after the other, until one fails. `directory` stands for the
+    root of the checkout. Whatever is left at the end is killed, by pid.
+    """
+    commands = _COMMANDS.findall((EXAMPLES / example / "README.md").read_text())
+    assert commands, f"the page of {example} has no commands"
+    (directory / "examples").symlink_to(EXAMPLES)
+    log = directory / "output"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            ["bash", "-euxo", "pipefail", "-c", "\n".join(commands)],
+            cwd=directory, env={**environment, MARK: str(directory)},
+            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        code = process.wait(timeout=LIMIT)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        left = left_behind(directory)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    page = Page(code=code, output=log.read_text(errors="replace"), directory=directory)
+    assert code == 0, page.output
+    assert left == [], "processes were left behind"
+    return page
+
+
+def test_no_example_brings_torch(environment: Mapping[str, str]) -> None:
+    """
+    When tft and the examples are installed, then torch is not, and tft can be imported.
+    """
+    script = "import tft, importlib.util; print(importlib.util.find_spec('torch'), tft.__file__)"
+    said = subprocess.run(
+        ["python", "-c", script],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.startswith(f"None {environment['VIRTUAL_ENV']}")
+
+
+def test_an_adaptor_for_a_framework_of_arrays_survives_a_kill_and_a_resume(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    """
+    When a rank of the numpy example is killed, or its job is resumed from a last checkpoint, then
+    all losses and the final state are those of the undisturbed run.
+    """
+    page = typed("numpy_adaptor", tmp_path, environment)
+    assert page.output.count("losses of 4 ranks: bit-identical") == 2
+    assert page.output.count("final state of 4 ranks: bit-identical") == 2
+    assert "incident: process at rank 2; recover in " in page.output
+    assert "incident: process at rank 2; dump in " in page.output
