@@ -155,7 +155,7 @@ class Options:
     Answers two hooks with what it was made with, or raises it.
     """
 
-    def __init__(self, answer: str | Exception | None) -> None:
+    def __init__(self, answer: str | BaseException | None) -> None:
         self._answer = answer
 
     @hookimpl
@@ -168,12 +168,12 @@ class Options:
         return self._given()
 
     def _given(self) -> str | None:
-        if isinstance(self._answer, Exception):
+        if isinstance(self._answer, BaseException):
             raise self._answer
         return self._answer
 
 
-def plugins_of(*answers: str | Exception | None) -> pluggy.PluginManager:
+def plugins_of(*answers: str | BaseException | None) -> pluggy.PluginManager:
     """
     A manager with plugins that give these answers. The last one is called first.
     """
@@ -200,6 +200,25 @@ def test_a_plugin_that_raises_is_logged_and_the_others_are_called() -> None:
         "tft_environment",
     )
     assert line["exc_info"]
+
+
+def test_a_plugin_that_calls_exit_is_logged_and_the_others_are_called(install: Install) -> None:
+    """
+    When a plugin calls `sys.exit`, at its import or in a hook, then that is its failure like any
+    other: the process of tft goes on.
+    """
+    install("stranger_r", "import sys; sys.exit(3)", "tft.plugins")
+    with capture_logs() as logs:
+        assert not load_plugins().has_plugin("stranger_r")
+        answers = call_guarded(
+            plugins_of("a", SystemExit(3)), "tft_environment", options={"x": "1"}
+        )
+
+    assert answers == [{"a": "1"}]
+    assert [(line["event"], line["plugin"]) for line in logs] == [
+        ("plugin_not_loaded", "stranger_r"),
+        ("plugin_failed", "plugin 1"),
+    ]
 
 
 def test_a_refusal_is_let_through_only_where_it_is_asked_for() -> None:

@@ -24,6 +24,9 @@ ADAPTORS = "tft.adaptors"
 PLUGINS = "tft.plugins"
 """The entry point group in which a plugin package registers."""
 
+FAILURES = (Exception, SystemExit)
+"""What counts as the failure of a plugin. `sys.exit` in a plugin must not end a process of tft."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -98,7 +101,7 @@ def load_plugins() -> pluggy.PluginManager:
             plugin = _only(name, entry_points(group=PLUGINS)).load()
         except UsageError:
             raise
-        except Exception:  # the import of a third-party module may raise anything
+        except FAILURES:  # the import of a third-party module may raise anything
             log.exception("plugin_not_loaded", plugin=name)
             continue
         add(manager, plugin, name)
@@ -135,7 +138,7 @@ def call_guarded(
     """
     Call one hook on every plugin, one by one. Return the answers that are not None.
 
-    A plugin that raises is logged, and the next plugin is called. With `may_refuse`, a `UsageError`
+    A plugin that raises or calls `sys.exit` is logged, and the next plugin is called. With `may_refuse`, a `UsageError`
     of a plugin is raised. For a hook of which only the first answer counts, the calls end with the
     first answer.
     """
@@ -146,7 +149,7 @@ def call_guarded(
         try:
             # not through pluggy's own call, which ends at the first plugin that raises
             answer = implementation.function(*(arguments[n] for n in implementation.argnames))
-        except Exception as error:  # third-party code may raise anything
+        except FAILURES as error:  # third-party code may raise anything
             if may_refuse and isinstance(error, UsageError):
                 raise
             log.exception("plugin_failed", plugin=implementation.plugin_name, hook=hook)

@@ -2,8 +2,13 @@
 What plugins have a say in, in a worker.
 """
 
-import pluggy
+from typing import cast
 
+import pluggy
+import pytest
+from structlog.testing import capture_logs
+
+from tft.hooks import DeviceFault, PluginSpecs, SessionView, hookimpl
 from tft.plugins import add
 from tft.spi.markers import hookimpl
 from tft.spi.plugin import PluginSpecs
@@ -56,3 +61,37 @@ def test_lines_of_plugins_are_collected_and_mistakes_left_out() -> None:
     for plugin in (Adds(), Mistakes(), Raises()):
         add(manager, plugin, type(plugin).__name__)
     assert Observers(manager).device_faults() == [LINE]
+
+
+class Leaves:
+    """
+    An observer that fails in its own way.
+    """
+
+    def __init__(self, failure: BaseException) -> None:
+        self._failure = failure
+
+    @hookimpl
+    def tft_opened(self, session: SessionView) -> object:
+        """It watches itself."""
+        return self
+
+    @hookimpl
+    def tft_on_window_closed(self, step: int) -> None:
+        """It cannot."""
+        raise self._failure
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no room"), SystemExit(3)])
+def test_an_observer_that_raises_or_exits_does_not_end_the_loop(failure: BaseException) -> None:
+    """
+    When an observer raises, or calls `sys.exit`, then that is logged and the training goes on.
+    """
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(PluginSpecs)
+    add(manager, Leaves(failure), "leaves")
+    observers = Observers(manager)
+    observers.opened(cast("SessionView", None))
+    with capture_logs() as logs:
+        observers.window_closed(7)
+    assert [line["event"] for line in logs] == ["plugin_failed"]

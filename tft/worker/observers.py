@@ -13,7 +13,8 @@ from typing import Any
 import pluggy
 import structlog
 
-from tft.plugins import call_guarded
+from tft.hooks import CheckResult, DeviceFault, SessionView
+from tft.plugins import FAILURES, call_guarded
 from tft.protocol.messages import OrderName
 from tft.spi.types import CheckResult, DeviceFault, SessionView
 
@@ -94,7 +95,7 @@ class Observers:
                 continue
             try:
                 method(**facts)
-            except Exception as error:
+            except FAILURES as error:
                 if hasattr(error, "tft_fault_kind"):
                     raise
                 log.warning("plugin_failed", hook=hook, plugin=repr(watcher), exc_info=True)
