@@ -349,8 +349,13 @@ class Session:
 
         In the tail of a step, the row belongs to that step. The key `step` is added to the row. The
         file has the row once, even if the step is computed again or a function of `after_step` is
-        called again. Raises `UsageError` if the row has a key `step` or `after`, or is not
-        serialisable as JSON.
+        called again.
+
+        Call it before the last all-reduce of the step (with DDP: before `loss.backward()`). If this
+        rank dies after its contribution, the other ranks complete the step without it, and a row
+        that was to be written later is missing.
+
+        Raises `UsageError` if the row has a key `step` or `after`, or is not serialisable as JSON.
         """
         self._records.write(self._gate.completed if self._gate.in_tail else self.step, row)
 
