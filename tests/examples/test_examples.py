@@ -3,6 +3,7 @@ The examples, as a stranger meets them: installed into a fresh environment, and 
 their pages say. The commands are taken from the pages, so a page that is wrong fails here.
 """
 
+import json
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ import pytest
 from tests.e2e.jobs import MARK, ROOT, left_behind
 
 EXAMPLES = ROOT / "examples"
-PACKAGES = ("numpy_adaptor",)
+PACKAGES = ("numpy_adaptor", "observer")
 """The examples that are packages of their own. None of them needs torch."""
 LIMIT = 60.0
 """Seconds that all commands of a page may take."""
@@ -118,3 +119,23 @@ def test_an_adaptor_for_a_framework_of_arrays_survives_a_kill_and_a_resume(
     assert page.output.count("final state of 4 ranks: bit-identical") == 2
     assert "incident: process at rank 2; recover in " in page.output
     assert "incident: process at rank 2; dump in " in page.output
+
+
+def test_an_observer_writes_what_happens_and_may_fail(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    """
+    When a job is watched, then the observer's file has every event of an incident; when the
+    observer's disk is full, then each call is logged as a failure. Either way the losses and the
+    final state are those of a job that nobody watches.
+    """
+    page = typed("observer", tmp_path, environment)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == [
+        "leads", "node_joined", "rank_gone", "fault", "stopped", "strategy_chosen",
+        "incident_closed", "job_ends",
+    ]  # fmt: skip
+    assert all("at" in line for line in lines)
+    assert page.output.count("final state of 4 ranks: bit-identical") == 2
+    assert page.output.count("incident: process at rank 2; recover in ") == 2
+    assert page.output.rstrip().endswith(f"\n{len(lines)}")
