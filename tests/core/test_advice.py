@@ -2,14 +2,17 @@
 Recovery plugins: asked before a strategy is followed, and how far they are followed.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.core.lives import names, strategies, trained, tried
-from tft.core.job.commands import Consult
-from tft.core.job.incident import Fault
-from tft.core.job.policy import Policy
+from tft.core.commands import Consult
+from tft.core.incident import Fault
+from tft.core.policy import Policy
+from tft.errors import UsageError
+from tft.hooks import Advice, hookimpl
 from tft.protocol.messages import Kill, Regroup, Restore, Rollback, Save, Spawn
 from tft.testing.scripted import ScriptedJob
 
@@ -112,6 +115,27 @@ def test_what_a_shrinking_would_cost_stands_in_the_offer() -> None:
     job.settle()
     (offer,) = (o for o in job.consulted[-1].offers if o.strategy == "scale_in")
     assert (offer.why_not, offer.leaving, offer.step) == (None, (2, 3), 3)
+
+
+def test_a_plugin_can_be_asked_without_a_controller() -> None:
+    """
+    When a test of a plugin asks it, then it sees the incident as in a real job, and its answer is
+    followed; what fits no hook is refused, and what it raises is raised.
+    """
+    job = asked()
+    with pytest.raises(UsageError, match="tft_advice"):
+        job.ask(SimpleNamespace(tft_advice=hookimpl(lambda incident: None)))
+    with pytest.raises(ZeroDivisionError):
+        job.ask(SimpleNamespace(tft_advise=hookimpl(lambda: 1 / 0)))
+    advice = job.ask(
+        SimpleNamespace(
+            tft_advise=hookimpl(
+                lambda incident: Advice(strategy=incident.offers[3].strategy, why="so it goes")
+            )
+        )
+    )
+    assert advice == Advice(strategy="recover", why="so it goes")
+    assert followed(job) == "recover"
 
 
 # ---------------------------------------------------------------- answers

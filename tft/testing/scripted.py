@@ -7,16 +7,21 @@ faults (`kill`, `fault`, `muted`, `failures`), and checks the orders, the states
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from tft.core.job.commands import Command, Consult, JobOver, Tell
-from tft.core.job.events import DeadlinePassed, Led, Received, Stalled
-from tft.core.job.incident import Fault
-from tft.core.job.incident_report import incident_report
-from tft.core.job.machine import Machine
-from tft.core.job.policy import Policy
-from tft.core.job.transitions import State
+import pluggy
+
+from tft.controller.advisors import checked, joined, view
+from tft.core.commands import Command, Consult, JobOver, Tell
+from tft.core.events import DeadlinePassed, Led, Received, Stalled
+from tft.core.incident import Fault
+from tft.core.incident_report import incident_report
+from tft.core.machine import Machine
+from tft.core.policy import Policy
+from tft.core.table import State
+from tft.hooks import Advice, PluginSpecs
+from tft.plugins import add
 from tft.protocol.messages import (
     ORDER_NAMES,
     Advised,
@@ -347,6 +352,22 @@ class ScriptedJob:
         asked = self.consulted[-1]
         facts = {"incident": asked.incident, "round": asked.round, "why": "the scheduler says so"}
         self.report(Advised(**{**facts, **said}, at=self.now))
+
+    def ask(self, plugin: object) -> Advice | None:
+        """
+        Ask a recovery plugin about the open incident, as the controller does, and follow its
+        answer. `plugin` is a module or an object with hooks. The job needs `Policy(advised=True)`.
+
+        Return what the plugin has advised. Raises what the plugin raises, and `UsageError` if its
+        hooks do not fit the specifications.
+        """
+        plugins = pluggy.PluginManager("tft")
+        plugins.add_hookspecs(PluginSpecs)
+        add(plugins, plugin, "plugin")
+        asked = self.consulted[-1]
+        answers: list[Advice] = plugins.hook.tft_advise(incident=view(asked))
+        self.report(replace(checked(joined(asked, answers)), at=self.now))
+        return next(iter(answers), None)
 
     def stall(self, silence: float = 5.0) -> None:
         """
