@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.jobs import MARK, ROOT, left_behind
 
 EXAMPLES = ROOT / "examples"
-PACKAGES = ("numpy_adaptor", "observer")
+PACKAGES = ("numpy_adaptor", "observer", "recovery_plugin[test]")
 """The examples that are packages of their own. None of them needs torch."""
 LIMIT = 60.0
 """Seconds that all commands of a page may take."""
@@ -139,3 +139,19 @@ def test_an_observer_writes_what_happens_and_may_fail(
     assert page.output.count("final state of 4 ranks: bit-identical") == 2
     assert page.output.count("incident: process at rank 2; recover in ") == 2
     assert page.output.rstrip().endswith(f"\n{len(lines)}")
+
+
+def test_a_recovery_plugin_ends_the_job_at_the_third_loss(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    """
+    When a rank is lost for the third time, then the plugin has the job end with a last checkpoint,
+    from which it goes on to the state of the undisturbed run. The plugin's own tests pass.
+    """
+    page = typed("recovery_plugin", tmp_path, environment)
+    assert "4 passed" in page.output
+    assert "the recovery plugins advise dump: rank 2 has lost its process 3 times" in page.output
+    assert "losses of 4 ranks: bit-identical" in page.output
+    assert "final state of 4 ranks: bit-identical" in page.output
+    assert page.output.count("incident: process at rank 2; recover in ") == 2
+    assert page.output.count("incident: process at rank 2; dump in ") == 1
