@@ -320,3 +320,21 @@ def test_nobody_leading_is_noticed(
     write_job(JobSettings(job="j", run_dir=tmp_path, broker=address), ["train.py"])
     assert ask.resume(tmp_path, "a test") == 4
     assert f"nobody has led the job 'j' for 0 s at the broker {address}" in capsys.readouterr().err
+
+
+def test_a_job_whose_controller_was_started_by_hand_is_found(broker: str, tmp_path: Path) -> None:
+    """
+    When nobody has made the run directory, then `tft controller` makes it, and writes there where
+    its job is, so that it can be asked for something.
+    """
+    run_dir = tmp_path / "made" / "run"
+    command = ["controller", "--job", "hand", "--run-dir", str(run_dir), "--broker", broker]
+    with subprocess.Popen([sys.executable, "-m", "tft", *command]) as controller:
+        try:
+            while not (run_dir / "story.jsonl").exists():
+                with pytest.raises(subprocess.TimeoutExpired):  # it has not been refused
+                    controller.wait(0.05)
+            there = job_there(run_dir)
+        finally:
+            controller.kill()
+    assert (there.job, there.broker) == ("hand", broker)

@@ -160,6 +160,16 @@ def test_a_controller_refuses_a_story_that_is_damaged(folder: Path) -> None:
     assert refusal.said.count("\n") == 1
 
 
+def test_a_controller_refuses_a_run_directory_that_cannot_be_made(folder: Path) -> None:
+    """
+    When the run directory of a controller would lie in a file, then a sentence says so.
+    """
+    where = folder / "train.py" / "run"
+    refusal = tft(folder, "controller", "--job", "a", "--run-dir", str(where), "--broker", "h:1")
+    assert refusal.code == 2
+    assert refusal.said == f"tft: the run directory {where} cannot be made: Not a directory\n"
+
+
 def test_a_broker_is_refused_a_port_in_use(folder: Path) -> None:
     """
     When a broker cannot listen where it was told to, then it says so and exits 2.

@@ -168,11 +168,16 @@ def controller_command() -> click.Command:
         # of a job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         configure_logs()
+        from tft.cli.plan import check_settings
+        from tft.cli.rundir import make_run_dir, write_job
         from tft.controller.service import main
         from tft.launcher.plan import check_settings
 
         settings = job_settings(options)
         check_settings(settings)
+        make_run_dir(settings.run_dir)
+        if not settings.run:  # started by hand: `tft run` chooses one, and has written this file
+            write_job(settings, ())  # by which `tft pause` and the like find the job
         return main(settings)
 
     return click.Command(

@@ -148,6 +148,19 @@ def check_run_dir(
         )
 
 
+def make_run_dir(run_dir: Path) -> None:
+    """
+    Make the run directory and its folders, if need be. Raises `UsageError` if that is not possible.
+    """
+    try:
+        for folder in ("logs", "pids"):
+            (run_dir / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as refused:
+        raise UsageError(
+            f"the run directory {run_dir} cannot be made: {refused.strerror}"
+        ) from None
+
+
 @contextmanager
 def run_dir_of(
     settings: JobSettings, node: int, *, leads: bool = True, goes_on: bool = False
@@ -161,13 +174,7 @@ def run_dir_of(
 
     Raises `UsageError` if the directory cannot be made, or if another launcher uses it.
     """
-    try:
-        for folder in ("logs", "pids"):
-            (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)
-    except OSError as refused:
-        raise UsageError(
-            f"the run directory {settings.run_dir} cannot be made: {refused.strerror}"
-        ) from None
+    make_run_dir(settings.run_dir)
     with _locked(settings, node) as lock:
         pid = f"{os.getpid()}\n".encode()
         os.pwrite(lock, pid, 0)  # no renaming: the lock belongs to this very file
