@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.jobs import MARK, ROOT, left_behind
 
 EXAMPLES = ROOT / "examples"
-PACKAGES = ("numpy_adaptor", "observer", "recovery_plugin[test]")
+PACKAGES = ("numpy_adaptor", "observer", "recovery_plugin[test]", "by_hand")
 """The examples that are packages of their own. None of them needs torch."""
 LIMIT = 60.0
 """Seconds that all commands of a page may take."""
@@ -155,3 +155,20 @@ def test_a_recovery_plugin_ends_the_job_at_the_third_loss(
     assert "final state of 4 ranks: bit-identical" in page.output
     assert page.output.count("incident: process at rank 2; recover in ") == 2
     assert page.output.count("incident: process at rank 2; dump in ") == 1
+
+
+def test_a_job_whose_parts_are_started_by_hand_survives_their_deaths(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    """
+    When a rank, the controller and the broker of such a job are killed, then it completes with the
+    losses and the final state of one that was left alone, and it can be paused.
+    """
+    page = typed("by_hand", tmp_path, environment)
+    assert "the job stands still" in page.output
+    assert "the job goes on" in page.output
+    assert page.output.rstrip().endswith("losses and final state of 4 ranks: bit-identical")
+    report = json.loads((tmp_path / "runs" / "by-hand" / "report.json").read_text())
+    [incident] = report["incidents"]
+    assert incident["strategy"] == "recover"
+    assert [fault["rank"] for fault in incident["faults"]] == [2]

@@ -1,0 +1,65 @@
+"""
+The training script: what is needed of tft in it, and little else. `tft agent -m by_hand.train`.
+"""
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import toynet
+
+import tft
+
+STEPS = 100
+
+
+class Position:
+    """
+    The data of this toy: a number that is counted up, and the batch that is made of it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        Return the position.
+        """
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Go to a position.
+        """
+        self.count = state["count"]
+
+
+session = tft.init()  # joins the job that the agent has started this process for
+network = toynet.Network(4, 16, 2, seed=0)
+network.generator = np.random.default_rng([1, session.rank])
+optimizer = toynet.Momentum(network.parameters)
+position = Position()
+session.adopt(
+    model=network, optimizer=optimizer, data=position, wrap=lambda: toynet.Replicated(network)
+)
+
+
+def train(session: tft.Session) -> None:
+    """
+    The loop: called again after every incident.
+    """
+    for _ in session.steps(STEPS):
+        time.sleep(0.02)  # a larger network would need it
+        position.count += 1
+        inputs = np.random.default_rng([session.rank, position.count]).normal(size=(8, 4))
+        loss, gradients = session.model.gradients(inputs, inputs[:, :2])
+        session.record({"loss": loss.hex()})
+        gradients = session.model.average(gradients)
+        with session.update():
+            optimizer.step(gradients)
+
+
+session.run(train)
+final = json.dumps(dict(session.digests()), indent=2)
+(session.run_dir / f"final-rank{session.rank}.json").write_text(final + "\n")
