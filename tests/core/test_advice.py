@@ -164,7 +164,7 @@ def test_the_strategy_that_is_named_is_followed() -> None:
     job.train()
     (incident,) = job.reports()
     assert incident["strategy"] == "recover"
-    assert tried(job) == {"retry": "another was advised"}
+    assert tried(job) == {"retry": "another was advised: the scheduler says so"}
     assert [k.rank for k in job.orders(Kill)] == [2]
     assert job.doing == "healthy"
 
@@ -178,7 +178,8 @@ def test_a_dump_can_be_advised() -> None:
     job.settle()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("dumped", 3)
-    assert tried(job)["retry"] == tried(job)["recover"] == "another was advised"
+    why = "another was advised: the scheduler says so"
+    assert tried(job)["retry"] == tried(job)["recover"] == why
 
 
 def test_an_end_without_a_checkpoint_can_be_advised() -> None:
@@ -191,7 +192,7 @@ def test_an_end_without_a_checkpoint_can_be_advised() -> None:
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
     assert job.orders(Save) == []
-    assert "dump: another was advised" in job.over.why
+    assert "dump: another was advised: the scheduler says so" in job.over.why
 
 
 def test_a_veto_rules_out_for_the_whole_incident() -> None:

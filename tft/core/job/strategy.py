@@ -238,8 +238,11 @@ class StrategyChoice:
         advised.
         """
         job, incident = self._job, self._job.incident
+        passed_over = "another was advised"
+        if incident.advice is not None and incident.advice.why:
+            passed_over += f": {incident.advice.why}"
         incident.tried = [
-            (other.strategy, other.why_not or "another was advised")
+            (other.strategy, other.why_not or passed_over)
             for other in made[: made.index(offer)]
             if other.strategy not in OPPORTUNITIES or other.strategy in incident.failed
         ]
