@@ -89,8 +89,9 @@ class AdaptorSpecs:
         Take charge of the user's objects.
 
         `parts` has `model` and `optimizer`, and may have `scheduler` and `data`. `wrap` builds the
-        wrapper (DDP) around the model; None: there is no wrapper. If the adaptor cannot handle an
-        object, raise a `UsageError` before anything is changed.
+        wrapper (DDP) around the model; None: there is no wrapper. Other named arguments of
+        `session.adopt` are in `parts`, too. If the adaptor cannot handle an object or does not know
+        its name, raise a `UsageError` before anything is changed.
         """
 
     @hookspec(firstresult=True)
