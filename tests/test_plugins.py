@@ -3,7 +3,7 @@ Adaptors and plugins: which are found, what is refused, and whose failure is who
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pluggy
@@ -12,10 +12,15 @@ from structlog.testing import capture_logs
 
 from tests.agent.stage import package
 from tft.errors import UnknownAdaptor, UsageError
-from tft.plugins import add, call_guarded, direct, load_adaptor, load_plugins
-from tft.spi.adaptor import AdaptorSpecs
-from tft.spi.markers import hookimpl
-from tft.spi.plugin import PluginSpecs
+from tft.hooks import NEEDED_HOOKS, AdaptorSpecs, PluginSpecs, hookimpl
+from tft.plugins import (
+    add,
+    call_guarded,
+    check_complete,
+    direct,
+    load_adaptor,
+    load_plugins,
+)
 
 Install = Callable[[str, str, str], None]
 
@@ -85,6 +90,38 @@ def test_an_adaptor_without_any_hook_is_refused(install: Install) -> None:
     install("stranger_a", "", "tft.adaptors")
     with pytest.raises(UnknownAdaptor, match=r"'stranger_a' has no hook in it: install"):
         load_adaptor("stranger_a")
+
+
+@pytest.mark.parametrize(
+    ("implemented", "missing"),
+    [
+        (NEEDED_HOOKS, ()),
+        ([hook for hook in NEEDED_HOOKS if hook != "tft_rollback"], ["tft_rollback"]),
+        ([*NEEDED_HOOKS, "tft_backup"], ["tft_backups", "tft_restore"]),
+    ],
+)
+def test_an_adaptor_that_lacks_a_needed_hook_is_refused(
+    implemented: Sequence[str], missing: Sequence[str], install: Install
+) -> None:
+    """
+    When an adaptor has not implemented a hook that would silently not be called, the sentence names
+    it.
+    """
+    source = "".join(f"@hookimpl\ndef {hook}(): pass\n" for hook in implemented)
+    install("stranger_n", f"from tft.hooks import hookimpl\n{source}", "tft.adaptors")
+    adaptor = load_adaptor("stranger_n")
+    if not missing:
+        check_complete(adaptor, "stranger_n")
+        return
+    with pytest.raises(UsageError, match=f"needs: {', '.join(missing)}$"):
+        check_complete(adaptor, "stranger_n")
+
+
+def test_the_adaptors_here_lack_nothing() -> None:
+    """
+    When the adaptor for tests is loaded, it has all hooks that are needed.
+    """
+    check_complete(load_adaptor("fake"), "fake")
 
 
 def test_a_hook_that_does_not_exist_is_refused_by_name(install: Install) -> None:

@@ -16,8 +16,7 @@ import pluggy
 import structlog
 
 from tft.errors import UnknownAdaptor, UsageError
-from tft.spi.adaptor import AdaptorSpecs
-from tft.spi.plugin import PluginSpecs
+from tft.hooks import NEEDED_HOOKS, AdaptorSpecs, PluginSpecs
 
 ADAPTORS = "tft.adaptors"
 """The entry point group in which an adaptor package registers."""
@@ -68,6 +67,21 @@ def find_adaptor(name: str) -> EntryPoint:
     packages offer it.
     """
     return _only(name, entry_points(group=ADAPTORS))
+
+
+def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
+    """
+    Check that the adaptor of that name implements all hooks that it must. pluggy calls nothing for
+    a hook that is missing: without `tft_rollback` a rank would silently go on with a wrong state.
+
+    Raises `UsageError` that names the missing hooks.
+    """
+    needed = [*NEEDED_HOOKS]
+    if adaptor.hook.tft_backup.get_hookimpls():
+        needed += ["tft_backups", "tft_restore"]
+    missing = [hook for hook in needed if not getattr(adaptor.hook, hook).get_hookimpls()]
+    if missing:
+        raise UsageError(f"the adaptor {name!r} lacks hooks that it needs: {', '.join(missing)}")
 
 
 def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:

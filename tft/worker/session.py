@@ -21,7 +21,7 @@ from tft.config import RankSettings, rank_settings, started_by_agent
 from tft.core.rank.protocol import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.page import Page
-from tft.plugins import direct, load_adaptor, load_plugins
+from tft.plugins import check_complete, direct, load_adaptor, load_plugins
 from tft.protocol.messages import (
     Complete,
     End,
@@ -96,6 +96,7 @@ class Session:
         self._settings = settings
         self._clock = SystemClock()
         self._adaptor = load_adaptor(settings.adaptor)
+        check_complete(self._adaptor, settings.adaptor)
         self._page = Page.open(settings.page)
         self._gate = Gate(self._adaptor.hook)
         self._control = Control(settings, self._gate)
