@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 
 from tests.agent.stage import package
 from tft.errors import UnknownAdaptor, UsageError
-from tft.hooks import NEEDED_HOOKS, AdaptorSpecs, PluginSpecs, hookimpl
 from tft.plugins import (
     add,
     call_guarded,
@@ -21,6 +20,8 @@ from tft.plugins import (
     load_adaptor,
     load_plugins,
 )
+from tft.spi import AdaptorSpecs, PluginSpecs, hookimpl
+from tft.spi.adaptor import NEEDED_HOOKS
 
 Install = Callable[[str, str, str], None]
 
@@ -108,7 +109,7 @@ def test_an_adaptor_that_lacks_a_needed_hook_is_refused(
     it.
     """
     source = "".join(f"@hookimpl\ndef {hook}(): pass\n" for hook in implemented)
-    install("stranger_n", f"from tft.hooks import hookimpl\n{source}", "tft.adaptors")
+    install("stranger_n", f"from tft.spi import hookimpl\n{source}", "tft.adaptors")
     adaptor = load_adaptor("stranger_n")
     if not missing:
         check_complete(adaptor, "stranger_n")

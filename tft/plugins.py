@@ -16,7 +16,8 @@ import pluggy
 import structlog
 
 from tft.errors import UnknownAdaptor, UsageError
-from tft.hooks import NEEDED_HOOKS, AdaptorSpecs, PluginSpecs
+from tft.spi.adaptor import NEEDED_HOOKS, AdaptorSpecs
+from tft.spi.plugin import PluginSpecs
 
 ADAPTORS = "tft.adaptors"
 """The entry point group in which an adaptor package registers."""

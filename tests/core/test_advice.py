@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.core.lives import names, strategies, trained, tried
-from tft.core.commands import Consult
-from tft.core.incident import Fault
-from tft.core.policy import Policy
+from tft.core.job.commands import Consult
+from tft.core.job.incident import Fault
+from tft.core.job.policy import Policy
 from tft.errors import UsageError
-from tft.hooks import Advice, hookimpl
 from tft.protocol.messages import Kill, Regroup, Restore, Rollback, Save, Spawn
+from tft.spi import Advice, hookimpl
 from tft.testing.scripted import ScriptedJob
 
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}

@@ -8,11 +8,10 @@ import pluggy
 import pytest
 from structlog.testing import capture_logs
 
-from tft.hooks import DeviceFault, PluginSpecs, SessionView, hookimpl
 from tft.plugins import add
 from tft.spi.markers import hookimpl
 from tft.spi.plugin import PluginSpecs
-from tft.spi.types import DeviceFault
+from tft.spi.types import DeviceFault, SessionView
 from tft.worker.observers import Observers
 
 LINE = DeviceFault(words="MUSA error", kind="memory")

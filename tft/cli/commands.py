@@ -168,10 +168,9 @@ def controller_command() -> click.Command:
         # of a job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         configure_logs()
-        from tft.cli.plan import check_settings
-        from tft.cli.rundir import make_run_dir, write_job
         from tft.controller.service import main
         from tft.launcher.plan import check_settings
+        from tft.launcher.run_directory import make_run_dir, write_job
 
         settings = job_settings(options)
         check_settings(settings)

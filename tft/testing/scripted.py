@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 import pluggy
 
 from tft.controller.advisors import checked, joined, view
-from tft.core.commands import Command, Consult, JobOver, Tell
-from tft.core.events import DeadlinePassed, Led, Received, Stalled
-from tft.core.incident import Fault
-from tft.core.incident_report import incident_report
-from tft.core.machine import Machine
-from tft.core.policy import Policy
-from tft.core.table import State
-from tft.hooks import Advice, PluginSpecs
+from tft.core.job.commands import Command, Consult, JobOver, Tell
+from tft.core.job.events import DeadlinePassed, Led, Received, Stalled
+from tft.core.job.incident import Fault
+from tft.core.job.incident_report import incident_report
+from tft.core.job.machine import Machine
+from tft.core.job.policy import Policy
+from tft.core.job.transitions import State
 from tft.plugins import add
 from tft.protocol.messages import (
     ORDER_NAMES,
@@ -57,6 +56,8 @@ from tft.protocol.messages import (
     Trained,
     Verdict,
 )
+from tft.spi.plugin import PluginSpecs
+from tft.spi.types import Advice
 from tft.testing.obedient import ScriptedRank
 
 Kind = TypeVar("Kind", bound=Order)

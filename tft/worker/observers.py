@@ -13,7 +13,6 @@ from typing import Any
 import pluggy
 import structlog
 
-from tft.hooks import CheckResult, DeviceFault, SessionView
 from tft.plugins import FAILURES, call_guarded
 from tft.protocol.messages import OrderName
 from tft.spi.types import CheckResult, DeviceFault, SessionView

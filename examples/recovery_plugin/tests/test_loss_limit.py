@@ -4,7 +4,7 @@ The plugin beside the real judgement of tft: no process, no socket, and no time 
 
 from tft_loss_limit import LIMIT, SPARE, LossLimit
 
-from tft.core.policy import Policy
+from tft.core.job.policy import Policy
 from tft.testing.scripted import ScriptedJob
 
 

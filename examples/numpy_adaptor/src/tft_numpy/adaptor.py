@@ -1,5 +1,5 @@
 """
-The hooks of the adaptor, as the entry point names them. `tft.hooks.AdaptorSpecs` specifies each.
+The hooks of the adaptor, as the entry point names them. `tft.spi.AdaptorSpecs` specifies each.
 
 A process has one training state and one group.
 """
@@ -12,8 +12,7 @@ from typing import Any
 from toynet import Broken, Rendezvous, group, rendezvous
 
 from tft.errors import UsageError
-from tft.hooks import Buffer, ShardPayload, hookimpl
-from tft.protocol.messages import FaultKind, ShardCopies
+from tft.spi import Buffer, FaultKind, ShardCopies, ShardPayload, hookimpl
 from tft_numpy.state import SHARD, State
 
 _state: State | None = None

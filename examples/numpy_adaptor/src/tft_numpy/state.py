@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from toynet import Arrays, Momentum, Network
 
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
-from tft.hooks import Buffer, ShardPayload
+from tft.spi import Buffer, ShardPayload
 
 SHARD = "dense"
 """The only shard: parameters and velocities. Every rank holds a copy."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from tft.hooks import hookimpl
+from tft.spi import hookimpl
 
 VARIABLE = "TFT_OBSERVE"
 """The variable that names the file, in every process of the job."""

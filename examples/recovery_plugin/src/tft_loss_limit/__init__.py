@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from tft.hooks import Advice, IncidentView, hookimpl
+from tft.spi import Advice, IncidentView, hookimpl
 
 LIMIT = "TFT_LOSS_LIMIT"
 SPARE = "TFT_AWAIT_SPARE"
