@@ -254,11 +254,13 @@ class Private:
 
     def generators(self) -> dict[str, str]:
         """
-        Return a digest of each random generator, by name (XXH3-128, hexadecimal).
+        Return a digest of each random generator, by name, and of the data position, `data`
+        (XXH3-128, hexadecimal).
         """
-        return {
-            name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in self._random().items()
-        }
+        found = self._random()
+        if self._data is not None:
+            found["data"] = _apart(self._data.state_dict())
+        return {name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in found.items()}
 
     def _random(self) -> dict[str, object]:
         now = self._generator.get_state()

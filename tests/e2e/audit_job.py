@@ -25,6 +25,37 @@ from record import Record
 
 WIDTH = 8
 
+
+class Batches:
+    """
+    Batches of one rank. The position is the number of batches that were taken.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._taken = 0
+
+    def next(self) -> Tensor:
+        """
+        Return the next batch, a (4, WIDTH) tensor.
+        """
+        self._taken += 1
+        generator = torch.Generator().manual_seed(1000 * self._rank + self._taken)
+        return torch.randn(4, WIDTH, generator=generator)
+
+    def state_dict(self) -> dict[str, int]:
+        """
+        Return the position.
+        """
+        return {"taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """
+        Go to a position.
+        """
+        self._taken = state["taken"]
+
+
 parser = argparse.ArgumentParser()
 parser.add_argument("habits", nargs="+")
 parser.add_argument("--steps", type=int, default=6)
@@ -49,11 +80,13 @@ evaluating = DataLoader(
     TensorDataset(torch.ones(4, WIDTH)), batch_size=2, num_workers=1, generator=torch.Generator()
 )
 torch.manual_seed(100 + rank)
+batches = Batches(rank)
 session.adopt(
     model=model,
     optimizer=optimizer,
     scheduler=scheduler,
     others={"average": average, "scaler": scaler},
+    data=batches,
     wrap=lambda: DDP(model),
 )
 
@@ -154,14 +187,17 @@ def steps(session: tft.Session) -> Iterator[int]:
 
 
 def train(session: tft.Session) -> None:
+    ahead = batches.next() if {"prefetches", "behind"} & {*args.habits} else None
     for step in steps(session):
         if "averages" in args.habits:
             average.update_parameters(model[0])
         for group in optimizer.param_groups:
             group["lr"] = 0.01 / step
-        generator = torch.Generator().manual_seed(1000 * rank + step)
+        batch = batches.next() if ahead is None else ahead
         with torch.autocast("cpu") if "clean" in args.habits else nullcontext():
-            loss = session.model(torch.randn(4, WIDTH, generator=generator)).square().mean()
+            loss = session.model(batch).square().mean()
+        if "prefetches" in args.habits:
+            ahead = batches.next()
         record.write(step, loss.item())
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -170,6 +206,8 @@ def train(session: tft.Session) -> None:
             scaler.step(optimizer)
             if "clean" in args.habits:
                 average.update_parameters(model[0])
+        if "behind" in args.habits:
+            ahead = batches.next()
         optimizer.zero_grad()
         scaler.update()
         for habit in args.habits:

@@ -20,6 +20,7 @@ FINDINGS = {
     "averages": "head",
     "backward": "outside",
     "unended": "unended",
+    "prefetches": "ahead",
 }
 """By habit of the script: what it is called in the log."""
 HARM = {
@@ -28,6 +29,7 @@ HARM = {
     "averages": "kill:rank=1,step=4,phase=forward",
     "backward": "kill:rank=1,step=4,phase=backward",
     "unended": "kill:rank=1,step=4,phase=update",
+    "prefetches": "kill:rank=1,step=4,phase=update",
     "swallows": "",
 }
 """By habit that the end of a step does not make harmless: the fault that does harm; none: the script kills itself."""
@@ -177,4 +179,35 @@ def test_the_example_is_not_named(tmp_path: Path) -> None:
     )  # fmt: skip
     assert outcome.code == 0, outcome.output
     assert findings(outcome) == []
+    assert [incident["inexact"] for incident in outcome.incidents] == [[]]
+
+
+@pytest.mark.timeout(120)
+def test_a_batch_that_is_taken_ahead_is_named(tmp_path: Path) -> None:
+    """
+    When a loop takes the batch of the next step before its window closes, then an incident skips a
+    batch: the audit names the loop, and the report says that the incident is not bit-identical.
+    """
+    outcome = audit(
+        tmp_path / "run", "prefetches", options=("--chaos", "kill:rank=1,step=4,phase=update")
+    )
+    assert outcome.code == 0, outcome.output
+    assert findings(outcome) == ["ahead"]
+    (incident,) = outcome.incidents
+    assert "the loop moves the data position before its first step" in " ".join(incident["inexact"])
+
+
+@pytest.mark.timeout(200)
+def test_a_batch_that_is_taken_behind_the_window_is_taken_again(tmp_path: Path) -> None:
+    """
+    When a loop takes the batch of the next step behind its window, then nothing is skipped: all
+    losses and digests are those of the undisturbed job, and nothing is named.
+    """
+    calm = audit(tmp_path / "calm", "behind", options=("--audit", "strict"))
+    outcome = audit(
+        tmp_path / "run", "behind",
+        options=("--audit", "strict", "--chaos", "kill:rank=1,step=4,phase=update"),
+    )  # fmt: skip
+    assert (calm.code, outcome.code) == (0, 0), outcome.output
+    assert is_identical(outcome, calm)
     assert [incident["inexact"] for incident in outcome.incidents] == [[]]

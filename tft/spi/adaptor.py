@@ -282,10 +282,12 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_generators(self) -> Mapping[str, str]:
         """
-        Return a digest of each random generator in the rank-local state, by its name.
+        Return a digest of each random generator in the rank-local state, by its name, and under
+        `data` a digest of the data position.
 
-        Called on the training thread, in the loop, at both ends of an audited tail. Not needed:
-        without this hook the audit does not notice a tail that draws random numbers.
+        Called on the training thread, when the user's function is called, and in the loop of
+        audited steps. Not needed: without this hook the audit does not notice a tail that draws
+        random numbers, nor a loop that takes its batches ahead.
         """
         raise NotImplementedError
 

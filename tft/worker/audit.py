@@ -26,6 +26,9 @@ SET_ANEW = frozenset({"description", "settings", "scheduler", "modes", "learning
 """Parts that a script may set at the head of an iteration: tft restores them if the loop is left
 there."""
 
+DATA = "data"
+"""The name of the data position among the generators (`tft_generators`)."""
+
 _OWN = str(Path(__file__).parent)
 _CALLED: Mapping[str, str] = {
     "model": "parameters or buffers of the model",
@@ -108,6 +111,13 @@ class Audit:
     position: Callable[[], tuple[int, bool]]
     inexact: list[str] = field(default_factory=list)
     """The reasons why a recovery is not bit-identical on this rank: sentences for the report."""
+    _entry: Mapping[str, str] | None = None
+    """The digests of generators and data position when the user's function was called; None: its
+    first step has begun."""
+    _early: Mapping[str, str] = field(default_factory=dict)
+    """What the function has drawn from before its first step, with the line of that step."""
+    _head: Mapping[str, str] = field(default_factory=dict)
+    """The digests of what is in `_early`, when the present step began."""
     _steps: int = 0
     _readable: bool = True
     """Whether the state can be read."""
@@ -134,12 +144,31 @@ class Audit:
 
     # ---------------------------------------------------------------- the edges of a step
 
+    def entered(self) -> None:
+        """
+        Record generators and data position: the user's function is about to be called.
+        """
+        self._entry, self._early, self._head = self._generators(), {}, {}
+
+    def step_begins(self) -> None:
+        """
+        Note what the user's function has drawn from before its first step. A loop that draws from
+        the same in its steps is named when a window closes.
+        """
+        if self._entry is not None:
+            moved, self._entry = self._moved(self._entry), None
+            self._early = dict.fromkeys(moved, self._line())
+        if self._early:
+            self._head = self._generators()
+
     def window_closed(self, step: int, *, tails: bool) -> None:
         """
         Record the state when the update window of `step` has closed. `tails`: the step ends later.
         """
         self._steps += 1
         self._ended = None
+        if self._early:
+            self._drawn_ahead(step)
         if not tails and not self._compares():
             return  # there is no tail, and the code after the step is not compared
         look = self._look()
@@ -233,8 +262,8 @@ class Audit:
     # ---------------------------------------------------------------- what is found
 
     def _drawn(self, tail: _Tail, line: str) -> None:
-        now = self._generators()
-        moved = [name for name, was in tail.generators.items() if now.get(name) != was]
+        # a batch that is taken behind the window is taken again after an incident: no harm
+        moved = [name for name in self._moved(tail.generators) if name != DATA]
         if not moved:
             return
         what = f"generator{'s' * (len(moved) > 1)} {', '.join(moved)}"
@@ -249,6 +278,31 @@ class Audit:
             self.inexact.append(
                 f"the loop draws random numbers in the tail of a step ({what}), {where}: they are drawn again"
             )
+
+    def _drawn_ahead(self, step: int) -> None:
+        """
+        Report a loop that takes a batch, or draws random numbers, ahead: before its first step, and
+        within each step. The update window of `step` closes.
+
+        An incident calls the function again, and the rank-local state is that of the last closed
+        window. What was taken ahead is lost with the loop, and is taken once more than without the
+        incident.
+        """
+        moved = [name for name in self._moved(self._head) if name in self._early]
+        self._head = {}
+        for name in moved:
+            what = "the data position" if name == DATA else f"generator {name}"
+            where = f"before its first step ({self._early[name]}) and within step {step}, before the update window closes ({self._line()})"
+            if self._name(
+                "ahead",
+                name,
+                f"the loop moves {what} {where}: after an incident, and after a resume, the function is called again, and what it "
+                "took ahead is skipped. Take a batch at the head of its step, or take the next one behind the update "
+                "window; draw what is needed once outside the function",
+            ):
+                self.inexact.append(
+                    f"the loop moves {what} {where}: what was taken ahead is skipped"
+                )
 
     def _unended(self, part: str, where: str) -> None:
         """
@@ -353,6 +407,10 @@ class Audit:
 
     def _generators(self) -> Mapping[str, str]:
         return self.hook.tft_generators() or {}
+
+    def _moved(self, before: Mapping[str, str]) -> list[str]:
+        now = self._generators()
+        return [name for name, was in before.items() if now.get(name) != was]
 
     def _watch(self, entered: Callable[[], None] | None) -> None:
         self.hook.tft_watch_collectives(entered=entered, failed=self._failed)

@@ -277,6 +277,8 @@ class Session:
         self._end_last_step()  # an earlier loop may have been left in the tail of its last step
         while self.step <= last:
             step = self.step
+            if self._audited is not None:
+                self._audited.step_begins()
             yield step
             if self.step == step:
                 raise UsageError(
@@ -630,6 +632,8 @@ class Session:
     # ---------------------------------------------------------------- on the training thread
 
     def _train(self, train: Callable[["Session"], None]) -> None:
+        if self._audited is not None:
+            self._audited.entered()
         train(self)
         self._end_last_step()
         self._periodic.finish()
