@@ -5,7 +5,7 @@ what it was for has been done, a place that nobody comes to.
 
 import pytest
 
-from tests.core.lives import strategies, trained
+from tests.core.lives import strategies, trained, tried
 from tft.core.job.transitions import State
 from tft.protocol.messages import Kill, Load, Save, Spawn, Spawned, Stop
 from tft.testing.scripted import ScriptedJob
@@ -78,6 +78,39 @@ def test_what_is_left_by_a_process_that_was_given_up_counts_all_the_same() -> No
     job.kill(3)
     job.settle()
     assert [s.private for s in job.orders(Save) if s.private] == [{3: "00"}]
+
+
+def test_a_process_that_ends_late_after_all_makes_room_for_the_next() -> None:
+    """
+    When a process could not be ended in time, and its end is reported before the strategy is
+    chosen, then its node is a place for the rank again.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"recover", "dump"})
+    job.deaf = {1}
+    job.notice(3, "process", "its card is gone")
+    job.settle()
+    job.wait()
+    assert job.state is State.CLEARING
+    job.deaf = set()
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert [(s.rank, s.node) for s in job.orders(Spawn)][-1] == (3, 1)
+
+
+def test_a_node_that_is_there_is_not_said_to_be_gone() -> None:
+    """
+    When a rank has no place because a process of it may still run on its node, then the report says
+    so.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"recover", "dump"})
+    job.deaf = {1}
+    job.notice(3, "process", "its card is gone")
+    job.settle()
+    job.wait()
+    job.settle()
+    assert "a process of rank 3 may still run on node 1" in tried(job)["recover"]
 
 
 def test_a_ceiling_holds_until_everyone_has_gone_back() -> None:

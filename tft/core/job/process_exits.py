@@ -92,6 +92,8 @@ class ProcessExits:
         # a process that was given up counts as gone already, but its rank-local state is still used
         if rank_state.process is Process.GONE:
             rank_state.private = message.private or rank_state.private
+            # the process that could not be ended has ended after all: its node is a place again
+            job.rank_states[rank_state.rank].excluded_nodes -= {message.node}
             return None
         was, retires = rank_state.process, rank_state in job.retiring
         self._gone(rank_state)

@@ -127,7 +127,13 @@ class StrategyChoice:
         if job.state is S.DUMPING:
             return "a last checkpoint is being written"
         if job.home(rank_state) is None:
-            return f"node {rank_state.node} is gone, and its ranks have no other place"
+            node = rank_state.node
+            if node in job.lost_nodes:
+                return f"node {node} is gone, and its ranks have no other place"
+            return (
+                f"a process of rank {rank_state.rank} may still run on node {node}, since it could not be "
+                "ended, and the rank has no other place"
+            )
         if job.incident.respawns.get(rank_state.rank, 0) >= job.policy.respawns:
             return (
                 f"rank {rank_state.rank} has died {job.policy.respawns + 1} times in this incident"
