@@ -4,13 +4,17 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo megatron-demo test check test-mindspore test-megatron test-mindspeed soak mutate bench format clean
+.PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed soak mutate bench format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
 
 megatron-demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py --megatron
+
+# What needs no training process, in about a minute.
+unit: $(INSTALLED)
+	scripts/unit
 
 # What "done" means, and what CI runs: format, lint, types, walls between rooms, tests.
 test check: $(INSTALLED)
