@@ -280,7 +280,7 @@ class _Blocking(_Collective):
             self._over.set()
 
     def is_completed(self) -> bool:
-        return self._over.is_set()
+        return self._ended(timedelta())  # the operation goes on only while some thread waits for it
 
 
 def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Work]:

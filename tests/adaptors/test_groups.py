@@ -130,6 +130,15 @@ def test_gloo_keeps_nobody_who_is_called_off(job: NewJob) -> None:
         two.form()
 
 
+def test_an_operation_that_is_polled_completes(job: NewJob) -> None:
+    """
+    When a rank asks again and again whether an operation is complete, and nobody waits for it, then
+    it completes.
+    """
+    two = job(2, Recipe(wrapped=False))
+    assert two.all("call", polled) == [[2.0, 1.0], [2.0, 0.0]]
+
+
 def test_a_sum_is_written_in_the_mode_of_the_caller(job: NewJob) -> None:
     """
     When a sum of which each rank keeps a part is asked for in inference mode, or is written into a parameter without
@@ -353,6 +362,23 @@ def part_of_sum_in_each_mode(_: Actor) -> list[float]:
     with torch.no_grad():
         dist.reduce_scatter_tensor(parameter, torch.ones(2))
     return [kept.item(), parameter.item()]
+
+
+def polled(_: Actor) -> list[float]:
+    """
+    A part of an all-reduce, and the number of the other rank.
+    """
+    other = 1 - dist.get_rank()
+    part, number = torch.empty(1), torch.empty(1)
+    left = [
+        dist.reduce_scatter_tensor(part, torch.ones(2), async_op=True),
+        dist.isend(torch.tensor([float(dist.get_rank())]), other),
+        dist.irecv(number, other),
+    ]
+    ends = time.monotonic() + 20.0
+    while any(not (work is None or work.is_completed()) for work in left):
+        assert time.monotonic() < ends
+    return [part.item(), number.item()]
 
 
 def over_and_over(_: Actor, what: str) -> None:
