@@ -13,6 +13,7 @@ This module starts no thread. It reduces numpy's arrays, and imports MindSpore o
 Tensors to a caller that gave Tensors.
 """
 
+import errno
 import hmac
 import json
 import os
@@ -402,10 +403,10 @@ class Group:
         (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         connection = self._kept(socket.socket(family, kind))
         connection.setblocking(False)
-        with suppress(BlockingIOError):
-            connection.connect(address)
-        self._wait(connection, select.POLLOUT)
-        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        error = connection.connect_ex(address)
+        if error == errno.EINPROGRESS:
+            self._wait(connection, select.POLLOUT)
+            error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             self._forget(connection)
             raise OSError(error, os.strerror(error))

@@ -72,6 +72,8 @@ class Private:
         state = unpack(private)
         if not isinstance(state, dict) or "mindspore" not in state:
             raise MalformedMessage("private state that the adaptor mindspore did not capture")
+        if self._data is not None:  # a data position may draw random numbers while it is loaded
+            self._data.load_state_dict(state["data"])
         set_rng_state(Tensor(numpy.frombuffer(state["mindspore"], numpy.uint8).copy()))
         if "python" in state:
             version, words, gauss = state["python"]
@@ -80,8 +82,6 @@ class Private:
             name, words, *rest = state["numpy"]
             numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
         self._run_from(state.get("running", {}))
-        if self._data is not None:
-            self._data.load_state_dict(state["data"])
 
     def rewind(self) -> None:
         """

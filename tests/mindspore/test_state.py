@@ -186,6 +186,25 @@ def test_generators_that_training_draws_from_are_kept() -> None:
     assert [random.random(), numpy.random.rand()] == drawn
 
 
+def test_data_that_draws_while_it_is_loaded_does_not_move_the_generators() -> None:
+    """
+    When the data position draws random numbers while it is loaded, then the generators are restored
+    after that.
+    """
+
+    class Drawing(Training):
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            random.random()
+            numpy.random.rand()
+            super().load_state_dict(state)
+
+    adopted = Drawing().adopted(rng=("mindspore", "python", "numpy"))
+    kept = adopted.capture(closing=True)
+    drawn = [random.random(), numpy.random.rand()]
+    adopted.rollback(kept)
+    assert [random.random(), numpy.random.rand()] == drawn
+
+
 def test_a_shard_of_another_model_is_refused() -> None:
     """
     When what comes is not of this model, then it is refused with the first difference, and nothing is
