@@ -144,14 +144,16 @@ class ReplicaOptimizer(Optimizer):
         Load this rank's share from the state of an optimizer that has the whole state, in the form
         of that optimizer's `state_dict`.
 
-        Raises `UsageError` if the state has other numbers of parameters or parameter groups.
+        Raises `UsageError` if the parameter groups of the state have other numbers of parameters.
         """
         every = [p for group in self.param_groups for p in group["params"]]
         numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
-        if len(numbers) != len(every) or len(state_dict["param_groups"]) != len(self.param_groups):
+        there = [len(group["params"]) for group in state_dict["param_groups"]]
+        here = [len(group["params"]) for group in self.param_groups]
+        if there != here:
             raise UsageError(
-                f"the state is that of {len(numbers)} parameters in {len(state_dict['param_groups'])} "
-                f"groups, and there are {len(every)} in {len(self.param_groups)}"
+                f"the parameter groups of the state have {there} parameters, and those of this "
+                f"optimizer have {here}: it is the state of another optimizer"
             )
         number_of = dict(zip(every, numbers, strict=True))
         groups = [
