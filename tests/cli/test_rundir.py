@@ -18,6 +18,7 @@ from tft.launcher.run_directory import (
     FreshReport,
     check_run_dir,
     checkpoint_store_there,
+    last_line,
     living_run,
     passed_over,
     resumable,
@@ -334,3 +335,13 @@ def test_what_is_newer_and_passed_over_is_named(settings: JobSettings) -> None:
         "it has no manifest.json", "it was never finished",
     ]  # fmt: skip
     assert str(store.place(6)) in found[0]
+
+
+def test_the_last_line_of_a_log_is_found_whatever_its_bytes(tmp_path: Path) -> None:
+    """
+    When a log has bytes that are no text, then its last line is shown all the same: it says why a
+    part has ended.
+    """
+    log = tmp_path / "agent.log"
+    log.write_bytes(b"\xff\xfe\nno place for rank 3\n\n")
+    assert last_line(log) == "no place for rank 3"

@@ -416,7 +416,10 @@ def last_line(log: Path) -> str:
     """
     Return the last line of a log that is not empty, or an empty text.
     """
-    return next((line for line in reversed(log.read_text().splitlines()) if line.strip()), "")
+    return next(
+        (line for line in reversed(log.read_text(errors="replace").splitlines()) if line.strip()),
+        "",
+    )
 
 
 def in_use(run_dir: Path, node: int) -> bool:
