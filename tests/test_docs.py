@@ -158,6 +158,19 @@ def test_the_contract_has_every_part_of_the_report() -> None:
     assert "`why`" in page
 
 
+def test_the_page_on_scripts_continues_the_run_of_wandb() -> None:
+    """
+    When a process replaces a lost rank, then the page on scripts says how it continues the run of wandb instead of
+    beginning a second one.
+    """
+    text = (ROOT / "docs/howto/scripts.md").read_text()
+    calls = re.findall(r"wandb\.init\(([^)]*)\)", text)
+
+    assert calls
+    assert all("id=" in call and 'resume="allow"' in call for call in calls)
+    assert "without an id it begins a second run" in " ".join(text.split())
+
+
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.__name__)
 def test_every_setting_is_documented(declared: type) -> None:
     """
