@@ -3,9 +3,9 @@ A DDP job that does some work after its update window. At the end, each rank rec
 state.
 
     tails_job.py HABIT [--slow before|after|head] [--slowly STEP,STEP...] [--own] [--evaluates]
-                 [--die RANK,STEP[,INCARNATION]]
+                 [--rows] [--die RANK,STEP[,INCARNATION]]
 
-With `--evaluates` all ranks evaluate after each step, and record their common result once. In the
+With `--rows` each rank records a row of each step before the backward pass. With `--evaluates` all ranks evaluate after each step, and record their common result once. In the
 steps of `--slowly` each rank waits 0.2 s for every rank below it: before its window, after it, or
 at the head of the step. Each rank writes its positions to `trail-rankR.INCARNATION`.
 """
@@ -95,6 +95,7 @@ parser.add_argument("--slow", choices=["before", "after", "head"], default="afte
 parser.add_argument("--slowly", default="")
 parser.add_argument("--own", action="store_true")
 parser.add_argument("--evaluates", action="store_true")
+parser.add_argument("--rows", action="store_true")
 parser.add_argument("--die", default="")
 parser.add_argument("--steps", type=int, default=12)
 args = parser.parse_args()
@@ -353,6 +354,8 @@ def train(session: tft.Session) -> None:
         come("head", step)
         wait("head", step)
         loss = session.model(data.next()).square().mean()
+        if args.rows:
+            session.record({"loss": loss.item()})
         habit.scaler.scale(loss).backward()
         record.write(step, loss.item())
         wait("before", step)

@@ -175,6 +175,44 @@ def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[i
         assert [incident["inexact"] for incident in outcome.incidents] == [[]] * len(kills)
 
 
+@pytest.mark.parametrize(
+    ("rank", "phase"),
+    [
+        (1, "update"),
+        (1, "forward"),
+        pytest.param(0, "update", marks=pytest.mark.soak),
+        pytest.param(2, "update", marks=pytest.mark.soak),
+    ],
+)
+def test_rows_of_a_step_in_which_a_rank_dies_are_there_once(
+    tmp_path: Path, calm: Calm, rank: int, phase: str
+) -> None:
+    """
+    When each rank records a row of each step and evaluates after it, the ranks come to their windows one after the
+    other, and one is killed in its update, which the others complete, or in its forward pass, which all repeat, then
+    each rank has each row of the undisturbed job once, in its order.
+    """
+    arguments = ("schedules", "--rows", "--evaluates")
+    outcome = disturbed(
+        tmp_path / "run", *arguments, "--slow", "before", "--slowly", "6",
+        chaos=(f"kill:rank={rank},step=6,phase={phase}",),
+    )  # fmt: skip
+    assert [(c["rank"], c["phase"], c["step"]) for c in outcome.chaos()] == [(rank, phase, 6)]
+    assert [each for each, _ in gone(outcome)] == [rank]
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
+    assert (incident["step"], incident["inexact"]) == (7 if phase == "update" else 6, [])
+    found = evaluations(outcome)
+    assert len(found) == 3
+    for name, lines in found.items():
+        written = [json.loads(line) for line in lines]
+        assert [(row["step"], "after" in row) for row in written] == [
+            (step, after) for step in range(1, 13) for after in (False, True)
+        ], name
+    assert found == evaluations(calm(*arguments))
+    identical(outcome, calm(*arguments))
+
+
 # ---------------------------------------------------------------- other loops
 
 
