@@ -87,13 +87,20 @@ class Branching(Net):
 
 class Waking(Counting):
     """
-    A network that begins to count in step 6.
+    A network that counts its steps from the first on, and its input from step 6 on.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.every: Tensor
+        self.register_buffer("every", torch.zeros(()))
 
     def forward(self, x: Tensor, step: int) -> Tensor:
         """
-        Count from step 6 on.
+        Count the step. Count the input from step 6 on.
         """
+        if self.training:
+            self.every += 1
         if step >= 6:
             return super().forward(x, step)
         return Net.forward(self, x, step)
@@ -207,7 +214,8 @@ class Counts(Habit):
 
 class Wakes(Habit):
     """
-    The script counts in a buffer that changes for the first time in the step in which a rank dies.
+    The script counts in a buffer that changes for the first time in the step in which a rank dies,
+    and in another that changes in every step.
     """
 
     net = Waking
@@ -233,8 +241,11 @@ class Zeroes(Habit):
 
 class Freezes(Habit):
     """
-    The script freezes a part of the model after the update window of step 3.
+    The script freezes a part of the model after the update window of step 3. DDP itself accepts
+    that.
     """
+
+    wrapper: Mapping[str, Any] = {"find_unused_parameters": True}  # Any: arguments of DDP
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """

@@ -73,7 +73,8 @@ def test_a_buffer_that_moves_for_the_first_time_is_rewound(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:
     """
-    When a rank dies in the first step that changes a buffer, then all ranks have that step in it once.
+    When a rank dies in the first step that changes a buffer, and another buffer has changed in each step before,
+    then all ranks have that step in both of them once.
     """
     loses_nothing(tmp_path, "wakes", "1,6", *how)
 
@@ -85,11 +86,14 @@ def test_parameters_that_are_frozen_while_training_are_refused(
 ) -> None:
     """
     When a script freezes parameters while training, then the job ends with the next window, and says why, where
-    a replacement would have trained them on.
+    a replacement would have trained them on. The loss of a step is recorded before its window: that of step 4 is the
+    last.
     """
     outcome = run(tmp_path, script=SCRIPT, arguments=("freezes", "--die", "1,6", *how), nproc=2)
-    assert outcome.code not in (0, 3), outcome.output
+    assert outcome.code == 4, outcome.output
     assert "requires_grad of first.weight, first.bias was changed while training" in outcome.output
+    assert {step for _, step in outcome.rows()} == {1, 2, 3, 4}
+    assert outcome.finals() == {}
 
 
 @pytest.mark.parametrize(
