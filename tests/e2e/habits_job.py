@@ -11,7 +11,8 @@ import argparse
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from sys import path
 from typing import Any
 
@@ -20,7 +21,11 @@ import torch.distributed as dist
 import xxhash
 from tft_pytorch import Made
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # it has no types
+    StatefulDataLoader,
+)
 
 import tft
 
@@ -158,6 +163,31 @@ class Momentum(torch.optim.SGD):
                 parameter.data.add_(known, alpha=-group["lr"])
 
 
+@dataclass
+class Factors:
+    """
+    The factors of a preconditioner.
+    """
+
+    left: Tensor
+
+
+class Preconditioned(torch.optim.SGD):
+    """
+    An optimizer that keeps a dataclass in the state of each parameter, as Distributed Shampoo does.
+    """
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """
+        Grow the factors, and apply the step of SGD.
+        """
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                known = self.state[parameter].setdefault("factors", Factors(torch.ones(2)))
+                known.left.mul_(1.1)
+        return super().step(closure)
+
+
 class Habit:
     """
     A script without habits. The subclasses have one habit each.
@@ -168,12 +198,21 @@ class Habit:
     wrapper: Mapping[str, Any] = {}  # Any: arguments of DDP
     drops = True
     """True: the script drops the gradients. False: the script sets them to zero."""
+    scales = False
+    """Whether the script scales its loss."""
+    loads = False
+    """Whether the batches come from a loader of torchdata, which has no generator of its own."""
 
     def before(self, step: int, die: Callable[[], None]) -> None:
         """
         Run what comes between forward and backward pass: the victim dies.
         """
         die()
+
+    def ready(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
+        """
+        Run what comes between backward pass and update window: nothing.
+        """
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
@@ -263,6 +302,45 @@ class Hides(Habit):
     optimizer = Momentum
 
 
+class Preconditions(Habit):
+    """
+    The script has an optimizer with dataclasses in its state.
+    """
+
+    optimizer = Preconditioned
+
+
+class Unscales(Habit):
+    """
+    The script unscales the gradients, clips them, and all ranks sum their norms before the window.
+    """
+
+    scales = True
+
+    def before(self, step: int, die: Callable[[], None]) -> None:
+        """
+        Do nothing: no rank dies here.
+        """
+
+    def ready(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
+        """
+        Unscale and clip the gradients. The victim dies before the all-reduce, so the others, which
+        have unscaled theirs, cannot complete the step without it.
+        """
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        die()
+        dist.all_reduce(norm)
+
+
+class Loads(Habit):
+    """
+    The script takes shuffled batches from a `StatefulDataLoader` without a generator.
+    """
+
+    loads = True
+
+
 HABITS: Mapping[str, type[Habit]] = {
     "evaluates": Evaluates,
     "counts": Counts,
@@ -271,6 +349,9 @@ HABITS: Mapping[str, type[Habit]] = {
     "wakes": Wakes,
     "zeroes": Zeroes,
     "freezes": Freezes,
+    "preconditions": Preconditions,
+    "unscales": Unscales,
+    "loads": Loads,
 }
 
 
@@ -287,6 +368,12 @@ habit = HABITS[args.habit]()
 victim, fatal = map(int, args.die.split(",")) if args.die else (-1, -1)
 record = Record(session.run_dir, rank)
 torch.set_num_threads(1)
+scaler = GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=habit.scales)
+inputs = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(1000 * rank))
+torch.manual_seed(rank)  # the loader draws the seed of its order
+loader: Any = (
+    StatefulDataLoader(inputs, batch_size=4, shuffle=True) if habit.loads else None
+)  # Any: torchdata has no types
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -320,20 +407,42 @@ if args.make:
 else:
     model, optimizer = build()
     torch.manual_seed(100 + rank)
-    session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model, **habit.wrapper))
+    session.adopt(
+        model=model, optimizer=optimizer, wrap=lambda: DDP(model, **habit.wrapper),
+        **({"others": {"scaler": scaler}} if habit.scales else {}),
+        **({"data": loader} if habit.loads else {}),
+    )  # fmt: skip
+
+
+def batches(session: tft.Session) -> Iterator[tuple[int, Tensor]]:
+    """
+    Yield the steps that are left, each with a batch of shape (4, WIDTH).
+    """
+    loaded = iter(loader) if habit.loads else iter(())
+    for step in session.steps(args.steps):
+        if not habit.loads:
+            generator = torch.Generator().manual_seed(1000 * rank + step)
+            yield step, torch.randn(4, WIDTH, generator=generator)
+            continue
+        batch = next(loaded, None)
+        if batch is None:  # the next epoch begins
+            loaded = iter(loader)
+            batch = next(loaded)
+        yield step, batch
 
 
 def train(session: tft.Session) -> None:
     wrapped = session.model.model if args.make else session.model
     steps = session.model.optimizer if args.make else optimizer
-    for step in session.steps(args.steps):
-        generator = torch.Generator().manual_seed(1000 * rank + step)
-        loss = wrapped(torch.randn(4, WIDTH, generator=generator), step).square().mean()
+    for step, batch in batches(session):
+        loss = wrapped(batch, step).square().mean()
         habit.before(step, die)
-        loss.backward()
+        scaler.scale(loss).backward()
         record.write(step, loss.item())
+        habit.ready(wrapped.module, step, die)
         with session.update():
-            steps.step()
+            scaler.step(steps)
+            scaler.update()
         steps.zero_grad(set_to_none=habit.drops)
         habit.after(wrapped.module, step, die)
 
@@ -357,6 +466,8 @@ record.finish(
         "modes": json.dumps([module.training for module in net.modules()]),
         "buffers": whole(dict(net.named_buffers())),
         "trained": json.dumps([each.requires_grad for each in net.parameters()]),
+        "scaler": json.dumps(scaler.state_dict()),
+        "generator": whole({"torch": torch.get_rng_state()}),
         "extra": repr({k: v for k, v in net.state_dict().items() if k.endswith("_extra_state")}),
     }
 )

@@ -4,6 +4,7 @@ Each job loses a rank in the midst of it, and all that there is of its state at 
 the undisturbed job.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,42 @@ def test_an_optimizer_that_keeps_state_out_of_reach_is_refused(
     assert outcome.code not in (0, 3), outcome.output
     assert "Momentum keeps state in its attributes" in outcome.output
     assert {step for _, step in outcome.rows()} == {1}
+
+
+@pytest.mark.parametrize(
+    "how", [(), pytest.param(("--make",), marks=pytest.mark.soak)], ids=["adopted", "made"]
+)
+def test_an_optimizer_that_keeps_dataclasses_in_its_state_is_refused(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    """
+    When an optimizer keeps a dataclass in the state of a parameter, then the job ends with its first step, and names
+    the dataclass, where the first incident would have found that the state cannot be moved.
+    """
+    outcome = run(
+        tmp_path, script=SCRIPT, arguments=("preconditions", "--die", "1,6", *how), nproc=2
+    )
+    assert outcome.code == 4, outcome.output
+    assert "after a step of Preconditioned" in outcome.output
+    assert re.search(r"optim\.state\.\S*\.factors holds a \S*Factors", outcome.output)
+    assert {step for _, step in outcome.rows()} == {1}
+    assert outcome.finals() == {}
+
+
+def test_gradients_that_were_unscaled_are_unscaled_again(tmp_path: Path) -> None:
+    """
+    When a rank dies between `scaler.unscale_` and the update window, and the others, which have unscaled their
+    gradients, wait for it there, then all unscale the gradients of that step again.
+    """
+    loses_nothing(tmp_path, "unscales", "1,6")
+
+
+def test_a_loader_without_a_generator_leaves_the_draws_of_others_alone(tmp_path: Path) -> None:
+    """
+    When a StatefulDataLoader draws from torch's generator for each iterator, and a rank dies in a step with dropout,
+    then batches and dropout are those of the undisturbed job.
+    """
+    loses_nothing(tmp_path, "loads", "1,6")
 
 
 @pytest.mark.soak
