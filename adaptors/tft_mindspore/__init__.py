@@ -9,7 +9,7 @@ numpy are imported here only when they are needed.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tft_mindspore.adaptor import groups as _groups
+from tft_mindspore.process import groups as _groups
 
 if TYPE_CHECKING:
     from tft_mindspore.callback import TrainFaultTolerance

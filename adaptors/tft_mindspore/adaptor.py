@@ -7,42 +7,19 @@ the process of the rendezvous store has no use for them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tft.spi import FaultKind, StateHooks, hookimpl
+from tft_mindspore.process import groups, model_train
 
 if TYPE_CHECKING:
-    from tft_mindspore.callback import TrainFaultTolerance
-    from tft_mindspore.groups import Groups
     from tft_mindspore.training_state import Adopted
 
 _STRATEGIES = ("retry", "recover", "dump")
 
 _hooks: "StateHooks[Adopted]" = StateHooks()
-_model_train: "TrainFaultTolerance | None" = None
-"""The callback of a script that trains with `Model.train`: it says what is enabled, and writes last
-checkpoints. None: the script has a loop of its own."""
-
-
-def trained_by_model(callback: "TrainFaultTolerance") -> None:
-    """
-    Set the callback of a script that trains with `Model.train`.
-    """
-    global _model_train
-    _model_train = callback
-
-
-@cache
-def groups() -> "Groups":
-    """
-    Return the object that forms the process groups.
-    """
-    from tft_mindspore.groups import Groups
-
-    return Groups()
 
 
 # ---------------------------------------------------------------- the process
@@ -50,9 +27,10 @@ def groups() -> "Groups":
 
 @hookimpl
 def tft_strategies() -> Sequence[str]:
-    if _model_train is None:
+    callback = model_train()
+    if callback is None:
         return _STRATEGIES
-    return tuple(each for each in _STRATEGIES if each in _model_train.strategies)
+    return tuple(each for each in _STRATEGIES if each in callback.strategies)
 
 
 @hookimpl
@@ -144,14 +122,16 @@ def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
 
 @hookimpl
 def tft_save(directory: Path, shard: str, step: int) -> Sequence[str]:
-    if _model_train is not None:
-        return _model_train.save(directory, shard, step)
+    callback = model_train()
+    if callback is not None:
+        return callback.save(directory, shard, step)
     return _hooks.state().save(directory, shard, step)
 
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str], step: int) -> Sequence[str]:
-    return () if _model_train is None else _model_train.rename(directory, files, step)
+    callback = model_train()
+    return () if callback is None else callback.rename(directory, files, step)
 
 
 @hookimpl
@@ -161,7 +141,8 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_load(directory: Path, shard: str) -> None:
-    if _model_train is not None and _model_train.has_saved(directory, shard):
+    callback = model_train()
+    if callback is not None and callback.has_saved(directory, shard):
         return  # the script has loaded its own file before it trains
     _hooks.state().load(directory, shard)
 

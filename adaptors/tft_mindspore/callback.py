@@ -22,10 +22,11 @@ from mindspore.train.callback import _train_fault_tolerance as stock
 
 from tft.errors import JobEnded, OrderRefused, UsageError
 from tft.spi import sync
-from tft_mindspore import adaptor, environment
+from tft_mindspore import environment
 from tft_mindspore.groups import GroupBroken
 from tft_mindspore.layout import Series, open_series
 from tft_mindspore.memory import content, put
+from tft_mindspore.process import groups, trained_by_model
 from tft_mindspore.state import Part, named_parameters
 
 _ADAPTOR = "mindspore"
@@ -97,7 +98,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
                 "mindspore.set_context(mode=mindspore.PYNATIVE_MODE)"
             )
         self.strategies = asked.strategies
-        adaptor.trained_by_model(self)
+        trained_by_model(self)
         try:
             from mindio_ttp import framework_ttp
             from mindio_ttp import hosted_mode as hosted
@@ -201,7 +202,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         recognises if the loop must be left.
         """
         try:
-            group = adaptor.groups().present
+            group = groups().present
             summed = tuple(group.mean(list(gradients), self._ranks))
         except GroupBroken as broken:
             raise self._out(self._left_by(broken)) from None
@@ -221,7 +222,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         A connection that `shut` has not cut is a fault.
         """
         try:
-            cut = adaptor.groups().present.broken
+            cut = groups().present.broken
         except GroupBroken:
             cut = True
         return RuntimeError(f"{_FORCE_STOP if cut else _CONNECTION}: {broken}")

@@ -1,0 +1,65 @@
+"""
+The objects of which a process has one, shared by the adaptor's hooks and the callback: the process
+groups, and the callback itself.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tft_mindspore.groups import Groups
+
+
+class ModelTrain(Protocol):
+    """
+    The methods of the callback `TrainFaultTolerance` that the hooks call.
+    """
+
+    strategies: tuple[str, ...]
+    """The strategies that the environment enables, by tft's names."""
+
+    def save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
+        """
+        Have MindSpore save the state, and return the names of the files under `directory`.
+        """
+
+    def rename(self, directory: Path, files: Sequence[str], step: int) -> Sequence[str]:
+        """
+        Have MindSpore give the checkpoint its final name.
+        """
+
+    def has_saved(self, directory: Path, shard: str) -> bool:
+        """
+        Return whether the checkpoint under `directory` is one that MindSpore has saved.
+        """
+
+
+_model_train: ModelTrain | None = None
+
+
+def trained_by_model(callback: ModelTrain) -> None:
+    """
+    Set the callback of a script that trains with `Model.train`.
+    """
+    global _model_train
+    _model_train = callback
+
+
+def model_train() -> ModelTrain | None:
+    """
+    Return the callback of a script that trains with `Model.train`: it says what is enabled, and
+    writes last checkpoints. Return None when the script has a loop of its own.
+    """
+    return _model_train
+
+
+@cache
+def groups() -> "Groups":
+    """
+    Return the object that forms the process groups.
+    """
+    from tft_mindspore.groups import Groups
+
+    return Groups()
