@@ -193,14 +193,8 @@ def agent_command() -> click.Command:
     """
 
     def agent(
-        node: int,
-        host: str,
-        script: str,
-        arguments: tuple[str, ...],
-        module: bool,
         placed: tuple[int, int, int] | None,
         starter: tuple[int, str] | None,
-        spare: int,
         **options: Any,  # each option's own type
     ) -> int:
         die_with_parent()
@@ -209,20 +203,17 @@ def agent_command() -> click.Command:
         from tft.agent.settings import AgentSettings, Placed, StartedElsewhere
         from tft.launcher.plan import check_settings
 
+        names = ("node", "script", "arguments", "host", "module", "spare")
+        own = {name: options.pop(name) for name in names}
         settings = job_settings(options)
         check_settings(settings)
         return main(
             AgentSettings(
                 job=settings,
-                node=node,
-                script=script,
-                arguments=arguments,
-                host=host,
                 environment=inherited_environment(),
-                module=module,
                 placed=Placed.read(placed) if placed else None,
                 starter=StartedElsewhere.read(starter) if starter else None,
-                spare=spare,
+                **own,
             )
         )
 
