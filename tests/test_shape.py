@@ -37,7 +37,6 @@ NOT_YET: Mapping[Rule, Mapping[str, int]] = {
         "tft/transfer/client.py fetch": 71,
     },
     "parameters": {
-        "tft/agent/settings.py rank_environment": 9,
         "tft/core/job/machine.py Machine.__init__": 9,
         "tft/core/job/state.py Job.__init__": 9,
         "tft/spi/launcher.py Node.__init__": 8,

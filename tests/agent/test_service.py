@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tests.agent.stage import PAGE, PLUGIN, Stage, gone, package
-from tft.agent.settings import AgentSettings, Placed, rank_environment
+from tft.agent.settings import AgentSettings, Placed, RankStart, rank_environment
 from tft.config import JobSettings
 from tft.protocol.messages import EndNode, Exited, Kill, NodeJoined, Spawned, StoreOpened
 
@@ -82,10 +82,10 @@ def test_a_rank_that_another_launcher_has_placed_keeps_its_place(tmp_path: Path)
         job=job, node=5, script="train.py", arguments=(), host="h", environment={},
         placed=Placed(local_rank=1, local_world=4, machine=2),
     )  # fmt: skip
-    found = rank_environment(
-        settings, marker="m", rank=5, incarnation=0, successor=False, slot=0, page=3, words=4,
-        store=("h", 1),
-    )  # fmt: skip
+    start = RankStart(
+        rank=5, incarnation=0, successor=False, slot=0, page=3, words=4, store=("h", 1)
+    )
+    found = rank_environment(settings, "m", start)
 
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
     assert [found[name] for name in names] == ["5", "1", "4", "2", "2"]

@@ -20,7 +20,7 @@ from tft.agent.child import Child, write_pid
 from tft.agent.fork_server import ForkedProcess, ForkServer
 from tft.agent.output import Console, Output
 from tft.agent.remote_starter import NOT_STARTED, Distant, Elsewhere
-from tft.agent.settings import AgentSettings, rank_environment
+from tft.agent.settings import AgentSettings, RankStart, rank_environment
 from tft.clock import Clock
 from tft.config import descriptor_variables
 from tft.page import Page
@@ -319,14 +319,16 @@ class Ranks:
         words = os.memfd_create(f"tft-words-{rank_state.rank}")
         environment = rank_environment(
             self._settings,
-            marker=self._marker,
-            rank=rank_state.rank,
-            incarnation=incarnation,
-            successor=order.successor,
-            slot=rank_state.slot,
-            page=rank_state.page.fd,
-            words=words,
-            store=store,
+            self._marker,
+            RankStart(
+                rank=rank_state.rank,
+                incarnation=incarnation,
+                successor=order.successor,
+                slot=rank_state.slot,
+                page=rank_state.page.fd,
+                words=words,
+                store=store,
+            ),
         )
         try:
             child = (

@@ -143,38 +143,42 @@ def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     }
 
 
-def rank_environment(
-    settings: AgentSettings,
-    *,
-    marker: str,
-    rank: int,
-    incarnation: int,
-    successor: bool,
-    slot: int,
-    page: int,
-    words: int,
-    store: tuple[str, int],
-) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """
+    The values that differ from one process of a rank to another.
+    """
+
+    rank: int
+    incarnation: int
+    successor: bool
+    slot: int
+    """The rank's place on the node."""
+    page: int
+    """The descriptor of the page, which the process inherits."""
+    words: int
+    """The descriptor of the file for the stacks of the process's threads, inherited too."""
+    store: tuple[str, int]
+    """The address (host, port) of the rendezvous store."""
+
+
+def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> dict[str, str]:
     """
     Return the environment for one process of a rank. It has the variables that torchrun gives to a
-    script, and the variables that `tft.init` needs.
-
-    `slot` is the rank's place on the node. `page` and `words` are the descriptors that the process
-    inherits: the page, and the file for the stacks of its threads. `store` is the address (host,
-    port) of the rendezvous store.
+    script, and the variables that `tft.init` needs. `marker` is the reaper's mark.
     """
     job = settings.job
-    host, port = store
+    host, port = start.store
     told = RankSettings(
-        rank=rank,
+        rank=start.rank,
         world=job.world,
         job=job.job,
         run_dir=job.run_dir,
         broker=job.broker,
         adaptor=job.adaptor,
-        incarnation=incarnation,
-        successor=successor,
-        page=page,
+        incarnation=start.incarnation,
+        successor=start.successor,
+        page=start.page,
         host=settings.host,
         checkpoint_every=job.checkpoint_every,
         checkpoint_dir=job.checkpoint_dir,
@@ -184,11 +188,11 @@ def rank_environment(
         curve=job.curve,
         audit=job.audit,
     )
-    place = settings.place(slot)
+    place = settings.place(start.slot)
     return {
         **python_environment(settings, marker),
         **told.environment(),
-        **descriptor_variables(page=page, words=words),
+        **descriptor_variables(page=start.page, words=start.words),
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_world),
         "NODE_RANK": str(place.machine),
