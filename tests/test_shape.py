@@ -34,7 +34,6 @@ NOT_YET: Mapping[Rule, Mapping[str, int]] = {
         "tft/simulation/hands.py begin": 65,
         "tft/simulation/process.py Process.__init__": 65,
         "tft/testing/obedient.py ScriptedRank.obey": 67,
-        "tft/transfer/client.py fetch": 71,
     },
     "parameters": {
         "tft/core/job/machine.py Machine.__init__": 9,

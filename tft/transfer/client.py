@@ -65,13 +65,7 @@ def fetch(
     hello = Hello(job=job, rank=rank, shard=transfer.shard, step=step)
     threads: list[threading.Thread] = []
     try:
-        for place, source in enumerate(transfer.sources):
-            thread = threading.Thread(
-                target=bring,
-                args=(source, place, hello, board, patience, tls),
-                name=f"tft-fetch-{transfer.shard}-from-{source.rank}",
-                daemon=True,
-            )
+        for thread in _threads(transfer, hello, board, patience, tls):
             thread.start()
             threads.append(thread)
         offer = _agree(transfer, step, board, abandoned)
@@ -81,14 +75,7 @@ def fetch(
         if not board.complete():
             raise _failure(transfer, step, board)
     finally:
-        board.close()
-        while not board.wait(board.quiet, TICK):
-            pass
-        for thread in threads:
-            thread.join(TICK)  # not longer: a thread may hang in the resolver, which is harmless
-        for place, why in board.lost().items():
-            source = transfer.sources[place]
-            log.warning("source_lost", shard=transfer.shard, source=source.rank, why=why)
+        _close(transfer, board, threads)
     taken(offer.meta)
     odd = {transfer.sources[place].rank: why for place, why in board.lost().items()}
     log.info(
@@ -100,6 +87,34 @@ def fetch(
         given={transfer.sources[place].rank: size for place, size in board.given().items()},
     )
     return odd
+
+
+def _threads(
+    transfer: Transfer, hello: Hello, board: Board, patience: float, tls: Tls | None
+) -> list[threading.Thread]:
+    return [
+        threading.Thread(
+            target=bring,
+            args=(source, place, hello, board, patience, tls),
+            name=f"tft-fetch-{transfer.shard}-from-{source.rank}",
+            daemon=True,
+        )
+        for place, source in enumerate(transfer.sources)
+    ]
+
+
+def _close(transfer: Transfer, board: Board, threads: Sequence[threading.Thread]) -> None:
+    """
+    End the fetch: wait until no thread writes into the buffers any more, and log the lost sources.
+    """
+    board.close()
+    while not board.wait(board.quiet, TICK):
+        pass
+    for thread in threads:
+        thread.join(TICK)  # not longer: a thread may hang in the resolver, which is harmless
+    for place, why in board.lost().items():
+        source = transfer.sources[place]
+        log.warning("source_lost", shard=transfer.shard, source=source.rank, why=why)
 
 
 def _agree(transfer: Transfer, step: int, board: Board, abandoned: threading.Event) -> Offer:
