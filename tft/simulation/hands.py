@@ -66,15 +66,32 @@ def begin(process: "Process", execute: Execute) -> None:
     if process.context_lost and isinstance(order, ON_DEVICE):
         failure = "AcceleratorError: the context of the device is lost"
     takes = stage.mishaps.slowness(process.rank, execute.name)
-    if failure is not None:
-        if isinstance(order, Fetch):
-            process.torn = True
-            _tear(process, [transfer.shard for transfer in order.transfers])
-        elif isinstance(order, Load | Reload):
-            process.torn = True
-            _tear(process, process.content)
-        work = Work(private=_told(process)) if isinstance(order, Save) else Work()
-        return stage.clock.after(takes + 0.01, process.done, execute, failure, work)
+    if failure is None:
+        _begin(process, execute, takes)
+    else:
+        _fail(process, execute, takes, failure)
+
+
+def _fail(process: "Process", execute: Execute, takes: float, failure: str) -> None:
+    """
+    Fail an order with the text `failure`, after `takes` seconds. The state may be torn by then.
+    """
+    order = execute.order
+    if isinstance(order, Fetch):
+        process.torn = True
+        _tear(process, [transfer.shard for transfer in order.transfers])
+    elif isinstance(order, Load | Reload):
+        process.torn = True
+        _tear(process, process.content)
+    work = Work(private=_told(process)) if isinstance(order, Save) else Work()
+    process.stage.clock.after(takes + 0.01, process.done, execute, failure, work)
+
+
+def _begin(process: "Process", execute: Execute, takes: float) -> None:
+    """
+    Begin an order that will not fail at once. Its end is `takes` seconds later than usual.
+    """
+    stage, order = process.stage, execute.order
     match order:
         case Stop():
             stage.clock.after(takes + stage.takes(0.002, 0.02), _clear, process, execute)
@@ -118,7 +135,6 @@ def begin(process: "Process", execute: Execute) -> None:
             stage.clock.after(stage.takes(0.1, 0.3), process.node.ended, process, code)
         case _:
             process.done(execute, f"OrderRefused: {execute.name} is no work for this thread")
-    return None
 
 
 def abandon(process: "Process") -> None:
