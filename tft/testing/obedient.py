@@ -187,14 +187,7 @@ class ScriptedRank:
                 assert order.step not in self.bad_copies, f"rank {self.rank} takes a bad copy"
                 self._goes_back_to(order.step)
             case Fetch():
-                for transfer in order.transfers:
-                    for source in transfer.sources:
-                        has = gives(source.rank)
-                        assert order.step in has, f"rank {source.rank} gives {order.step} of {has}"
-                if self.promises:
-                    self.torn, self.promised = True, order.step
-                else:
-                    self._goes_back_to(order.step)
+                self._fetch(order, gives)
             case Rebuild():
                 if self.promised is not None:
                     self._goes_back_to(self.promised)
@@ -223,6 +216,16 @@ class ScriptedRank:
             case _:
                 pass
         return None
+
+    def _fetch(self, order: Fetch, gives: Callable[[int], frozenset[int]]) -> None:
+        for transfer in order.transfers:
+            for source in transfer.sources:
+                has = gives(source.rank)
+                assert order.step in has, f"rank {source.rank} gives {order.step} of {has}"
+        if self.promises:
+            self.torn, self.promised = True, order.step
+        else:
+            self._goes_back_to(order.step)
 
     def _hold(self, step: int) -> str | None:
         """
