@@ -36,7 +36,6 @@ NOT_YET: Mapping[Rule, Mapping[str, int]] = {
     "parameters": {
         "tft/core/job/machine.py Machine.__init__": 9,
         "tft/core/job/state.py Job.__init__": 9,
-        "tft/spi/launcher.py Node.__init__": 8,
         "tft/transfer/client.py fetch": 9,
     },
     "fields": {

@@ -16,7 +16,7 @@ import pytest
 from tft.agent.reaper import VARIABLE
 from tft.config import aside_variables, change_environment, descriptor_paths, stands_aside
 from tft.errors import UsageError
-from tft.spi.launcher import Answer, Ask, Node, Service, hear_answer, say, written
+from tft.spi.launcher import Answer, Ask, BrokerAddress, Node, Service, hear_answer, say, written
 
 WAITS = "import signal; signal.pause()"
 """A process that lives until it is killed."""
@@ -219,8 +219,8 @@ def test_ports_that_other_machines_reach_must_be_allowed() -> None:
     """
     with pytest.raises(UsageError, match="TFT_RUN_OPTIONS=--insecure if the network is trusted"):
         Node(
-            nnodes=2, node=1, ranks=1, address="192.0.2.1", port=1, named="--master_addr",
-            command=["train.py"],
+            nnodes=2, node=1, ranks=1, command=["train.py"],
+            broker=BrokerAddress(host="192.0.2.1", port=1, named="--master_addr"),
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tft.errors import UsageError
-from tft.spi.launcher import Node
+from tft.spi.launcher import BrokerAddress, Node
 
 
 class Own:
@@ -52,8 +52,8 @@ nnodes, number, ranks, port = map(int, sys.argv[1:5])
 command = sys.argv[5:]
 try:
     node = Node(
-        nnodes=nnodes, node=number, ranks=ranks, address="127.0.0.1", port=port, named="PORT",
-        command=command, defaults=["--adaptor", "fake"],
+        nnodes=nnodes, node=number, ranks=ranks, command=command,
+        broker=BrokerAddress(host="127.0.0.1", port=port, named="PORT"), defaults=["--adaptor", "fake"],
     )  # fmt: skip
 except UsageError as refused:
     sys.exit(f"own: {refused}")

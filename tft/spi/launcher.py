@@ -164,13 +164,26 @@ def check_options(options: Sequence[str]) -> None:
             raise UsageError(f"{RUN_OPTIONS} has {word}, which the launcher of the job decides")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerAddress:
+    """
+    Where the nodes of a job find the broker, which is on node 0. A job with one node does not need
+    this.
+    """
+
+    host: str
+    """The address of node 0, the same on all machines."""
+    port: int
+    """This port and the next one must be free on node 0."""
+    named: str
+    """The variable from which `host` was read, for error messages."""
+
+
 class Node:
     """
     A node of a job, for the program that starts the node's ranks.
 
-    `address` is the address of node 0 on all machines. `named` is the variable from which `address`
-    was read. `port` and the next port must be free on node 0. A job with one node does not need
-    these three. `command` is the command of the ranks, for the records. `defaults` are options of
+    `broker` is the address of the broker. `command` is the command of the ranks, for the records. `defaults` are options of
     `tft run`; the user's options in TFT_RUN_OPTIONS override them.
 
     Raises `UsageError` for invalid options or addresses, before any process is started.
@@ -182,9 +195,7 @@ class Node:
         nnodes: int,
         node: int,
         ranks: int,
-        address: str,
-        port: int,
-        named: str,
+        broker: BrokerAddress,
         command: Sequence[str],
         defaults: Sequence[str] = (),
     ) -> None:
@@ -195,8 +206,8 @@ class Node:
             "--resume-if-any",
         ]
         if nnodes > 1:
-            host = host_for_all(address, trusted=may_be_reached(options), named=named)
-            words += ["--broker", f"{host}:{port}", "--host", own_address(host)]
+            host = host_for_all(broker.host, trusted=may_be_reached(options), named=broker.named)
+            words += ["--broker", f"{host}:{broker.port}", "--host", own_address(host)]
         self._words = [*words, *defaults, *options]
         self._command = command
         self._mark = secrets.token_hex(16)

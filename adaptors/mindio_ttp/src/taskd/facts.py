@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tft.errors import UsageError
-from tft.spi.launcher import Node
+from tft.spi.launcher import BrokerAddress, Node
 
 _OF_MINDIO = ("TTP:1", "UCE:1", "HCCE:1", "ARF:1", "TSP:1")
 """The features that MindSpore leaves to `mindio_ttp`. MindSpore searches for the same texts."""
@@ -62,9 +62,7 @@ class Facts:
             nnodes=self.nnodes,
             node=self.number,
             ranks=self.ranks,
-            address=self.address,
-            port=self.port,
-            named=self.named,
+            broker=BrokerAddress(host=self.address, port=self.port, named=self.named),
             command=self.command,
             defaults=[
                 "--adaptor",
