@@ -4,7 +4,6 @@ reports that the machine was given, and is checked against the truth that the ma
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tft.core.job.commands import Command, Consult, Tell
 from tft.core.job.events import DeadlinePassed, Event, Received
@@ -39,10 +38,8 @@ from tft.simulation.chances import Chances
 from tft.simulation.copies import Copies
 from tft.simulation.invariants import Broken
 from tft.simulation.ledger import Ledger
-
-if TYPE_CHECKING:
-    from tft.simulation.process import Process
-    from tft.simulation.stage import Content, Stage
+from tft.simulation.stage import ProcessPart, Stage
+from tft.simulation.truth import Content
 
 S = State
 HARMLESS = ("resume", "come", "advise")
@@ -68,7 +65,7 @@ class Auditor:
     commands of the machine after that.
     """
 
-    def __init__(self, stage: "Stage") -> None:
+    def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._ledger = Ledger(stage)
         if stage.schedule.resume:
@@ -330,11 +327,11 @@ class Auditor:
 
     def not_put_back(
         self,
-        process: "Process",
+        process: ProcessPart,
         shard: str,
         step: int,
-        had: "Mapping[str, Content]",
-        got: "Content",
+        had: Mapping[str, Content],
+        got: Content,
     ) -> None:
         """
         Check that a rank which has ended a step does not get a shard as others held it in the tail
@@ -470,7 +467,7 @@ class Auditor:
                 "everyone stands in a pause", f"ranks {moving} move; the steps are {sorted(steps)}"
             )
 
-    def _process(self, machine: Machine, rank: int) -> "Process | None":
+    def _process(self, machine: Machine, rank: int) -> ProcessPart | None:
         node = self._stage.nodes.get(self._ledger.place(machine, rank))
         process = None if node is None else node.process(rank)
         if process is None or process.incarnation != machine.incarnation(rank):

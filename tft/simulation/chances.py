@@ -3,17 +3,13 @@ An independent estimate of what a job could have done: the newest step that is r
 whether a job that ends could have gone on.
 """
 
-from typing import TYPE_CHECKING
-
 from tft.core.job.machine import Machine
 from tft.core.job.transitions import State
 from tft.protocol.messages import Load, Regroup, Save
 from tft.simulation.copies import Copies
 from tft.simulation.invariants import Broken
 from tft.simulation.ledger import Ledger
-
-if TYPE_CHECKING:
-    from tft.simulation.stage import Stage
+from tft.simulation.stage import Stage
 
 S = State
 
@@ -24,7 +20,7 @@ class Chances:
     reach whether content is sound, the machine is not blamed.
     """
 
-    def __init__(self, stage: "Stage", ledger: Ledger, copies: Copies) -> None:
+    def __init__(self, stage: Stage, ledger: Ledger, copies: Copies) -> None:
         self._stage = stage
         self._ledger = ledger
         self._copies = copies

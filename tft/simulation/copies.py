@@ -5,7 +5,6 @@ content the job must not go on from.
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from tft.core.job.machine import Machine
 from tft.protocol.messages import (
@@ -23,10 +22,8 @@ from tft.protocol.messages import (
 )
 from tft.simulation.invariants import Broken
 from tft.simulation.ledger import DOUBTFUL, Ledger
-
-if TYPE_CHECKING:
-    from tft.simulation.process import Process
-    from tft.simulation.stage import Content, Stage
+from tft.simulation.stage import ProcessPart, Stage
+from tft.simulation.truth import Content
 
 Digests = tuple[tuple[str, str], ...]
 """The digests of one shard, by part."""
@@ -38,7 +35,7 @@ class Copies:
     copies are right, the machine is not blamed.
     """
 
-    def __init__(self, stage: "Stage", ledger: Ledger) -> None:
+    def __init__(self, stage: Stage, ledger: Ledger) -> None:
         self._stage = stage
         self._ledger = ledger
         self._compared = stage.schedule.resume
@@ -291,9 +288,7 @@ class Copies:
                 ):
                     self._stage.truth.bend(order.step, shard, content)
 
-    def _sound(
-        self, machine: Machine, rank: int, shard: str, step: int, content: "Content"
-    ) -> None:
+    def _sound(self, machine: Machine, rank: int, shard: str, step: int, content: Content) -> None:
         truth = self._stage.truth
         right = truth.value(step, shard)
         if content == right:
@@ -319,7 +314,7 @@ class Copies:
         self._inexact = step
         truth.bend(step, shard, content)
 
-    def _process(self, machine: Machine, rank: int) -> "Process | None":
+    def _process(self, machine: Machine, rank: int) -> ProcessPart | None:
         node = self._stage.nodes.get(self._ledger.place(machine, rank))
         process = None if node is None else node.process(rank)
         if process is None or process.incarnation != machine.incarnation(rank):

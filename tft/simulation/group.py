@@ -8,13 +8,9 @@ collective in the tail of a step, where there is one.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tft.simulation import loop
-
-if TYPE_CHECKING:
-    from tft.simulation.process import Process
-    from tft.simulation.stage import Stage
+from tft.simulation.stage import ProcessPart, Stage
 
 PHASES = ("all-reduce", "average")
 """The phases in which a rank waits for the other members."""
@@ -25,21 +21,21 @@ class Group:
     The members that one regroup order has joined.
     """
 
-    def __init__(self, stage: "Stage", members: dict[int, "Process"]) -> None:
+    def __init__(self, stage: Stage, members: dict[int, ProcessPart]) -> None:
         self._stage = stage
         self.members = members
         self.broken = False
         """True when a member is gone or has shut its end of the group."""
-        self._building: dict[int, Process] = {}
-        self._arrived: dict[int, Process] = {}
-        self._averaging: dict[int, Process] = {}
+        self._building: dict[int, ProcessPart] = {}
+        self._arrived: dict[int, ProcessPart] = {}
+        self._averaging: dict[int, ProcessPart] = {}
         """The members in the collective of the tail."""
         self._spoilt = False
         """True when a member has contributed wrong data to the current all-reduces."""
 
     # ---------------------------------------------------------------- building the wrappers
 
-    def build(self, process: "Process") -> None:
+    def build(self, process: ProcessPart) -> None:
         """
         Build the wrapper of a member. The build is complete when all members have come.
         """
@@ -55,7 +51,7 @@ class Group:
 
     # ---------------------------------------------------------------- a step
 
-    def enter(self, processes: list["Process"], step: int) -> None:
+    def enter(self, processes: list[ProcessPart], step: int) -> None:
         """
         Let members begin to compute a step.
         """
@@ -67,7 +63,7 @@ class Group:
         if entering:
             self._stage.clock.after(self._stage.takes(0.08, 0.16), self._sum, entering, step)
 
-    def _sum(self, processes: list["Process"], step: int) -> None:
+    def _sum(self, processes: list[ProcessPart], step: int) -> None:
         for process in processes:
             if process.phase != "forward" or process.stuck or process.completed != step - 1:
                 continue
@@ -85,7 +81,7 @@ class Group:
             self._stage.invariants.steps_alike(self.members)
             self._summed(step)
 
-    def _is_wrong(self, process: "Process", step: int) -> bool:
+    def _is_wrong(self, process: ProcessPart, step: int) -> bool:
         """
         Return whether a rank's state is not that of the end of `step`, so that all-reducing with
         the rank spreads wrong data. Silent corruptions do not count: they stay with the rank and
@@ -127,7 +123,7 @@ class Group:
                 process.summed, process.spoilt = True, spoilt
             stage.clock.after(stage.takes(0.005, 0.04), self._open, some, step)
 
-    def _open(self, processes: list["Process"], step: int) -> None:
+    def _open(self, processes: list[ProcessPart], step: int) -> None:
         inside = [
             process
             for process in processes
@@ -141,7 +137,7 @@ class Group:
         if inside:
             self._stage.clock.after(self._stage.takes(0.01, 0.04), self.close, inside, step)
 
-    def close(self, processes: list["Process"], step: int) -> None:
+    def close(self, processes: list[ProcessPart], step: int) -> None:
         """
         Finish the update of a step on some members, and begin the tail or the next step.
         """
@@ -164,7 +160,7 @@ class Group:
 
     # ---------------------------------------------------------------- the tail of a step
 
-    def _cohorts(self, processes: list["Process"]) -> list[list["Process"]]:
+    def _cohorts(self, processes: list[ProcessPart]) -> list[list[ProcessPart]]:
         """
         Split processes into one to three cohorts that take equally long.
         """
@@ -174,7 +170,7 @@ class Group:
     def _tail_takes(self) -> float:
         return self._stage.takes(0.0, self._stage.schedule.tail / 3)
 
-    def _there(self, processes: list["Process"], step: int, phase: str) -> list["Process"]:
+    def _there(self, processes: list[ProcessPart], step: int, phase: str) -> list[ProcessPart]:
         return [
             process
             for process in processes
@@ -185,7 +181,7 @@ class Group:
             and not process.stuck
         ]
 
-    def _settings(self, processes: list["Process"], step: int) -> None:
+    def _settings(self, processes: list[ProcessPart], step: int) -> None:
         there = self._there(processes, step, "tail")
         for process in there:
             loop.schedule_settings(process, step)
@@ -210,13 +206,13 @@ class Group:
                 takes = self._stage.takes(0.005, 0.04)
                 self._stage.clock.after(takes, self._average, some, step, "average")
 
-    def _average(self, processes: list["Process"], step: int, phase: str) -> None:
+    def _average(self, processes: list[ProcessPart], step: int, phase: str) -> None:
         there = self._there(processes, step, phase)
         inside = [process for process in there if loop.average(process, step)]
         if inside:
             self._stage.clock.after(self._tail_takes(), self._end, inside, step)
 
-    def _end(self, processes: list["Process"], step: int) -> None:
+    def _end(self, processes: list[ProcessPart], step: int) -> None:
         there = self._there(processes, step, "tail")
         going_on = [process for process in there if loop.end_step(process, step)]
         if going_on:
@@ -224,7 +220,7 @@ class Group:
 
     # ---------------------------------------------------------------- breaking it
 
-    def leave(self, process: "Process", *, loud: bool) -> None:
+    def leave(self, process: ProcessPart, *, loud: bool) -> None:
         """
         Remove a member that has ended or has shut its end. The group is broken from then on: no
         operation that needs all members can complete.
@@ -253,7 +249,7 @@ class Group:
 
 @dataclass(slots=True)
 class _Meeting:
-    waiting: dict[int, "Process"] = field(default_factory=dict)
+    waiting: dict[int, ProcessPart] = field(default_factory=dict)
     spoilt: bool = False
     """True when two processes have come for one rank. The number of arrivals is wrong from then
     on."""
@@ -264,11 +260,11 @@ class Groups:
     The rendezvous stores: processes that come under one name form a group.
     """
 
-    def __init__(self, stage: "Stage") -> None:
+    def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._meetings: dict[tuple[tuple[str, int], str], _Meeting] = {}
 
-    def join(self, store: tuple[str, int], name: str, process: "Process", members: int) -> None:
+    def join(self, store: tuple[str, int], name: str, process: ProcessPart, members: int) -> None:
         """
         Register a process that waits to form a group of `members` processes.
         """
@@ -285,7 +281,7 @@ class Groups:
                 takes = self._stage.takes(0.005, 0.05)
                 self._stage.clock.after(takes, each.done, each.task, None)
 
-    def leave(self, process: "Process") -> None:
+    def leave(self, process: ProcessPart) -> None:
         """
         Remove a process that waits to form a group.
         """

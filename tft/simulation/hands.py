@@ -4,8 +4,6 @@ ranks. Any may fail, hang, or be cut short when the process ends.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tft.core.rank.protocol import Execute
 from tft.protocol.messages import (
@@ -26,35 +24,18 @@ from tft.protocol.messages import (
     SavedFile,
     Stop,
     Transfer,
-    Verdict,
 )
 from tft.simulation.loop import faulted, void
-
-if TYPE_CHECKING:
-    from tft.simulation.process import Process
-    from tft.simulation.stage import Content, Written
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """
-    The result of an order.
-    """
-
-    files: tuple[SavedFile, ...] = ()
-    verdict: Verdict = "pass"
-    finding: str = ""
-    private: dict[int, str] = field(default_factory=dict)
-    digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    line: str = ""
-
+from tft.simulation.stage import ProcessPart
+from tft.simulation.truth import Content, Written
+from tft.simulation.work import Work
 
 ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Rollback, Save)
 """Orders that cannot be carried out when the device context is lost."""
 ABANDONED = "TransferFailed: the fetch was abandoned: its order is no longer wanted"
 
 
-def begin(process: "Process", execute: Execute) -> None:
+def begin(process: ProcessPart, execute: Execute) -> None:
     """
     Begin to carry out an order on the training thread.
     """
@@ -72,7 +53,7 @@ def begin(process: "Process", execute: Execute) -> None:
         _fail(process, execute, takes, failure)
 
 
-def _fail(process: "Process", execute: Execute, takes: float, failure: str) -> None:
+def _fail(process: ProcessPart, execute: Execute, takes: float, failure: str) -> None:
     """
     Fail an order with the text `failure`, after `takes` seconds. The state may be torn by then.
     """
@@ -87,7 +68,7 @@ def _fail(process: "Process", execute: Execute, takes: float, failure: str) -> N
     process.stage.clock.after(takes + 0.01, process.done, execute, failure, work)
 
 
-def _begin(process: "Process", execute: Execute, takes: float) -> None:
+def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
     """
     Begin an order that will not fail at once. Its end is `takes` seconds later than usual.
     """
@@ -137,7 +118,7 @@ def _begin(process: "Process", execute: Execute, takes: float) -> None:
             process.done(execute, f"OrderRefused: {execute.name} is no work for this thread")
 
 
-def abandon(process: "Process") -> None:
+def abandon(process: ProcessPart) -> None:
     """
     Cut short the order in which the training thread hangs, if the order can be cut short.
     """
@@ -153,16 +134,16 @@ def abandon(process: "Process") -> None:
         clock.after(0.002, process.done, task, "ConnectionError: the group was shut")
 
 
-def _at_work(process: "Process", execute: Execute) -> bool:
+def _at_work(process: ProcessPart, execute: Execute) -> bool:
     return process.task is execute and process.alive and not process.stuck
 
 
-def _tear(process: "Process", shards: Iterable[str]) -> None:
+def _tear(process: ProcessPart, shards: Iterable[str]) -> None:
     for name in shards:
         process.content[name] = process.stage.truth.wrong()
 
 
-def _hold(process: "Process", step: int) -> None:
+def _hold(process: ProcessPart, step: int) -> None:
     process.completed = step
     for later in [kept for kept in process.copies if kept > step]:
         del process.copies[later]
@@ -170,7 +151,7 @@ def _hold(process: "Process", step: int) -> None:
     process.page.move(Position(step=step, window=False), process.node.now)
 
 
-def _compared(process: "Process") -> Work:
+def _compared(process: ProcessPart) -> Work:
     """
     Return digests of the state that a rank holds, for the comparison with other ranks.
     """
@@ -181,12 +162,12 @@ def _compared(process: "Process") -> Work:
     return Work(digests=digests)
 
 
-def _say(process: "Process", execute: Execute) -> None:
+def _say(process: ProcessPart, execute: Execute) -> None:
     if _at_work(process, execute):
         process.done(execute, None, _compared(process))
 
 
-def _clear(process: "Process", execute: Execute) -> None:
+def _clear(process: ProcessPart, execute: Execute) -> None:
     if _at_work(process, execute):
         if process.group is not None:
             process.group.leave(process, loud=False)
@@ -197,7 +178,7 @@ def _clear(process: "Process", execute: Execute) -> None:
         process.done(execute, None, Work(line=process.line if process.tail else ""))
 
 
-def _regroup(process: "Process", execute: Execute, order: Regroup) -> None:
+def _regroup(process: ProcessPart, execute: Execute, order: Regroup) -> None:
     if not _at_work(process, execute):
         return
     stage = process.stage
@@ -207,7 +188,7 @@ def _regroup(process: "Process", execute: Execute, order: Regroup) -> None:
     stage.groups.join(store, order.name, process, stage.schedule.world - len(order.without))
 
 
-def _rebuild(process: "Process", execute: Execute) -> None:
+def _rebuild(process: ProcessPart, execute: Execute) -> None:
     if not _at_work(process, execute):
         return
     if process.group is None:
@@ -216,7 +197,7 @@ def _rebuild(process: "Process", execute: Execute) -> None:
 
 
 def _fetch(
-    process: "Process", execute: Execute, order: Fetch, had: "Mapping[str, Content]"
+    process: ProcessPart, execute: Execute, order: Fetch, had: Mapping[str, Content]
 ) -> None:
     if not _at_work(process, execute):
         return
@@ -234,7 +215,7 @@ def _fetch(
     process.done(execute, None, _compared(process))
 
 
-def _given(process: "Process", transfer: Transfer, order: Fetch) -> "Content | None":
+def _given(process: ProcessPart, transfer: Transfer, order: Fetch) -> Content | None:
     """
     Return the shard from the first source that lives, can be reached and holds the step. Return
     None when there is no such source.
@@ -258,7 +239,7 @@ def _given(process: "Process", transfer: Transfer, order: Fetch) -> "Content | N
     return None
 
 
-def _restore(process: "Process", execute: Execute, order: Restore) -> None:
+def _restore(process: ProcessPart, execute: Execute, order: Restore) -> None:
     if not _at_work(process, execute):
         return
     if order.step not in process.backups():
@@ -270,7 +251,7 @@ def _restore(process: "Process", execute: Execute, order: Restore) -> None:
     process.done(execute, None, _compared(process))
 
 
-def _load(process: "Process", execute: Execute, order: Load) -> None:
+def _load(process: ProcessPart, execute: Execute, order: Load) -> None:
     if not _at_work(process, execute):
         return
     files = process.stage.disk.whole.get(order.directory)
@@ -290,17 +271,17 @@ def _load(process: "Process", execute: Execute, order: Load) -> None:
     process.done(execute, None)
 
 
-def _shard(written: "Written") -> "Content":
+def _shard(written: Written) -> Content:
     assert isinstance(written, tuple)
     return written
 
 
-def _number(written: "Written") -> int:
+def _number(written: Written) -> int:
     assert not isinstance(written, tuple)
     return int(written)
 
 
-def _reload(process: "Process", execute: Execute, order: Reload) -> None:
+def _reload(process: ProcessPart, execute: Execute, order: Reload) -> None:
     if not _at_work(process, execute):
         return
     if process.group is None:
@@ -318,7 +299,7 @@ def _reload(process: "Process", execute: Execute, order: Reload) -> None:
     process.done(execute, None, _compared(process))
 
 
-def _private(process: "Process", step: int, incident: int) -> int | None:
+def _private(process: ProcessPart, step: int, incident: int) -> int | None:
     captured = process.page.private().get(step)
     if captured is not None:
         return captured
@@ -330,7 +311,7 @@ def _private(process: "Process", step: int, incident: int) -> int | None:
     return None
 
 
-def _told(process: "Process") -> dict[int, str]:
+def _told(process: ProcessPart) -> dict[int, str]:
     """
     Return the data positions that a rank has captured, when the rank cannot save. Another rank is
     to write them.
@@ -338,7 +319,7 @@ def _told(process: "Process") -> dict[int, str]:
     return {step: f"{captured:x}" for step, captured in process.page.private().items()}
 
 
-def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
+def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
     if not _at_work(process, execute):
         return
     if process.rank in order.derive:
@@ -364,7 +345,7 @@ def _roll_back(process: "Process", execute: Execute, order: Rollback) -> None:
     process.done(execute, None)
 
 
-def _save(process: "Process", execute: Execute, order: Save) -> None:
+def _save(process: ProcessPart, execute: Execute, order: Save) -> None:
     if not _at_work(process, execute):
         return
     stage = process.stage
@@ -381,7 +362,7 @@ def _save(process: "Process", execute: Execute, order: Save) -> None:
     process.done(execute, None, Work(files=saved))
 
 
-def _commit(process: "Process", execute: Execute, order: Commit) -> None:
+def _commit(process: ProcessPart, execute: Execute, order: Commit) -> None:
     if not _at_work(process, execute):
         return
     stage = process.stage

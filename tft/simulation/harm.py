@@ -3,8 +3,8 @@ The effect of each mishap: on a process, a node, the network or a controller, an
 person or a plugin.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
 
 from tft.core.job.commands import Consult
 from tft.core.job.policy import STRATEGIES
@@ -20,14 +20,11 @@ from tft.protocol.messages import (
     Verdict,
 )
 from tft.simulation import loop
-from tft.simulation.leader import Leader, start_controller
-from tft.simulation.node import Node, Page
+from tft.simulation.leader import start_controller
+from tft.simulation.page import Page
 from tft.simulation.process import Process
 from tft.simulation.schedule import Mishap
-
-if TYPE_CHECKING:
-    from tft.simulation.mishaps import Mishaps
-    from tft.simulation.stage import Stage
+from tft.simulation.stage import LeaderPart, NodePart, ProcessPart, Stage
 
 BOOT = 0.7
 """Seconds from the end of a controller to the start of the next one, where there is no standby."""
@@ -45,12 +42,41 @@ Done = Literal["done", "later", "nobody"]
 it had no target."""
 
 
+class Armed(Protocol):
+    """
+    The mishaps that wait for their moment, and the records of those that have come.
+    """
+
+    failures: dict[tuple[int, str], list[Mishap]]
+    slow: dict[tuple[int, str], Mishap]
+    late: dict[int, Mishap]
+    unkillable: dict[int, Mishap]
+    verdicts: dict[int, Verdict]
+    bad: dict[tuple[int, int], Mishap]
+    poison: dict[int, Mishap]
+
+    def back(self, mishap: Mishap, come_back: Callable[[], None]) -> None:
+        """
+        Call `come_back` when the mishap is over.
+        """
+
+    def came(self, mishap: Mishap) -> None:
+        """
+        Record that a mishap has happened.
+        """
+
+    def expect(self, seconds: float) -> None:
+        """
+        Record that something has effects for `seconds` from now on.
+        """
+
+
 class Harm:
     """
     Carries out the mishaps.
     """
 
-    def __init__(self, stage: "Stage", mishaps: "Mishaps") -> None:
+    def __init__(self, stage: Stage, mishaps: Armed) -> None:
         self._stage = stage
         self._mishaps = mishaps
         self.meddled = False
@@ -104,14 +130,14 @@ class Harm:
 
     # ---------------------------------------------------------------- processes
 
-    def _process(self, rank: int) -> Process | None:
+    def _process(self, rank: int) -> ProcessPart | None:
         for node in self._stage.nodes.values():
             process = node.process(rank)
             if process is not None and process.alive:
                 return process
         return None
 
-    def _process_mishap(self, mishap: Mishap, process: Process) -> Done:
+    def _process_mishap(self, mishap: Mishap, process: ProcessPart) -> Done:
         stage = self._stage
         match mishap.what:
             case "kill":
@@ -144,7 +170,7 @@ class Harm:
                 raise ValueError(f"{mishap.what} does not happen to a process")
         return "done"
 
-    def _flip(self, mishap: Mishap, process: Process) -> Done:
+    def _flip(self, mishap: Mishap, process: ProcessPart) -> Done:
         """
         Change the content of a shard of a rank, or the content that the rank is fetching. The rank
         does not notice the change.
@@ -157,7 +183,7 @@ class Harm:
         self._touch(mishap, process, list(process.content))
         return "done"
 
-    def miscopied(self, process: Process) -> None:
+    def miscopied(self, process: ProcessPart) -> None:
         """
         Apply a pending silent corruption after a fetch, if the rank has one.
         """
@@ -166,7 +192,7 @@ class Harm:
             self._touch(mishap, process, list(process.content))
             self._mishaps.came(mishap)
 
-    def _touch(self, mishap: Mishap, process: Process, shards: list[str]) -> None:
+    def _touch(self, mishap: Mishap, process: ProcessPart, shards: list[str]) -> None:
         # `lasting` is a number that the schedule has drawn. A flip does not come back, so the
         # number has no other meaning here and selects the shard.
         name = shards[int(1000 * mishap.lasting) % len(shards)]
@@ -174,7 +200,7 @@ class Harm:
         process.content[name] = self._stage.truth.flipped(process.content[name], settings=settings)
         process.unsaid = True
 
-    def _impostor(self, process: Process) -> Done:
+    def _impostor(self, process: ProcessPart) -> Done:
         """
         Start the script of a rank a second time, with the environment of the first process.
         """
@@ -210,7 +236,7 @@ class Harm:
             case _:
                 return self._lost(mishap, node)
 
-    def _lost(self, mishap: Mishap, node: Node) -> Done:
+    def _lost(self, mishap: Mishap, node: NodePart) -> Done:
         stage = self._stage
         # Whoever starts an agent sees it end, if it ends before it has come up.
         seen = mishap.loud or stage.schedule.nodes == 1 or not node.started
@@ -252,7 +278,7 @@ class Harm:
             stage.clock.after(BOOT, start_controller, stage)
         return "done"
 
-    def _leader(self) -> Leader | None:
+    def _leader(self) -> LeaderPart | None:
         return next((each for each in self._stage.leaders if each.leads), None)
 
     # ---------------------------------------------------------------- what people and plugins say
@@ -309,7 +335,7 @@ class Harm:
             )
         )  # fmt: skip
 
-    def _unasked(self, leader: Leader, strategy: str) -> Advised:
+    def _unasked(self, leader: LeaderPart, strategy: str) -> Advised:
         incident = leader.machine.incident
         return self._meddles(
             Advised(

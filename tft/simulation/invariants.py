@@ -2,8 +2,6 @@
 The invariants of tft, checked against the real state of the simulated cluster.
 """
 
-from typing import TYPE_CHECKING
-
 from tft.core.job.commands import JobOver
 from tft.core.job.incident import Incident
 from tft.protocol.messages import (
@@ -19,13 +17,9 @@ from tft.protocol.messages import (
     Rollback,
     Save,
 )
-from tft.simulation.stage import Content, Written
+from tft.simulation.stage import LeaderPart, ProcessPart, Stage
 from tft.simulation.survival import lost_needlessly
-
-if TYPE_CHECKING:
-    from tft.simulation.leader import Leader
-    from tft.simulation.process import Process
-    from tft.simulation.stage import Stage
+from tft.simulation.truth import Content, Written
 
 BOUND = 200.0
 """Virtual seconds after the last mishap within which the job must be over. This is several times
@@ -53,7 +47,7 @@ class Invariants:
     raises `Broken` when it is.
     """
 
-    def __init__(self, stage: "Stage") -> None:
+    def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._leader_of: dict[int, int] = {}
         self._steps: dict[tuple[int, int], int] = {}
@@ -64,7 +58,7 @@ class Invariants:
         """By incident: the highest step that a rank had completed when it was ordered to find a
         checkpoint."""
         self._savers: dict[tuple[int, int, str], int] = {}
-        self._repairing: dict[int, Process] = {}
+        self._repairing: dict[int, ProcessPart] = {}
         self._since: dict[int, tuple[int, int]] = {}
         """By rank: the node on which the rank last went on, and the first step that it has had
         there."""
@@ -82,7 +76,7 @@ class Invariants:
                 "one leader an epoch", f"{first} and {leader} are both obeyed in epoch {epoch}"
             )
 
-    def obeyed(self, process: "Process", order: RankOrder) -> None:
+    def obeyed(self, process: ProcessPart, order: RankOrder) -> None:
         """
         Check that all ranks agree on one step in a round of an incident and that each shard has one
         saver. Record the ranks that repair, since no rank may train meanwhile.
@@ -128,7 +122,7 @@ class Invariants:
             self._repairing[id(process)] = process
 
     def heeded(
-        self, process: "Process", order: RankOrder, epoch: int, key: tuple[int, int]
+        self, process: ProcessPart, order: RankOrder, epoch: int, key: tuple[int, int]
     ) -> None:
         """
         Check that a rank obeys only orders for its own incarnation, and only those of the newest
@@ -155,13 +149,13 @@ class Invariants:
         if first != rank:
             raise Broken("one saver", f"shard {shard!r} is saved by ranks {first} and {rank}")
 
-    def finished(self, process: "Process") -> None:
+    def finished(self, process: ProcessPart) -> None:
         """
         Record that a rank has carried out its order.
         """
         self._repairing.pop(id(process), None)
 
-    def nobody_trains_meanwhile(self, trainer: "Process") -> None:
+    def nobody_trains_meanwhile(self, trainer: ProcessPart) -> None:
         """
         Check that no rank changes its state by training while the state of another rank is
         repaired.
@@ -179,7 +173,7 @@ class Invariants:
                     f"{process.rank} carries out {process.task and process.task.name}",
                 )
 
-    def steps_alike(self, members: "dict[int, Process]") -> None:
+    def steps_alike(self, members: dict[int, ProcessPart]) -> None:
         """
         Check that all members of a group compute the same step.
         """
@@ -187,7 +181,7 @@ class Invariants:
         if len(steps) > 1:
             raise Broken("one step in a group", f"members have done steps {sorted(steps)}")
 
-    def given_right(self, giver: "Process", shard: str, order: Fetch, content: Content) -> None:
+    def given_right(self, giver: ProcessPart, shard: str, order: Fetch, content: Content) -> None:
         """
         Check that a transfer comes from a rank that holds the right content of the step.
         """
@@ -199,7 +193,7 @@ class Invariants:
                 f"rank {giver.rank} gives {self._what(content, shard)} as shard {shard!r} of step {step}",
             )
 
-    def found(self, process: "Process", order: RankOrder, step: int) -> None:
+    def found(self, process: ProcessPart, order: RankOrder, step: int) -> None:
         """
         Record the step of the checkpoint that a rank has found and loaded. The step may be too
         late; the controller has to notice that.
@@ -223,14 +217,14 @@ class Invariants:
                 f"{incident.steps_lost} steps, on with {incident.step}, and it was {cost} to {steps}",
             )
 
-    def repaired_whole(self, process: "Process", order: Fetch | Load | Restore) -> None:
+    def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:
         """
         Check that after a repair every shard of the rank is that of the agreed step, neither older
         nor torn.
         """
         self._whole(process, order.step, "repaired whole", order, tail=True)
 
-    def resumes_right(self, process: "Process", order: RankOrder) -> None:
+    def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
         """
         Check that a rank that enters the loop holds the end of the step before, and the data
         position of that step.
@@ -245,7 +239,7 @@ class Invariants:
         self._whole(process, order.step - 1, "resumes right", order)
         self._positioned(process, order.step - 1, "resumes right")
 
-    def rolled_back(self, process: "Process", step: int) -> None:
+    def rolled_back(self, process: ProcessPart, step: int) -> None:
         """
         Check that a rollback leads to the data position of the agreed step.
         """
@@ -254,7 +248,7 @@ class Invariants:
         node, first = self._since.get(process.rank, (here, step))
         self._since[process.rank] = (here, min(first, step) if node == here else step)
 
-    def trained(self, process: "Process", step: int) -> None:
+    def trained(self, process: ProcessPart, step: int) -> None:
         """
         Check that after every trained step the content and the data position are those of the
         undisturbed run.
@@ -265,7 +259,7 @@ class Invariants:
         self._whole(process, step, "losses of the undisturbed run", late=True, stage=stage)
         self._positioned(process, step, "losses of the undisturbed run")
 
-    def ended_step(self, process: "Process", step: int) -> None:
+    def ended_step(self, process: ProcessPart, step: int) -> None:
         """
         Check that at the end of a step, too, the content is that of the undisturbed run.
         """
@@ -367,7 +361,7 @@ class Invariants:
         """
         return any(rank in leader.machine.members for leader in self._leading())
 
-    def _is_current(self, process: "Process") -> bool:
+    def _is_current(self, process: ProcessPart) -> bool:
         """
         Return whether this process holds its rank.
         """
@@ -378,7 +372,7 @@ class Invariants:
             for leader in self._leading()
         )
 
-    def _leading(self) -> "list[Leader]":
+    def _leading(self) -> list[LeaderPart]:
         """
         Return the controllers that lead in the newest epoch. A leader that was superseded without
         noticing it does not count.
@@ -432,7 +426,7 @@ class Invariants:
 
     def _whole(
         self,
-        process: "Process",
+        process: ProcessPart,
         step: int,
         promise: str,
         order: RankOrder | None = None,
@@ -455,7 +449,7 @@ class Invariants:
                     f"rank {process.rank} has {self._what(content, name)} as shard {name!r} of step {step}",
                 )
 
-    def _positioned(self, process: "Process", step: int, promise: str) -> None:
+    def _positioned(self, process: ProcessPart, step: int, promise: str) -> None:
         begin = self._stage.truth.begin(step)
         if process.data != begin:
             raise Broken(

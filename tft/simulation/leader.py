@@ -3,9 +3,7 @@ A simulated controller, built around the real job machine. It leads, or stands b
 heard.
 """
 
-from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
@@ -29,11 +27,8 @@ from tft.protocol.messages import (
     Spawn,
 )
 from tft.simulation.mail import Link
+from tft.simulation.stage import NodePart, Stage
 from tft.simulation.story import opened
-
-if TYPE_CHECKING:
-    from tft.simulation.node import Node
-    from tft.simulation.stage import Stage
 
 WATCHED = (State.HEALTHY, State.RESUMING, State.PAUSING)
 """The states in which ranks are expected to move."""
@@ -50,7 +45,7 @@ PATIENCE = 2.5
 number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so not all claim at once."""
 
 
-def start_controller(stage: "Stage", *, stands_by: bool = False) -> None:
+def start_controller(stage: Stage, *, stands_by: bool = False) -> None:
     """
     Start a controller that leads from now on, or stands by.
     """
@@ -68,7 +63,7 @@ class Leader:
     One controller, from its start to its end.
     """
 
-    def __init__(self, stage: "Stage", number: int) -> None:
+    def __init__(self, stage: Stage, number: int) -> None:
         self._stage = stage
         self.number = number
         self.link = Link()
@@ -237,7 +232,7 @@ class Leader:
     def _say(self, order: Order) -> None:
         stage = self._stage
         now = stage.clock.now
-        nodes: Iterable[Node] = stage.nodes.values()
+        nodes: Iterable[NodePart] = stage.nodes.values()
         if isinstance(order, Spawn | Kill):
             nodes = [stage.nodes[order.node]]
         elif not isinstance(order, EndNode | Refused) and len(order.to) == 1:
@@ -317,7 +312,3 @@ class Leader:
         if self.alive:
             self.alive = False
             self._stage.leaders.remove(self)
-
-
-Seen = Counter[tuple[State, str]]
-"""Counts of events by state of the job machine and kind of event."""

@@ -6,7 +6,6 @@ from the machine itself.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tft.core.job.machine import Machine
 from tft.protocol.messages import (
@@ -30,9 +29,7 @@ from tft.protocol.messages import (
     Spawn,
     SwitchRequested,
 )
-
-if TYPE_CHECKING:
-    from tft.simulation.stage import Stage
+from tft.simulation.stage import Stage
 
 Key = tuple[int, int]
 """Incident and round."""
@@ -64,7 +61,7 @@ class Ledger:
     The record that `Auditor` reads.
     """
 
-    stage: "Stage"
+    stage: Stage
     key: Key = (0, 0)
     """Incident and round of the machine before the event that is judged now."""
     asked: dict[OrderName, dict[int, tuple[Key, int, float]]] = field(default_factory=dict)

@@ -4,7 +4,7 @@ repeated until an order or an exception makes the thread leave the loop.
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from tft.core.rank.protocol import Execute
 from tft.protocol.messages import (
@@ -16,18 +16,14 @@ from tft.protocol.messages import (
     Position,
     Trained,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tft.simulation.process import Process
-    from tft.simulation.stage import Digests, Written
+from tft.simulation.stage import ProcessPart
+from tft.simulation.truth import Digests, Written
 
 SLOW_DISK = 0.8
 """Virtual seconds that a slow disk takes for a checkpoint: several steps."""
 
 
-def enter(process: "Process", execute: Execute) -> None:
+def enter(process: ProcessPart, execute: Execute) -> None:
     """
     Enter the training loop at the agreed step, as a resume order asks.
     """
@@ -49,7 +45,7 @@ def enter(process: "Process", execute: Execute) -> None:
         process.group.enter([process], process.completed + 1)
 
 
-def contribute(process: "Process", step: int) -> None:
+def contribute(process: ProcessPart, step: int) -> None:
     """
     Contribute to the all-reduces of `step`. From now on the other ranks can finish the step without
     this rank.
@@ -60,7 +56,7 @@ def contribute(process: "Process", step: int) -> None:
     process.page.capture(step, process.data, closed=False)
 
 
-def open_window(process: "Process", step: int) -> bool:
+def open_window(process: ProcessPart, step: int) -> bool:
     """
     Open the update window after the all-reduces. Return True when the thread changes the state.
     Return False when it waits at the step gate or a mishap stops it.
@@ -76,7 +72,7 @@ def open_window(process: "Process", step: int) -> bool:
     return process.stage.mishaps.reached(process, step, "window")
 
 
-def close_window(process: "Process", step: int) -> bool:
+def close_window(process: ProcessPart, step: int) -> bool:
     """
     Finish the update of `step`. Return True when the thread stays in the loop.
     """
@@ -104,7 +100,7 @@ def close_window(process: "Process", step: int) -> bool:
     return process.tail or _goes_on(process, step)
 
 
-def _update(process: "Process", step: int) -> None:
+def _update(process: ProcessPart, step: int) -> None:
     truth, content = process.stage.truth, process.content
     for name, held in content.items():
         before, after = truth.value(step - 1, name), truth.stages(step, name)[0]
@@ -119,7 +115,7 @@ def _update(process: "Process", step: int) -> None:
 # ---------------------------------------------------------------- the tail
 
 
-def begin_tail(process: "Process", step: int) -> bool:
+def begin_tail(process: ProcessPart, step: int) -> bool:
     """
     Begin the tail of `step`. Return True unless a mishap stops the thread.
     """
@@ -127,7 +123,7 @@ def begin_tail(process: "Process", step: int) -> bool:
     return process.stage.mishaps.reached(process, step, "tail")
 
 
-def schedule_settings(process: "Process", step: int) -> None:
+def schedule_settings(process: ProcessPart, step: int) -> None:
     """
     Advance the settings of all shards, as a learning-rate scheduler does.
     """
@@ -135,7 +131,7 @@ def schedule_settings(process: "Process", step: int) -> None:
     process.line = "train.py:20"
 
 
-def average(process: "Process", step: int) -> bool:
+def average(process: ProcessPart, step: int) -> bool:
     """
     Apply the result of the collective in the tail to the state. Return True when the thread stays
     in the loop.
@@ -146,7 +142,7 @@ def average(process: "Process", step: int) -> bool:
     return process.stage.mishaps.reached(process, step, "averaged")
 
 
-def end_step(process: "Process", step: int) -> bool:
+def end_step(process: ProcessPart, step: int) -> bool:
     """
     End `step` and ask for the next step. Return True when the thread enters the next step.
     """
@@ -159,14 +155,14 @@ def end_step(process: "Process", step: int) -> bool:
     return process.stage.mishaps.reached(process, step, "end") and _goes_on(process, step)
 
 
-def _proceed(process: "Process", step: int, stage: int) -> None:
+def _proceed(process: ProcessPart, step: int, stage: int) -> None:
     truth, content = process.stage.truth, process.content
     for name, held in content.items():
         stages = truth.stages(step, name)
         content[name] = truth.goes_on(held, stages[stage], stages[stage + 1], step)
 
 
-def _ends(process: "Process", step: int) -> None:
+def _ends(process: ProcessPart, step: int) -> None:
     """
     Keep a copy of the state at the end of the step, and drop the oldest copy.
     """
@@ -176,7 +172,7 @@ def _ends(process: "Process", step: int) -> None:
         process.copies.pop(step - backups - 1, None)
 
 
-def _keep(process: "Process", step: int) -> None:
+def _keep(process: ProcessPart, step: int) -> None:
     """
     Write the checkpoints that are due at the end of `step`: the periodic one, and the one that the
     ranks keep on their own.
@@ -189,7 +185,7 @@ def _keep(process: "Process", step: int) -> None:
         stage.disk.own.setdefault(step, {})[process.rank] = kept
 
 
-def _goes_on(process: "Process", step: int) -> bool:
+def _goes_on(process: ProcessPart, step: int) -> bool:
     if step >= process.leave_after:
         leave(process, None)
         return False
@@ -199,7 +195,7 @@ def _goes_on(process: "Process", step: int) -> bool:
     return True
 
 
-def _checkpoint(process: "Process", step: int) -> None:
+def _checkpoint(process: ProcessPart, step: int) -> None:
     """
     Write this rank's part of a periodic checkpoint. The last rank to write starts the commit. For
     every third checkpoint, one rank has no room and reports the failure instead.
@@ -228,7 +224,7 @@ def _checkpoint(process: "Process", step: int) -> None:
         stage.clock.after(SLOW_DISK * (number % 3 == 0), _commit, process, directory, step)
 
 
-def void(process: "Process", step: int) -> None:
+def void(process: ProcessPart, step: int) -> None:
     """
     Remove unfinished periodic checkpoints of steps later than `step`, since the job goes on from
     the end of `step`.
@@ -240,7 +236,7 @@ def void(process: "Process", step: int) -> None:
             del disk.copies[directory]
 
 
-def _commit(process: "Process", directory: str, step: int) -> None:
+def _commit(process: ProcessPart, directory: str, step: int) -> None:
     """
     Commit a periodic checkpoint once all parts are written, if the copies of each shard are equal.
     Otherwise report the failure. A rank reports a complete checkpoint only while it is in the loop.
@@ -271,7 +267,7 @@ def _commit(process: "Process", directory: str, step: int) -> None:
     )  # fmt: skip
 
 
-def _wrong(copies: "Mapping[int, Digests]") -> tuple[int, ...] | None:
+def _wrong(copies: Mapping[int, Digests]) -> tuple[int, ...] | None:
     """
     Return the ranks whose copy of a shard differs from the majority. Return an empty tuple when a
     shard has no majority, and None when all copies are equal.
@@ -289,14 +285,14 @@ def _wrong(copies: "Mapping[int, Digests]") -> tuple[int, ...] | None:
     return tuple(sorted(wrong)) if decided else ()
 
 
-def fault(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> None:
+def fault(process: ProcessPart, kind: FaultKind, text: str, *, polluted: bool = False) -> None:
     """
     Leave the loop with an exception.
     """
     leave(process, faulted(process, kind, text, polluted=polluted))
 
 
-def faulted(process: "Process", kind: FaultKind, text: str, *, polluted: bool = False) -> Faulted:
+def faulted(process: ProcessPart, kind: FaultKind, text: str, *, polluted: bool = False) -> Faulted:
     """
     Return the report of an exception.
     """
@@ -308,7 +304,7 @@ def faulted(process: "Process", kind: FaultKind, text: str, *, polluted: bool = 
     )  # fmt: skip
 
 
-def _finish(process: "Process") -> None:
+def _finish(process: ProcessPart) -> None:
     leave(
         process,
         Finished(
@@ -318,7 +314,7 @@ def _finish(process: "Process") -> None:
     )  # fmt: skip
 
 
-def leave(process: "Process", message: Faulted | Finished | None) -> None:
+def leave(process: ProcessPart, message: Faulted | Finished | None) -> None:
     """
     Start leaving the loop, and post `message` once the thread is out. Without a message the thread
     leaves because of an order.
@@ -330,7 +326,7 @@ def leave(process: "Process", message: Faulted | Finished | None) -> None:
     process.stage.clock.after(0.0002, _left, process, message)
 
 
-def _left(process: "Process", message: Faulted | Finished | None) -> None:
+def _left(process: ProcessPart, message: Faulted | Finished | None) -> None:
     if not process.alive or process.stuck:
         return
     process.page.training = False

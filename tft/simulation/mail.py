@@ -3,16 +3,14 @@ The network of a simulated cluster: which party reaches which, how long a messag
 messages are lost, doubled or reordered.
 """
 
+from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tft.core.link.delivery import Outbox
 from tft.protocol.messages import Lead, Report
+from tft.simulation.clock import Clock
 from tft.simulation.schedule import Trouble
-
-if TYPE_CHECKING:
-    from tft.simulation.leader import Leader
-    from tft.simulation.stage import Stage
 
 FIRST_REPEAT, LAST_REPEAT = 0.25, 2.0
 """The shortest and the longest interval between repetitions of a report, in seconds. A real one
@@ -90,6 +88,35 @@ class Network:
         return (moment,)
 
 
+class Hearer(Protocol):
+    """
+    A controller, as senders of reports see it.
+    """
+
+    leads: bool
+    link: Link
+
+    def hear(self, sender: str, number: int, report: Report) -> None:
+        """
+        Handle a report that has arrived.
+        """
+
+
+class Post(Protocol):
+    """
+    The parts of the cluster through which reports go.
+    """
+
+    clock: Clock
+    network: Network
+
+    @property
+    def leaders(self) -> Sequence[Hearer]:
+        """
+        All controllers that live.
+        """
+
+
 class Mail:
     """
     The reports of one sender. Each report is numbered and repeated until it is acknowledged.
@@ -100,7 +127,7 @@ class Mail:
         "sender",
     )  # fmt: skip
 
-    def __init__(self, stage: "Stage", sender: str, link: Link) -> None:
+    def __init__(self, stage: Post, sender: str, link: Link) -> None:
         self._stage = stage
         self._outbox = Outbox()
         self._timed = False
@@ -174,7 +201,7 @@ class Mail:
             if leader.leads:
                 self._to(leader, number, report)
 
-    def _to(self, leader: "Leader", number: int, report: Report) -> None:
+    def _to(self, leader: Hearer, number: int, report: Report) -> None:
         stage = self._stage
         for moment in stage.network.up(stage.clock.now, self.link, leader.link):
             stage.clock.at(moment, leader.hear, self.sender, number, report)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tft.core.job.transitions import REACTIONS, UNREACHABLE, State
-from tft.simulation.leader import Seen
 from tft.simulation.run import Outcome, run
 from tft.simulation.schedule import Schedule, draw
+from tft.simulation.stage import Seen
 
 SHARE = 50
 """The number of seeds that a process takes at a time."""

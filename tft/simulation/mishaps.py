@@ -4,18 +4,14 @@ The moment of each mishap in a run. Each mishap waits for its moment and happens
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tft.core.job.transitions import State
 from tft.protocol.messages import OrderName, Verdict
 from tft.simulation import loop
+from tft.simulation.clock import START
 from tft.simulation.harm import Harm
-from tft.simulation.process import Process
 from tft.simulation.schedule import ANY, ASKED, Mishap, Schedule
-from tft.simulation.stage import START
-
-if TYPE_CHECKING:
-    from tft.simulation.stage import Stage
+from tft.simulation.stage import ProcessPart, Stage
 
 CHANCE = 0.1
 """Seconds after which a mishap that had no target is tried again, at most `CHANCES` times."""
@@ -27,7 +23,7 @@ class Mishaps:
     All mishaps of one schedule.
     """
 
-    def __init__(self, stage: "Stage", schedule: Schedule) -> None:
+    def __init__(self, stage: Stage, schedule: Schedule) -> None:
         self._stage = stage
         self.happened: list[Mishap] = []
         """The mishaps that have happened."""
@@ -77,7 +73,7 @@ class Mishaps:
 
     # ---------------------------------------------------------------- the moments
 
-    def reached(self, process: Process, step: int, phase: str) -> bool:
+    def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
         """
         Let the mishaps of a phase of a step happen on a rank. Return True when the rank goes on.
         """
@@ -88,7 +84,7 @@ class Mishaps:
                 self._happen(armed.pop())
         return process.alive and not process.stuck and process.phase not in ("leaving", "gone")
 
-    def begins(self, process: Process, order: OrderName) -> bool:
+    def begins(self, process: ProcessPart, order: OrderName) -> bool:
         """
         Let the mishaps of an order happen on a rank that begins to carry it out. Return True when
         the rank goes on.
@@ -164,7 +160,7 @@ class Mishaps:
 
     # ---------------------------------------------------------------- what does not do as it should
 
-    def notices(self, process: Process, step: int) -> bool:
+    def notices(self, process: ProcessPart, step: int) -> bool:
         """
         Let a rank check the numbers that it has computed. Return True when the rank leaves its loop
         with a fault.
@@ -183,7 +179,7 @@ class Mishaps:
         loop.fault(process, "numeric", "NaN in the parameters", polluted=True)
         return True
 
-    def spread(self, process: Process) -> None:
+    def spread(self, process: ProcessPart) -> None:
         """
         Record that a rank has contributed wrong data.
         """

@@ -1,10 +1,9 @@
 """
 A simulated node: its agent starts and ends processes as ordered, and reports when they end. The
-launcher (`Outside`) reports the events that no agent can report.
+launcher (`outside.py`) reports the events that no agent can report.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tft.protocol.messages import (
     Beat,
@@ -14,8 +13,6 @@ from tft.protocol.messages import (
     Lead,
     NodeJoined,
     Order,
-    OutsideReport,
-    Position,
     Pulse,
     RankOrder,
     Refused,
@@ -24,10 +21,9 @@ from tft.protocol.messages import (
     StoreOpened,
 )
 from tft.simulation.mail import Link, Mail
+from tft.simulation.page import Page
 from tft.simulation.process import Process
-
-if TYPE_CHECKING:
-    from tft.simulation.stage import Stage
+from tft.simulation.stage import ProcessPart, Stage
 
 BEAT = 0.8
 """Seconds between two beats. A real agent sends ten times as many. Hang detection only needs two
@@ -35,57 +31,12 @@ beats within its `ASLEEP` seconds."""
 KILLED = -9
 
 
-class Page:
-    """
-    The position and data positions of a rank, which stay on its node when the process ends.
-    """
-
-    __slots__ = ("_closed", "_open", "moved", "position", "training")
-
-    def __init__(self) -> None:
-        self.position = Position(step=0, window=False)
-        self.training = False
-        self.moved = 0.0
-        self._closed: list[tuple[int, int]] = []
-        self._open: list[tuple[int, int]] = []
-
-    def move(self, position: Position, now: float) -> None:
-        """
-        Record the position of the training thread and the moment, by the node's clock.
-        """
-        self.position = position
-        self.moved = now
-
-    def capture(self, step: int, data: int, *, closed: bool) -> None:
-        """
-        Keep the data position of a step. The page keeps two steps whose update window has closed
-        and two whose window has not.
-        """
-        slots = self._closed if closed else self._open
-        slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
-
-    def forget_after(self, step: int) -> None:
-        """
-        Drop the captures of steps later than `step`. The job goes back to `step`, so they are not
-        used any more.
-        """
-        for slots in (self._closed, self._open):
-            slots[:] = [(s, d) for s, d in slots if s <= step]
-
-    def private(self) -> dict[int, int]:
-        """
-        Return the captured data positions, by step. A capture after the update window wins over one
-        before it.
-        """
-        return dict([*self._open, *self._closed])
-
-
 @dataclass(slots=True)
 class _RankState:
     page: Page = field(default_factory=Page)
     incarnation: int = -1
     due: Spawn | None = None
-    process: Process | None = None
+    process: ProcessPart | None = None
     answers: list[Spawned | Exited] = field(default_factory=list)
 
 
@@ -95,7 +46,7 @@ class Node:
     """
 
     def __init__(
-        self, stage: "Stage", number: int, ranks: tuple[int, ...], *, spare: int, life: int = 0
+        self, stage: Stage, number: int, ranks: tuple[int, ...], *, spare: int, life: int = 0
     ) -> None:
         self._stage = stage
         self.number = number
@@ -120,7 +71,7 @@ class Node:
         """The virtual time at which the store was opened, by the cluster's clock."""
         self._epoch = 0
         self._rank_states = {rank: _RankState() for rank in ranks}
-        self._strangers: list[Process] = []
+        self._strangers: list[ProcessPart] = []
 
     @property
     def now(self) -> float:
@@ -178,7 +129,7 @@ class Node:
             self._stage.groups.close(self.store)
         self.store = None
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[ProcessPart]:
         """
         Return all processes on this node, including those that no order started.
         """
@@ -195,7 +146,7 @@ class Node:
         """
         return rank in self._rank_states or any(each.rank == rank for each in self._strangers)
 
-    def process(self, rank: int) -> Process | None:
+    def process(self, rank: int) -> ProcessPart | None:
         """
         Return the living process that this node started for a rank. Return None when there is none.
         """
@@ -208,7 +159,7 @@ class Node:
         """
         return {rank: rank_state.page for rank, rank_state in self._rank_states.items()}
 
-    def admit(self, stranger: Process) -> None:
+    def admit(self, stranger: ProcessPart) -> None:
         """
         Add a process that was started here without an order.
         """
@@ -325,7 +276,7 @@ class Node:
         late = stage.mishaps.lateness(rank)
         stage.clock.after(late + stage.takes(0.05, 0.6), process.join)
 
-    def _end(self, process: Process, *, last_words: bool) -> None:
+    def _end(self, process: ProcessPart, *, last_words: bool) -> None:
         delay = self._stage.takes(0.05, 0.5) if last_words else 0.001
         if process.alive:
             held = self._stage.mishaps.held_back(process.rank)
@@ -334,7 +285,7 @@ class Node:
         stack = "File stuck.py" if last_words else ""
         self._stage.clock.after(delay, self.ended, process, KILLED, stack)
 
-    def ended(self, process: Process, code: int, stack: str = "") -> None:
+    def ended(self, process: ProcessPart, code: int, stack: str = "") -> None:
         """
         Handle the end of a process, as the kernel reports it.
         """
@@ -421,19 +372,3 @@ class Node:
         self._lose_store()
         for process in self.processes():
             process.end()
-
-
-class Outside:
-    """
-    The launcher, and any other sender of reports outside the job's processes.
-    """
-
-    def __init__(self, stage: "Stage") -> None:
-        self._link = Link()
-        self.mail = Mail(stage, "run", self._link)
-
-    def report(self, report: OutsideReport) -> None:
-        """
-        Send a report, and repeat it until it is acknowledged.
-        """
-        self.mail.post(report)

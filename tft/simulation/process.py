@@ -4,7 +4,7 @@ thread. As in a real session, the training thread is either in the training loop
 and carries out orders.
 """
 
-from typing import TYPE_CHECKING, Literal, assert_never
+from typing import assert_never
 
 from tft.core.rank.machine import RankMachine
 from tft.core.rank.protocol import (
@@ -39,19 +39,12 @@ from tft.protocol.messages import (
     ShardCopies,
 )
 from tft.simulation import hands, loop
-from tft.simulation.hands import Work
 from tft.simulation.mail import Mail
-
-if TYPE_CHECKING:
-    from tft.simulation.group import Group
-    from tft.simulation.node import Node, Page
-    from tft.simulation.schedule import Mishap
-    from tft.simulation.stage import Content, Stage
-
-NOTHING = Work()
-Phase = Literal[
-    "starting", "idle", "working", "forward", "all-reduce", "gate", "window", "tail", "average", "leaving", "gone"
-]  # fmt: skip
+from tft.simulation.page import Page
+from tft.simulation.schedule import Mishap
+from tft.simulation.stage import GroupPart, NodePart, Phase, Stage
+from tft.simulation.truth import Content
+from tft.simulation.work import NOTHING, Work
 
 NEVER = 1 << 60
 TAKEN = 1
@@ -64,7 +57,7 @@ class Process:
     """
 
     def __init__(
-        self, stage: "Stage", node: "Node", rank: int, incarnation: int, page: "Page"
+        self, stage: Stage, node: NodePart, rank: int, incarnation: int, page: "Page"
     ) -> None:
         self.stage = stage
         self.node = node
@@ -95,7 +88,7 @@ class Process:
         self.task: Execute | None = None
         """The order that the training thread is carrying out."""
         self._timer: float | None = None
-        self.group: Group | None = None
+        self.group: GroupPart | None = None
         self.cut = True
         """True when this process has shut its end of the process group."""
         self.summed = False

@@ -9,16 +9,19 @@ from random import Random
 from tft.core.job.events import Event
 from tft.errors import InternalError
 from tft.simulation.auditor import Auditor
-from tft.simulation.clock import Clock
+from tft.simulation.clock import START, Clock
+from tft.simulation.disk import Disk
 from tft.simulation.group import Groups
 from tft.simulation.invariants import Broken, Invariants
-from tft.simulation.leader import Seen, start_controller
+from tft.simulation.leader import start_controller
 from tft.simulation.mail import Network
 from tft.simulation.mishaps import Mishaps
-from tft.simulation.node import Node, Outside
+from tft.simulation.node import Node
+from tft.simulation.outside import Outside
 from tft.simulation.schedule import Schedule
-from tft.simulation.stage import START, Disk, Stage, Truth
+from tft.simulation.stage import Seen, Stage
 from tft.simulation.story import EARLIER, SharedStory
+from tft.simulation.truth import Truth
 
 FAREWELL = 12.0
 """Virtual seconds after the end of the job within which every process must have exited."""

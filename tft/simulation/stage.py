@@ -1,269 +1,579 @@
 """
-The parts that a simulated cluster shares: the time, the random generator, the network, the disk,
-and the truth that no part of the cluster can see.
+The parts of a simulated cluster, each as the other parts see it, and the stage on which they meet.
+
+A part gets the stage and finds the other parts there. The protocols keep the modules of the parts
+apart: no part imports a part that stands on it. The class of a part explains its attributes and
+methods in full.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, Protocol
 
-from tft.core.job.commands import JobOver
+from tft.core.job.commands import Command, Consult, JobOver
+from tft.core.job.events import Event
+from tft.core.job.incident import Incident
+from tft.core.job.machine import Machine
+from tft.core.job.transitions import State
+from tft.core.rank.protocol import Execute, RankEvent, Standing
+from tft.protocol.messages import (
+    Advised,
+    Beat,
+    Commit,
+    Fetch,
+    Lead,
+    Load,
+    Order,
+    OrderName,
+    Position,
+    RankOrder,
+    Refused,
+    Report,
+    Restore,
+    Verdict,
+)
 from tft.simulation.clock import Clock
-from tft.simulation.mail import Network
-from tft.simulation.schedule import Schedule
+from tft.simulation.disk import Disk
+from tft.simulation.mail import Link, Mail, Network
+from tft.simulation.outside import Outside
+from tft.simulation.page import Page
+from tft.simulation.schedule import Mishap, Schedule
+from tft.simulation.story import SharedStory
+from tft.simulation.truth import Content, Truth, Written
+from tft.simulation.work import NOTHING, Work
 
-if TYPE_CHECKING:
-    from tft.simulation.auditor import Auditor
-    from tft.simulation.group import Groups
-    from tft.simulation.invariants import Invariants
-    from tft.simulation.leader import Leader, Seen
-    from tft.simulation.mishaps import Mishaps
-    from tft.simulation.node import Node, Outside
-    from tft.simulation.process import Process
-    from tft.simulation.story import SharedStory
+Phase = Literal[
+    "starting", "idle", "working", "forward", "all-reduce", "gate", "window", "tail", "average", "leaving", "gone"
+]  # fmt: skip
+"""The phase of a training thread."""
 
-Digests = dict[str, dict[str, str]]
-"""Digests of the state that a rank holds, by shard and by part."""
-
-START = 100.0
-"""The time of the cluster when a run begins, in virtual seconds."""
+Seen = Counter[tuple[State, str]]
+"""Counts of events by state of the job machine and kind of event."""
 
 
-class Content(NamedTuple):
+class ProcessPart(Protocol):
     """
-    The content of one shard on one rank.
+    A process of a rank, as the other parts see it.
     """
 
-    model: float
-    """Stands for the parameters and the optimizer state. A whole number is the right content of
-    a step. The fraction marks wrong content: `SPOILT` (1/4) comes from a polluted update,
-    `FLIPPED` (1/8) from a silent corruption, and `WRONG` (1/2) is torn, corrupted or lost."""
-    settings: float
-    """Stands for the settings of the shard, such as the learning rate. A whole number, or one
-    with the fraction `FLIPPED` (1/8) after a silent corruption."""
+    stage: "Stage"
+    node: "NodePart"
+    rank: int
+    incarnation: int
+    pid: int
+    page: Page
+    mail: Mail
+    alive: bool
+    stopped: bool
+    held_until: float
+    stuck: bool
+    phase: Phase
+    completed: int
+    window_open: bool
+    torn: bool
+    announce: bool
+    tail: bool
+    line: str
+    lock: int
+    leave_after: int
+    task: Execute | None
+    group: "GroupPart | None"
+    cut: bool
+    summed: bool
+    context_lost: bool
+    poison: bool
+    spoilt: bool
+    content: dict[str, Content]
+    unsaid: bool
+    miscopies: Mishap | None
+    copies: dict[int, dict[str, Content]]
+    data: int
+    interrupted: tuple[int, int]
+    interrupted_data: int
+
+    def position(self) -> Position:
+        """
+        Return the position of the training thread.
+        """
+
+    def held(self) -> int | None:
+        """
+        Return the step whose whole state is in memory.
+        """
+
+    def backups(self) -> tuple[int, ...]:
+        """
+        Return the steps of which the rank keeps a whole copy.
+        """
+
+    def standing(self) -> Standing:
+        """
+        Return the position of the training thread, and whether it waits at the step gate.
+        """
+
+    def handle(self, event: RankEvent) -> None:
+        """
+        Hand an event to the rank machine and carry out its commands.
+        """
+
+    def look_at_gate(self) -> None:
+        """
+        Let a thread that waits at the step gate into its update window, or out of the loop, when
+        the lock allows it.
+        """
+
+    def done(self, task: Execute | None, failure: str | None, work: Work = NOTHING) -> None:
+        """
+        Report that the training thread has carried out an order, or that it failed to.
+        """
+
+    def shut_out(self, why: str) -> None:
+        """
+        Fail the current order with a `ConnectionError`: the training thread waits for something
+        that will not come.
+        """
+
+    def tell_done(self, task: Execute, failure: str | None, work: Work = NOTHING) -> None:
+        """
+        Tell the rank machine the result of an order.
+        """
+
+    def left(self) -> None:
+        """
+        Note that the training thread has left the loop and waits for orders.
+        """
+
+    def join(self) -> None:
+        """
+        Send `Joined`, as a script does when it calls `tft.init`.
+        """
+
+    def hear_lead(self, lead: Lead) -> None:
+        """
+        Handle a `Lead` of the controller.
+        """
+
+    def hear_refusal(self, refused: Refused) -> None:
+        """
+        Exit with the status `TAKEN` when the controller refuses this process, since another process
+        holds its rank.
+        """
+
+    def hear(self, order: RankOrder, leader: int) -> None:
+        """
+        Handle an order for this rank that has arrived.
+        """
+
+    def hang(self, *, wholly: bool) -> None:
+        """
+        Stop the training thread where it is.
+        """
+
+    def end(self) -> None:
+        """
+        End the process, whatever it is doing.
+        """
+
+
+class GroupPart(Protocol):
+    """
+    A process group, as its members see it.
+    """
+
+    members: dict[int, ProcessPart]
+
+    def build(self, process: ProcessPart) -> None:
+        """
+        Build the wrapper of a member.
+        """
+
+    def enter(self, processes: list[ProcessPart], step: int) -> None:
+        """
+        Let members begin to compute a step.
+        """
+
+    def close(self, processes: list[ProcessPart], step: int) -> None:
+        """
+        Finish the update of a step on some members, and begin the tail or the next step.
+        """
+
+    def leave(self, process: ProcessPart, *, loud: bool) -> None:
+        """
+        Remove a member that has ended or has shut its end.
+        """
+
+
+class GroupsPart(Protocol):
+    """
+    The rendezvous stores, as the other parts see them.
+    """
+
+    def join(self, store: tuple[str, int], name: str, process: ProcessPart, members: int) -> None:
+        """
+        Register a process that waits to form a group of `members` processes.
+        """
+
+    def leave(self, process: ProcessPart) -> None:
+        """
+        Remove a process that waits to form a group.
+        """
+
+    def close(self, store: tuple[str, int]) -> None:
+        """
+        Fail all processes that wait at a store that is gone.
+        """
+
+
+class NodePart(Protocol):
+    """
+    A node, as the other parts see it.
+    """
+
+    number: int
+    pid: int
+    offset: float
+    beats: bool
+    since: float
+    link: Link
+    alive: bool
+    started: bool
+    store: tuple[str, int] | None
+    opened: float
 
     @property
-    def flipped(self) -> bool:
+    def now(self) -> float:
         """
-        Whether a silent corruption has changed this content, or content that it was copied or
-        computed from.
+        The time by this node's own clock, in seconds.
         """
-        return self.model % 1 == FLIPPED or self.settings % 1 == FLIPPED
+
+    def start(self) -> None:
+        """
+        Start the agent: report the node, begin to send beats, and open the store.
+        """
+
+    def comes_back(self) -> None:
+        """
+        Start a new agent on this node.
+        """
+
+    def open_store(self) -> None:
+        """
+        Open the rendezvous store of this node.
+        """
+
+    def hosts(self, rank: int) -> bool:
+        """
+        Return whether the node may have a process of this rank.
+        """
+
+    def process(self, rank: int) -> ProcessPart | None:
+        """
+        Return the living process that this node started for a rank.
+        """
+
+    def pages(self) -> dict[int, Page]:
+        """
+        Return the page of each rank on this node.
+        """
+
+    def admit(self, stranger: ProcessPart) -> None:
+        """
+        Add a process that was started here without an order.
+        """
+
+    def hear(self, order: Order, leader: int) -> None:
+        """
+        Handle an order for the agent or for ranks on this node.
+        """
+
+    def hear_lead(self, lead: Lead) -> None:
+        """
+        Handle an acknowledgement of the leader, and pass it to the processes.
+        """
+
+    def ended(self, process: ProcessPart, code: int, stack: str = "") -> None:
+        """
+        Handle the end of a process, as the kernel reports it.
+        """
+
+    def connected(self) -> None:
+        """
+        Reconnect the node to the broker, and send all unacknowledged reports at once.
+        """
+
+    def beats_again(self) -> None:
+        """
+        Let the beats of the node through again.
+        """
+
+    def vanish(self) -> None:
+        """
+        End the agent and every process that it started.
+        """
+
+
+class LeaderPart(Protocol):
+    """
+    A controller, as the other parts see it.
+    """
+
+    link: Link
+    leads: bool
+    epoch: int
+    muffled: bool
+    machine: Machine
+
+    def hear_lead(self, lead: Lead) -> None:
+        """
+        Note that a controller leads.
+        """
+
+    def hear(self, sender: str, number: int, report: Report) -> None:
+        """
+        Handle a report that has arrived.
+        """
+
+    def hear_beat(self, beat: Beat) -> None:
+        """
+        Handle the beat of a node, and report stalls and lost nodes.
+        """
+
+    def advise(self, advised: Advised) -> None:
+        """
+        Handle the advice of a recovery plugin.
+        """
+
+    def die(self) -> None:
+        """
+        End the process of this controller.
+        """
+
+
+class HarmPart(Protocol):
+    """
+    What the mishaps do, as the other parts see it.
+    """
+
+    meddled: bool
+
+    def miscopied(self, process: ProcessPart) -> None:
+        """
+        Apply a pending silent corruption after a fetch, if the rank has one.
+        """
+
+    def advice(self, consult: Consult) -> list[tuple[float, Advised]]:
+        """
+        Return the advice of recovery plugins that are consulted, each with its delay in seconds.
+        """
+
+
+class MishapsPart(Protocol):
+    """
+    The mishaps of a run, as the other parts see them.
+    """
+
+    happened: list[Mishap]
+    last: float
 
     @property
-    def spoilt(self) -> bool:
+    def harm(self) -> HarmPart:
         """
-        Whether the content comes from a polluted update.
+        The effects of the mishaps.
         """
-        return self.model % 1 == SPOILT
 
     @property
-    def wrong(self) -> bool:
+    def faults(self) -> list[Mishap]:
         """
-        Whether the content is torn, corrupted with an exception, or lost.
+        The mishaps that happened and were not requested.
         """
-        return self.model % 1 == WRONG
 
-    def digests(self) -> dict[str, str]:
+    def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
         """
-        Return the digests by part, as a rank reports them.
+        Let the mishaps of a phase of a step happen on a rank.
         """
-        return {"model": repr(self.model), "settings": repr(self.settings)}
+
+    def begins(self, process: ProcessPart, order: OrderName) -> bool:
+        """
+        Let the mishaps of an order happen on a rank that begins to carry it out.
+        """
+
+    def entered(self, state: State) -> None:
+        """
+        Let the mishaps of a state happen that the job machine has entered.
+        """
+
+    def notices(self, process: ProcessPart, step: int) -> bool:
+        """
+        Let a rank check the numbers that it has computed.
+        """
+
+    def spread(self, process: ProcessPart) -> None:
+        """
+        Record that a rank has contributed wrong data.
+        """
+
+    def failure(self, rank: int, order: OrderName) -> str | None:
+        """
+        Return the text of the failure of an order on a rank.
+        """
+
+    def slowness(self, rank: int, order: OrderName) -> float:
+        """
+        Return how many more seconds the order takes on a rank.
+        """
+
+    def lateness(self, rank: int) -> float:
+        """
+        Return how many more seconds the process of a rank takes to call `tft.init`.
+        """
+
+    def held_back(self, rank: int) -> float:
+        """
+        Return how many more seconds it takes until the process of a rank has ended.
+        """
+
+    def verdict(self, rank: int) -> Verdict:
+        """
+        Return the verdict of a check on a rank.
+        """
 
 
-SPOILT, FLIPPED, WRONG = 0.25, 0.125, 0.5
-RANGE = 1 << 40
-"""Numbers below this bound keep a fraction of 1/8 exactly."""
-
-
-class Truth:
+class InvariantsPart(Protocol):
     """
-    The right content of every shard, and the right data position of every rank, at the end of each
-    step of the undisturbed run. The truth follows decisions that change the run: batches left out,
-    and steps trained with fewer ranks. It also follows content that nobody can know to be wrong, or
-    that is reported as inexact.
-
-    In the tail of a step a shard changes three times. First it is as the update window has left it:
-    its settings are still those of the step before. Then it has its new settings. At the end of the
-    step it is whole.
-    """
-
-    def __init__(self, seed: int, *, tails: bool = False) -> None:
-        self._values = [hash((seed, 0))]
-        self._tails = tails
-        self._bends: dict[str, dict[int, Content]] = {}
-        """By shard and step: the content from which all ranks went on instead of the right one."""
-        self._data = [0]
-        self._left_out: dict[int, int] = {}
-        self._without: dict[int, tuple[int, ...]] = {0: ()}
-        self._wrong = 0
-
-    def value(self, step: int, shard: str) -> Content:
-        """
-        Return the right content of a shard at the end of `step`.
-        """
-        self._until(step)
-        bends = self._bends.get(shard)
-        since = max((at for at in bends if at <= step), default=None) if bends else None
-        if bends is None or since is None:
-            return Content(self._values[step], step)
-        content = bends[since]
-        for at in range(since + 1, step + 1):
-            content = self._next(content, at)
-        return content
-
-    def stages(self, step: int, shard: str) -> tuple[Content, ...]:
-        """
-        Return the contents of a shard from the end of the update window of `step` to the end of the
-        step, in order. Without tails, return only the content at the end of the step.
-        """
-        end = self.value(step, shard)
-        if not self._tails:
-            return (end,)
-        model = hash((end.model, 1))
-        return Content(model, end.settings - 1), Content(model, end.settings), end
-
-    def bend(self, step: int, shard: str, content: Content) -> None:
-        """
-        Declare `content` right for a shard at the end of `step`: all ranks go on from there.
-        """
-        self._bends.setdefault(shard, {})[step] = content
-
-    def _next(self, content: Content, step: int) -> Content:
-        """
-        Return the content that the update of `step`, with its tail, makes of `content`.
-        """
-        facts = (content.model, self._data[step], self._without_after(step - 1))
-        return Content(hash(facts), content.settings + 1)
-
-    def data(self, step: int) -> int:
-        """
-        Return how many batches are drawn by the end of `step`.
-        """
-        self._until(step)
-        return self._data[step]
-
-    def begin(self, step: int) -> int:
-        """
-        Return how many batches are used up when the step after `step` begins. Batches that were
-        left out count too.
-        """
-        return self.data(step) + self._left_out.get(step, 0)
-
-    def leave_out(self, step: int, batches: int) -> None:
-        """
-        Record the decision to go on from the end of `step` and to leave out `batches` batches.
-        """
-        if batches != self._left_out.get(step, 0) or any(at > step for at in self._left_out):
-            self._forget_after(step)
-        self._left_out = {at: n for at, n in self._left_out.items() if at < step}
-        if batches:
-            self._left_out[step] = batches
-
-    def go_on_without(self, step: int, ranks: tuple[int, ...]) -> None:
-        """
-        Record the decision to go on from the end of `step` without `ranks`.
-        """
-        before = {at: who for at, who in self._without.items() if at <= step}
-        if before[max(before)] != ranks or len(before) != len(self._without):
-            self._forget_after(step)
-            self._without = {**before, step: ranks}
-
-    def wrong(self) -> Content:
-        """
-        Return content that is equal to no other content.
-        """
-        self._wrong += 1
-        return Content(self._wrong + WRONG, 0)
-
-    def spoilt(self, step: int) -> Content:
-        """
-        Return the content that all ranks have after the polluted update of `step`.
-        """
-        self._wrong += 1
-        return Content(step + SPOILT, step)
-
-    def flipped(self, content: Content, *, settings: bool) -> Content:
-        """
-        Return `content` after a silent corruption: of its settings when `settings` is True,
-        otherwise of its model.
-        """
-        self._wrong += 1
-        if settings:
-            return content._replace(settings=self._wrong * 100 + FLIPPED)
-        return content._replace(model=self._wrong + FLIPPED)
-
-    def goes_on(self, content: Content, before: Content, after: Content, step: int) -> Content:
-        """
-        Return the content that a rank makes of its own `content` while the right content goes from
-        `before` to `after` in `step`.
-        """
-        if content == before:
-            return after
-        if not content.flipped:
-            return content if content.spoilt else self.wrong()
-        model = content.model
-        if after.model != before.model:
-            model = hash((content, step)) % RANGE + FLIPPED
-        return Content(model, content.settings + after.settings - before.settings)
-
-    def _forget_after(self, step: int) -> None:
-        del self._values[step + 1 :], self._data[step + 1 :]
-
-    def unbend_after(self, step: int) -> None:
-        """
-        Go back to `step` for all ranks: drop the contents that `bend` declared right for later
-        steps.
-        """
-        for bends in self._bends.values():
-            for later in [at for at in bends if at > step]:
-                del bends[later]
-
-    def _without_after(self, last: int) -> tuple[int, ...]:
-        """
-        Return the ranks that take no part after the end of step `last`.
-        """
-        return self._without[max(at for at in self._without if at <= last)]
-
-    def _until(self, step: int) -> None:
-        while len(self._values) <= step:
-            last = len(self._values) - 1
-            self._data.append(self.begin(last) + 1)
-            facts = (self._values[last], self._data[-1], self._without_after(last))
-            self._values.append(hash(facts))
-
-
-Written = Content | float
-"""The content of a file: a shard, or the data position of a rank."""
-
-
-@dataclass(slots=True)
-class Disk:
-    """
-    The shared file system.
+    The checks of the invariants, as the other parts see them.
     """
 
-    parts: dict[str, dict[str, Written]] = field(default_factory=dict)
-    """By directory and file name: the files of checkpoints that are still being written."""
-    copies: dict[str, dict[int, Digests]] = field(default_factory=dict)
-    """By directory and rank: the digests that a rank gives for its copies while the ranks write
-    a periodic checkpoint."""
-    whole: dict[str, dict[str, Written]] = field(default_factory=dict)
-    """By directory and file name: the files of complete checkpoints."""
-    unreadable: set[str] = field(default_factory=set)
-    """Directories of complete checkpoints that cannot be read."""
-    own: dict[int, dict[int, dict[str, Written]]] = field(default_factory=dict)
-    """By step and rank: the checkpoints that the ranks write on their own and do not report. The
-    empty name holds the rank's data position (its rank-local state)."""
+    given_up: set[int]
 
-    def found(self, world: int, not_after: int | None) -> int | None:
+    def one_leader_obeyed(self, epoch: int, leader: int) -> None:
         """
-        Return the newest step that all `world` ranks have kept on their own and that is not later
-        than `not_after`. Return None when there is none.
+        Check that no two leaders are obeyed in one epoch.
         """
-        whole = [step for step, parts in self.own.items() if len(parts) == world]
-        return max((s for s in whole if not_after is None or s <= not_after), default=None)
+
+    def obeyed(self, process: ProcessPart, order: RankOrder) -> None:
+        """
+        Check that all ranks agree on one step in a round of an incident and that each shard has one
+        saver.
+        """
+
+    def heeded(
+        self, process: ProcessPart, order: RankOrder, epoch: int, key: tuple[int, int]
+    ) -> None:
+        """
+        Check that a rank obeys only orders for its own incarnation, and only those of the newest
+        leader and the newest round.
+        """
+
+    def finished(self, process: ProcessPart) -> None:
+        """
+        Record that a rank has carried out its order.
+        """
+
+    def steps_alike(self, members: "dict[int, ProcessPart]") -> None:
+        """
+        Check that all members of a group compute the same step.
+        """
+
+    def given_right(self, giver: ProcessPart, shard: str, order: Fetch, content: Content) -> None:
+        """
+        Check that a transfer comes from a rank that holds the right content of the step.
+        """
+
+    def found(self, process: ProcessPart, order: RankOrder, step: int) -> None:
+        """
+        Record the step of the checkpoint that a rank has found and loaded.
+        """
+
+    def lost_told(self, incident: Incident) -> None:
+        """
+        Check that the steps lost by finding a checkpoint are reported.
+        """
+
+    def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:
+        """
+        Check that after a repair every shard of the rank is that of the agreed step, neither older
+        nor torn.
+        """
+
+    def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
+        """
+        Check that a rank that enters the loop holds the end of the step before, and the data
+        position of that step.
+        """
+
+    def rolled_back(self, process: ProcessPart, step: int) -> None:
+        """
+        Check that a rollback leads to the data position of the agreed step.
+        """
+
+    def trained(self, process: ProcessPart, step: int) -> None:
+        """
+        Check that after every trained step the content and the data position are those of the
+        undisturbed run.
+        """
+
+    def ended_step(self, process: ProcessPart, step: int) -> None:
+        """
+        Check that at the end of a step, too, the content is that of the undisturbed run.
+        """
+
+    def committed_whole(self, order: Commit, parts: dict[str, Written]) -> None:
+        """
+        Check that a last checkpoint holds every shard, and the rank-local state of every rank for
+        which it can still be known (see `_remembered`), and that each is right.
+        """
+
+    def ended_for_a_cause(self, over: JobOver, members: frozenset[int]) -> None:
+        """
+        Check that a job ends only for a cause: a request, a fault or a limit of the policy.
+        """
+
+    def short(self, members: frozenset[int] | None = None) -> list[int]:
+        """
+        Return the ranks (of `members`, or all) that have not done every step.
+        """
+
+    def ends(self) -> None:
+        """
+        Check that every incident ends: the job is over within `BOUND` seconds after the last
+        mishap.
+        """
+
+    def nothing_left(self) -> None:
+        """
+        Check that no process is left when a job is over.
+        """
+
+
+class AuditorPart(Protocol):
+    """
+    The auditor of the controllers, as the other parts see it.
+    """
+
+    def hears(self, machine: Machine, event: Event) -> None:
+        """
+        Record an event that is about to be judged, and the state of the machine before it.
+        """
+
+    def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
+        """
+        Check the commands and the state of the machine after an event.
+        """
+
+    def not_put_back(
+        self,
+        process: ProcessPart,
+        shard: str,
+        step: int,
+        had: "Mapping[str, Content]",
+        got: "Content",
+    ) -> None:
+        """
+        Check that a rank which has ended a step does not get a shard as others held it in the tail
+        of that step.
+        """
 
 
 @dataclass(slots=True)
@@ -278,18 +588,18 @@ class Stage:
     network: Network
     truth: Truth
     disk: Disk
-    groups: "Groups" = field(init=False)
-    invariants: "Invariants" = field(init=False)
-    auditor: "Auditor" = field(init=False)
-    mishaps: "Mishaps" = field(init=False)
-    story: "SharedStory" = field(init=False)
-    outside: "Outside" = field(init=False)
-    nodes: dict[int, "Node"] = field(default_factory=dict)
-    leaders: list["Leader"] = field(default_factory=list)
+    groups: GroupsPart = field(init=False)
+    invariants: InvariantsPart = field(init=False)
+    auditor: AuditorPart = field(init=False)
+    mishaps: MishapsPart = field(init=False)
+    story: SharedStory = field(init=False)
+    outside: Outside = field(init=False)
+    nodes: dict[int, NodePart] = field(default_factory=dict)
+    leaders: list[LeaderPart] = field(default_factory=list)
     """All controllers that live, including the standbys."""
-    processes: list["Process"] = field(default_factory=list)
+    processes: list[ProcessPart] = field(default_factory=list)
     """All processes of the run, including those that have ended."""
-    by_address: dict[str, "Process"] = field(default_factory=dict)
+    by_address: dict[str, ProcessPart] = field(default_factory=dict)
     begun: bool = False
     """True when a rank has entered the training loop. Before that, all freshly initialized
     states are equal."""
@@ -302,7 +612,7 @@ class Stage:
     earlier rounds were sent before that."""
     pids: int = 1000
     controllers: int = 0
-    seen: "Seen" = field(default_factory=Counter)
+    seen: Seen = field(default_factory=Counter)
     over: JobOver | None = None
 
     def takes(self, least: float, most: float) -> float:
@@ -311,7 +621,7 @@ class Stage:
         """
         return least + (most - least) * self.rng.random()
 
-    def serving(self, address: str) -> "Process | None":
+    def serving(self, address: str) -> ProcessPart | None:
         """
         Return the living process that serves its shards at `address`. Return None when there is
         none.

@@ -17,8 +17,8 @@ from tft.replay.recording import (
     numbered,
     opened_line,
 )
+from tft.simulation.clock import START
 from tft.simulation.schedule import Schedule
-from tft.simulation.stage import START
 
 EARLIER = "/run/checkpoints/earlier"
 """The checkpoint from which a resumed job starts."""

@@ -2,16 +2,12 @@
 Faults that a job has to survive: a single one, where some rank has the state that is needed.
 """
 
-from typing import TYPE_CHECKING
-
 from tft.core.job.commands import JobOver
 from tft.core.job.events import Received
 from tft.core.job.transitions import SETTLED
 from tft.protocol.messages import NodeJoined, NodeLost, StoreOpened
 from tft.simulation.schedule import Mishap, Schedule
-
-if TYPE_CHECKING:
-    from tft.simulation.stage import Stage
+from tft.simulation.stage import Stage
 
 SHORT = 2.0
 """Seconds of silence after which no party is given up yet."""
@@ -20,7 +16,7 @@ NOBODY = ("impostor", "controller", "deposed", "late", "slow")
 NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "numeric")
 
 
-def lost_needlessly(stage: "Stage", over: JobOver) -> str:
+def lost_needlessly(stage: Stage, over: JobOver) -> str:
     """
     Return why a job that has ended should have gone on. Return an empty text when it could not go
     on, or has done all its steps.
@@ -38,7 +34,7 @@ def lost_needlessly(stage: "Stage", over: JobOver) -> str:
     return over.why if _survivable(stage, faults[0]) else ""
 
 
-def _asked_for(stage: "Stage") -> bool:
+def _asked_for(stage: Stage) -> bool:
     """
     Return whether somebody wanted the end of the job, or ruled out a way to prevent it.
     """
@@ -50,7 +46,7 @@ def _asked_for(stage: "Stage") -> bool:
     )
 
 
-def _survivable(stage: "Stage", fault: Mishap) -> bool:
+def _survivable(stage: Stage, fault: Mishap) -> bool:
     schedule = stage.schedule
     twice = min(len(ranks) for ranks in schedule.groups().values()) >= 2
     able = {"retry", "recover"} <= schedule.policy.enable
@@ -71,7 +67,7 @@ def _survivable(stage: "Stage", fault: Mishap) -> bool:
             return able and twice and what in (*ONE_RANK, *NOBODY)
 
 
-def _known(stage: "Stage", node: int) -> set[int]:
+def _known(stage: Stage, node: int) -> set[int]:
     """
     Return the nodes that had reported to the controllers before `node` was lost. It is unknown
     whether a node that comes later will come at all: a job that has no place for a rank by then
@@ -102,7 +98,7 @@ def _elsewhere(schedule: Schedule, node: int, known: set[int]) -> bool:
     return held and room >= len(gone) and schedule.derives and schedule.nodes > 1
 
 
-def _heard_late(stage: "Stage", target: int) -> bool:
+def _heard_late(stage: Stage, target: int) -> bool:
     """
     Return whether the address of a node's new store was heard of late, or not at all for as long.
     Reports are taken in the order in which they were sent, so earlier reports delayed this one.

@@ -1,0 +1,35 @@
+"""
+The shared file system of a simulated cluster.
+"""
+
+from dataclasses import dataclass, field
+
+from tft.simulation.truth import Digests, Written
+
+
+@dataclass(slots=True)
+class Disk:
+    """
+    The shared file system.
+    """
+
+    parts: dict[str, dict[str, Written]] = field(default_factory=dict)
+    """By directory and file name: the files of checkpoints that are still being written."""
+    copies: dict[str, dict[int, Digests]] = field(default_factory=dict)
+    """By directory and rank: the digests that a rank gives for its copies while the ranks write
+    a periodic checkpoint."""
+    whole: dict[str, dict[str, Written]] = field(default_factory=dict)
+    """By directory and file name: the files of complete checkpoints."""
+    unreadable: set[str] = field(default_factory=set)
+    """Directories of complete checkpoints that cannot be read."""
+    own: dict[int, dict[int, dict[str, Written]]] = field(default_factory=dict)
+    """By step and rank: the checkpoints that the ranks write on their own and do not report. The
+    empty name holds the rank's data position (its rank-local state)."""
+
+    def found(self, world: int, not_after: int | None) -> int | None:
+        """
+        Return the newest step that all `world` ranks have kept on their own and that is not later
+        than `not_after`. Return None when there is none.
+        """
+        whole = [step for step, parts in self.own.items() if len(parts) == world]
+        return max((s for s in whole if not_after is None or s <= not_after), default=None)

@@ -1,0 +1,50 @@
+"""
+The page of a rank, which its node keeps when the process of the rank ends.
+"""
+
+from tft.protocol.messages import Position
+
+
+class Page:
+    """
+    The position and data positions of a rank, which stay on its node when the process ends.
+    """
+
+    __slots__ = ("_closed", "_open", "moved", "position", "training")
+
+    def __init__(self) -> None:
+        self.position = Position(step=0, window=False)
+        self.training = False
+        self.moved = 0.0
+        self._closed: list[tuple[int, int]] = []
+        self._open: list[tuple[int, int]] = []
+
+    def move(self, position: Position, now: float) -> None:
+        """
+        Record the position of the training thread and the moment, by the node's clock.
+        """
+        self.position = position
+        self.moved = now
+
+    def capture(self, step: int, data: int, *, closed: bool) -> None:
+        """
+        Keep the data position of a step. The page keeps two steps whose update window has closed
+        and two whose window has not.
+        """
+        slots = self._closed if closed else self._open
+        slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
+
+    def forget_after(self, step: int) -> None:
+        """
+        Drop the captures of steps later than `step`. The job goes back to `step`, so they are not
+        used any more.
+        """
+        for slots in (self._closed, self._open):
+            slots[:] = [(s, d) for s, d in slots if s <= step]
+
+    def private(self) -> dict[int, int]:
+        """
+        Return the captured data positions, by step. A capture after the update window wins over one
+        before it.
+        """
+        return dict([*self._open, *self._closed])

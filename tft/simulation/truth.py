@@ -1,0 +1,216 @@
+"""
+The content of the shards, and the truth that no part of the cluster can see.
+"""
+
+from typing import NamedTuple
+
+Digests = dict[str, dict[str, str]]
+"""Digests of the state that a rank holds, by shard and by part."""
+
+
+class Content(NamedTuple):
+    """
+    The content of one shard on one rank.
+    """
+
+    model: float
+    """Stands for the parameters and the optimizer state. A whole number is the right content of
+    a step. The fraction marks wrong content: `SPOILT` (1/4) comes from a polluted update,
+    `FLIPPED` (1/8) from a silent corruption, and `WRONG` (1/2) is torn, corrupted or lost."""
+    settings: float
+    """Stands for the settings of the shard, such as the learning rate. A whole number, or one
+    with the fraction `FLIPPED` (1/8) after a silent corruption."""
+
+    @property
+    def flipped(self) -> bool:
+        """
+        Whether a silent corruption has changed this content, or content that it was copied or
+        computed from.
+        """
+        return self.model % 1 == FLIPPED or self.settings % 1 == FLIPPED
+
+    @property
+    def spoilt(self) -> bool:
+        """
+        Whether the content comes from a polluted update.
+        """
+        return self.model % 1 == SPOILT
+
+    @property
+    def wrong(self) -> bool:
+        """
+        Whether the content is torn, corrupted with an exception, or lost.
+        """
+        return self.model % 1 == WRONG
+
+    def digests(self) -> dict[str, str]:
+        """
+        Return the digests by part, as a rank reports them.
+        """
+        return {"model": repr(self.model), "settings": repr(self.settings)}
+
+
+SPOILT, FLIPPED, WRONG = 0.25, 0.125, 0.5
+RANGE = 1 << 40
+"""Numbers below this bound keep a fraction of 1/8 exactly."""
+
+
+Written = Content | float
+"""The content of a file: a shard, or the data position of a rank."""
+
+
+class Truth:
+    """
+    The right content of every shard, and the right data position of every rank, at the end of each
+    step of the undisturbed run. The truth follows decisions that change the run: batches left out,
+    and steps trained with fewer ranks. It also follows content that nobody can know to be wrong, or
+    that is reported as inexact.
+
+    In the tail of a step a shard changes three times. First it is as the update window has left it:
+    its settings are still those of the step before. Then it has its new settings. At the end of the
+    step it is whole.
+    """
+
+    def __init__(self, seed: int, *, tails: bool = False) -> None:
+        self._values = [hash((seed, 0))]
+        self._tails = tails
+        self._bends: dict[str, dict[int, Content]] = {}
+        """By shard and step: the content from which all ranks went on instead of the right one."""
+        self._data = [0]
+        self._left_out: dict[int, int] = {}
+        self._without: dict[int, tuple[int, ...]] = {0: ()}
+        self._wrong = 0
+
+    def value(self, step: int, shard: str) -> Content:
+        """
+        Return the right content of a shard at the end of `step`.
+        """
+        self._until(step)
+        bends = self._bends.get(shard)
+        since = max((at for at in bends if at <= step), default=None) if bends else None
+        if bends is None or since is None:
+            return Content(self._values[step], step)
+        content = bends[since]
+        for at in range(since + 1, step + 1):
+            content = self._next(content, at)
+        return content
+
+    def stages(self, step: int, shard: str) -> tuple[Content, ...]:
+        """
+        Return the contents of a shard from the end of the update window of `step` to the end of the
+        step, in order. Without tails, return only the content at the end of the step.
+        """
+        end = self.value(step, shard)
+        if not self._tails:
+            return (end,)
+        model = hash((end.model, 1))
+        return Content(model, end.settings - 1), Content(model, end.settings), end
+
+    def bend(self, step: int, shard: str, content: Content) -> None:
+        """
+        Declare `content` right for a shard at the end of `step`: all ranks go on from there.
+        """
+        self._bends.setdefault(shard, {})[step] = content
+
+    def _next(self, content: Content, step: int) -> Content:
+        """
+        Return the content that the update of `step`, with its tail, makes of `content`.
+        """
+        facts = (content.model, self._data[step], self._without_after(step - 1))
+        return Content(hash(facts), content.settings + 1)
+
+    def data(self, step: int) -> int:
+        """
+        Return how many batches are drawn by the end of `step`.
+        """
+        self._until(step)
+        return self._data[step]
+
+    def begin(self, step: int) -> int:
+        """
+        Return how many batches are used up when the step after `step` begins. Batches that were
+        left out count too.
+        """
+        return self.data(step) + self._left_out.get(step, 0)
+
+    def leave_out(self, step: int, batches: int) -> None:
+        """
+        Record the decision to go on from the end of `step` and to leave out `batches` batches.
+        """
+        if batches != self._left_out.get(step, 0) or any(at > step for at in self._left_out):
+            self._forget_after(step)
+        self._left_out = {at: n for at, n in self._left_out.items() if at < step}
+        if batches:
+            self._left_out[step] = batches
+
+    def go_on_without(self, step: int, ranks: tuple[int, ...]) -> None:
+        """
+        Record the decision to go on from the end of `step` without `ranks`.
+        """
+        before = {at: who for at, who in self._without.items() if at <= step}
+        if before[max(before)] != ranks or len(before) != len(self._without):
+            self._forget_after(step)
+            self._without = {**before, step: ranks}
+
+    def wrong(self) -> Content:
+        """
+        Return content that is equal to no other content.
+        """
+        self._wrong += 1
+        return Content(self._wrong + WRONG, 0)
+
+    def spoilt(self, step: int) -> Content:
+        """
+        Return the content that all ranks have after the polluted update of `step`.
+        """
+        self._wrong += 1
+        return Content(step + SPOILT, step)
+
+    def flipped(self, content: Content, *, settings: bool) -> Content:
+        """
+        Return `content` after a silent corruption: of its settings when `settings` is True,
+        otherwise of its model.
+        """
+        self._wrong += 1
+        if settings:
+            return content._replace(settings=self._wrong * 100 + FLIPPED)
+        return content._replace(model=self._wrong + FLIPPED)
+
+    def goes_on(self, content: Content, before: Content, after: Content, step: int) -> Content:
+        """
+        Return the content that a rank makes of its own `content` while the right content goes from
+        `before` to `after` in `step`.
+        """
+        if content == before:
+            return after
+        if not content.flipped:
+            return content if content.spoilt else self.wrong()
+        model = content.model
+        if after.model != before.model:
+            model = hash((content, step)) % RANGE + FLIPPED
+        return Content(model, content.settings + after.settings - before.settings)
+
+    def _forget_after(self, step: int) -> None:
+        del self._values[step + 1 :], self._data[step + 1 :]
+
+    def unbend_after(self, step: int) -> None:
+        """
+        Go back to `step` for all ranks: drop the contents that `bend` declared right for later
+        steps.
+        """
+        for bends in self._bends.values():
+            for later in [at for at in bends if at > step]:
+                del bends[later]
+
+    def _without_after(self, last: int) -> tuple[int, ...]:
+        """
+        Return the ranks that take no part after the end of step `last`.
+        """
+        return self._without[max(at for at in self._without if at <= last)]
+
+    def _until(self, step: int) -> None:
+        while len(self._values) <= step:
+            last = len(self._values) - 1
+            self._data.append(self.begin(last) + 1)
+            facts = (self._values[last], self._data[-1], self._without_after(last))
+            self._values.append(hash(facts))

@@ -1,0 +1,24 @@
+"""
+The result of an order that a simulated training thread has carried out.
+"""
+
+from dataclasses import dataclass, field
+
+from tft.protocol.messages import SavedFile, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """
+    The result of an order.
+    """
+
+    files: tuple[SavedFile, ...] = ()
+    verdict: Verdict = "pass"
+    finding: str = ""
+    private: dict[int, str] = field(default_factory=dict)
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    line: str = ""
+
+
+NOTHING = Work()
