@@ -57,7 +57,7 @@ class Process:
     """
 
     def __init__(
-        self, stage: Stage, node: NodePart, rank: int, incarnation: int, page: "Page"
+        self, stage: Stage, node: NodePart, rank: int, incarnation: int, page: Page
     ) -> None:
         self.stage = stage
         self.node = node

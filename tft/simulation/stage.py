@@ -567,8 +567,8 @@ class AuditorPart(Protocol):
         process: ProcessPart,
         shard: str,
         step: int,
-        had: "Mapping[str, Content]",
-        got: "Content",
+        had: Mapping[str, Content],
+        got: Content,
     ) -> None:
         """
         Check that a rank which has ended a step does not get a shard as others held it in the tail
