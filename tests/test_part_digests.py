@@ -66,3 +66,18 @@ def test_a_thread_that_cannot_read_leaves_no_digest(monkeypatch: pytest.MonkeyPa
     broken.buffers[0].view.release()
     with pytest.raises(ValueError, match="released"):
         part_digests(broken)
+
+
+def test_a_node_without_threads_reads_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When no thread can be started, then the caller reads everything.
+    """
+
+    def exhausted(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    alone = part_digests(payload(LARGE, LARGE))
+    monkeypatch.setattr(digests, "_SHARE", 1000)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(threading.Thread, "start", exhausted)
+    assert part_digests(payload(LARGE, LARGE)) == alone

@@ -103,7 +103,7 @@ class Loop:
         self.step, self.in_tail, self.awake = 0, False, 0
         self.tails = tails
         self.audit = Audit(
-            hook=manager.hook, rank=rank, world=1, strict=strict, loop=Loop.run.__code__,
+            hook=manager.hook, rank=rank, strict=strict, loop=Loop.run.__code__,
             awake=self._wake, position=lambda: (self.step, self.in_tail),
         )  # fmt: skip
         self.audit.begin(["dense"])

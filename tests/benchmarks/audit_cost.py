@@ -44,7 +44,7 @@ def measured(size: str) -> dict[str, float | str]:
     )
     step = 0
     audit = Audit(
-        hook=hook, rank=0, world=1, strict=True, loop=main.__code__, awake=lambda: None,
+        hook=hook, rank=0, strict=True, loop=main.__code__, awake=lambda: None,
         position=lambda: (step, False),
     )  # fmt: skip
     audit.begin(["dense"])

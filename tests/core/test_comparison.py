@@ -885,3 +885,21 @@ def test_a_last_checkpoint_is_written_of_copies_that_were_compared(spread: bool)
     assert savers(topology, standings, 5, None, spread=spread) == {1: ("dense",)}
     alone = {0: standings[0]}
     assert savers(topology, alone, 5, None, spread=spread) == {0: ("dense",)}
+
+
+def test_a_copy_that_cannot_be_read_is_not_taken_for_compared() -> None:
+    """
+    When a rank cannot read its state for the comparison, then the incident is not called exact, and
+    its step does not count as compared.
+    """
+    job = trained()
+    job.ranks[2].content = ""
+    job.kill(1)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert incident["inexact"] == [
+        "the copies of ranks [2] could not be read, so they were compared with no others"
+    ]
+    assert job.facts("copies_not_compared")[0]["ranks"] == [2]
+    assert job.machine._job.compared == 0

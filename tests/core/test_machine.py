@@ -954,3 +954,23 @@ def test_a_node_that_is_lost_after_all_is_done_is_not_passed_over() -> None:
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
     assert "ranks [2, 3] were lost with their node" in job.over.why
+
+
+@pytest.mark.parametrize("lost", ["rank", "node"])
+def test_a_loss_after_all_is_done_does_not_let_the_others_wait_for_ever(lost: str) -> None:
+    """
+    When a rank or a node is lost after all steps are done, and the scripts of the other ranks wait
+    for the lost one, then the job ends within a limit.
+    """
+    job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
+    job.train()
+    job.stuck = {0, 1, 2, 3}  # in their scripts, behind the last step
+    job.finish()
+    if lost == "rank":
+        job.kill(2)
+    else:
+        job.lose_node(1)
+    assert job.doing == "exiting"
+    job.wait()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)

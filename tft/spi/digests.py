@@ -6,6 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import xxhash
 
@@ -61,13 +62,20 @@ def _digests(pieces: list[memoryview]) -> list[bytes]:
             digests[index] = xxhash.xxh3_128_digest(piece)
 
     # threads of their own, and no pool: a process that forks later must not inherit idle threads
-    threads = [threading.Thread(target=read, name="digest") for _ in range(readers - 1)]
+    threads: list[threading.Thread] = []
     try:
-        for thread in threads:
-            thread.start()
+        with suppress(RuntimeError):  # the node has no more threads: the others read all of it
+            for _ in range(readers - 1):
+                thread = threading.Thread(target=read, name="digest")
+                thread.start()
+                threads.append(thread)
         read()
-        for thread in threads:
-            thread.join()
     finally:
         left.clear()  # an interrupted rank does not read on
-    return [digests[index] for index in range(len(pieces))]
+        for thread in threads:
+            thread.join()
+    # a piece that a thread could not read is read again here, so that its error is raised
+    return [
+        digests[index] if index in digests else xxhash.xxh3_128_digest(piece)
+        for index, piece in enumerate(pieces)
+    ]

@@ -98,7 +98,8 @@ class ScriptedRank:
     tails: bool = False
     """True if the loop of this rank marks the end of its steps."""
     content: str = "right"
-    """The content of the copies. Ranks that hold the same shard must have equal content."""
+    """The content of the copies. Ranks that hold the same shard must have equal content. Empty: the
+    rank cannot read its copies."""
     odd: dict[int, str] = field(default_factory=dict)
     """The ranks from which this rank cannot fetch, with the reason."""
     settings: str = "right"
@@ -279,7 +280,7 @@ class ScriptedRank:
             verdict=found[0],
             finding=found[1],
             private=dict.fromkeys(captured, "00"),
-            digests=dict.fromkeys(self.shards, parts) if compares else {},
+            digests=dict.fromkeys(self.shards, parts) if compares and self.content else {},
             line=self.line if self.tail else "",
             odd=self.odd if name == "fetch" else {},
             inexact=self.inexact,

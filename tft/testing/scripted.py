@@ -636,7 +636,8 @@ class ScriptedJob:
         if name == "check":
             found = self.verdicts.pop(one.rank, found)
         self.report(one.answer(order, name, failure, found=found, at=self.now))
-        if isinstance(order, Complete | End):
+        lingers = isinstance(order, Complete) and one.rank in self.stuck
+        if isinstance(order, Complete | End) and not lingers:
             self._ends(one, 0 if isinstance(order, Complete) else order.code)
 
     def _copy(self, one: ScriptedRank, order: Fetch) -> None:

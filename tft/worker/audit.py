@@ -91,6 +91,21 @@ class _Failure:
 
 
 @dataclass(slots=True)
+class _Ahead:
+    """
+    What the audit has seen of draws before the first step of the user's function.
+    """
+
+    entry: Mapping[str, str] | None = None
+    """The digests of generators and data position when the function was called; None: its first
+    step has begun."""
+    early: Mapping[str, str] = field(default_factory=dict)
+    """What the function has drawn from before its first step, with the line of that step."""
+    head: Mapping[str, str] = field(default_factory=dict)
+    """The digests of generators and data position when the present step began."""
+
+
+@dataclass(slots=True)
 class Audit:
     """
     The audit of one process. All methods run on the training thread; other threads may call
@@ -104,20 +119,13 @@ class Audit:
 
     hook: pluggy.HookRelay
     rank: int
-    world: int
     strict: bool
     loop: CodeType
     awake: Callable[[], None]
     position: Callable[[], tuple[int, bool]]
     inexact: list[str] = field(default_factory=list)
     """The reasons why a recovery is not bit-identical on this rank: sentences for the report."""
-    _entry: Mapping[str, str] | None = None
-    """The digests of generators and data position when the user's function was called; None: its
-    first step has begun."""
-    _early: Mapping[str, str] = field(default_factory=dict)
-    """What the function has drawn from before its first step, with the line of that step."""
-    _head: Mapping[str, str] = field(default_factory=dict)
-    """The digests of what is in `_early`, when the present step began."""
+    _ahead: _Ahead = field(default_factory=_Ahead)
     _steps: int = 0
     _readable: bool = True
     """Whether the state can be read."""
@@ -148,18 +156,18 @@ class Audit:
         """
         Record generators and data position: the user's function is about to be called.
         """
-        self._entry, self._early, self._head = self._generators(), {}, {}
+        self._ahead = _Ahead(self._generators())
 
     def step_begins(self) -> None:
         """
         Note what the user's function has drawn from before its first step. A loop that draws from
         the same in its steps is named when a window closes.
         """
-        if self._entry is not None:
-            moved, self._entry = self._moved(self._entry), None
-            self._early = dict.fromkeys(moved, self._line())
-        if self._early:
-            self._head = self._generators()
+        if self._ahead.entry is not None:
+            moved, self._ahead.entry = self._moved(self._ahead.entry), None
+            self._ahead.early = dict.fromkeys(moved, self._line())
+        if self._ahead.early:
+            self._ahead.head = self._generators()
 
     def window_closed(self, step: int, *, tails: bool) -> None:
         """
@@ -167,7 +175,7 @@ class Audit:
         """
         self._steps += 1
         self._ended = None
-        if self._early:
+        if self._ahead.early:
             self._drawn_ahead(step)
         if not tails and not self._compares():
             return  # there is no tail, and the code after the step is not compared
@@ -288,11 +296,11 @@ class Audit:
         window. What was taken ahead is lost with the loop, and is taken once more than without the
         incident.
         """
-        moved = [name for name in self._moved(self._head) if name in self._early]
-        self._head = {}
+        moved = [name for name in self._moved(self._ahead.head) if name in self._ahead.early]
+        self._ahead.head = {}
         for name in moved:
             what = "the data position" if name == DATA else f"generator {name}"
-            where = f"before its first step ({self._early[name]}) and within step {step}, before the update window closes ({self._line()})"
+            where = f"before its first step ({self._ahead.early[name]}) and within step {step}, before the update window closes ({self._line()})"
             if self._name(
                 "ahead",
                 name,

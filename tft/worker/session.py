@@ -576,7 +576,6 @@ class Session:
         return Audit(
             hook=self._adaptor.hook,
             rank=self.rank,
-            world=self.world,
             strict=self._settings.audit == "strict",
             loop=Session._train.__code__,
             awake=self._wake_audit,

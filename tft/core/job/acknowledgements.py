@@ -59,7 +59,7 @@ class Acknowledgements:
         if message.compared:
             job.phase("compare", rank_state.rank, compares, message.at)
         if message.order in COMPARED or message.order in ("stop", "load"):
-            rank_state.digests = message.digests
+            rank_state.digests = None if message.order == "load" else message.digests
         if message.order == "stop":
             rank_state.line = message.line
         rank_state.inexact = message.inexact or rank_state.inexact

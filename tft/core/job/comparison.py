@@ -282,7 +282,7 @@ class Comparison:
             (rank_state.held, shard)
             for rank_state in rank_states
             if not rank_state.position.tail
-            for shard in rank_state.digests.keys() - rank_state.outrun
+            for shard in (rank_state.digests or {}).keys() - rank_state.outrun
         }
         copies = {
             rank_state.rank: Copy(
@@ -290,7 +290,7 @@ class Comparison:
                 step=rank_state.held,
                 shards={
                     s: parts
-                    for s, parts in rank_state.digests.items()
+                    for s, parts in (rank_state.digests or {}).items()
                     if self._counts(rank_state, s, ended)
                 },
                 tail=tails and rank_state.position.tail,

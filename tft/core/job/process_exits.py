@@ -215,6 +215,9 @@ class ProcessExits:
         if job.state is State.EXITING and job.outcome and job.outcome.result == "completed":
             why = f"all steps are done, but then {why}"
             job.outcome = JobOver(result="failed", code=4, why=why)
+            job.stay(
+                job.policy.join
+            )  # the scripts of other ranks may wait for the lost one for ever
 
     def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:
         """

@@ -59,8 +59,9 @@ class RankState:
     position: Position = START
     held: int | None = None
     backups: tuple[int, ...] = ()
-    digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Digests of the state of step `held`, by shard and part."""
+    digests: dict[str, dict[str, str]] | None = field(default_factory=dict)
+    """Digests of the state of step `held`, by shard and part. Empty: the rank has not read its
+    state, or could not. None: the state comes from a checkpoint that all ranks have loaded."""
     after: float = 0.0
     """Seconds that the functions which the rank calls after a step may take."""
     line: str = ""

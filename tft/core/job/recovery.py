@@ -675,7 +675,7 @@ class Recovery:
     def _resume_training(self) -> None:
         job = self._job
         job.trained = set()
-        job.compared = job.agreed()
+        self._note_compared()
         job.incident.gone_back()
         for rank_state in job.member_states():
             rank_state.finished = rank_state.brought = False
@@ -684,6 +684,28 @@ class Recovery:
             Resume, step=job.agreed() + 1, again=self._called_again(), tails=job.tails
         )
         job.step_to(S.RESUMING, resume, job.policy.regroup)
+
+    def _note_compared(self) -> None:
+        """
+        Note that all copies were equal at the end of the agreed step, unless a member that shares a
+        shard could not read its state: then its copy was compared with no other.
+        """
+        job, step = self._job, self._job.agreed()
+        shared = {
+            rank
+            for ranks in job.topology().groups.values()
+            if len(job.members.intersection(ranks)) > 1
+            for rank in ranks
+        }
+        unread = [s.rank for s in job.member_states() if s.rank in shared and s.digests == {}]
+        if not unread or step == 0:
+            job.compared = step
+            return
+        why = (
+            f"the copies of ranks {unread} could not be read, so they were compared with no others"
+        )
+        job.tell("copies_not_compared", ranks=unread, step=step, why=why)
+        job.incident.reservations.append((step, why))
 
     def _called_again(self) -> bool:
         """
