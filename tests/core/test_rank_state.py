@@ -31,7 +31,7 @@ def test_the_next_process_begins_as_the_first_did() -> None:
     belongs to the rank, and what it may have captured before it ended.
     """
     rank_state = RankState(
-        rank=1, node=2, private={7: "ab"}, page=2, excluded_nodes=frozenset({3}), column=(1, 5)
+        rank=1, node=2, private={7: "ab"}, page=2, excluded_nodes={0: 3}, column=(1, 5)
     )
     rank_state.order(0, 10.0)
     joined = Joined(
@@ -56,7 +56,7 @@ def test_the_next_process_begins_as_the_first_did() -> None:
         began=20.0,
         private={7: "ab"},
         page=2,
-        excluded_nodes=frozenset({3}),
+        excluded_nodes={0: 3},
         column=(1, 5),
         address="h:1",
         strategies=frozenset({"retry"}),

@@ -99,6 +99,29 @@ def test_a_process_that_ends_late_after_all_makes_room_for_the_next() -> None:
     assert [(s.rank, s.node) for s in job.orders(Spawn)][-1] == (3, 1)
 
 
+def test_a_node_is_a_place_again_also_for_a_rank_that_has_moved() -> None:
+    """
+    When the process that could not be ended ends after its rank has moved to another node, and that
+    node is lost later, then the rank comes back to the first node.
+    """
+    job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
+    job.deaf = {1}
+    job.notice(3, "process", "its card is gone")
+    job.settle()
+    former = job.ranks[3]
+    job.wait()
+    job.settle()
+    job.train()
+    assert job.ranks[3].node == 2
+    job.deaf = set()
+    job._ends(former, -9)
+    job.lose_node(2)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover", "recover"]
+    assert job.ranks[3].node == 1
+
+
 def test_a_node_that_is_there_is_not_said_to_be_gone() -> None:
     """
     When a rank has no place because a process of it may still run on its node, then the report says

@@ -86,14 +86,14 @@ class ProcessExits:
         """
         job = self._job
         job.forget(message.rank, message.incarnation, Spawn, Kill)
+        # a process that could not be ended has ended after all: its node is a place again
+        job.rank_states[message.rank].excluded_nodes.pop(message.incarnation, None)
         rank_state = job.find(message.rank, message.incarnation)
         if rank_state is None:
             return None
         # a process that was given up counts as gone already, but its rank-local state is still used
         if rank_state.process is Process.GONE:
             rank_state.private = message.private or rank_state.private
-            # the process that could not be ended has ended after all: its node is a place again
-            job.rank_states[rank_state.rank].excluded_nodes -= {message.node}
             return None
         was, retires = rank_state.process, rank_state in job.retiring
         self._gone(rank_state)
@@ -126,7 +126,8 @@ class ProcessExits:
         matters = job.is_current(rank_state.rank, rank_state.incarnation)
         self._gone(rank_state)
         if rank_state.node is not None:
-            job.rank_states[rank_state.rank].excluded_nodes |= {rank_state.node}
+            excluded = job.rank_states[rank_state.rank].excluded_nodes
+            excluded[rank_state.incarnation] = rank_state.node
         why = f"its process could not be ended within {job.policy.kill:.0f} s"
         job.tell(
             "rank_not_ended", rank=rank_state.rank, incarnation=rank_state.incarnation, why=why

@@ -106,8 +106,9 @@ class RankState:
     terminating: str = ""
     """Why the agent was ordered to end the process. Empty: it was not."""
     terminating_since: float = 0.0
-    excluded_nodes: frozenset[int] = frozenset()
-    """Nodes on which a process of this rank could not be ended."""
+    excluded_nodes: dict[int, int] = field(default_factory=dict)
+    """By incarnation: the node on which this process of the rank could not be ended, and may still
+    run."""
     blame: str = ""
     """The kind of fault that the end of the process is reported as. Empty: `process`."""
     spawned: float = 0.0

@@ -287,7 +287,7 @@ class Job:
         another node with room if the own node is lost or excluded. None: there is no such node, or
         the rank never had a node.
         """
-        if rank_state.node not in self.lost_nodes | rank_state.excluded_nodes:
+        if rank_state.node not in self.lost_nodes | {*rank_state.excluded_nodes.values()}:
             return rank_state.node
         return self.elsewhere(rank_state, self.room)
 
@@ -299,7 +299,7 @@ class Job:
         for node in sorted(room):
             if room[node] > 0 and node not in {
                 *self.lost_nodes,
-                *rank_state.excluded_nodes,
+                *rank_state.excluded_nodes.values(),
                 rank_state.node,
             }:
                 return node

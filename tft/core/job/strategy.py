@@ -148,7 +148,7 @@ class StrategyChoice:
         job, without = self._job, []
         left = dict(job.room)
         for rank_state in job.member_states():
-            if rank_state.node in job.lost_nodes | rank_state.excluded_nodes:
+            if rank_state.node in job.lost_nodes | {*rank_state.excluded_nodes.values()}:
                 node = job.elsewhere(rank_state, left)
                 if node is None:
                     without.append(rank_state.rank)
