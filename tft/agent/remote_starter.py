@@ -4,6 +4,7 @@ That program reports the end of a process as soon as the kernel does.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections import deque
@@ -81,8 +82,9 @@ class Elsewhere:
         self._lost = lost
         self._asked = 0
         self._processes: dict[int, Distant] = {}
-        self._unsent: deque[Ask] = deque()
-        """The requests to kill or reap that the socket had no room for."""
+        self._unsent: deque[tuple[Ask, int | None]] = deque()
+        """The requests that the socket had no room for, in order. A start comes with the descriptor
+        of its environment."""
 
     def open(self) -> None:
         """
@@ -97,6 +99,7 @@ class Elsewhere:
         """
         asyncio.get_running_loop().remove_reader(self._channel)
         asyncio.get_running_loop().remove_writer(self._channel)
+        self._drop_unsent()
         self._channel.close()
 
     def start(
@@ -115,15 +118,9 @@ class Elsewhere:
         """
         self._asked += 1
         process = Distant(self, self._asked, local_rank, began=began, ended=ended)
-        text = written(environment)
-        try:
-            say(
-                self._channel,
-                Ask(kind="start", number=process.number, local_rank=local_rank),
-                text,
-            )
-        finally:
-            os.close(text)
+        ask = Ask(kind="start", number=process.number, local_rank=local_rank)
+        self._unsent.append((ask, written(environment)))
+        self._send()
         self._processes[process.number] = process
         return process
 
@@ -131,26 +128,44 @@ class Elsewhere:
         """
         Ask the program to kill or reap a process.
         """
-        self._unsent.append(Ask(kind=kind, number=process.number, local_rank=process.local_rank))
-        self._send()
+        ask = Ask(kind=kind, number=process.number, local_rank=process.local_rank)
+        self._unsent.append((ask, None))
+        with contextlib.suppress(OSError):
+            # if the program has gone, the reaper kills the process after this agent has ended
+            self._send()
 
     def _send(self) -> None:
         """
         Send the requests that are left, in order, as far as the socket has room. The rest is sent
-        when the program has read some.
+        when the program has read some. Raises OSError when the program has gone.
         """
+        if self._channel.fileno() == -1:
+            return  # this agent is leaving
         loop = asyncio.get_running_loop()
-        try:
-            while self._unsent:
-                say(self._channel, self._unsent[0])
-                self._unsent.popleft()
-        except BlockingIOError:
-            loop.add_writer(self._channel, self._send)
-            return
-        except OSError:
-            # the program has gone: the reaper kills the process after this agent has ended
-            self._unsent.clear()
+        while self._unsent:
+            ask, environment = self._unsent[0]
+            try:
+                say(self._channel, ask, *([] if environment is None else [environment]))
+            except BlockingIOError:
+                loop.add_writer(self._channel, self._send_more)
+                return
+            except OSError:
+                self._drop_unsent()
+                raise
+            self._unsent.popleft()
+            if environment is not None:
+                os.close(environment)
         loop.remove_writer(self._channel)
+
+    def _send_more(self) -> None:
+        with contextlib.suppress(OSError):  # `_hear` learns that the program has gone
+            self._send()
+
+    def _drop_unsent(self) -> None:
+        for _, environment in self._unsent:
+            if environment is not None:
+                os.close(environment)
+        self._unsent.clear()
 
     def _hear(self) -> None:
         try:

@@ -14,7 +14,7 @@ from tft.spi.launcher import Ask
 async def test_a_kill_waits_for_a_busy_program() -> None:
     """
     When the program reads nothing for a while and its socket is full, then the requests to kill
-    arrive later, all of them and in order.
+    arrive later, all of them and in order; a start that was asked for last comes last.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(5.0)
@@ -29,11 +29,13 @@ async def test_a_kill_waits_for_a_busy_program() -> None:
         processes[0].end()
     for process in processes[1:]:
         process.end()
+    late = elsewhere.start(9, {}, began=lambda one: None, ended=lambda one: None)
     heard = [
         msgspec.json.decode(await asyncio.to_thread(theirs.recv, 65536), type=Ask)
-        for _ in range(len(processes) + kills + 3)
+        for _ in range(len(processes) + kills + 4)
     ]
-    assert [ask.kind for ask in heard] == ["start"] * 4 + ["kill"] * (kills + 3)
-    assert [ask.number for ask in heard[-4:]] == [1, 2, 3, 4]
+    assert [ask.kind for ask in heard] == ["start"] * 4 + ["kill"] * (kills + 3) + ["start"]
+    assert [ask.number for ask in heard[-5:]] == [1, 2, 3, 4, late.number]
     elsewhere.close()
+    processes[0].end()  # as when an agent that leaves still has a kill to make
     theirs.close()
