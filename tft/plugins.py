@@ -8,6 +8,8 @@ hook would silently never be called.
 """
 
 import functools
+import signal
+import traceback
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
@@ -154,7 +156,7 @@ def call_guarded(
     Call one hook on every plugin, one by one. Return the answers that are not None.
 
     A plugin that raises or calls `sys.exit` is logged, and the next plugin is called. With `may_refuse`, a `UsageError`
-    of a plugin is raised. For a hook of which only the first answer counts, the calls end with the
+    or `SystemExit` of a plugin is raised. For a hook of which only the first answer counts, the calls end with the
     first answer.
     """
     caller = getattr(manager.hook, hook)
@@ -165,7 +167,8 @@ def call_guarded(
             # not through pluggy's own call, which ends at the first plugin that raises
             answer = implementation.function(*(arguments[n] for n in implementation.argnames))
         except FAILURES as error:  # third-party code may raise anything
-            if may_refuse and isinstance(error, UsageError):
+            refuses = may_refuse and isinstance(error, UsageError | SystemExit)
+            if refuses or is_exit_by_signal(error):
                 raise
             log.exception("plugin_failed", plugin=implementation.plugin_name, hook=hook)
             continue
@@ -197,3 +200,15 @@ def _only(name: str, found: EntryPoints) -> EntryPoint:
                 for entry in several
             )
             raise UsageError(f"{name!r} is offered more than once: {packages}; uninstall one")
+
+
+def is_exit_by_signal(error: BaseException) -> bool:
+    """
+    Return whether a signal handler of the program has called `sys.exit` while a plugin ran. Then
+    the program ends, and the plugin has not failed.
+    """
+    if not isinstance(error, SystemExit):
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -2,6 +2,9 @@
 What plugins have a say in, in a worker.
 """
 
+import os
+import signal
+import sys
 from typing import cast
 
 import pluggy
@@ -94,3 +97,62 @@ def test_an_observer_that_raises_or_exits_does_not_end_the_loop(failure: BaseExc
     with capture_logs() as logs:
         observers.window_closed(7)
     assert [line["event"] for line in logs] == ["plugin_failed"]
+
+
+class Interrupted:
+    """
+    A signal arrives while this observer runs.
+    """
+
+    @hookimpl
+    def tft_opened(self, session: SessionView) -> object:
+        """
+        This object observes.
+        """
+        return self
+
+    @hookimpl
+    def tft_on_window_closed(self, step: int) -> None:
+        """
+        The signal comes.
+        """
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_script_that_exits_on_a_signal_exits_also_while_an_observer_runs() -> None:
+    """
+    When the script's own handler of a signal calls `sys.exit` while an observer runs, then the
+    script ends, and the observer has not failed.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(7)
+
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(PluginSpecs)
+    add(manager, Interrupted(), "interrupted")
+    observers = Observers(manager)
+    observers.opened(cast("SessionView", None))
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        with pytest.raises(SystemExit):
+            observers.window_closed(7)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_check_that_exits_has_no_result() -> None:
+    """
+    When a check calls `sys.exit`, then it has failed, and the rank goes on.
+    """
+
+    class Exits:
+        @hookimpl
+        def tft_check(self, session: SessionView, name: str) -> None:
+            sys.exit(0)
+
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(PluginSpecs)
+    add(manager, Exits(), "exits")
+    with pytest.raises(RuntimeError, match=r"the check called sys.exit\(0\)"):
+        Observers(manager).check(cast("SessionView", None), "memory")

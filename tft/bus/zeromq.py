@@ -2,7 +2,7 @@
 The bus over ZeroMQ: one XPUB socket for sending and one SUB socket for receiving, both connected to
 the broker.
 
-Only this file, `broker.py`, `door.py` and `tft.keys` import `zmq`. While the bus is open, the event
+Only this file, `broker.py`, `zap_auth.py` and `tft.keys` import `zmq`. While the bus is open, the event
 loop reads a socket whenever its descriptor is readable, until the socket is empty. No task awaits a
 receive on a socket, so no such receive can be cancelled.
 """

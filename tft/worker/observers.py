@@ -13,7 +13,7 @@ from typing import Any
 import pluggy
 import structlog
 
-from tft.plugins import FAILURES, call_guarded
+from tft.plugins import FAILURES, call_guarded, is_exit_by_signal
 from tft.protocol.messages import OrderName
 from tft.spi.types import CheckResult, DeviceFault, SessionView
 
@@ -84,7 +84,12 @@ class Observers:
         Exceptions of the check are raised: a check that failed has no result, and must not look
         like one that has.
         """
-        result: CheckResult | None = self._plugins.hook.tft_check(session=session, name=name)
+        try:
+            result: CheckResult | None = self._plugins.hook.tft_check(session=session, name=name)
+        except SystemExit as error:
+            if is_exit_by_signal(error):
+                raise
+            raise RuntimeError(f"the check called sys.exit({error.code!r})") from error
         return result
 
     def _tell(self, hook: str, **facts: object) -> None:
@@ -95,6 +100,6 @@ class Observers:
             try:
                 method(**facts)
             except FAILURES as error:
-                if hasattr(error, "tft_fault_kind"):
+                if hasattr(error, "tft_fault_kind") or is_exit_by_signal(error):
                     raise
                 log.warning("plugin_failed", hook=hook, plugin=repr(watcher), exc_info=True)

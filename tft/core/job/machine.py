@@ -6,8 +6,8 @@ The state machine of a job: it takes events and returns commands.
     next_deadline()               the time at which the machine wants a `DeadlinePassed` event
     check()                       raises when an invariant is broken, which is a bug of tft
 
-`table.py` says what every event leads to in every state. `dispatch.py` takes in reports,
-`recovery.py` leads through an incident, and `job.py` holds what is known. `docs/reference/machine.md` tells
+`transitions.py` says what every event leads to in every state. `dispatch.py` takes in reports,
+`recovery.py` leads through an incident, and `state.py` holds what is known. `docs/reference/machine.md` tells
 the same as a story.
 """
 
