@@ -51,8 +51,8 @@ def is_replaced_by_nobody(job: Job) -> None:
 
 
 def has_asked(job: Job) -> None:
-    job.issue(job.to_all(Rollback, step=3), limit=1.0)
-    job.issue(job.to_all(Rebuild), limit=1.0)
+    job.issue(job.to_all(Rollback, step=3))
+    job.issue(job.to_all(Rebuild))
 
 
 def has_an_incident(job: Job) -> None:

@@ -4,9 +4,12 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
+from tft.core.job.orders import ORDERS, Failed, Late
 from tft.core.job.policy import STRATEGIES, Policy
 from tft.core.job.transitions import REACTIONS, TRANSITIONS, UNREACHABLE, Reaction, State
+from tft.protocol.messages import OrderName
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "machine.md").read_text()
 
@@ -39,6 +42,20 @@ def matrix() -> str:
     head = ["event", *(str(state) for state in State)]
     lines = [head, ["---"] * len(head)]
     lines += [[kind, *(str(row[state]) for state in State)] for kind, row in REACTIONS.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def orders() -> str:
+    """
+    The table of orders, as the code has it.
+    """
+    lines = [["order", "limit", "late", "most ranks late", "failed", "phase of the report"]]
+    lines += [["---"] * 6]
+    for name, rule in ORDERS.items():
+        most_late = rule.most_late or rule.late
+        lines += [
+            [f"`{name}`", f"`{rule.limit}`", str(rule.late), str(most_late), str(rule.failed), rule.phase]
+        ]  # fmt: skip
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -86,6 +103,23 @@ def test_every_reaction_is_explained() -> None:
     """
     explained = {row[0] for row in rows("Every event in every state") if len(row) == 2}
     assert explained == {str(reaction) for reaction in Reaction}
+
+
+def test_every_order_is_drawn_as_the_code_has_it() -> None:
+    """
+    When the rule of an order changes, then the page has to say so: this is the whole table, to be
+    pasted there.
+    """
+    assert f"\n{orders()}\n\n" in section("Orders"), f"paste this:\n{orders()}"
+    assert set(ORDERS) == set(get_args(OrderName))
+
+
+def test_every_reaction_to_an_answer_is_explained() -> None:
+    """
+    When there is another reaction to a late or failed answer, then the page says what it means.
+    """
+    explained = [row[0] for row in rows("Orders") if len(row) == 2]
+    assert explained == [*map(str, Late), *map(str, Failed)]
 
 
 def test_the_strategies_and_their_limits_are_named() -> None:

@@ -115,9 +115,9 @@ def keeps_its_own(schedule: Schedule) -> bool:
 def a_file_left_out_of_the_manifest(patch: Patch) -> None:
     issue = Job.issue
 
-    def issues(self: Job, *orders: RankOrder, limit: float) -> None:
+    def issues(self: Job, *orders: RankOrder, longer: float = 0.0) -> None:
         short = [replace(o, files=o.files[1:]) if isinstance(o, Commit) else o for o in orders]
-        issue(self, *short, limit=limit)
+        issue(self, *short, longer=longer)
 
     patch.setattr(Job, "issue", issues)
 

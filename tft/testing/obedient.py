@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tft.core.job.incident import COMPARED
+from tft.core.job.orders import ORDERS
 from tft.protocol.messages import (
     Answered,
     Check,
@@ -262,7 +262,7 @@ class ScriptedRank:
             files = tuple(SavedFile(name=n, size=1, digest="d") for n in names)
         unsaved = isinstance(order, Save) and failure is not None
         captured = (self.step - 1, self.step) if unsaved else ()
-        compares = name in COMPARED and failure is None and self.held is not None
+        compares = ORDERS[name].digests and failure is None and self.held is not None
         parts = {"model": self.content, "description": self.settings}
         return Answered(
             rank=self.rank,

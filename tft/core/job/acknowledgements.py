@@ -4,19 +4,15 @@ Takes in the answers of ranks to orders: the order was carried out, or why not.
 
 from typing import assert_never
 
-from tft.core.job.incident import COMPARED, PHASES, Fault
+from tft.core.job.incident import Fault
+from tft.core.job.orders import ORDERS, Failed
 from tft.core.job.rank_state import RankState
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
-from tft.protocol.messages import Answered
+from tft.protocol.messages import Answered, OrderName
 
 S = State
-
-GOING_ON = frozenset(
-    {"load", "fetch", "restore", "regroup", "reload", "rebuild", "rollback", "resume"}
-)
-"""Orders by which ranks return to the training loop."""
 
 
 class Acknowledgements:
@@ -53,12 +49,11 @@ class Acknowledgements:
         if job.resumed and not rank_state.held:
             rank_state.held = None  # the script's initial state is not that of the checkpoint
         compares = message.at - message.compared
-        job.phase(
-            PHASES.get(message.order, message.order), rank_state.rank, message.began, compares
-        )
+        rule = ORDERS[message.order]
+        job.phase(rule.phase, rank_state.rank, message.began, compares)
         if message.compared:
             job.phase("compare", rank_state.rank, compares, message.at)
-        if message.order in COMPARED or message.order in ("stop", "load"):
+        if rule.digests or message.order in ("stop", "load"):
             rank_state.digests = None if message.order == "load" else message.digests
         if message.order == "stop":
             rank_state.line = message.line
@@ -144,45 +139,54 @@ class Acknowledgements:
         )
         self._attempts.terminate(rank_state, why, "process")
 
-    def _failed(self, rank_state: RankState, message: Answered, why: str) -> None:
+    def _failed(self, rank_state: RankState, message: Answered, failure: str) -> None:
+        """
+        React to an order that a rank could not carry out. While a last checkpoint is written, it is
+        planned again, whatever the order was.
+        """
         job, attempts, order = self._job, self._attempts, message.order
-        job.tell("order_failed", rank=rank_state.rank, order=order, why=why)
-        if message.context_lost and order in GOING_ON and job.state is not S.DUMPING:
-            return self._replace(rank_state, f"could not {order}: {why}")
+        job.tell("order_failed", rank=rank_state.rank, order=order, why=failure)
+        if message.context_lost and ORDERS[order].returns and job.state is not S.DUMPING:
+            return self._replace(rank_state, f"could not {order}: {failure}")
+        self._note_failure(rank_state, order, failure)
+        why = f"rank {rank_state.rank} could not {ORDERS[order].action or order}: {failure}"
+        match Failed.PLAN_AGAIN if job.state is S.DUMPING else ORDERS[order].failed:
+            case Failed.END_PROCESS:
+                attempts.terminate(rank_state, f"could not {order}: {failure}", "process")
+            case Failed.AGAIN:
+                attempts.again(why)
+            case Failed.EXCUSED:
+                job.incident.tasks[order].waiting.discard(rank_state.rank)
+            case Failed.NO_PAUSE:
+                self._recovery.pausing.give_up(why)
+            case Failed.NETWORK:
+                step = rank_state.position.step + 1
+                attempts.fault("network", None, step, job.now, why)
+            case Failed.PLAN_AGAIN:
+                self._recovery.ending.dump()
+            case Failed.IGNORED:
+                pass
+            case reaction:
+                assert_never(reaction)
+
+    def _note_failure(self, rank_state: RankState, order: OrderName, why: str) -> None:
+        """
+        Note what the failure of an order says about the rank or about a checkpoint.
+        """
         match order:
-            case "freeze" | "stop":
-                attempts.terminate(rank_state, f"could not {order}: {why}", "process")
             case "save":
-                self._recovery.ending.save_failed(rank_state, why)
+                rank_state.unable = why
             case "commit":
-                self._recovery.ending.commit_failed(rank_state, why)
-            case "restore" if job.state is S.DUMPING:
-                self._recovery.ending.restore_failed(rank_state, why)
+                rank_state.no_commit = why
             case "restore":
                 # its kept copies are not what they should be: other ranks have some
                 rank_state.damaged = True
-                attempts.again(f"rank {rank_state.rank} could not {order}: {why}")
-            case "hold":  # this is no fault, but there is no pause
-                self._recovery.pausing.give_up(f"rank {rank_state.rank} could not {order}: {why}")
-            case "compare":  # the rank is then compared with no other
-                job.incident.tasks[order].waiting.discard(rank_state.rank)
-            case "release":  # a pause has no fault yet: this failure is the fault
-                evidence = f"rank {rank_state.rank} could not {order}: {why}"
-                attempts.fault("network", None, rank_state.position.step + 1, job.now, evidence)
+                if self._job.state is S.DUMPING:
+                    rank_state.no_restore = why
             case "load":
-                self._unreadable(job.agreed())
-                attempts.again(f"rank {rank_state.rank} could not load the checkpoint: {why}")
-            case "reload":
-                attempts.again(
-                    f"rank {rank_state.rank} could not load a checkpoint of its own: {why}"
-                )
-            case "fetch" | "regroup" | "rebuild" | "rollback" | "resume":
-                attempts.again(f"rank {rank_state.rank} could not {order}: {why}")
+                self._unreadable(self._job.agreed())
             case "check":
                 # a check that could not run is no evidence, and no reason to stay paused
-                job.incident.tasks[order].waiting.discard(rank_state.rank)
                 rank_state.verdict, rank_state.finding = "pass", f"it could not be run: {why}"
-            case "complete" | "end":
-                pass
             case _:
-                assert_never(order)
+                pass

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tft.core.job.incident import Fault, Incident
 from tft.core.job.rank_state import Process, RankState
 from tft.core.job.state import Job
-from tft.core.job.transitions import FAULTS, Reaction, State
+from tft.core.job.transitions import Reaction, State
 from tft.protocol.messages import FaultKind, Freeze
 
 S = State
@@ -51,7 +51,7 @@ class Attempts:
             self._came_back(kind, step)
         incident.faults.append(Fault(kind=kind, rank=rank, step=step, seen=seen, evidence=evidence))
         job.tell("fault", incident=incident.number, kind=kind, rank=rank, step=step)
-        if FAULTS[job.state] is Reaction.FREEZE:
+        if job.fault_reaction is Reaction.FREEZE:
             incident.attempts = 0
             self.freeze()
         if checking:
@@ -213,7 +213,7 @@ class Attempts:
         job = self._job
         to = tuple(s.rank for s in job.member_states() if s.ready and not s.terminating)
         if to:
-            job.issue(Freeze(**job.key(), to=to, cause=cause), limit=job.policy.freeze)
+            job.issue(Freeze(**job.key(), to=to, cause=cause))
 
     # ---------------------------------------------------------------- checks
 
@@ -266,7 +266,7 @@ class Attempts:
         job = self._job
         self.open()
         job.incident.forced = job.incident.forced or why
-        if FAULTS[job.state] is Reaction.FREEZE:
+        if job.fault_reaction is Reaction.FREEZE:
             self.freeze()
 
     def isolate(self, rank_state: RankState, why: str) -> None:

@@ -170,7 +170,7 @@ class Dispatch:
     def _pause_requested(self, message: PauseRequested, reaction: Reaction) -> None:
         if reaction is R.PAUSE:
             self._recovery.pausing.begin(message)
-        elif self._job.pause is None:
+        elif reaction is R.LATER and self._job.pause is None:
             self._job.pause = message
 
     def _resume_requested(self, reaction: Reaction) -> None:

@@ -6,20 +6,6 @@ from dataclasses import dataclass, field
 
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder
 
-COMPARED: frozenset[OrderName] = frozenset({"compare", "fetch", "restore", "reload"})
-"""Orders after which a rank reports digests of the state that it holds."""
-PHASES: dict[OrderName, str] = {
-    "stop": "clear",
-    "load": "repair",
-    "fetch": "repair",
-    "restore": "repair",
-    "reload": "repair",
-    "regroup": "rebuild",
-    "commit": "save",
-}
-"""Order to the phase of the report that its time is counted under, for orders whose phase has
-another name."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:

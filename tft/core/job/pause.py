@@ -67,7 +67,7 @@ class Pausing:
             self._checked()
         elif "hold" not in tasks:
             boundary = max(s.position.step + s.position.window for s in job.member_states())
-            job.issue(job.to_all(Hold, step=boundary), limit=job.policy.hold)
+            job.issue(job.to_all(Hold, step=boundary))
         elif job.state is S.PAUSING and not job.gathering:
             self._paused()
         return None
@@ -80,7 +80,7 @@ class Pausing:
         if check:
             for rank_state in job.member_states():
                 rank_state.verdict, rank_state.finding = "pass", ""
-            job.issue(job.to_all(Check, name=check), limit=job.policy.check)
+            job.issue(job.to_all(Check, name=check))
         else:
             job.stay(job.policy.pause)
 
@@ -117,4 +117,4 @@ class Pausing:
             job.tell("released", members=len(job.members))
         job.trained = {rank_state.rank for rank_state in job.member_states() if rank_state.finished}
         job.incident.round += 1
-        job.step_to(S.RESUMING, job.to_all(Release), job.policy.freeze)
+        job.step_to(S.RESUMING, job.to_all(Release))

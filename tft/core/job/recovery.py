@@ -10,7 +10,7 @@ from tft.core.job.rank_state import Process, RankState
 from tft.core.job.shutdown import Shutdown
 from tft.core.job.state import Job
 from tft.core.job.strategy import StrategyChoice
-from tft.core.job.transitions import FAULTS, Reaction, State
+from tft.core.job.transitions import Reaction, State
 from tft.core.plan import planner
 from tft.core.plan.planner import Repair
 from tft.protocol.messages import (
@@ -183,11 +183,11 @@ class Recovery:
         job.move(S.CLEARING)
         to = tuple(rank_state.rank for rank_state in job.member_states() if rank_state.ready)
         if to:
-            grace, limit = job.policy.grace, job.policy.stop
+            grace, longer = job.policy.grace, 0.0
             if {fault.kind for fault in incident.faults} == {"straggler"}:
                 # no rank is lost: collectives that were begun can be finished
-                grace, limit = limit, grace + limit
-            job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), limit=limit)
+                grace, longer = job.policy.stop, job.policy.grace
+            job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), longer=longer)
         return True
 
     def _compare(self) -> bool:
@@ -198,7 +198,7 @@ class Recovery:
         job = self._job
         holders = self.comparison.holders()
         if holders and "compare" not in job.incident.tasks:
-            job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
+            job.issue(Compare(**job.key(), to=holders))
             return False
         self.comparison.judge()
         if holders:  # a second comparison in this round would give the same answers
@@ -291,7 +291,7 @@ class Recovery:
         Decide again after a fault has joined, with the larger set of faults. Only the states
         CHOOSING, AWAITING and DUMPING have a decision to repeat.
         """
-        if FAULTS[self._job.state] is not Reaction.REPLAN:
+        if self._job.fault_reaction is not Reaction.REPLAN:
             return
         if self._job.state is S.DUMPING:
             self.ending.replan()
@@ -330,7 +330,7 @@ class Recovery:
         not considered here.
         """
         job = self._job
-        if FAULTS[job.state] is not Reaction.FREEZE:
+        if job.fault_reaction is not Reaction.FREEZE:
             return "everyone stands still already"
         known = "another process is on its way" if rank_state.rank in job.successors else ""
         return self._why_no_migration() or known
@@ -498,14 +498,13 @@ class Recovery:
         regroup = job.to_all(
             Regroup, step=incident.step or 0, name=name, host=host, port=port, without=without
         )
-        job.issue(regroup, limit=job.policy.regroup)
-        limit, key = job.policy.repair, job.key()
+        job.issue(regroup)
         if step is None:
             return  # the search for a checkpoint comes later, since it may need the new groups
         if plan.load:
             forget_tails(job, step)
             job.search()
-            job.issue(job.to_all(Load, directory=plan.load, step=step), limit=limit)
+            job.issue(job.to_all(Load, directory=plan.load, step=step))
         else:
             note_tails(
                 job,
@@ -516,13 +515,13 @@ class Recovery:
                 },
             )
         if plan.restore:
-            job.issue(Restore(**key, to=plan.restore, step=step), limit=limit)
+            job.issue(Restore(**job.key(), to=plan.restore, step=step))
         fetches = [
-            Fetch(**key, to=(rank,), step=step, transfers=transfers)
+            Fetch(**job.key(), to=(rank,), step=step, transfers=transfers)
             for rank, transfers in plan.transfers.items()
         ]
         if fetches:
-            job.issue(*fetches, limit=limit)
+            job.issue(*fetches)
 
     def _repaired(self) -> bool:
         """
@@ -542,11 +541,11 @@ class Recovery:
         job.search(over=True)
         if not self.comparison.confirms():
             return True
-        limit = job.policy.rebuild
+        longer = 0.0
         if any(rank_state.held is None for rank_state in job.member_states()):
             # a rank that holds no state gets it in the rebuild, and the state may be large
-            limit = max(limit, job.policy.repair)
-        job.step_to(S.REBUILDING, job.to_all(Rebuild), limit)
+            longer = max(0.0, job.policy.repair - job.policy.rebuild)
+        job.step_to(S.REBUILDING, job.to_all(Rebuild), longer=longer)
         return False
 
     def _reload(self) -> None:
@@ -555,8 +554,7 @@ class Recovery:
         """
         job = self._job
         job.search()
-        reload = job.to_all(Reload, not_after=job.incident.ceiling)
-        job.issue(reload, limit=job.policy.repair)
+        job.issue(job.to_all(Reload, not_after=job.incident.ceiling))
 
     def _found(self) -> str:
         """
@@ -604,7 +602,7 @@ class Recovery:
         job.untrained = False
         holders = () if job.began else self.comparison.holders()
         if holders and "compare" not in job.incident.tasks:
-            job.issue(Compare(**job.key(), to=holders), limit=job.policy.repair)
+            job.issue(Compare(**job.key(), to=holders))
             return
         if holders:
             self.comparison.tell_begins()
@@ -627,7 +625,7 @@ class Recovery:
             private={s.rank: s.private[step] for s in job.member_states() if step in s.private},
             derive=self._deriving(step),
         )
-        job.step_to(S.ROLLING_BACK, rollback, job.policy.repair)
+        job.step_to(S.ROLLING_BACK, rollback)
 
     def _leave_behind(self, step: int) -> None:
         """
@@ -683,7 +681,7 @@ class Recovery:
         resume = job.to_all(
             Resume, step=job.agreed() + 1, again=self._called_again(), tails=job.tails
         )
-        job.step_to(S.RESUMING, resume, job.policy.regroup)
+        job.step_to(S.RESUMING, resume)
 
     def _note_compared(self) -> None:
         """

@@ -4,7 +4,6 @@ Ends a job: with a last checkpoint by the survivors, by completion, or without s
 
 from tft.core.job.commands import JobOver
 from tft.core.job.comparison import note_habits, note_tails
-from tft.core.job.rank_state import RankState
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
 from tft.core.plan import planner
@@ -57,7 +56,7 @@ class Shutdown:
         back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]
         if back:  # restore first: savers save the state that they have in use
             restore = Restore(**job.key(), to=tuple(sorted(back)), step=step)
-            job.issue(restore, limit=job.policy.repair)
+            job.issue(restore)
         return None
 
     def _savers(self, step: int) -> dict[int, tuple[str, ...]]:
@@ -74,7 +73,7 @@ class Shutdown:
         return {s.rank: s.standing("") for s in self._job.rank_states.values() if not s.unable}
 
     def _save(self, step: int) -> None:
-        self._job.issue(*self._saves(step, self._savers(step)), limit=self._job.policy.save)
+        self._job.issue(*self._saves(step, self._savers(step)))
 
     def replan(self) -> None:
         """
@@ -165,7 +164,7 @@ class Shutdown:
             step=step,
             files=tuple(job.saved[name] for name in sorted(job.saved)),
         )
-        job.issue(commit, limit=job.policy.save)
+        job.issue(commit)
 
     def _committers(self) -> list[int]:
         return [s.rank for s in self._job.rank_states.values() if s.able and not s.no_commit]
@@ -178,29 +177,6 @@ class Shutdown:
             return self.exit("cancelled", 128 + job.stop.signal, job.stop.why)
         why = job.incident.forced or "the job cannot go on"
         return self.exit("dumped", 3, f"{why}; a last checkpoint of step {step} is written")
-
-    def save_failed(self, rank_state: RankState, why: str) -> None:
-        """
-        Plan again after a rank could not write its part: another holder has to.
-        """
-        rank_state.unable = why
-        self.dump()
-
-    def restore_failed(self, rank_state: RankState, why: str) -> None:
-        """
-        Plan again after a rank could not take back its kept copy: another holder has to save that
-        shard. This rank still saves its rank-local state.
-        """
-        rank_state.no_restore, rank_state.damaged = why, True
-        self.dump()
-
-    def commit_failed(self, rank_state: RankState, why: str) -> None:
-        """
-        Plan again after a rank could not commit: another rank has to. This rank still saves, since
-        no other rank has its rank-local state.
-        """
-        rank_state.no_commit = why
-        self.dump()
 
     # ---------------------------------------------------------------- leaving
 
@@ -235,9 +211,9 @@ class Shutdown:
         finished = result == "completed"
         to = tuple(rank_state.rank for rank_state in job.present())
         if to and finished:
-            job.issue(Complete(**job.key(), to=to), limit=job.policy.join)
+            job.issue(Complete(**job.key(), to=to))
         elif to:
-            job.issue(End(**job.key(), to=to, code=code, why=why), limit=job.policy.leave)
+            job.issue(End(**job.key(), to=to, code=code, why=why))
         if not finished:
             job.stay(3 * job.policy.leave)
             job.ending = [EndNode(epoch=job.epoch, grace=job.policy.leave, why=why)]

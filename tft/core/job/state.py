@@ -9,9 +9,10 @@ from typing import Any
 
 from tft.core.job.commands import Command, JobOver, Tell
 from tft.core.job.incident import Incident, Phase, Task
+from tft.core.job.orders import ORDERS
 from tft.core.job.policy import Policy
 from tft.core.job.rank_state import Process, RankState
-from tft.core.job.transitions import SETTLED, TRANSITIONS, State
+from tft.core.job.transitions import FAULTS, SETTLED, TRANSITIONS, Reaction, State
 from tft.core.plan import planner
 from tft.core.plan.topology import Topology
 from tft.errors import InternalError
@@ -512,6 +513,13 @@ class Job:
         self.state = state
         self.deadline = None
 
+    @property
+    def fault_reaction(self) -> Reaction:
+        """
+        What a fault leads to in the present state.
+        """
+        return FAULTS[self.state]
+
     def stay(self, seconds: float) -> None:
         """
         Set the deadline of the present state, in seconds from now.
@@ -524,13 +532,13 @@ class Job:
         """
         return self.deadline is not None and self.deadline <= self.now
 
-    def step_to(self, state: State, order: RankOrder, limit: float) -> None:
+    def step_to(self, state: State, order: RankOrder, *, longer: float = 0.0) -> None:
         """
-        Go to `state`, whose only work is this order. `limit` is in seconds.
+        Go to `state`, whose only work is this order. `longer` is as for `issue`.
         """
         self.move(state)
         self.incident.tasks = {}
-        self.issue(order, limit=limit)
+        self.issue(order, longer=longer)
 
     def to_all(self, order: Callable[..., RankOrder], **facts: object) -> RankOrder:
         """
@@ -551,11 +559,14 @@ class Job:
             },
         }
 
-    def issue(self, *orders: RankOrder, limit: float) -> None:
+    def issue(self, *orders: RankOrder, longer: float = 0.0) -> None:
         """
-        Send an order to its ranks. They have to answer it within `limit` seconds.
+        Send an order to its ranks. They have to answer it within the limit of `ORDERS` and `longer`
+        more seconds.
         """
-        self.incident.tasks[ORDER_NAMES[type(orders[0])]] = Task(
+        name = ORDER_NAMES[type(orders[0])]
+        limit = ORDERS[name].seconds(self.policy) + longer
+        self.incident.tasks[name] = Task(
             orders=orders,
             waiting={rank for order in orders for rank in order.to},
             issued=self.now,

@@ -73,8 +73,9 @@ class Reaction(StrEnum):
     What an event leads to, in addition to being recorded.
     """
 
-    NOTE = "notes"
-    """The event is recorded. If the job waited only for it, the job moves on."""
+    TAKE = "takes"
+    """The event is taken in: what it reports is recorded, or what it asks for is done. If the job
+    waited only for it, the job moves on."""
     FREEZE = "freezes"
     """A fault: it opens an incident, or joins the open one, and a new round begins."""
     JOIN = "joins"
@@ -90,14 +91,6 @@ class Reaction(StrEnum):
     """The request is kept, and carried out when the job is healthy."""
     RELEASE = "releases"
     """All ranks go on from where they wait."""
-    SUSPECT = "suspects"
-    """All ranks are frozen, to see which rank does not wait for others."""
-    DECIDE = "decides"
-    """The advice is taken, and a strategy is followed."""
-    EXPIRE = "expires"
-    """Ranks that owe an answer for too long are dealt with."""
-    LEAD = "leads"
-    """A new leader: every limit begins anew, and every unanswered order is sent again."""
     ABSORB = "absorbs"
     """The event is late, or does not concern this job: nothing follows."""
 
@@ -107,24 +100,25 @@ R = Reaction
 
 _MOVING = (S.RESUMING, S.HEALTHY, S.PAUSING)
 _LATE = {S.EXITING: R.ABSORB, S.ENDED: R.ABSORB}
-_KEPT = {**dict.fromkeys(State, R.NOTE), **_LATE}
-_HEARD = {**dict.fromkeys(State, R.NOTE), S.ENDED: R.ABSORB}
+_KEPT = {**dict.fromkeys(State, R.TAKE), **_LATE}
+_HEARD = {**dict.fromkeys(State, R.TAKE), S.ENDED: R.ABSORB}
 FAULTS = {
     **dict.fromkeys(State, R.FREEZE),
     **dict.fromkeys((S.FREEZING, S.CLEARING), R.JOIN),
     **dict.fromkeys((S.CHOOSING, S.AWAITING, S.DUMPING), R.REPLAN),
     **_LATE,
 }
-"""The reaction to a fault in each state, however the fault became known."""
+"""The reaction to a fault in each state, however the fault became known: from a report, from a late
+answer, or from a comparison."""
 
 REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "NodeJoined": _HEARD,
     "Spawned": _KEPT,
-    "StoreOpened": {**_KEPT, S.REPAIRING: R.FREEZE},
-    "Joined": dict.fromkeys(State, R.NOTE),
+    "StoreOpened": _KEPT,
+    "Joined": dict.fromkeys(State, R.TAKE),
     "Ready": _HEARD,
-    "Exited": {**FAULTS, S.EXITING: R.NOTE, S.ENDED: R.NOTE},
-    "NodeLost": {**FAULTS, S.EXITING: R.NOTE},
+    "Exited": {**FAULTS, S.EXITING: R.TAKE, S.ENDED: R.TAKE},
+    "NodeLost": {**FAULTS, S.EXITING: R.TAKE},
     "Faulted": FAULTS,
     "Noticed": FAULTS,
     "Answered": _HEARD,
@@ -132,7 +126,7 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "Finished": _KEPT,
     "Checkpointed": _KEPT,
     "CheckpointFailed": _KEPT,
-    "StopRequested": {**dict.fromkeys(State, R.FORCE), S.DUMPING: R.NOTE, **_LATE},
+    "StopRequested": {**dict.fromkeys(State, R.FORCE), S.DUMPING: R.TAKE, **_LATE},
     "PauseRequested": {
         **dict.fromkeys(State, R.LATER),
         S.HEALTHY: R.PAUSE,
@@ -140,16 +134,16 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
         **_LATE,
     },
     "ResumeRequested": {
-        **dict.fromkeys(State, R.NOTE),
+        **dict.fromkeys(State, R.TAKE),
         **dict.fromkeys((S.PAUSING, S.PAUSED), R.RELEASE),
         **dict.fromkeys((S.HEALTHY, S.DUMPING), R.ABSORB),
         **_LATE,
     },
     "SwitchRequested": _KEPT,
-    "Advised": {**dict.fromkeys(State, R.ABSORB), S.CHOOSING: R.DECIDE},
-    "Stalled": {**dict.fromkeys(State, R.ABSORB), **dict.fromkeys(_MOVING, R.SUSPECT)},
-    "DeadlinePassed": {**dict.fromkeys(State, R.EXPIRE), S.ENDED: R.ABSORB},
-    "Led": dict.fromkeys(State, R.LEAD),
+    "Advised": {**dict.fromkeys(State, R.ABSORB), S.CHOOSING: R.TAKE},
+    "Stalled": {**dict.fromkeys(State, R.ABSORB), **dict.fromkeys(_MOVING, R.TAKE)},
+    "DeadlinePassed": _HEARD,
+    "Led": dict.fromkeys(State, R.TAKE),
 }
 """The reaction to each kind of event in each state. A report is named by its message."""
 

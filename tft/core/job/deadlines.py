@@ -1,0 +1,216 @@
+"""
+Names the time at which the job machine has to act without an event, and acts when it has passed:
+late answers to orders, processes that do not start or end, nodes that do not join, and the deadline
+of the present state.
+"""
+
+from typing import assert_never
+
+from tft.core.job.attempts import ALONE
+from tft.core.job.orders import ORDERS, Late
+from tft.core.job.process_exits import ProcessExits
+from tft.core.job.rank_state import RankState
+from tft.core.job.recovery import Recovery
+from tft.core.job.state import Job
+from tft.core.job.transitions import SETTLED, State
+from tft.errors import InternalError
+from tft.protocol.messages import OrderName
+
+S = State
+
+
+class Deadlines:
+    """
+    Watches the time limits of one job.
+    """
+
+    def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
+        self._job = job
+        self._recovery = recovery
+        self._attempts = recovery.attempts
+        self._ends = ends
+
+    def next(self) -> float | None:
+        """
+        Return the time at which `DeadlinePassed` is due, or None.
+        """
+        job = self._job
+        moments = [t.deadline for t in job.incident.tasks.values() if t.waiting]
+        if job.state not in SETTLED and job.anyone_joined():
+            oldest = next(iter(job.starting.values()), None)
+            moments += [] if oldest is None else [self._started_by(oldest)]
+        if job.awaits_ends():
+            moments += [self._unkillable_at(rank_state) for rank_state in job.terminating()]
+        gathered = self._gathered_by()
+        moments += [] if gathered is None else [gathered]
+        if job.deadline is not None and (job.state is not S.CHOOSING or not job.terminating()):
+            moments.append(job.deadline)
+        return min(moments, default=None)
+
+    def expire(self) -> None:
+        """
+        Deal with what is overdue: answers to orders, starts and ends of processes, nodes, and the
+        deadline of the present state.
+        """
+        job = self._job
+        for name, task in list(job.incident.tasks.items()):
+            if task.waiting and task.deadline <= job.now:
+                self._overdue(name, sorted(task.waiting))
+                return
+        if job.state not in SETTLED and job.anyone_joined():
+            self._end_late_starters()
+        if job.awaits_ends():
+            for rank_state in job.terminating():
+                if self._unkillable_at(rank_state) <= job.now:
+                    self._ends.could_not_end(rank_state)
+        self._end_ungathered()
+        if not job.expired():
+            return
+        if job.state is S.EXITING:
+            self._recovery.ending.end()
+        elif job.state is S.PAUSED:
+            job.tell("pause_over", seconds=job.policy.pause)
+            self._recovery.pausing.release()
+        elif job.state in (S.HEALTHY, S.RESUMING):
+            attempts = self._attempts
+            attempts.open()
+            late = sorted(job.members - job.finished)
+            attempts.freeze(f"ranks {late} have not finished, others have for {job.allowed:.0f} s")
+
+    def _started_by(self, rank_state: RankState) -> float:
+        return max(rank_state.spawned, self._job.led) + self._job.policy.join
+
+    def _gathered_by(self) -> float | None:
+        """
+        Return the time by which the next node has to join. None if no node has joined yet, or if
+        all ranks have a place.
+        """
+        job = self._job
+        if job.state is not S.AWAITING or job.gathered is None or not job.placeless():
+            return None
+        return max(job.gathered, job.led) + job.policy.gather
+
+    def _end_ungathered(self) -> None:
+        job, until = self._job, self._gathered_by()
+        if until is not None and until <= job.now:
+            why = (
+                f"ranks {job.placeless()} have no place: {job.policy.gather:.0f} s after the last "
+                "node no other has come"
+            )
+            self._recovery.ending.exit("failed", 4, why)
+
+    def _unkillable_at(self, rank_state: RankState) -> float:
+        return max(rank_state.terminating_since, self._job.led) + self._job.policy.kill
+
+    def _end_late_starters(self) -> None:
+        job = self._job
+        for rank_state in [s for s in job.starting.values() if self._started_by(s) <= job.now]:
+            job.starts(rank_state)
+            why = f"not ready {job.policy.join:.0f} s after its start"
+            self._attempts.terminate(rank_state, why, "process")
+
+    def _overdue(self, order: OrderName, ranks: list[int]) -> None:
+        """
+        Deal with ranks that have not answered an order in time.
+        """
+        job, rule = self._job, ORDERS[order]
+        if order == "stop":
+            ranks = self._not_called_after(ranks)
+        if not ranks:
+            return
+        most = self._are_most(order, ranks)
+        reaction = rule.most_late if most and rule.most_late is not None else rule.late
+        if reaction is Late.RENEW:
+            if self._renewed(order):
+                return
+            reaction = rule.late
+        if order == "stop" and not most and self._spared(ranks):
+            return
+        job.tell("order_overdue", order=order, ranks=ranks)
+        self._react(reaction, order, ranks)
+
+    def _react(self, reaction: Late, order: OrderName, ranks: list[int]) -> None:
+        job, attempts, why = self._job, self._attempts, f"no answer to {order} in time"
+        match reaction:
+            case Late.NO_PAUSE:
+                self._recovery.pausing.give_up(f"ranks {ranks}: {why}")
+            case Late.AGAIN:
+                attempts.again(f"ranks {ranks}: {why}")
+            case Late.NETWORK:
+                self._unheard(ranks, why)
+            case Late.HANG:
+                why = f"{why}. {ALONE}" if order == "stop" else why
+                attempts.terminate_all((job.rank_states[rank] for rank in ranks), why, "hang")
+            case Late.LEFT:
+                attempts.terminate_all((job.rank_states[rank] for rank in ranks), why, "process")
+            case Late.DROP:
+                job.incident.tasks.pop(order)
+            case Late.RENEW:
+                raise InternalError(f"order {order} has no reaction to late answers")
+            case _:
+                assert_never(reaction)
+
+    def _unheard(self, ranks: list[int], why: str) -> None:
+        """
+        Open a `network` fault without a culprit: ranks that have not answered a `release`, or most
+        ranks that have not answered a `check`, are not at fault for that alone. Ranks that train
+        meanwhile are not either. The freeze shows which ranks hear nothing.
+        """
+        step = self._job.rank_states[ranks[0]].position.step + 1  # all ranks wait at one boundary
+        self._attempts.fault("network", None, step, self._job.now, f"ranks {ranks}: {why}")
+
+    def _are_most(self, order: OrderName, ranks: list[int]) -> bool:
+        """
+        Return whether `ranks` are more than half of the ranks that the order went to, and more than
+        one.
+        """
+        asked = sum(len(each.to) for each in self._job.incident.tasks[order].orders)
+        return len(ranks) > 1 and 2 * len(ranks) > asked
+
+    def _renewed(self, order: OrderName) -> bool:
+        """
+        Give an order that most ranks have not answered its limit again, up to `policy.patient`
+        times: the bus or this controller may be away, and no rank is at fault then. Return whether
+        the limit was given again.
+        """
+        task = self._job.incident.tasks[order]
+        if task.renewed >= self._job.policy.patient:
+            return False
+        task.renewed += 1
+        task.deadline = self._job.now + task.limit
+        return True
+
+    def _not_called_after(self, ranks: list[int]) -> list[int]:
+        """
+        Return the ranks that are not busy with functions that are called after a step, such as an
+        evaluation. The busy ranks get the time that they have announced for these functions.
+        """
+        job, task = self._job, self._job.incident.tasks["stop"]
+        until = {
+            rank: task.issued + job.rank_states[rank].after
+            for rank in ranks
+            if job.rank_states[rank].position.after
+            and task.issued + job.rank_states[rank].after > job.now
+        }
+        if until:
+            task.deadline = max(until.values())
+            job.tell(
+                "stop_waits", ranks=sorted(until), why="what is called after a step runs there"
+            )
+        return [rank for rank in ranks if rank not in until]
+
+    def _spared(self, ranks: list[int]) -> bool:
+        """
+        Give ranks that do not leave their loop the time of a repair, once, if a shard would be lost
+        with them and there is no checkpoint to go back to. Such a rank may wait for another one in
+        a function of the script, and return when that function reaches its own limit. A rank that
+        is taken for hanging gets no more time. Return whether the ranks were given time.
+        """
+        job, task = self._job, self._job.incident.tasks["stop"]
+        hang = any(job.rank_states[rank].blame for rank in ranks)
+        lost = not job.untrained and not job.checkpoints and job.only_on(ranks)
+        if task.spared or hang or not lost:
+            return False
+        task.spared, task.deadline = True, job.now + job.policy.repair
+        job.tell("stop_waits", ranks=ranks, shards=lost)
+        return True

@@ -1,0 +1,154 @@
+"""
+The table of the orders to ranks: the limit of each order, where its time appears in the report, and
+what follows when ranks answer late or cannot carry it out.
+
+`overdue.py` reacts to late answers, `acknowledgements.py` to failures. `docs/reference/machine.md`
+shows the table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from tft.core.job.policy import Policy
+from tft.protocol.messages import OrderName
+
+LimitName = Literal[
+    "freeze", "stop", "repair", "regroup", "rebuild", "hold", "check", "save", "join", "leave"
+]
+"""The limits of `Policy` that orders use."""
+
+
+class Late(StrEnum):
+    """
+    What follows when ranks have not answered an order within its limit.
+    """
+
+    HANG = "hang"
+    """The late ranks hang: their processes are ended and replaced."""
+    LEFT = "did not leave"
+    """The processes of the late ranks are ended. A rank that does not leave does not hang in its
+    loop."""
+    AGAIN = "new round"
+    """The strategy begins again: one missing rank holds up all ranks, and the freeze of the new
+    round shows which rank is missing."""
+    NETWORK = "network fault"
+    """A network fault without a culprit: the freeze shows which ranks hear nothing."""
+    NO_PAUSE = "no pause"
+    """The pause or the gathering is given up, and all members train on."""
+    RENEW = "limit again"
+    """The ranks get the limit again, up to `Policy.patient` times: the bus may be away for longer.
+    After that, `late` of the order applies."""
+    DROP = "dropped"
+    """The answer is not needed any more."""
+
+
+class Failed(StrEnum):
+    """
+    What follows when a rank answers that it could not carry out an order.
+    """
+
+    END_PROCESS = "process ended"
+    """The process of the rank is ended and replaced."""
+    AGAIN = "new round"
+    """The strategy begins again. After `Policy.attempts` attempts it has failed."""
+    EXCUSED = "excused"
+    """The job goes on without the answer of this rank."""
+    NO_PAUSE = "no pause"
+    """The pause or the gathering is given up, and all members train on."""
+    NETWORK = "network fault"
+    """The failure is a network fault without a culprit."""
+    PLAN_AGAIN = "planned again"
+    """The last checkpoint is planned again, without what this rank could not do."""
+    IGNORED = "ignored"
+    """Nothing follows: the rank is leaving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderRule:
+    """
+    One row of the table.
+    """
+
+    limit: LimitName
+    """The limit of `Policy` within which every rank has to answer."""
+    late: Late
+    """What follows when the limit has passed."""
+    most_late: Late | None = None
+    """What follows instead if more than half of the ranks are late, and more than one. None: the
+    same as `late`."""
+    failed: Failed
+    phase: str
+    """The phase of the report under which the time of the order is counted."""
+    returns: bool = False
+    """True if ranks return to the training loop by this order. A rank that has lost its device
+    context cannot, so its process is replaced."""
+    digests: bool = False
+    """True if the answer carries digests of the state that the rank holds."""
+    action: str = ""
+    """What a rank could not do if it failed, as words of a sentence. Empty: the name of the
+    order."""
+
+    def seconds(self, policy: Policy) -> float:
+        """
+        Return the limit in seconds.
+        """
+        limit: float = getattr(policy, self.limit)
+        return limit
+
+
+def _repairs(*, phase: str = "repair", digests: bool, action: str = "") -> OrderRule:
+    """
+    Return the row of an order that moves or loads state on the way back to the loop.
+    """
+    return OrderRule(
+        limit="repair", late=Late.HANG, failed=Failed.AGAIN, phase=phase, returns=True,
+        digests=digests, action=action,
+    )  # fmt: skip
+
+
+def _groups(limit: LimitName, phase: str) -> OrderRule:
+    """
+    Return the row of an order that all ranks carry out together on the way back to the loop.
+    """
+    return OrderRule(limit=limit, late=Late.AGAIN, failed=Failed.AGAIN, phase=phase, returns=True)
+
+
+ORDERS: Mapping[OrderName, OrderRule] = {
+    "freeze": OrderRule(
+        limit="freeze", late=Late.HANG, most_late=Late.RENEW, failed=Failed.END_PROCESS,
+        phase="freeze",
+    ),
+    "stop": OrderRule(
+        limit="stop", late=Late.HANG, most_late=Late.RENEW, failed=Failed.END_PROCESS,
+        phase="clear",
+    ),
+    "compare": OrderRule(
+        limit="repair", late=Late.HANG, failed=Failed.EXCUSED, phase="compare", digests=True
+    ),
+    "load": _repairs(digests=False, action="load the checkpoint"),
+    "fetch": _repairs(digests=True),
+    "restore": _repairs(digests=True),
+    "reload": _repairs(digests=True, action="load a checkpoint of its own"),
+    "regroup": _groups("regroup", "rebuild"),
+    "rebuild": _groups("rebuild", "rebuild"),
+    "rollback": _repairs(phase="rollback", digests=False),
+    "resume": _groups("regroup", "resume"),
+    "hold": OrderRule(
+        limit="hold", late=Late.NO_PAUSE, failed=Failed.NO_PAUSE, phase="hold"
+    ),
+    "check": OrderRule(
+        limit="check", late=Late.HANG, most_late=Late.NETWORK, failed=Failed.EXCUSED, phase="check"
+    ),
+    "release": OrderRule(
+        limit="freeze", late=Late.NETWORK, failed=Failed.NETWORK, phase="release"
+    ),
+    "save": OrderRule(limit="save", late=Late.HANG, failed=Failed.PLAN_AGAIN, phase="save"),
+    "commit": OrderRule(limit="save", late=Late.HANG, failed=Failed.PLAN_AGAIN, phase="save"),
+    "complete": OrderRule(
+        limit="join", late=Late.LEFT, failed=Failed.IGNORED, phase="complete"
+    ),
+    "end": OrderRule(limit="leave", late=Late.DROP, failed=Failed.IGNORED, phase="end"),
+}  # fmt: skip
+"""The rule of each order."""
