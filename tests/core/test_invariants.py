@@ -11,7 +11,8 @@ from tft.core.job.commands import JobOver
 from tft.core.job.incident import Task
 from tft.core.job.invariants import broken
 from tft.core.job.policy import Policy
-from tft.core.job.rank_state import Process, RankState
+from tft.core.job.rank_process import ProcessStage, RankProcess
+from tft.core.job.rank_state import RankState
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
 from tft.errors import InternalError
@@ -46,7 +47,7 @@ def leaves_nobody(job: Job) -> None:
 
 
 def is_replaced_by_nobody(job: Job) -> None:
-    job.successors[0] = RankState(rank=0, process=Process.READY)
+    job.successors[0] = RankState(rank=0, process=RankProcess(stage=ProcessStage.READY))
     job.successors[1] = RankState(rank=1)
 
 

@@ -1,11 +1,13 @@
 """
-A rank, and the processes that sit there one after the other.
+The state of a rank, and of its processes one after the other.
 """
 
 import pytest
 
 from tests.core.lives import strategies, trained
-from tft.core.job.rank_state import Process, RankState
+from tft.core.job.holdings import Holdings
+from tft.core.job.rank_process import ProcessStage, RankProcess
+from tft.core.job.rank_state import Declared, LocalState, RankState
 from tft.core.plan.planner import Standing
 from tft.protocol.messages import Joined, Position
 from tft.testing.scripted import ScriptedJob
@@ -20,9 +22,9 @@ def test_a_rank_state_begins_empty() -> None:
     assert [job.machine.incarnation(rank) for rank in (0, 1)] == [-1, -1]
     rank_state = RankState(rank=1)
     assert rank_state.standing("") == Standing(rank=1, alive=False)
-    rank_state.process, rank_state.backups = Process.READY, (0, 1)
+    rank_state.process.stage, rank_state.holdings.backups = ProcessStage.READY, (0, 1)
     assert rank_state.able
-    assert rank_state.kept == (0, 1)
+    assert rank_state.holdings.kept == (0, 1)
 
 
 def test_the_next_process_begins_as_the_first_did() -> None:
@@ -31,36 +33,32 @@ def test_the_next_process_begins_as_the_first_did() -> None:
     belongs to the rank, and what it may have captured before it ended.
     """
     rank_state = RankState(
-        rank=1, node=2, private={7: "ab"}, page=2, excluded_nodes={0: 3}, column=(1, 5)
-    )
+        rank=1, node=2, excluded_nodes={0: 3}, declared=Declared(column=(1, 5)),
+        local_state=LocalState(page=2, reported={7: "ab"}),
+    )  # fmt: skip
     rank_state.order(0, 10.0)
     joined = Joined(
         rank=1, incarnation=0, world=8, pid=77, started=5, host="h", address="h:1", adaptor="fake",
         strategies=("retry",), derives=True, at=11.0,
     )  # fmt: skip
     rank_state.join(joined, "rank.1/0")
-    rank_state.process = Process.READY
-    rank_state.held, rank_state.backups = 7, (5, 6)
-    rank_state.trusted, rank_state.damaged, rank_state.doubted = False, True, 4
-    rank_state.training = rank_state.finished = rank_state.repaired = rank_state.invited = True
-    rank_state.terminating = rank_state.blame = "hang"
-    rank_state.unable = rank_state.no_commit = "the disk is full"
+    rank_state.process.stage = ProcessStage.READY
+    rank_state.holdings = Holdings(held=7, backups=(5, 6), trusted=False, damaged=True, doubted=4)
+    rank_state.training = rank_state.finished = rank_state.repaired = True
+    rank_state.process.invited = True
+    rank_state.process.terminating = rank_state.process.blame = "hang"
+    rank_state.failures.write = rank_state.failures.commit = "the disk is full"
     rank_state.position = Position(step=7, window=True)
     rank_state.order(1, 20.0)
     assert rank_state == RankState(
         rank=1,
         node=2,
-        incarnation=1,
-        process=Process.ORDERED,
-        spawned=20.0,
-        began=20.0,
-        private={7: "ab"},
-        page=2,
         excluded_nodes={0: 3},
-        column=(1, 5),
-        address="h:1",
-        strategies=frozenset({"retry"}),
-        derives=True,
+        process=RankProcess(incarnation=1, stage=ProcessStage.ORDERED, spawned=20.0, began=20.0),
+        declared=Declared(
+            column=(1, 5), address="h:1", strategies=frozenset({"retry"}), derives=True
+        ),
+        local_state=LocalState(page=2, reported={7: "ab"}),
     )
 
 
@@ -69,15 +67,15 @@ def test_who_is_told_to_end_is_neither_there_nor_coming() -> None:
     When a process was told to end, then it takes part in nothing, however far it has come; the same
     goes for one that has ended.
     """
-    for process in Process:
-        rank_state = RankState(rank=1, process=process)
+    for stage in ProcessStage:
+        rank_state = RankState(rank=1, process=RankProcess(stage=stage))
         standing = rank_state.standing("no room")
-        ready = process is Process.READY
-        starting = process in (Process.ORDERED, Process.SPAWNED, Process.JOINED)
+        ready = stage is ProcessStage.READY
+        starting = stage in (ProcessStage.ORDERED, ProcessStage.SPAWNED, ProcessStage.JOINED)
         assert (standing.alive, standing.coming) == (ready, starting)
         assert standing.unplaceable == "no room"
         assert rank_state.able is ready
-        rank_state.terminating = "it hangs"
+        rank_state.process.terminating = "it hangs"
         standing = rank_state.standing("")
         assert (standing.alive, standing.coming, rank_state.able) == (False, False, False)
 
@@ -88,8 +86,8 @@ def test_copies_from_before_a_repair_are_not_kept() -> None:
     since is, and what is older is not.
     """
     for damaged, doubted, kept in ((True, -1, ()), (False, 4, (5,)), (False, -1, (3, 4, 5))):
-        rank_state = RankState(rank=1, backups=(3, 4, 5), damaged=damaged, doubted=doubted)
-        assert rank_state.kept == kept
+        holdings = Holdings(backups=(3, 4, 5), damaged=damaged, doubted=doubted)
+        assert holdings.kept == kept
 
 
 @pytest.mark.parametrize("far", ["ordered", "spawned"])

@@ -39,29 +39,29 @@ class Acknowledgements:
             return None
         if rank_state.rank not in task.waiting or not job.holds_rank(rank_state):
             return None
-        rank_state.position, rank_state.held, rank_state.backups = (
-            message.position,
-            message.held,
-            message.backups,
-        )
+        rank_state.position = message.position
+        holdings = rank_state.holdings
+        holdings.held, holdings.backups = message.held, message.backups
         if message.order in ("freeze", "stop") and rank_state.repaired:
             job.incident.marked(rank_state.rank, message.position)
-        if job.resumed and not rank_state.held:
-            rank_state.held = None  # the script's initial state is not that of the checkpoint
+        if job.resumed and not rank_state.holdings.held:
+            rank_state.holdings.held = (
+                None  # the script's initial state is not that of the checkpoint
+            )
         compares = message.at - message.compared
         rule = ORDERS[message.order]
         job.phase(rule.phase, rank_state.rank, message.began, compares)
         if message.compared:
             job.phase("compare", rank_state.rank, compares, message.at)
         if rule.digests or message.order in ("stop", "load"):
-            rank_state.digests = None if message.order == "load" else message.digests
+            rank_state.holdings.digests = None if message.order == "load" else message.digests
         if message.order == "stop":
-            rank_state.line = message.line
-        rank_state.inexact = message.inexact or rank_state.inexact
+            rank_state.holdings.line = message.line
+        rank_state.declared.inexact = message.inexact or rank_state.declared.inexact
         job.tails = job.tails or message.tails
         # the rank could not write this itself: another rank writes it, for the step that is saved
         # in the end
-        rank_state.private = {**rank_state.private, **message.private}
+        rank_state.local_state.reported = {**rank_state.local_state.reported, **message.private}
         if message.failure is not None:
             return self._failed(rank_state, message, message.failure)
         task.waiting.discard(rank_state.rank)
@@ -72,27 +72,26 @@ class Acknowledgements:
             case "freeze":
                 # during a stall, a rank that does not wait for other ranks is suspected
                 if self._job.incident.suspicion and rank_state.training and not message.waiting:
-                    rank_state.blame = "hang"
+                    rank_state.process.blame = "hang"
             case "stop":
                 rank_state.training = False
             case "check":
                 found = message.finding if message.verdict != "pass" else ""
-                rank_state.verdict, rank_state.finding = message.verdict, found
+                rank_state.check.verdict, rank_state.check.finding = message.verdict, found
             case "save":
                 self._job.saved |= {file.name: file for file in message.files}
             case "resume":
                 rank_state.training = True
             case "fetch" | "load":
-                if rank_state.damaged:
-                    rank_state.doubted = message.position.step
-                rank_state.trusted, rank_state.damaged = True, False
-                rank_state.holds_another(brought=message.order == "fetch")
+                rank_state.holdings.repaired(
+                    message.position.step, fetched=message.order == "fetch"
+                )
                 if message.order == "load":  # the rank-local state comes from the checkpoint, too
                     self._job.captures(rank_state)
                 self._left_out(rank_state, message)
             case "restore":
-                rank_state.trusted = True
-                rank_state.holds_another()
+                rank_state.holdings.trusted = True
+                rank_state.holdings.replaced()
             case "rollback":
                 self._job.captures(rank_state)
             case _:
@@ -122,7 +121,7 @@ class Acknowledgements:
         job = self._job
         job.unread[step] += 1
         older = any(earlier < step for earlier in job.checkpoints)
-        loaded = any(rank_state.held is not None for rank_state in job.member_states())
+        loaded = any(rank_state.holdings.held is not None for rank_state in job.member_states())
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.unread[step] >= often:
             job.checkpoints.pop(step, None)
@@ -175,18 +174,21 @@ class Acknowledgements:
         """
         match order:
             case "save":
-                rank_state.unable = why
+                rank_state.failures.write = why
             case "commit":
-                rank_state.no_commit = why
+                rank_state.failures.commit = why
             case "restore":
                 # its kept copies are not what they should be: other ranks have some
-                rank_state.damaged = True
+                rank_state.holdings.damaged = True
                 if self._job.state is S.DUMPING:
-                    rank_state.no_restore = why
+                    rank_state.failures.restore = why
             case "load":
                 self._unreadable(self._job.agreed())
             case "check":
                 # a check that could not run is no evidence, and no reason to stay paused
-                rank_state.verdict, rank_state.finding = "pass", f"it could not be run: {why}"
+                rank_state.check.verdict, rank_state.check.finding = (
+                    "pass",
+                    f"it could not be run: {why}",
+                )
             case _:
                 pass

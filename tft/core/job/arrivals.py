@@ -4,7 +4,8 @@ on a rank counts as present.
 """
 
 from tft.core.job.process_exits import ProcessExits
-from tft.core.job.rank_state import NOWHERE, Process, RankState
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import NOWHERE, RankState
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
 from tft.core.job.transitions import SETTLED, State
@@ -46,7 +47,11 @@ class Arrivals:
         left = self._process_exits.emptied(message.node, silent=False) if known else []
         if job.agents.get(message.node, agent) != agent:  # and so are its pages
             for rank_state in job.rank_states.values():
-                rank_state.page = NOWHERE if rank_state.page == message.node else rank_state.page
+                rank_state.local_state.page = (
+                    NOWHERE
+                    if rank_state.local_state.page == message.node
+                    else rank_state.local_state.page
+                )
         if job.state in SETTLED:
             return  # nothing is started any more
         job.agents[message.node], job.came[message.node] = agent, message.at
@@ -66,7 +71,7 @@ class Arrivals:
         self._process_exits.bereaved(left, why, message.at)
         for rank in message.ranks:
             placed = job.rank_states.get(rank)
-            if placed is not None and placed.process is Process.ABSENT:
+            if placed is not None and placed.process.stage is ProcessStage.ABSENT:
                 job.spawn(placed, message.node, "the job starts")
         self._recovery.recall()
 
@@ -89,11 +94,11 @@ class Arrivals:
         Note that an agent has started the process that it was ordered to start.
         """
         rank_state = self._job.find(message.rank, message.incarnation)
-        if rank_state is not None and rank_state.process is Process.ORDERED:
-            rank_state.process = Process.SPAWNED
-            rank_state.pid = message.pid
+        if rank_state is not None and rank_state.process.stage is ProcessStage.ORDERED:
+            rank_state.process.stage = ProcessStage.SPAWNED
+            rank_state.process.pid = message.pid
             self._job.starts(rank_state)
-            rank_state.began = message.at
+            rank_state.process.began = message.at
             self._job.running.add((rank_state.rank, rank_state.incarnation))
             self._job.forget(message.rank, message.incarnation, Spawn)
 
@@ -112,15 +117,18 @@ class Arrivals:
             )
         rank_state = job.find(message.rank, message.incarnation)
         holder = job.rank_states[message.rank]
-        there = (Process.JOINED, Process.READY)
-        taken = rank_state if rank_state is not None and rank_state.process in there else None
-        if taken is not None and (taken.pid, taken.started) == (message.pid, message.started):
+        there = (ProcessStage.JOINED, ProcessStage.READY)
+        taken = rank_state if rank_state is not None and rank_state.process.stage in there else None
+        if taken is not None and (taken.process.pid, taken.process.started) == (
+            message.pid,
+            message.started,
+        ):
             return None
-        if rank_state is None or taken is not None or rank_state.process is Process.GONE:
+        if rank_state is None or taken is not None or rank_state.process.stage is ProcessStage.GONE:
             return self._refuse(
                 message,
                 sender,
-                f"rank {message.rank} is held by process {holder.pid} (incarnation "
+                f"rank {message.rank} is held by process {holder.process.pid} (incarnation "
                 f"{holder.incarnation}); process {message.pid} (incarnation "
                 f"{message.incarnation}) came without being asked for",
             )
@@ -129,7 +137,7 @@ class Arrivals:
         job.running.add((rank_state.rank, rank_state.incarnation))
         rank_state.join(message, sender)
         if job.incident.number:
-            job.phase("await", rank_state.rank, rank_state.began, message.at)
+            job.phase("await", rank_state.rank, rank_state.process.began, message.at)
         return None
 
     def _refuse(self, message: Joined, sender: str, why: str) -> None:
@@ -146,11 +154,13 @@ class Arrivals:
         Note that a rank has adopted its state and takes orders from now on.
         """
         job = self._job
-        rank_state.process = Process.READY
+        rank_state.process.stage = ProcessStage.READY
         job.starting.pop((rank_state.rank, rank_state.incarnation), None)
-        rank_state.shards = {copies.shard: copies.ranks for copies in message.shards}
-        rank_state.column, rank_state.reloads = message.column, message.reloads
-        rank_state.strategies = frozenset(message.strategies) or rank_state.strategies
-        rank_state.after = message.after
-        rank_state.held = 0 if job.untrained and not job.resumed else None
+        rank_state.declared.shards = {copies.shard: copies.ranks for copies in message.shards}
+        rank_state.declared.column, rank_state.declared.reloads = message.column, message.reloads
+        rank_state.declared.strategies = (
+            frozenset(message.strategies) or rank_state.declared.strategies
+        )
+        rank_state.declared.after = message.after
+        rank_state.holdings.held = 0 if job.untrained and not job.resumed else None
         job.placed()

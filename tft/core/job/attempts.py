@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tft.core.job.incident import Fault, Incident
-from tft.core.job.rank_state import Process, RankState
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
 from tft.core.job.state import Job
 from tft.core.job.transitions import Reaction, State
 from tft.protocol.messages import FaultKind, Freeze
@@ -110,7 +111,9 @@ class Attempts:
         """
         job, incident = self._job, self._job.incident
         ceiling = step - 2
-        earlier = [kept for rank_state in job.rank_states.values() for kept in rank_state.kept]
+        earlier = [
+            kept for rank_state in job.rank_states.values() for kept in rank_state.holdings.kept
+        ]
         earlier += job.checkpoints
         if kind == "numeric" and not incident.guessed and any(s <= ceiling for s in earlier):
             incident.ceiling, incident.tentative, incident.guessed = ceiling, True, True
@@ -130,7 +133,7 @@ class Attempts:
             job.incident = Incident(number=job.next_number, opened=job.now)
         job.next_number += 1
         job.incident.processes = {
-            s.rank: (s.pid, s.started) for s in job.rank_states.values() if s.ready
+            s.rank: (s.process.pid, s.process.started) for s in job.rank_states.values() if s.ready
         }
         if job.incident.number > job.policy.max_incidents:
             job.incident.forced = (
@@ -173,10 +176,15 @@ class Attempts:
         going = [
             rank_state
             for rank_state in rank_states
-            if not rank_state.terminating and rank_state.process is not Process.GONE
+            if not rank_state.process.terminating
+            and rank_state.process.stage is not ProcessStage.GONE
         ]
         for rank_state in going:
-            rank_state.terminating, rank_state.blame, rank_state.terminating_since = (
+            (
+                rank_state.process.terminating,
+                rank_state.process.blame,
+                rank_state.process.terminating_since,
+            ) = (
                 why,
                 blame,
                 job.now,
@@ -211,7 +219,7 @@ class Attempts:
         Ask every member for its position, and hold it back from its next update.
         """
         job = self._job
-        to = tuple(s.rank for s in job.member_states() if s.ready and not s.terminating)
+        to = tuple(s.rank for s in job.member_states() if s.ready and not s.process.terminating)
         if to:
             job.issue(Freeze(**job.key(), to=to, cause=cause))
 
@@ -237,8 +245,10 @@ class Attempts:
         found: dict[str, list[int]] = {}
         for verdict in ("end", "isolate", "pass"):
             for rank_state in self._job.member_states():
-                if rank_state.verdict == verdict and (verdict != "pass" or rank_state.finding):
-                    found.setdefault(rank_state.finding, []).append(rank_state.rank)
+                if rank_state.check.verdict == verdict and (
+                    verdict != "pass" or rank_state.check.finding
+                ):
+                    found.setdefault(rank_state.check.finding, []).append(rank_state.rank)
         return [f"{what} (rank {', '.join(map(str, r))})" for what, r in found.items()]
 
     def judge(self) -> bool:
@@ -247,13 +257,13 @@ class Attempts:
         was anything to do.
         """
         rank_states = self._job.member_states()
-        if any(rank_state.verdict == "end" for rank_state in rank_states):
+        if any(rank_state.check.verdict == "end" for rank_state in rank_states):
             self.force(f"the check ends the job: {self.findings()[0]}")
             return True
-        bad = [rank_state for rank_state in rank_states if rank_state.verdict == "isolate"]
+        bad = [rank_state for rank_state in rank_states if rank_state.check.verdict == "isolate"]
         for rank_state in bad:
             self.isolate(
-                rank_state, f"the check found: {rank_state.finding} (rank {rank_state.rank})"
+                rank_state, f"the check found: {rank_state.check.finding} (rank {rank_state.rank})"
             )
         return bool(bad)
 

@@ -164,7 +164,7 @@ class Comparison:
         copy is held by most, no copy later than the last comparison is sound.
         """
         for rank_state in self._job.rank_states.values():
-            rank_state.outrun = frozenset()  # the ranks that had come further may be lost
+            rank_state.holdings.outrun = frozenset()  # the ranks that had come further may be lost
         self._judge(self._found())
 
     def tell_begins(self) -> None:
@@ -197,7 +197,9 @@ class Comparison:
         difference is judged as in `judge`.
         """
         brought = {
-            rank_state.rank for rank_state in self._job.member_states() if rank_state.brought
+            rank_state.rank
+            for rank_state in self._job.member_states()
+            if rank_state.holdings.fetched
         }
         # after the repair copies from a tail count like any other copies
         found = [each for each in self._found(tails=False, outside=True) if each.wrong]
@@ -205,7 +207,7 @@ class Comparison:
         for each in failed:
             self._tell(each)
             for rank in each.wrong:
-                self._distrust(self._job.rank_states[rank])
+                self._job.rank_states[rank].holdings.distrust()
         if failed:
             self._attempts.again(f"after a repair {failed[0].sentence()}")
         elif found:
@@ -221,7 +223,7 @@ class Comparison:
             self._tell(difference)
             if difference.tail:
                 for rank in difference.wrong:
-                    job.rank_states[rank].outrun |= {difference.shard}
+                    job.rank_states[rank].holdings.outrun |= {difference.shard}
             elif difference.right:
                 self._has_spread(difference)
                 for rank in difference.wrong:
@@ -230,7 +232,7 @@ class Comparison:
                 self._nobody_knows(difference)
         for rank, sentences in sorted(named.items()):
             rank_state = job.rank_states[rank]
-            self._distrust(rank_state)
+            rank_state.holdings.distrust()
             step = rank_state.position.step + 1
             self._attempts.fault("corruption", rank, step, job.now, "; ".join(sentences))
             job.count(rank)
@@ -265,11 +267,8 @@ class Comparison:
         # the ceiling does not rule out a copy of step `compared` itself: such a copy was right when
         # it was compared, and is in dispute now
         for rank in difference.wrong:
-            job.rank_states[rank].disputed = True
+            job.rank_states[rank].holdings.disputed = True
         self._attempts.fault("corruption", None, difference.step + 1, job.now, why)
-
-    def _distrust(self, rank_state: RankState) -> None:
-        rank_state.trusted, rank_state.damaged = False, True
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
@@ -279,26 +278,26 @@ class Comparison:
         """
         job, rank_states = self._job, self._sound(outside=outside)
         ended = {
-            (rank_state.held, shard)
+            (rank_state.holdings.held, shard)
             for rank_state in rank_states
             if not rank_state.position.tail
-            for shard in (rank_state.digests or {}).keys() - rank_state.outrun
+            for shard in (rank_state.holdings.digests or {}).keys() - rank_state.holdings.outrun
         }
         copies = {
             rank_state.rank: Copy(
                 rank=rank_state.rank,
-                step=rank_state.held,
+                step=rank_state.holdings.held,
                 shards={
                     s: parts
-                    for s, parts in (rank_state.digests or {}).items()
+                    for s, parts in (rank_state.holdings.digests or {}).items()
                     if self._counts(rank_state, s, ended)
                 },
                 tail=tails and rank_state.position.tail,
-                line=rank_state.line,
-                brought=rank_state.brought,
+                line=rank_state.holdings.line,
+                brought=rank_state.holdings.fetched,
             )
             for rank_state in rank_states
-            if rank_state.held is not None
+            if rank_state.holdings.held is not None
         }
         found = differences(job.topology().groups, copies)
         return [
@@ -315,7 +314,9 @@ class Comparison:
         step and shard.
         """
         behind = rank_state.rank not in self._job.members and rank_state.position.tail
-        return shard not in rank_state.outrun and not (behind and (rank_state.held, shard) in ended)
+        return shard not in rank_state.holdings.outrun and not (
+            behind and (rank_state.holdings.held, shard) in ended
+        )
 
     def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[RankState]:
         """
@@ -328,10 +329,15 @@ class Comparison:
             rank_state
             for rank_state in (job.rank_states.values() if outside else job.member_states())
             if rank_state.ready
-            and not (rank_state.terminating or rank_state.searching or rank_state.disputed)
-            if rank_state.trusted or (doubted and not rank_state.damaged)
-            if rank_state.held is not None and not (job.untrained and not rank_state.held)
-            if ceiling is None or rank_state.held <= ceiling
+            and not (
+                rank_state.process.terminating
+                or rank_state.holdings.searching
+                or rank_state.holdings.disputed
+            )
+            if rank_state.holdings.trusted or (doubted and not rank_state.holdings.damaged)
+            if rank_state.holdings.held is not None
+            and not (job.untrained and not rank_state.holdings.held)
+            if ceiling is None or rank_state.holdings.held <= ceiling
         ]
 
 
@@ -344,7 +350,7 @@ def note_habits(job: Job, step: int) -> None:
         return
     said: dict[str, list[int]] = {}
     for rank_state in job.member_states():
-        for sentence in rank_state.inexact:
+        for sentence in rank_state.declared.inexact:
             said.setdefault(sentence, []).append(rank_state.rank)
     for sentence, ranks in said.items():
         job.incident.reservations.append((step, f"ranks {ranks}: {sentence}"))
@@ -364,7 +370,7 @@ def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
         late = [holder.rank for holder in found if holder.tail and holder.held == step]
         ended = ended or len(late) < len(found)
         for rank in late:
-            left.setdefault(job.rank_states[rank].line, set()).add(rank)
+            left.setdefault(job.rank_states[rank].holdings.line, set()).add(rank)
     of = " of all that hold the same" if ended else ""
     for line, those in left.items():
         said = (

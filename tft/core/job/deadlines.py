@@ -78,7 +78,7 @@ class Deadlines:
             attempts.freeze(f"ranks {late} have not finished, others have for {job.allowed:.0f} s")
 
     def _started_by(self, rank_state: RankState) -> float:
-        return max(rank_state.spawned, self._job.led) + self._job.policy.join
+        return max(rank_state.process.spawned, self._job.led) + self._job.policy.join
 
     def _gathered_by(self) -> float | None:
         """
@@ -100,7 +100,7 @@ class Deadlines:
             self._recovery.ending.exit("failed", 4, why)
 
     def _unkillable_at(self, rank_state: RankState) -> float:
-        return max(rank_state.terminating_since, self._job.led) + self._job.policy.kill
+        return max(rank_state.process.terminating_since, self._job.led) + self._job.policy.kill
 
     def _end_late_starters(self) -> None:
         job = self._job
@@ -187,10 +187,10 @@ class Deadlines:
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         until = {
-            rank: task.issued + job.rank_states[rank].after
+            rank: task.issued + job.rank_states[rank].declared.after
             for rank in ranks
             if job.rank_states[rank].position.after
-            and task.issued + job.rank_states[rank].after > job.now
+            and task.issued + job.rank_states[rank].declared.after > job.now
         }
         if until:
             task.deadline = max(until.values())
@@ -207,7 +207,7 @@ class Deadlines:
         is taken for hanging gets no more time. Return whether the ranks were given time.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
-        hang = any(job.rank_states[rank].blame for rank in ranks)
+        hang = any(job.rank_states[rank].process.blame for rank in ranks)
         lost = not job.untrained and not job.checkpoints and job.only_on(ranks)
         if task.spared or hang or not lost:
             return False

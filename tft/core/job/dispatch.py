@@ -16,7 +16,8 @@ from tft.core.job.acknowledgements import Acknowledgements
 from tft.core.job.arrivals import Arrivals
 from tft.core.job.faults import Faults
 from tft.core.job.process_exits import ProcessExits
-from tft.core.job.rank_state import Process, RankState
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
 from tft.core.job.transitions import Reaction, State
@@ -99,8 +100,8 @@ class Dispatch:
                 rank_state = self._job.find(message.rank, message.incarnation)
                 if (
                     rank_state is not None
-                    and rank_state.process is not Process.GONE
-                    and rank_state.sender == sender
+                    and rank_state.process.stage is not ProcessStage.GONE
+                    and rank_state.process.sender == sender
                 ):
                     self._from_rank(rank_state, message)
             case _:

@@ -5,7 +5,8 @@ observer outside the rank.
 
 from typing import assert_never
 
-from tft.core.job.rank_state import Process, RankState
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
@@ -131,10 +132,10 @@ class Faults:
         """
         if rank_state is None or rank_state.rank not in self._job.members:
             return "the rank does not take part"
-        if rank_state.process in (Process.ABSENT, Process.GONE):
+        if rank_state.process.stage in (ProcessStage.ABSENT, ProcessStage.GONE):
             return "the rank has no process"
-        if rank_state.terminating:
-            return f"its process is being ended: {rank_state.terminating}"
+        if rank_state.process.terminating:
+            return f"its process is being ended: {rank_state.process.terminating}"
         if not rank_state.ready and kind != "node":
             return "its process is starting, and has nothing yet that could be wrong"
         return ""
@@ -146,9 +147,9 @@ class Faults:
         since then.
         """
         if message.kind in ("memory", "numeric", "corruption"):
-            rank_state.trusted = False
+            rank_state.holdings.trusted = False
         if message.kind in ("memory", "corruption"):
-            rank_state.damaged = True
+            rank_state.holdings.damaged = True
         if message.polluted:
             self._attempts.pollute(rank_state)
         limit = message.not_after

@@ -5,7 +5,7 @@ of tft.
 
 from collections.abc import Iterator
 
-from tft.core.job.rank_state import Process
+from tft.core.job.rank_process import ProcessStage
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
 
@@ -28,7 +28,9 @@ def broken(job: Job) -> Iterator[str]:
         yield f"ranks {outside} train and are no members"
     if not job.members:
         yield "nobody is a member"
-    strangers = [rank for rank, s in job.successors.items() if s.process is Process.ABSENT]
+    strangers = [
+        rank for rank, s in job.successors.items() if s.process.stage is ProcessStage.ABSENT
+    ]
     if strangers:
         yield f"those who take over from ranks {strangers} were never asked for"
     if job.state is S.HEALTHY and job.incident.tasks:

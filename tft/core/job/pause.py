@@ -79,7 +79,7 @@ class Pausing:
         job.tell("paused", step=max(s.position.step for s in job.member_states()), check=check)
         if check:
             for rank_state in job.member_states():
-                rank_state.verdict, rank_state.finding = "pass", ""
+                rank_state.check.verdict, rank_state.check.finding = "pass", ""
             job.issue(job.to_all(Check, name=check))
         else:
             job.stay(job.policy.pause)
@@ -102,7 +102,7 @@ class Pausing:
         """
         self._job.tell("pause_given_up", why=why)
         for successor in self._job.warm() if self._job.gathering else ():
-            successor.invited = True  # another attempt would fail too
+            successor.process.invited = True  # another attempt would fail too
         self.release()
 
     def release(self) -> None:

@@ -6,7 +6,8 @@ fault that is.
 from dataclasses import replace
 
 from tft.core.job.commands import JobOver
-from tft.core.job.rank_state import Process, RankState
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
 from tft.core.job.transitions import SETTLED, State
@@ -53,7 +54,7 @@ class ProcessExits:
         job = self._job
         left = []
         for rank_state in [*job.rank_states.values(), *job.successors.values(), *job.retiring]:
-            if rank_state.node != node or rank_state.process is Process.GONE:
+            if rank_state.node != node or rank_state.process.stage is ProcessStage.GONE:
                 continue
             job.forget(rank_state.rank, rank_state.incarnation, Spawn, Kill)
             step = self._attempts.step_of(rank_state)
@@ -92,15 +93,15 @@ class ProcessExits:
         if rank_state is None:
             return None
         # a process that was given up counts as gone already, but its rank-local state is still used
-        if rank_state.process is Process.GONE:
-            rank_state.private = message.private or rank_state.private
+        if rank_state.process.stage is ProcessStage.GONE:
+            rank_state.local_state.reported = message.private or rank_state.local_state.reported
             return None
-        was, retires = rank_state.process, rank_state in job.retiring
+        was, retires = rank_state.process.stage, rank_state in job.retiring
         self._gone(rank_state)
         rank_state.position = message.position
-        rank_state.private = {**rank_state.private, **message.private}
+        rank_state.local_state.reported = {**rank_state.local_state.reported, **message.private}
         if retires:
-            job.rank_states[rank_state.rank].private = rank_state.private
+            job.rank_states[rank_state.rank].local_state.reported = rank_state.local_state.reported
         if job.state in SETTLED:
             return self._left_late(rank_state, message)
         if not job.is_current(rank_state.rank, rank_state.incarnation):
@@ -146,9 +147,9 @@ class ProcessExits:
         job.running.discard(process)
         if rank_state in job.displaced:
             job.displaced.remove(rank_state)
-        rank_state.process = Process.GONE
+        rank_state.process.stage = ProcessStage.GONE
         rank_state.training = False
-        rank_state.held, rank_state.backups = None, ()
+        rank_state.holdings.lost()
         if rank_state in job.retiring:
             job.retiring.remove(rank_state)
         elif not job.holds_rank(rank_state):
@@ -160,30 +161,33 @@ class ProcessExits:
         if rank_state.rank in job.switch and job.state not in SETTLED:
             why = f"the process that was to take over from rank {rank_state.rank} has ended"
             self._recovery.call_off(
-                f"{why}: {rank_state.terminating}" if rank_state.terminating else why, job.switch
+                f"{why}: {rank_state.process.terminating}"
+                if rank_state.process.terminating
+                else why,
+                job.switch,
             )
 
-    def _blame(self, rank_state: RankState, message: Exited, was: Process) -> None:
+    def _blame(self, rank_state: RankState, message: Exited, was: ProcessStage) -> None:
         """
         Add the fault that the end of a process stands for. Force the end of the job if the process
         left by itself too early.
         """
-        evidence = message.stack or rank_state.terminating or _how(message.code)
-        if rank_state.blame == "hang" and message.stopped:
+        evidence = message.stack or rank_state.process.terminating or _how(message.code)
+        if rank_state.process.blame == "hang" and message.stopped:
             evidence = f"the process was stopped (SIGSTOP)\n{evidence}"
         step = self._step_of(rank_state, message)
         kind: FaultKind = "process"
         forced = ""
         if self._blamed(rank_state):
             return self._update_evidence(rank_state, evidence, step)
-        if was is not Process.READY and message.code >= 0:
+        if was is not ProcessStage.READY and message.code >= 0:
             kind = "software"
             forced = _left_early(rank_state.rank, message.code, was)
         elif message.code == 0:
             kind = "software"
             forced = f"rank {rank_state.rank} left with code 0 before all ranks had finished"
         self._attempts.fault(kind, rank_state.rank, step, message.at, evidence)
-        if not rank_state.terminating:
+        if not rank_state.process.terminating:
             self._job.count(rank_state.rank)
         if forced:
             self._attempts.force(forced)
@@ -230,13 +234,13 @@ class ProcessExits:
         if message.code:
             why = f"rank {rank_state.rank} {_how(message.code)} before any rank had joined the job"
             self._recovery.ending.exit("failed", 4, why)
-        elif all(s.process is Process.GONE for s in self._job.rank_states.values()):
+        elif all(s.process.stage is ProcessStage.GONE for s in self._job.rank_states.values()):
             self._recovery.ending.exit("completed", 0, UNPROTECTED)
         return True
 
     def _blamed(self, rank_state: RankState) -> bool:
         return any(
-            fault.rank == rank_state.rank and fault.kind == rank_state.blame
+            fault.rank == rank_state.rank and fault.kind == rank_state.process.blame
             for fault in self._job.incident.faults
         )
 
@@ -247,20 +251,20 @@ class ProcessExits:
         """
         self._job.incident.faults = [
             replace(fault, evidence=f"{fault.evidence}\n{evidence}", step=step)
-            if (fault.rank, fault.kind) == (rank_state.rank, rank_state.blame)
+            if (fault.rank, fault.kind) == (rank_state.rank, rank_state.process.blame)
             else fault
             for fault in self._job.incident.faults
         ]
 
 
-def _left_early(rank: int, code: int, was: Process) -> str:
+def _left_early(rank: int, code: int, was: ProcessStage) -> str:
     """
     Return why a process that left by itself before it was ready is not started again.
     """
     if code:
         return f"rank {rank} left with code {code} before it took any order: its log says why"
     missed = "it did not call tft.init"
-    if was is Process.JOINED:
+    if was is ProcessStage.JOINED:
         missed = "it called tft.init and did not come to session.run"
     return f"rank {rank} left with code 0 and has not begun to train: {missed}"
 

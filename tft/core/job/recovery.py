@@ -6,7 +6,8 @@ makes one move at a time. A move is made when everything that it needs is there.
 from tft.core.job.attempts import Attempts
 from tft.core.job.comparison import Comparison, forget_tails, note_habits, note_tails
 from tft.core.job.pause import Pausing
-from tft.core.job.rank_state import Process, RankState
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
 from tft.core.job.shutdown import Shutdown
 from tft.core.job.state import Job
 from tft.core.job.strategy import StrategyChoice
@@ -103,7 +104,10 @@ class Recovery:
         job = self._job
         if job.finished and job.deadline is None:
             # functions called after the last step may take the seconds that the ranks announced
-            job.stay(job.policy.tail + max(rank_state.after for rank_state in job.member_states()))
+            job.stay(
+                job.policy.tail
+                + max(rank_state.declared.after for rank_state in job.member_states())
+            )
 
     def _healthy(self) -> None:
         """
@@ -131,9 +135,11 @@ class Recovery:
         there, so no step is interrupted.
         """
         job = self._job
-        warm = [successor for successor in job.warm() if not successor.invited]
+        warm = [successor for successor in job.warm() if not successor.process.invited]
         back = [
-            job.rank_states[r] for r in sorted(job.returning()) if not job.rank_states[r].invited
+            job.rank_states[r]
+            for r in sorted(job.returning())
+            if not job.rank_states[r].process.invited
         ]
         if not (warm or back) or job.next_number > job.policy.max_incidents:
             return
@@ -142,7 +148,7 @@ class Recovery:
             self.pausing.gather(f"other processes are ready to take over from ranks {ranks}")
             return
         for rank_state in back:
-            rank_state.invited = True
+            rank_state.process.invited = True
         self.attempts.open()
         self.attempts.freeze(
             f"ranks {[rank_state.rank for rank_state in back]} are ready to come back"
@@ -155,12 +161,14 @@ class Recovery:
         """
         job = self._job
         for successor in warm:
-            successor.invited = True
+            successor.process.invited = True
         self.attempts.open()
         for successor in warm:
             rank_state = job.rank_states[successor.rank]
             step = self.attempts.step_of(rank_state)
-            self.attempts.fault("straggler", successor.rank, step, job.now, rank_state.straggles)
+            self.attempts.fault(
+                "straggler", successor.rank, step, job.now, rank_state.process.straggles
+            )
 
     # ---------------------------------------------------------------- freeze and stop
 
@@ -212,13 +220,17 @@ class Recovery:
         ranks are suspected, end none of them: then no rank can be singled out.
         """
         job = self._job
-        suspects = [s for s in job.member_states() if s.blame == "hang" and not s.terminating]
-        ready = [s for s in job.member_states() if s.ready and not s.terminating]
+        suspects = [
+            s
+            for s in job.member_states()
+            if s.process.blame == "hang" and not s.process.terminating
+        ]
+        ready = [s for s in job.member_states() if s.ready and not s.process.terminating]
         for rank_state in suspects:
             if len(suspects) < len(ready):
                 self.attempts.terminate(rank_state, "it hangs while the others wait for it", "hang")
             else:
-                rank_state.blame = ""
+                rank_state.process.blame = ""
 
     # ---------------------------------------------------------------- losses
 
@@ -230,7 +242,7 @@ class Recovery:
         """
         job = self._job
         before = [
-            (rank_state, bool(rank_state.terminating), rank_state.node)
+            (rank_state, bool(rank_state.process.terminating), rank_state.node)
             for rank_state in rank_states
         ]
         for rank_state in rank_states:
@@ -238,7 +250,7 @@ class Recovery:
             job.excuse(rank_state.rank)
         for rank_state in rank_states:
             successor = job.successors.get(rank_state.rank)
-            if successor is not None and not successor.terminating:
+            if successor is not None and not successor.process.terminating:
                 job.incident.given_another(rank_state.rank)
                 self.choice.take_over(rank_state.rank)
             elif self._may_respawn(rank_state):
@@ -248,7 +260,8 @@ class Recovery:
                 self._replace_node(rank_state, node)
         decided = job.incident.strategy != ""
         ordered = all(
-            ours and rank_state.process is Process.ORDERED for rank_state, ours, _ in before
+            ours and rank_state.process.stage is ProcessStage.ORDERED
+            for rank_state, ours, _ in before
         )
         if not (decided and ordered):
             self.replan()
@@ -263,7 +276,8 @@ class Recovery:
         """
         left = [rank_state for rank_state in self._job.member_states() if rank_state.ready]
         return any(
-            all(way in rank_state.strategies for rank_state in left) for way in WITH_NEW_PROCESSES
+            all(way in rank_state.declared.strategies for rank_state in left)
+            for way in WITH_NEW_PROCESSES
         )
 
     def _replace_node(self, rank_state: RankState, node: int | None) -> None:
@@ -320,7 +334,7 @@ class Recovery:
         `why` is the evidence against the rank, `cause` the reason that the agent is given.
         """
         successor = RankState(rank=rank_state.rank)
-        rank_state.straggles = why
+        rank_state.process.straggles = why
         self._job.successors[rank_state.rank] = successor
         self._job.spawn(successor, node, cause)
 
@@ -340,7 +354,7 @@ class Recovery:
         Return why no rank at all can get a successor, or "" if ranks can.
         """
         job = self._job
-        unable = [s.rank for s in job.member_states() if "migrate" not in s.strategies]
+        unable = [s.rank for s in job.member_states() if "migrate" not in s.declared.strategies]
         if "migrate" not in job.policy.enable:
             return "migrate is not enabled"
         return f"the adaptor of ranks {unable} cannot take part" if unable else ""
@@ -368,7 +382,10 @@ class Recovery:
         outside = sorted(ranks - job.members)
         if outside:
             return f"ranks {outside} do not take part"
-        absent = any(s.process not in (Process.JOINED, Process.READY) for s in job.member_states())
+        absent = any(
+            s.process.stage not in (ProcessStage.JOINED, ProcessStage.READY)
+            for s in job.member_states()
+        )
         # a process says when it joins which strategies it can take part in: nothing rules a switch
         # out before all members have joined
         return self._why_no_migration() if ranks and not absent else ""
@@ -409,7 +426,7 @@ class Recovery:
         job.tell("switch_called_off", ranks=sorted(ranks), why=why)
         successors = [successor for rank, successor in job.successors.items() if rank in ranks]
         self.attempts.terminate_all(successors, why, "process")
-        if job.state is S.CHOOSING and any(successor.invited for successor in successors):
+        if job.state is S.CHOOSING and any(successor.process.invited for successor in successors):
             self.replan()  # the offers that name these successors are void
 
     def _seek_successors(self) -> None:
@@ -441,7 +458,9 @@ class Recovery:
         if whole or "scale_out" not in job.policy.enable:
             return
         for rank_state in job.rank_states.values():
-            outside = rank_state.rank not in job.members and rank_state.process is Process.GONE
+            outside = (
+                rank_state.rank not in job.members and rank_state.process.stage is ProcessStage.GONE
+            )
             node = job.home(rank_state)
             if outside and node is not None and not job.flapping(rank_state.rank):
                 job.spawn(rank_state, node, f"rank {rank_state.rank} is to come back")
@@ -451,7 +470,7 @@ class Recovery:
         End the successors that were invited to take over and could not.
         """
         for successor in self._job.successors.values():
-            if successor.invited:
+            if successor.process.invited:
                 self.attempts.terminate(successor, "it could not take over", "process")
 
     # ---------------------------------------------------------------- repair
@@ -542,7 +561,7 @@ class Recovery:
         if not self.comparison.confirms():
             return True
         longer = 0.0
-        if any(rank_state.held is None for rank_state in job.member_states()):
+        if any(rank_state.holdings.held is None for rank_state in job.member_states()):
             # a rank that holds no state gets it in the rebuild, and the state may be large
             longer = max(0.0, job.policy.repair - job.policy.rebuild)
         job.step_to(S.REBUILDING, job.to_all(Rebuild), longer=longer)
@@ -562,7 +581,9 @@ class Recovery:
         on from. Return "", or the sentence why the checkpoint cannot be used.
         """
         job, incident = self._job, self._job.incident
-        found = {s.rank: -1 if s.held is None else s.held for s in job.member_states()}
+        found = {
+            s.rank: -1 if s.holdings.held is None else s.holdings.held for s in job.member_states()
+        }
         low, step = min(found, key=found.__getitem__), max(found.values())
         if found[low] < 0:
             return f"rank {low} has not said of which step the checkpoint is that it has found"
@@ -586,8 +607,7 @@ class Recovery:
             )
         incident.step = step + 1
         for rank_state in job.member_states():
-            rank_state.trusted, rank_state.damaged, rank_state.doubted = True, False, step
-            rank_state.holds_another()
+            rank_state.holdings.reloaded(step)
             job.captures(rank_state)
         forget_tails(job, step)
         job.tell("checkpoint_found", incident=incident.number, step=step)
@@ -622,7 +642,11 @@ class Recovery:
             Rollback,
             step=step,
             skip=skip,
-            private={s.rank: s.private[step] for s in job.member_states() if step in s.private},
+            private={
+                s.rank: s.local_state.reported[step]
+                for s in job.member_states()
+                if step in s.local_state.reported
+            },
             derive=self._deriving(step),
         )
         job.step_to(S.ROLLING_BACK, rollback)
@@ -636,7 +660,7 @@ class Recovery:
         for rank_state in job.rank_states.values():
             kept = () if rank_state.rank in job.members else rank_state.standing("").copies(None)
             if any(copy > step for copy in kept):
-                rank_state.trusted, rank_state.damaged = False, True
+                rank_state.holdings.distrust()
 
     def _skip(self, step: int) -> int:
         """
@@ -659,10 +683,14 @@ class Recovery:
         """
         job, joining = self._job, self._job.incident.joining
         without_local_state = [
-            s for s in job.member_states() if job.without_local_state(s) or step < s.since
+            s
+            for s in job.member_states()
+            if job.without_local_state(s) or step < s.local_state.since
         ]
         ranks = tuple(
-            s.rank for s in without_local_state if s.rank in joining or step not in s.private
+            s.rank
+            for s in without_local_state
+            if s.rank in joining or step not in s.local_state.reported
         )
         if ranks and step > 0:
             job.tell("private_derived", ranks=list(ranks), step=step)
@@ -676,7 +704,7 @@ class Recovery:
         self._note_compared()
         job.incident.gone_back()
         for rank_state in job.member_states():
-            rank_state.finished = rank_state.brought = False
+            rank_state.finished = rank_state.holdings.fetched = False
         job.finished = set()
         resume = job.to_all(
             Resume, step=job.agreed() + 1, again=self._called_again(), tails=job.tails
@@ -695,7 +723,9 @@ class Recovery:
             if len(job.members.intersection(ranks)) > 1
             for rank in ranks
         }
-        unread = [s.rank for s in job.member_states() if s.rank in shared and s.digests == {}]
+        unread = [
+            s.rank for s in job.member_states() if s.rank in shared and s.holdings.digests == {}
+        ]
         if not unread or step == 0:
             job.compared = step
             return
@@ -713,7 +743,7 @@ class Recovery:
         called again.
         """
         job, incident, step = self._job, self._job.incident, self._job.agreed()
-        if step == 0 or not any(rank_state.after for rank_state in job.member_states()):
+        if step == 0 or not any(rank_state.declared.after for rank_state in job.member_states()):
             return False
         if job.resumed and step == job.first:
             return True
@@ -732,7 +762,10 @@ class Recovery:
         for rank_state in job.rank_states.values():
             began = incident.processes.get(rank_state.rank)
             if began is not None:
-                incident.kept[rank_state.rank] = began == (rank_state.pid, rank_state.started)
+                incident.kept[rank_state.rank] = began == (
+                    rank_state.process.pid,
+                    rank_state.process.started,
+                )
         incident.closed = max(phase.end for phase in incident.phases if phase.name == "resume")
         if incident.number:
             job.incidents.append(incident)

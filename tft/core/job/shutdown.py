@@ -29,7 +29,10 @@ class Shutdown:
         job as failed if no last checkpoint is possible.
         """
         job, incident = self._job, self._job.incident
-        failed = {s.rank: s.unable or s.no_restore or s.no_commit for s in job.rank_states.values()}
+        failed = {
+            s.rank: s.failures.write or s.failures.restore or s.failures.commit
+            for s in job.rank_states.values()
+        }
         standings = self._standings()
         step = planner.covered_step(job.topology().groups, standings, incident.ceiling)
         incident.tasks = {}
@@ -70,7 +73,9 @@ class Shutdown:
         """
         Return the standings, by rank, of the ranks that have not failed to write.
         """
-        return {s.rank: s.standing("") for s in self._job.rank_states.values() if not s.unable}
+        return {
+            s.rank: s.standing("") for s in self._job.rank_states.values() if not s.failures.write
+        }
 
     def _save(self, step: int) -> None:
         self._job.issue(*self._saves(step, self._savers(step)))
@@ -104,9 +109,9 @@ class Shutdown:
         job = self._job
         writers = [s.rank for s in job.rank_states.values() if s.able]
         orphans = {
-            s.rank: s.private[step]
+            s.rank: s.local_state.reported[step]
             for s in job.rank_states.values()
-            if s.rank not in writers and step in s.private
+            if s.rank not in writers and step in s.local_state.reported
         }
         key = job.key()
         copies = self._copies(step, shards)
@@ -167,7 +172,7 @@ class Shutdown:
         job.issue(commit)
 
     def _committers(self) -> list[int]:
-        return [s.rank for s in self._job.rank_states.values() if s.able and not s.no_commit]
+        return [s.rank for s in self._job.rank_states.values() if s.able and not s.failures.commit]
 
     def _dumped(self) -> None:
         job = self._job

@@ -11,7 +11,8 @@ from tft.core.job.commands import Command, JobOver, Tell
 from tft.core.job.incident import Incident, Phase, Task
 from tft.core.job.orders import ORDERS
 from tft.core.job.policy import Policy
-from tft.core.job.rank_state import Process, RankState
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
 from tft.core.job.transitions import FAULTS, SETTLED, TRANSITIONS, Reaction, State
 from tft.core.plan import planner
 from tft.core.plan.topology import Topology
@@ -196,7 +197,7 @@ class Job:
         return [
             rank_state.rank
             for rank_state in self.member_states()
-            if rank_state.process is Process.ABSENT
+            if rank_state.process.stage is ProcessStage.ABSENT
         ]
 
     def terminating(self) -> list[RankState]:
@@ -228,7 +229,7 @@ class Job:
         ready = {
             rank: successor
             for rank, successor in self.successors.items()
-            if successor.ready and not successor.terminating
+            if successor.ready and not successor.process.terminating
         }
         partly = frozenset() if self.switch <= ready.keys() else self.switch
         return [successor for rank, successor in ready.items() if rank not in partly]
@@ -245,7 +246,7 @@ class Job:
             for r, rank_state in self.rank_states.items()
             if r not in self.members
             and rank_state.ready
-            and not rank_state.terminating
+            and not rank_state.process.terminating
             and not self.flapping(r)
         }
         columns = self.topology().columns
@@ -329,9 +330,9 @@ class Job:
                 groups={
                     shard: ranks
                     for rank_state in rank_states
-                    for shard, ranks in rank_state.shards.items()
+                    for shard, ranks in rank_state.declared.shards.items()
                 },
-                columns={rank_state.rank: rank_state.column for rank_state in rank_states},
+                columns={rank_state.rank: rank_state.declared.column for rank_state in rank_states},
                 nodes={
                     rank_state.rank: rank_state.node
                     for rank_state in rank_states
@@ -356,8 +357,8 @@ class Job:
             rank
             for rank, rank_state in self.rank_states.items()
             if rank_state.ready
-            and rank_state.trusted
-            and not rank_state.terminating
+            and rank_state.holdings.trusted
+            and not rank_state.process.terminating
             and rank not in going
         }
         return [s for s, held in self.topology().groups.items() if staying.isdisjoint(held)]
@@ -369,7 +370,7 @@ class Job:
         """
         return {
             rank_state.rank: rank_state.standing(
-                unplaceable(rank_state) if rank_state.process is Process.GONE else ""
+                unplaceable(rank_state) if rank_state.process.stage is ProcessStage.GONE else ""
             )
             for rank_state in self.rank_states.values()
         }
@@ -382,7 +383,7 @@ class Job:
         kept = {
             step
             for s in self.rank_states.values()
-            for step in (s.held, *s.kept)
+            for step in (s.holdings.held, *s.holdings.kept)
             if step is not None
         }
         on_page = {s.rank: self._on_page(s, kept) for s in self.member_states()}
@@ -398,13 +399,14 @@ class Job:
             failed=incident.failed,
             forced=incident.forced,
             without_local_state={
-                rank_state.rank: on_page[rank_state.rank].union(rank_state.private)
+                rank_state.rank: on_page[rank_state.rank].union(rank_state.local_state.reported)
                 for rank_state in self.member_states()
                 if len(on_page[rank_state.rank]) < len(kept) or self.without_local_state(rank_state)
-                if not (rank_state.derives and self._may_derive(rank_state))
+                if not (rank_state.declared.derives and self._may_derive(rank_state))
             },
-            strangers=frozenset(s.rank for s in self.member_states() if not s.shards),
-            reloads=len(self.members) == len(self.rank_states) and self.every(lambda s: s.reloads),
+            strangers=frozenset(s.rank for s in self.member_states() if not s.declared.shards),
+            reloads=len(self.members) == len(self.rank_states)
+            and self.every(lambda s: s.declared.reloads),
         )
 
     def without_local_state(self, rank_state: RankState) -> bool:
@@ -414,9 +416,12 @@ class Job:
         """
         if rank_state.rank in self.incident.joining:
             return True
-        if rank_state.page is None:
+        if rank_state.local_state.page is None:
             return self.resumed  # then only the checkpoint has that state
-        return rank_state.page in self.lost_nodes or rank_state.page != rank_state.node
+        return (
+            rank_state.local_state.page in self.lost_nodes
+            or rank_state.local_state.page != rank_state.node
+        )
 
     def _on_page(self, rank_state: RankState, steps: Set[int]) -> frozenset[int]:
         """
@@ -426,7 +431,7 @@ class Job:
         return frozenset(
             ()
             if self.without_local_state(rank_state)
-            else (s for s in steps if s >= rank_state.since)
+            else (s for s in steps if s >= rank_state.local_state.since)
         )
 
     def captures(self, rank_state: RankState) -> None:
@@ -436,21 +441,23 @@ class Job:
         stay in `private`.
         """
         step = self.agreed()
-        rank_state.since = (
-            step if self.without_local_state(rank_state) else min(rank_state.since, step)
+        rank_state.local_state.since = (
+            step
+            if self.without_local_state(rank_state)
+            else min(rank_state.local_state.since, step)
         )
-        told = {} if rank_state.rank in self.incident.joining else rank_state.private
-        rank_state.private = {
-            earlier: told[earlier] for earlier in told if earlier < rank_state.since
+        told = {} if rank_state.rank in self.incident.joining else rank_state.local_state.reported
+        rank_state.local_state.reported = {
+            earlier: told[earlier] for earlier in told if earlier < rank_state.local_state.since
         }
-        rank_state.page = rank_state.node
+        rank_state.local_state.page = rank_state.node
 
     def _may_derive(self, rank_state: RankState) -> bool:
         """
         Return whether the rank-local state of a rank may be made anew, because the original is not
         available.
         """
-        in_checkpoint = rank_state.page is None and bool(self.checkpoints)
+        in_checkpoint = rank_state.local_state.page is None and bool(self.checkpoints)
         return rank_state.rank in self.incident.joining or not in_checkpoint
 
     def see(self, rank_state: RankState) -> None:
@@ -459,7 +466,7 @@ class Job:
         checkpoint is left out while the agreed step is unknown: the checkpoint may be of another
         run. A checkpoint that the job chose is of this run.
         """
-        if not rank_state.searching or self.incident.step is not None:
+        if not rank_state.holdings.searching or self.incident.step is not None:
             self.incident.saw(rank_state.position)
 
     def search(self, *, over: bool = False) -> None:
@@ -469,7 +476,7 @@ class Job:
         rank-local state of that step.
         """
         for rank_state in self.member_states():
-            rank_state.searching = not over
+            rank_state.holdings.searching = not over
 
     def agreed(self) -> int:
         """
@@ -636,7 +643,7 @@ class Job:
         Note that a process starts. Its time limit to join begins now.
         """
         self.starting.pop((rank_state.rank, rank_state.incarnation), None)
-        rank_state.spawned = self.now
+        rank_state.process.spawned = self.now
         self.starting[rank_state.rank, rank_state.incarnation] = rank_state
 
     def waits_for_starters(self) -> bool:
@@ -704,9 +711,11 @@ class Job:
         Return the states of the processes that hold a rank and can hear an order. They may be
         members or not. Successors are not included.
         """
-        there = (Process.JOINED, Process.READY)
+        there = (ProcessStage.JOINED, ProcessStage.READY)
         return [
-            rank_state for rank_state in self.rank_states.values() if rank_state.process in there
+            rank_state
+            for rank_state in self.rank_states.values()
+            if rank_state.process.stage in there
         ]
 
     def all_left(self) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from tft.core.job.attempts import Attempts
 from tft.core.job.commands import Consult
 from tft.core.job.comparison import Comparison
-from tft.core.job.rank_state import Process, RankState
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
 from tft.core.job.shutdown import Shutdown
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
@@ -84,12 +85,16 @@ class StrategyChoice:
         if incident.tentative and _hopeless(made):
             incident.ceiling, incident.tentative = None, False
             made = self._make_offers()
-        doubted = [s for s in job.member_states() if s.ready and not s.trusted and not s.damaged]
+        doubted = [
+            s
+            for s in job.member_states()
+            if s.ready and not s.holdings.trusted and not s.holdings.damaged
+        ]
         if doubted and _hopeless(made):
             # bad numbers in all copies are not the bad memory of one rank: these copies are better
             # than none
             for rank_state in doubted:
-                rank_state.trusted = True
+                rank_state.holdings.trusted = True
             job.tell("doubt_dropped", ranks=[rank_state.rank for rank_state in doubted])
             self._comparison.judge()
             made = self._make_offers()
@@ -108,7 +113,9 @@ class StrategyChoice:
         if job.incident.advice is not None:
             terms = _advised_terms(terms, job.incident.advice)
         returning = job.returning()
-        excluded = frozenset(rank for rank in returning if not job.rank_states[rank].derives)
+        excluded = frozenset(
+            rank for rank in returning if not job.rank_states[rank].declared.derives
+        )
         successors = frozenset(successor.rank for successor in job.warm())
         return planner.offers(
             job.topology(),
@@ -289,7 +296,7 @@ class StrategyChoice:
         job.members = (job.members - frozenset(offer.leaving)) | frozenset(offer.joining)
         incident.joining |= frozenset(offer.joining)
         for rank_state in job.member_states():
-            if rank_state.process is Process.GONE:  # this rank has a place only now
+            if rank_state.process.stage is ProcessStage.GONE:  # this rank has a place only now
                 job.respawn(rank_state)
         own = advice.replace if advice is not None and advice.base else ()
         going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
@@ -315,14 +322,22 @@ class StrategyChoice:
         job.switch -= {rank}
         job.rank_states[rank] = successor
         job.placed()
-        successor.private, successor.page, successor.since = old.private, old.page, old.since
+        successor.local_state.reported, successor.local_state.page, successor.local_state.since = (
+            old.local_state.reported,
+            old.local_state.page,
+            old.local_state.since,
+        )
         # what a rank is to hold is known before the successor reports it
-        successor.shards, successor.column, successor.derives = old.shards, old.column, old.derives
-        successor.reloads = old.reloads
-        if old.process is not Process.GONE:
+        successor.declared.shards, successor.declared.column, successor.declared.derives = (
+            old.declared.shards,
+            old.declared.column,
+            old.declared.derives,
+        )
+        successor.declared.reloads = old.declared.reloads
+        if old.process.stage is not ProcessStage.GONE:
             job.retiring.append(old)  # the report of its end brings the state that it had captured
             why = "another process has taken over from it"
-            old.terminating, old.terminating_since = why, job.now
+            old.process.terminating, old.process.terminating_since = why, job.now
             job.kill(old, why, last_words=False)
 
 
