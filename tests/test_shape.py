@@ -40,7 +40,6 @@ NOT_YET: Mapping[Rule, Mapping[str, int]] = {
     },
     "fields": {
         "tft/controller/service.py Controller": 18,
-        "tft/core/job/incident.py Incident": 39,
         "tft/core/job/state.py Job": 56,
         "tft/core/rank/machine.py RankMachine": 17,
         "tft/simulation/leader.py Leader": 16,

@@ -38,14 +38,14 @@ def strategies(job: ScriptedJob) -> list[str]:
     """
     Return the strategy of each incident that is over.
     """
-    return [incident.strategy for incident in job.machine.incidents]
+    return [incident.decision.strategy for incident in job.machine.incidents]
 
 
 def tried(job: ScriptedJob) -> dict[str, str]:
     """
     Return the strategies that the newest closed incident passed over, with the reason for each.
     """
-    return dict(job.machine.incidents[-1].tried)
+    return dict(job.machine.incidents[-1].decision.tried)
 
 
 def take_over(job: ScriptedJob, private: dict[int, str]) -> None:

@@ -35,7 +35,7 @@ def followed(job: ScriptedJob) -> str:
     """
     What is followed in the open incident.
     """
-    return job.machine.incident.strategy
+    return job.machine.incident.decision.strategy
 
 
 # ---------------------------------------------------------------- asking

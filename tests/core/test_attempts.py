@@ -15,9 +15,9 @@ def test_nothing_is_followed_while_it_is_not_known_where_everyone_stands() -> No
     job.muted = {(0, "regroup")}
     job.kill(1)
     job.settle()
-    assert job.machine.incident.strategy == "recover"
+    assert job.machine.incident.decision.strategy == "recover"
     job.fault(2, "memory")
-    assert (job.doing, job.machine.incident.strategy) == ("freezing", "")
+    assert (job.doing, job.machine.incident.decision.strategy) == ("freezing", "")
     job.muted = set()
     job.settle()
     job.train()

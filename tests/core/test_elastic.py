@@ -465,7 +465,7 @@ def test_somebody_lost_while_others_come_back_comes_first() -> None:
     job.kill(1)
     job.settle()
     assert job.doing == "awaiting"
-    assert job.machine.incident.tried == [("retry", "ranks [1] have lost their process")]
+    assert job.machine.incident.decision.tried == [("retry", "ranks [1] have lost their process")]
     assert job.machine.members == {0, 1}
     job.arrive(1)
     job.settle()

@@ -176,7 +176,8 @@ def test_what_a_rank_could_not_load_is_why_the_next_is_tried() -> None:
     job.settle()
     (incident,) = job.machine.incidents
     assert (
-        dict(incident.tried)["recover"] == "rank 2 could not load the checkpoint: a file is damaged"
+        dict(incident.decision.tried)["recover"]
+        == "rank 2 could not load the checkpoint: a file is damaged"
     )
 
 

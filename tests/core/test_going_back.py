@@ -517,12 +517,12 @@ def test_a_guess_about_how_far_to_go_back_is_no_reason_to_end() -> None:
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1, strategies=("retry", "dump"))
     for _ in range(2):
         job.fault(2, "numeric")
-        if job.machine.incident.ceiling is not None:
+        if job.machine.incident.spread.ceiling is not None:
             job.ranks[0].backups = ()
         job.settle()
     job.train()
     assert job.orders(Restore) == []
-    assert job.machine.incident.ceiling is None
+    assert job.machine.incident.spread.ceiling is None
     assert [f.step for f in job.orders(Fetch)] == [3, 3]
     assert strategies(job) == ["retry"]
 
@@ -541,7 +541,7 @@ def test_what_a_plugin_rules_out_after_a_guess_was_dropped_is_no_guess() -> None
     job.fault(2, "numeric")
     job.ranks[0].backups = ()
     job.settle()
-    assert job.machine.incident.ceiling is None
+    assert job.machine.incident.spread.ceiling is None
     job.checkpointed(2)
     job.failures[0, "load"] = ["the manifest is damaged"]
     job.advise(strategy="mine", base="retry", not_after=2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.core.lives import trained
-from tft.core.job.incident import Fault, Incident
+from tft.core.job.incident import Fault, Incident, Progress, Spread
 from tft.core.job.policy import Policy
 from tft.protocol.messages import FaultKind, Position
 from tft.testing.scripted import ScriptedJob
@@ -34,13 +34,21 @@ def test_an_incident_begins_with_nothing_tried_and_nothing_lost() -> None:
     """
     incident = open_one()
     assert incident.is_open
-    assert (incident.strategy, incident.base, incident.round, incident.attempts) == (
+    assert (incident.decision.strategy, incident.decision.base, incident.round, incident.decision.attempts) == (
         "", "retry", 0, 0,
     )  # fmt: skip
-    assert (incident.furthest, incident.reached, incident.steps_lost) == (0, 0, 0)
-    assert (incident.suspicion, incident.forced, incident.started) == ("", "", 0)
-    assert (incident.skip, incident.awaited, incident.waited) == (0, False, 0.0)
-    assert (incident.tentative, incident.guessed) == (False, False)
+    assert (
+        incident.progress.furthest,
+        incident.progress.reached,
+        incident.progress.steps_lost,
+    ) == (0, 0, 0)
+    assert (incident.suspicion, incident.decision.forced, incident.turnover.started) == ("", "", 0)
+    assert (incident.exactness.skip, incident.decision.awaited, incident.decision.waited) == (
+        0,
+        False,
+        0.0,
+    )
+    assert (incident.spread.tentative, incident.spread.guessed) == (False, False)
     assert (incident.faulty(), incident.numeric_step()) == (set(), 0)
 
 
@@ -83,17 +91,17 @@ def test_a_ceiling_is_only_ever_lowered() -> None:
     When several things say how far back is sound, then the lowest of them counts; what was a guess
     is none any more; and nothing is before the first state.
     """
-    incident = open_one(tentative=True)
-    incident.lower(5)
-    assert incident == open_one(ceiling=5, tentative=False)
-    incident.lower(7)
-    assert incident == open_one(ceiling=5)
-    incident.lower(3)
-    assert incident == open_one(ceiling=3)
-    incident.lower(-1)
-    assert incident == open_one(ceiling=0)
-    incident.tentative = True
-    incident.gone_back()
+    incident = open_one(spread=Spread(tentative=True))
+    incident.spread.lower(5)
+    assert incident == open_one(spread=Spread(ceiling=5))
+    incident.spread.lower(7)
+    assert incident == open_one(spread=Spread(ceiling=5))
+    incident.spread.lower(3)
+    assert incident == open_one(spread=Spread(ceiling=3))
+    incident.spread.lower(-1)
+    assert incident == open_one(spread=Spread(ceiling=0))
+    incident.spread.tentative = True
+    incident.spread.lift()
     assert incident == open_one()
 
 
@@ -103,11 +111,11 @@ def test_an_update_that_has_begun_reaches_further_than_it_is_done() -> None:
     changes neither.
     """
     incident = open_one()
-    incident.saw(Position(step=3, window=True))
-    incident.saw(Position(step=2, window=True))
-    assert (incident.furthest, incident.reached) == (3, 4)
-    incident.saw(Position(step=4, window=False))
-    assert (incident.furthest, incident.reached) == (4, 4)
+    incident.progress.saw(Position(step=3, window=True))
+    incident.progress.saw(Position(step=2, window=True))
+    assert (incident.progress.furthest, incident.progress.reached) == (3, 4)
+    incident.progress.saw(Position(step=4, window=False))
+    assert (incident.progress.furthest, incident.progress.reached) == (4, 4)
 
 
 @pytest.mark.parametrize(("step", "lost"), [(None, 0), (9, 0), (8, 1), (3, 6), (12, 0)])
@@ -116,7 +124,7 @@ def test_steps_that_are_computed_again_are_lost(step: int | None, lost: int) -> 
     When somebody had done 8 steps, then each of these that is computed again is lost; the one that
     was interrupted is not.
     """
-    assert open_one(furthest=8, step=step).steps_lost == lost
+    assert Progress(furthest=8, step=step).steps_lost == lost
 
 
 def phases(job: ScriptedJob) -> list[str]:

@@ -94,7 +94,7 @@ def test_an_incident_that_is_cut_short_by_the_end_has_not_been_recovered_from() 
     job.kill(0)
     job.kill(1)
     job.settle()
-    assert job.machine.incident.strategy == "recover"
+    assert job.machine.incident.decision.strategy == "recover"
     job.stop(15)
     job.settle()
     assert job.machine.outcome is not None

@@ -67,7 +67,7 @@ def test_who_was_started_late_is_started_again_as_often_as_any_other() -> None:
         job.advise(strategy="recover")
         job.slow = {2}
         job.settle()
-        assert job.machine.incident.strategy == "recover"
+        assert job.machine.incident.decision.strategy == "recover"
         job.kill(2)
         job.settle()
     job.advise()

@@ -557,7 +557,7 @@ def test_everyone_whose_process_was_ended_is_named() -> None:
         2: "was ended by signal 9", 3: "its node is replaced with rank 2",
     }  # fmt: skip
     assert incident["pids_kept"] is True
-    assert job.machine.incidents[0].kept == {0: True, 1: True, 3: False}
+    assert job.machine.incidents[0].turnover.kept == {0: True, 1: True, 3: False}
 
 
 # ---------------------------------------------------------------- advice, in detail

@@ -510,7 +510,7 @@ def test_a_fault_in_a_pause_is_an_incident_like_any_other(state: str, kind: Faul
         return
     job.train()
     assert strategies(job) == ["recover" if kind == "process" else "retry"]
-    assert [i.step for i in job.machine.incidents] == [4]
+    assert [i.progress.step for i in job.machine.incidents] == [4]
     assert job.doing == "paused"
     assert job.orders(Hold)[-1].step == 4
     job.go_on()

@@ -98,9 +98,9 @@ def test_what_is_decided_waits_for_the_end_of_whoever_was_taken_over_from() -> N
     assert job.doing == "awaiting"
     job.kill(0)
     job.settle()
-    assert job.machine.incident.strategy == ""
+    assert job.machine.incident.decision.strategy == ""
     job.kill(3)
-    assert job.machine.incident.strategy == "recover"
+    assert job.machine.incident.decision.strategy == "recover"
     job.settle()
     job.train()
     assert strategies(job) == ["recover"]

@@ -41,7 +41,7 @@ def test_who_was_to_be_replaced_and_cannot_be_ended_is_done_without() -> None:
     for _ in range(2):
         job.fault(2, "memory")
         job.settle()
-    assert job.machine.incident.strategy == "recover"
+    assert job.machine.incident.decision.strategy == "recover"
     job.wait()
     job.settle()
     job.train()

@@ -612,7 +612,17 @@ def test_what_was_held_against_one_incident_is_not_held_against_the_next() -> No
     job.settle()
     job.train()
     last = job.machine.incidents[-1]
-    assert (last.strategy, last.ceiling, last.failed, last.skip) == ("retry", None, {}, 0)
+    assert (
+        last.decision.strategy,
+        last.spread.ceiling,
+        last.decision.failed,
+        last.exactness.skip,
+    ) == (
+        "retry",
+        None,
+        {},
+        0,
+    )
     assert [f.to for f in job.orders(Fetch)][-1] == (1,)
     assert job.reports()[-1]["steps_lost"] == 0
 

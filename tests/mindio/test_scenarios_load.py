@@ -104,5 +104,5 @@ def test_orders_do_not_run_out() -> None:
     job.kill(1)
     job.settle()
     job.train()
-    assert [incident.strategy for incident in job.machine.incidents] == ["recover"]
+    assert [incident.decision.strategy for incident in job.machine.incidents] == ["recover"]
     assert job.doing == "healthy"

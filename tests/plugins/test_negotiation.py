@@ -39,7 +39,7 @@ def strategies(talk: Negotiation) -> list[str]:
     """
     What was done about each incident that is over.
     """
-    return [incident.strategy for incident in talk.job.machine.incidents]
+    return [incident.decision.strategy for incident in talk.job.machine.incidents]
 
 
 # ---------------------------------------------------------------- retry and recover

@@ -386,8 +386,8 @@ def another_step_than_the_one_that_is_found(patch: Patch) -> None:
     def errs(self: Recovery) -> str:
         why = found(self)
         incident = self._job.incident
-        if not why and incident.step is not None:
-            incident.step += 1
+        if not why and incident.progress.step is not None:
+            incident.progress.step += 1
         return why
 
     patch.setattr(Recovery, "_found", errs)

@@ -128,7 +128,11 @@ def _reports(machine: Machine) -> Iterator[str]:
     incidents = {each.number: each for each in (*machine.incidents, machine.incident)}
     for incident in incidents.values():
         report = incident_report(incident, _nobody_knows)
-        more = {"base": incident.base, "failed": incident.failed, "attempts": incident.attempts}
+        more = {
+            "base": incident.decision.base,
+            "failed": incident.decision.failed,
+            "attempts": incident.decision.attempts,
+        }
         yield f"! {_text({**report, **more})}"
 
 

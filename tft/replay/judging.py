@@ -119,7 +119,10 @@ class Replay:
         all_of_them = {each.number: each for each in self.machine.incidents}
         if self.machine.incident.number:
             all_of_them.setdefault(self.machine.incident.number, self.machine.incident)
-        return [(each.strategy, each.step, each.steps_lost) for each in all_of_them.values()]
+        return [
+            (each.decision.strategy, each.progress.step, each.progress.steps_lost)
+            for each in all_of_them.values()
+        ]
 
 
 def replayed(text: str) -> Replay:
@@ -219,6 +222,6 @@ def _stand(machine: Machine) -> Stand:
         incident=incident.number,
         open=incident.is_open,
         round=incident.round,
-        strategy=incident.strategy,
-        tried=tuple(incident.tried),
+        strategy=incident.decision.strategy,
+        tried=tuple(incident.decision.tried),
     )

@@ -254,10 +254,16 @@ def _outcome(incident: Incident) -> str:
     seconds = incident_report(incident, _nobody_knows)["seconds"]
     assert isinstance(seconds, dict)
     took = ", ".join(f"{name} {span(took)}" for name, took in seconds.items() if took)
-    ended = incident.strategy in ("dump", "exit")
-    next_step = "" if ended or incident.step is None else f", on with step {incident.step}"
-    lost = "1 step" if incident.steps_lost == 1 else f"{incident.steps_lost} steps"
-    return f"over: {incident.strategy}{next_step}, {lost} lost; it took {took}"
+    ended = incident.decision.strategy in ("dump", "exit")
+    next_step = (
+        ""
+        if ended or incident.progress.step is None
+        else f", on with step {incident.progress.step}"
+    )
+    lost = (
+        "1 step" if incident.progress.steps_lost == 1 else f"{incident.progress.steps_lost} steps"
+    )
+    return f"over: {incident.decision.strategy}{next_step}, {lost} lost; it took {took}"
 
 
 def _nobody_knows(fault: Fault) -> float | None:

@@ -92,7 +92,7 @@ class Auditor:
         """
         self._state = machine.state
         incident = machine.incident
-        self._ceiling = incident.ceiling
+        self._ceiling = incident.spread.ceiling
         self._ledger.key = (incident.number, incident.round)
         if isinstance(event, DeadlinePassed):
             self._late = self._ledger.late(event.at)
@@ -161,7 +161,7 @@ class Auditor:
     def _has_to_end(self, machine: Machine, why: str) -> None:
         if self._state not in SETTLED:
             self._chances.may_end(why)
-        if machine.incident.forced:
+        if machine.incident.decision.forced:
             self._to_end = self._to_end or why
 
     def _not_forgotten(self, machine: Machine, report: Exited | Faulted | Noticed) -> None:
@@ -203,10 +203,11 @@ class Auditor:
         offered = [o.strategy for o in consult.offers if o.why_not is None]
         if advised.wait or advised.replace or advised.not_after is not None:
             return
-        done = incident.strategy in (advised.strategy, name)
+        done = incident.decision.strategy in (advised.strategy, name)
         if name in offered and name not in self._vetoed and not done:
             raise Broken(
-                "advice is followed", f"{advised.strategy} was advised, {incident.strategy} is done"
+                "advice is followed",
+                f"{advised.strategy} was advised, {incident.decision.strategy} is done",
             )
 
     def _opened(self, machine: Machine, event: Event) -> None:
@@ -435,8 +436,10 @@ class Auditor:
             raise Broken("what has to end ends", f"{self._to_end}, and the job goes on")
 
     def _not_ruled_out(self, machine: Machine) -> None:
-        if machine.incident.base in self._vetoed - {"exit"}:
-            raise Broken("advice is followed", f"{machine.incident.base} was ruled out, and done")
+        if machine.incident.decision.base in self._vetoed - {"exit"}:
+            raise Broken(
+                "advice is followed", f"{machine.incident.decision.base} was ruled out, and done"
+            )
 
     def _everyone_trained(self, machine: Machine) -> None:
         """

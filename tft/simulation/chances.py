@@ -62,7 +62,7 @@ class Chances:
         Drop the checkpoints later than the ceiling, since all ranks go back to the agreed step.
         Newer checkpoints may belong to steps that are void.
         """
-        ceiling = machine.incident.ceiling
+        ceiling = machine.incident.spread.ceiling
         if ceiling is not None:
             for step in [step for step in self._ledger.checkpoints if step > ceiling]:
                 del self._ledger.checkpoints[step]
@@ -77,17 +77,17 @@ class Chances:
             return
         if machine.outcome is not None and machine.outcome.result == "completed":
             return
-        if incident.forced:
-            raise Broken("no end without a cause", incident.forced)
+        if incident.decision.forced:
+            raise Broken("no end without a cause", incident.decision.forced)
         members = machine.members
         if not all(any(r == rank for r, _ in self._ledger.ready) for rank in members):
             return  # a rank that never came may never come
         lost = members.difference(self._ledger.there(machine, members))
-        strategy = "recover" if lost or incident.respawns else "retry"
+        strategy = "recover" if lost or incident.turnover.respawns else "retry"
         enabled = strategy in policy.enable and strategy in self._stage.schedule.strategies
-        if not enabled or strategy in incident.failed or self._flaps(machine):
+        if not enabled or strategy in incident.decision.failed or self._flaps(machine):
             return
-        if any(incident.respawns.get(rank, 0) >= policy.respawns for rank in lost):
+        if any(incident.turnover.respawns.get(rank, 0) >= policy.respawns for rank in lost):
             return
         if not all(self._ledger.place(machine, rank) in machine.nodes for rank in lost):
             return
@@ -118,7 +118,7 @@ class Chances:
         ledger, truth = self._ledger, self._stage.truth
         if ledger.moved:
             return None
-        ceiling = machine.incident.ceiling
+        ceiling = machine.incident.spread.ceiling
         processes = {
             rank: process
             for rank in ledger.there(machine, ledger.told)
@@ -153,9 +153,9 @@ class Chances:
         world = self._stage.schedule.world
         if not self._stage.schedule.own or len(machine.members) < world:
             return None
-        return self._stage.disk.found(world, machine.incident.ceiling)
+        return self._stage.disk.found(world, machine.incident.spread.ceiling)
 
     def _newest_saved(self, machine: Machine) -> int | None:
-        ceiling = machine.incident.ceiling
+        ceiling = machine.incident.spread.ceiling
         early = [s for s in self._ledger.checkpoints if ceiling is None or s <= ceiling]
         return max(early, default=None)

@@ -237,9 +237,9 @@ class Copies:
         Check, at the end of an incident, that it reported an inexact step. Raises `Broken` when the
         job goes on from an inexact step and this was not reported.
         """
-        told, inexact = machine.incident.inexact, self._inexact
+        told, inexact = machine.incident.exactness.sentences, self._inexact
         self._inexact = None
-        if inexact is not None and machine.incident.step == inexact + 1 and not told:
+        if inexact is not None and machine.incident.progress.step == inexact + 1 and not told:
             raise Broken("what is inexact is told", f"the incident went on from step {inexact}")
 
     def _early(self, step: int) -> None:
@@ -283,7 +283,7 @@ class Copies:
                 content = process.content[shard]
                 if not process.unsaid:
                     self._sound(machine, rank, shard, order.step, content)
-                elif machine.incident.inexact and content in self._stage.truth.stages(
+                elif machine.incident.exactness.sentences and content in self._stage.truth.stages(
                     order.step, shard
                 ):
                     self._stage.truth.bend(order.step, shard, content)
@@ -298,7 +298,7 @@ class Copies:
             raise Broken("what most hold counts", f"{what} is not theirs")
         if content not in truth.stages(step, shard):
             return  # wrong content shows later, when it is used
-        if not machine.incident.inexact:
+        if not machine.incident.exactness.sentences:
             raise Broken("what is inexact is told", f"{what} is of the tail of the step")
         for answer in self._said():
             if (

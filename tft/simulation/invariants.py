@@ -211,10 +211,10 @@ class Invariants:
         if steps is None:
             return
         cost = max(0, self._stood[incident.number] - max(steps))
-        if incident.step != max(steps) + 1 or incident.steps_lost < cost - 1:
+        if incident.progress.step != max(steps) + 1 or incident.progress.steps_lost < cost - 1:
             raise Broken(
                 "what is lost is told",
-                f"{incident.steps_lost} steps, on with {incident.step}, and it was {cost} to {steps}",
+                f"{incident.progress.steps_lost} steps, on with {incident.progress.step}, and it was {cost} to {steps}",
             )
 
     def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:

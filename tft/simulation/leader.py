@@ -196,7 +196,9 @@ class Leader:
         stage, incident = self._stage, self.machine.incident
         if stage.polluted is None or stage.known:
             return
-        known = [incident.ceiling] if incident.is_open and not incident.tentative else []
+        known = (
+            [incident.spread.ceiling] if incident.is_open and not incident.spread.tentative else []
+        )
         if isinstance(report, Faulted) and report.polluted and self._speaks(report):
             known.append(report.position.step - 1)
         if any(ceiling is not None and ceiling < stage.polluted for ceiling in known):

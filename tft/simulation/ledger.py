@@ -176,7 +176,7 @@ class Ledger:
             if answer.order in ("restore", "save", "commit") or answer.context_lost:
                 self.doubted.add(answer.rank)
             if answer.order == "load":
-                self.checkpoints.pop((machine.incident.step or 1) - 1, None)
+                self.checkpoints.pop((machine.incident.progress.step or 1) - 1, None)
         if answer.verdict == "isolate":
             self.lost.add(self.sites[answer.rank, answer.incarnation])
             self.moved = True

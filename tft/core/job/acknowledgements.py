@@ -43,7 +43,7 @@ class Acknowledgements:
         holdings = rank_state.holdings
         holdings.held, holdings.backups = message.held, message.backups
         if message.order in ("freeze", "stop") and rank_state.repaired:
-            job.incident.marked(rank_state.rank, message.position)
+            job.incident.exactness.marked(rank_state.rank, message.position)
         if job.resumed and not rank_state.holdings.held:
             rank_state.holdings.held = (
                 None  # the script's initial state is not that of the checkpoint
@@ -79,7 +79,9 @@ class Acknowledgements:
                 found = message.finding if message.verdict != "pass" else ""
                 rank_state.check.verdict, rank_state.check.finding = message.verdict, found
             case "save":
-                self._job.saved |= {file.name: file for file in message.files}
+                self._job.incident.last_checkpoint.files |= {
+                    file.name: file for file in message.files
+                }
             case "resume":
                 rank_state.training = True
             case "fetch" | "load":
@@ -183,7 +185,7 @@ class Acknowledgements:
                 if self._job.state is S.DUMPING:
                     rank_state.failures.restore = why
             case "load":
-                self._unreadable(self._job.agreed())
+                self._unreadable(self._job.incident.progress.agreed)
             case "check":
                 # a check that could not run is no evidence, and no reason to stay paused
                 rank_state.check.verdict, rank_state.check.finding = (

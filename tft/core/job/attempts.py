@@ -53,7 +53,7 @@ class Attempts:
         incident.faults.append(Fault(kind=kind, rank=rank, step=step, seen=seen, evidence=evidence))
         job.tell("fault", incident=incident.number, kind=kind, rank=rank, step=step)
         if job.fault_reaction is Reaction.FREEZE:
-            incident.attempts = 0
+            incident.decision.attempts = 0
             self.freeze()
         if checking:
             self._cut_off()
@@ -81,9 +81,9 @@ class Attempts:
         if not rank_state.repaired:
             return  # the process has contributed to no update yet
         if self.step_of(rank_state) == 0:
-            self._job.incident.spread_by.add(rank_state.rank)
+            self._job.incident.spread.by.add(rank_state.rank)
         else:
-            self._job.incident.lower(rank_state.position.step - 1)
+            self._job.incident.spread.lower(rank_state.position.step - 1)
 
     def locate(self) -> None:
         """
@@ -93,13 +93,13 @@ class Attempts:
         """
         job, incident = self._job, self._job.incident
         said = {s.rank: s.position.step for s in job.rank_states.values() if s.ready and s.repaired}
-        for rank in incident.spread_by:
-            incident.lower(said.get(rank, incident.furthest - 1) - 1)
-        incident.spread_by = set()
+        for rank in incident.spread.by:
+            incident.spread.lower(said.get(rank, incident.progress.furthest - 1) - 1)
+        incident.spread.by = set()
         incident.faults = [
             fault
             if fault.step or fault.rank is None
-            else replace(fault, step=said.get(fault.rank, incident.furthest) + 1)
+            else replace(fault, step=said.get(fault.rank, incident.progress.furthest) + 1)
             for fault in incident.faults
         ]
 
@@ -115,10 +115,12 @@ class Attempts:
             kept for rank_state in job.rank_states.values() for kept in rank_state.holdings.kept
         ]
         earlier += job.checkpoints
-        if kind == "numeric" and not incident.guessed and any(s <= ceiling for s in earlier):
-            incident.ceiling, incident.tentative, incident.guessed = ceiling, True, True
+        if kind == "numeric" and not incident.spread.guessed and any(s <= ceiling for s in earlier):
+            incident.spread.guess(ceiling)
             return
-        incident.failed[incident.base] = f"the {kind} fault at step {step} came back"
+        incident.decision.failed[incident.decision.base] = (
+            f"the {kind} fault at step {step} came back"
+        )
 
     def open(self) -> None:
         """
@@ -132,11 +134,11 @@ class Attempts:
         else:
             job.incident = Incident(number=job.next_number, opened=job.now)
         job.next_number += 1
-        job.incident.processes = {
+        job.incident.turnover.began_with = {
             s.rank: (s.process.pid, s.process.started) for s in job.rank_states.values() if s.ready
         }
         if job.incident.number > job.policy.max_incidents:
-            job.incident.forced = (
+            job.incident.decision.forced = (
                 f"the job has had {job.policy.max_incidents} incidents, which is its limit"
             )
 
@@ -146,7 +148,7 @@ class Attempts:
         strategy has failed.
         """
         self.open()
-        self.count(self._job.incident.attempts + 1, why)
+        self.count(self._job.incident.decision.attempts + 1, why)
         self.freeze()
 
     def count(self, attempts: int, why: str) -> None:
@@ -155,10 +157,10 @@ class Attempts:
         it is not tried again in this incident, for the reason `why`.
         """
         incident = self._job.incident
-        incident.attempts = attempts
+        incident.decision.attempts = attempts
         if attempts >= self._job.policy.attempts:
-            incident.failed[incident.base] = why
-            incident.attempts = 0
+            incident.decision.failed[incident.decision.base] = why
+            incident.decision.attempts = 0
 
     def terminate(self, rank_state: RankState, why: str, blame: FaultKind) -> None:
         """
@@ -207,12 +209,12 @@ class Attempts:
         job, incident = self._job, self._job.incident
         incident.round += 1
         incident.tasks = {}
-        incident.strategy = ""
-        incident.reached = 0
+        incident.decision.strategy = ""
+        incident.progress.reached = 0
         job.gathering = False
         job.move(S.FREEZING)
         causes = [f"{f.kind} at rank {f.rank}" for f in incident.roots()]
-        self.ask(", ".join(causes) or incident.suspicion or incident.forced or cause)
+        self.ask(", ".join(causes) or incident.suspicion or incident.decision.forced or cause)
 
     def ask(self, cause: str) -> None:
         """
@@ -275,7 +277,7 @@ class Attempts:
         """
         job = self._job
         self.open()
-        job.incident.forced = job.incident.forced or why
+        job.incident.decision.forced = job.incident.decision.forced or why
         if job.fault_reaction is Reaction.FREEZE:
             self.freeze()
 

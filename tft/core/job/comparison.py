@@ -211,7 +211,7 @@ class Comparison:
         if failed:
             self._attempts.again(f"after a repair {failed[0].sentence()}")
         elif found:
-            attempts = self._job.incident.attempts + 1
+            attempts = self._job.incident.decision.attempts + 1
             self._judge(found)
             self._attempts.count(attempts, f"after a repair {found[0].sentence()}")
         return not found
@@ -248,7 +248,7 @@ class Comparison:
                 f"{difference.sentence()}; since when is not known: what ranks {list(difference.wrong)} have given to "
                 f"all-reduces in steps {first} to {difference.step} may be in the state of all"
             )
-            job.incident.reservations.append((first, why))
+            job.incident.exactness.reservations.append((first, why))
 
     def _tell(self, difference: Difference) -> None:
         self._job.tell(
@@ -263,7 +263,7 @@ class Comparison:
             f"{difference.sentence()}, and nobody can say which is right: all copies that are later than "
             f"step {job.compared}, when they were compared last, may be wrong"
         )
-        job.incident.lower(job.compared)
+        job.incident.spread.lower(job.compared)
         # the ceiling does not rule out a copy of step `compared` itself: such a copy was right when
         # it was compared, and is in dispute now
         for rank in difference.wrong:
@@ -324,7 +324,7 @@ class Comparison:
         ranks whose copies may be wrong, with `outside` also ranks that are no members. Initial
         states are left out until the first wrapper is built: each rank may begin with its own.
         """
-        job, ceiling = self._job, self._job.incident.ceiling
+        job, ceiling = self._job, self._job.incident.spread.ceiling
         return [
             rank_state
             for rank_state in (job.rank_states.values() if outside else job.member_states())
@@ -353,7 +353,7 @@ def note_habits(job: Job, step: int) -> None:
         for sentence in rank_state.declared.inexact:
             said.setdefault(sentence, []).append(rank_state.rank)
     for sentence, ranks in said.items():
-        job.incident.reservations.append((step, f"ranks {ranks}: {sentence}"))
+        job.incident.exactness.reservations.append((step, f"ranks {ranks}: {sentence}"))
 
 
 def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
@@ -362,11 +362,13 @@ def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
     ended the step. Call this before ranks fetch: a rank that has fetched one shard is in no tail
     any more, but its other shards may come from a tail.
     """
-    job.incident.tails = {said: at for said, at in job.incident.tails.items() if at <= step}
+    job.incident.exactness.tails = {
+        said: at for said, at in job.incident.exactness.tails.items() if at <= step
+    }
     left: dict[str, set[int]] = {}
     ended = False
     for shard, ranks in job.topology().groups.items():
-        found = planner.sound(shard, ranks, standings, step, job.incident.ceiling)
+        found = planner.sound(shard, ranks, standings, step, job.incident.spread.ceiling)
         late = [holder.rank for holder in found if holder.tail and holder.held == step]
         ended = ended or len(late) < len(found)
         for rank in late:
@@ -377,7 +379,7 @@ def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
             f"ranks {sorted(those)} were cut off in the tail of step {step} at {line or 'an unknown line'}, and none "
             f"is left that has ended it{of}: what stands behind that line was not done for this step"
         )
-        job.incident.tails[said] = step
+        job.incident.exactness.tails[said] = step
 
 
 def forget_tails(job: Job, step: int) -> None:
@@ -385,4 +387,6 @@ def forget_tails(job: Job, step: int) -> None:
     Forget tails that were cut off in `step` or later: all ranks load a checkpoint of `step`, which
     holds the end of the step.
     """
-    job.incident.tails = {said: at for said, at in job.incident.tails.items() if at < step}
+    job.incident.exactness.tails = {
+        said: at for said, at in job.incident.exactness.tails.items() if at < step
+    }

@@ -154,4 +154,4 @@ class Faults:
             self._attempts.pollute(rank_state)
         limit = message.not_after
         if limit is not None and self._attempts.may_be_later(rank_state, limit):
-            self._job.incident.lower(limit)
+            self._job.incident.spread.lower(limit)

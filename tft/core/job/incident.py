@@ -4,7 +4,7 @@ Own what is known of one incident: its faults, what was tried, and when each pha
 
 from dataclasses import dataclass, field
 
-from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder
+from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder, SavedFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,55 +59,11 @@ class Task:
 
 
 @dataclass(slots=True, kw_only=True)
-class Incident:
+class Progress:
     """
-    One incident, from its first fault until the job runs again or ends. Number 0 is the start of
-    the job itself.
+    How far the ranks had come when the incident began, and where they go on.
     """
 
-    number: int
-    opened: float
-    faults: list[Fault] = field(default_factory=list)
-    suspicion: str = ""
-    """Why the ranks are asked for their positions while no fault is known."""
-    forced: str = ""
-    """Why only `dump` or `exit` is possible. Empty: every strategy may be."""
-    ceiling: int | None = None
-    """The last step whose copies can be sound: the error may have spread to copies of later steps.
-    None: no limit."""
-    spread_by: set[int] = field(default_factory=set)
-    """Ranks whose last update may have spread wrong numbers, and which have not yet reported the
-    step of that update."""
-    tentative: bool = False
-    """True if the ceiling is a guess after a fault that came back. The ceiling is dropped if with
-    it nothing could be saved."""
-    guessed: bool = False
-    """True if a ceiling lower than the fault demanded was tried once."""
-    joining: frozenset[int] = frozenset()
-    """The ranks that come back to the job in this incident."""
-    skip: int = 0
-    """How many batches are left out after the rollback."""
-    skip_at: int | None = None
-    """The step after which these batches are left out. None: not known yet."""
-    advice: Advised | None = None
-    """The answer of the recovery plugins to the present offers."""
-    awaited: bool = False
-    """True if the recovery plugins have asked for time. They are consulted again when it is
-    over."""
-    waited: float = 0.0
-    """Seconds that the job has waited for the recovery plugins so far."""
-    strategy: str = ""
-    """The strategy that is followed. If a recovery plugin advised it, this is the name that the
-    plugin gave it. Empty: none yet."""
-    base: str = "retry"
-    """The built-in strategy that was followed last."""
-    tried: list[tuple[str, str]] = field(default_factory=list)
-    """The strategies that were passed over when the present one was chosen, and why."""
-    failed: dict[str, str] = field(default_factory=dict)
-    """The strategies that were followed and did not help, and why."""
-    round: int = 0
-    attempts: int = 0
-    """How many attempts of the present strategy have failed. A new fault sets this to 0."""
     furthest: int = 0
     """The highest step that some rank had completed."""
     begun: int = 0
@@ -117,16 +73,104 @@ class Incident:
     """The same as `begun`, but only from the positions that are known in this round."""
     step: int | None = None
     """The first step to be computed after the incident. None: not known yet, or never."""
-    store: tuple[str, int] | None = None
-    """The address of the rendezvous store where the process groups are formed."""
-    tasks: dict[OrderName, Task] = field(default_factory=dict)
-    spare: bool = False
-    """True if the last checkpoint had to be planned again: then one copy of each shard is written
-    and no more."""
-    writers: set[int] = field(default_factory=set)
-    """The ranks that write a part of the last checkpoint, as it was planned."""
-    phases: list[Phase] = field(default_factory=list)
-    processes: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def saw(self, position: Position) -> None:
+        """
+        Take in the position of some rank, alive or dead.
+        """
+        self.furthest = max(self.furthest, position.step)
+        self.reached = max(self.reached, position.step + position.window)
+        self.begun = max(self.begun, self.reached)
+
+    @property
+    def agreed(self) -> int:
+        """
+        The step at whose end all members are to be: to go on from there, or to save it.
+        """
+        return (self.step or 1) - 1
+
+    @property
+    def steps_lost(self) -> int:
+        """
+        The number of completed steps that have to be computed again.
+        """
+        return 0 if self.step is None else max(0, self.furthest - (self.step - 1))
+
+
+@dataclass(slots=True, kw_only=True)
+class Spread:
+    """
+    How far an error may have spread: copies of steps later than the ceiling are not sound.
+    """
+
+    ceiling: int | None = None
+    """The last step whose copies can be sound. None: no limit."""
+    by: set[int] = field(default_factory=set)
+    """Ranks whose last update may have spread wrong numbers, and which have not yet reported the
+    step of that update."""
+    tentative: bool = False
+    """True if the ceiling is a guess after a fault that came back. The ceiling is dropped if with
+    it nothing could be saved."""
+    guessed: bool = False
+    """True if a ceiling lower than the fault demanded was tried once."""
+
+    def lower(self, ceiling: int) -> None:
+        """
+        Lower the ceiling: no copy of a step later than `ceiling` is sound.
+        """
+        known = ceiling if self.ceiling is None else self.ceiling
+        self.ceiling, self.tentative = max(0, min(ceiling, known)), False
+
+    def guess(self, ceiling: int) -> None:
+        """
+        Try a ceiling that is lower than the faults demand.
+        """
+        self.ceiling, self.tentative, self.guessed = ceiling, True, True
+
+    def lift(self) -> None:
+        """
+        Drop the ceiling. Either it was a guess that leaves nothing, or all members were brought to
+        a step that is not later: then every state that they hold from now on is newer than the
+        error.
+        """
+        self.ceiling, self.tentative = None, False
+
+
+@dataclass(slots=True, kw_only=True)
+class Decision:
+    """
+    Which strategy is followed, which were not possible, and what the recovery plugins have said.
+    """
+
+    forced: str = ""
+    """Why only `dump` or `exit` is possible. Empty: every strategy may be."""
+    strategy: str = ""
+    """The strategy that is followed. If a recovery plugin advised it, this is the name that the
+    plugin gave it. Empty: none yet."""
+    base: str = "retry"
+    """The built-in strategy that was followed last."""
+    attempts: int = 0
+    """How many attempts of the present strategy have failed. A new fault sets this to 0."""
+    tried: list[tuple[str, str]] = field(default_factory=list)
+    """The strategies that were passed over when the present one was chosen, and why."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """The strategies that were followed and did not help, and why."""
+    advice: Advised | None = None
+    """The answer of the recovery plugins to the present offers."""
+    awaited: bool = False
+    """True if the recovery plugins have asked for time. They are consulted again when it is
+    over."""
+    waited: float = 0.0
+    """Seconds that the job has waited for the recovery plugins so far."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Turnover:
+    """
+    Which processes the ranks had when the incident began, and which were started for it.
+    """
+
+    began_with: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By rank: pid and start time of its process when the incident began."""
     kept: dict[int, bool] = field(default_factory=dict)
     """By rank: whether it still has the process that it began the incident with. Filled in when the
@@ -135,18 +179,36 @@ class Incident:
     """How many processes were started for this incident."""
     respawns: dict[int, int] = field(default_factory=dict)
     """By rank: how many times it has lost its process and was given another."""
+    joining: frozenset[int] = frozenset()
+    """The ranks that come back to the job in this incident."""
     counted: set[int] = field(default_factory=set)
     """The ranks that this incident was held against already."""
+
+    def given_another(self, rank: int) -> None:
+        """
+        Note that a rank has lost its process and gets another.
+        """
+        self.respawns[rank] = self.respawns.get(rank, 0) + 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Exactness:
+    """
+    What keeps training from going on bit for bit as without the incident.
+    """
+
     reservations: list[tuple[int, str]] = field(default_factory=list)
-    """Why training does not go on bit for bit as without the incident: the step from whose end on
-    this holds, and the sentence."""
+    """The step from whose end on a reservation holds, and its sentence."""
     tails: dict[str, int] = field(default_factory=dict)
     """Shards of which no holder came to the end of a step's tail: for each line at which the tail
     was cut off, the sentence and the step."""
     marks: dict[int, int] = field(default_factory=dict)
     """By rank: the last step after which all functions that are to be called were called, at
     least."""
-    closed: float | None = None
+    skip: int = 0
+    """How many batches are left out after the rollback."""
+    skip_at: int | None = None
+    """The step after which these batches are left out. None: not known yet."""
 
     def marked(self, rank: int, position: Position) -> None:
         """
@@ -157,22 +219,8 @@ class Incident:
         step = position.step - (position.tail or position.after)
         self.marks[rank] = min(step, self.marks.get(rank, step))
 
-    def saw(self, position: Position) -> None:
-        """
-        Update `furthest`, `reached` and `begun` from the position of some rank, alive or dead.
-        """
-        self.furthest = max(self.furthest, position.step)
-        self.reached = max(self.reached, position.step + position.window)
-        self.begun = max(self.begun, self.reached)
-
-    def given_another(self, rank: int) -> None:
-        """
-        Note that a rank has lost its process and gets another.
-        """
-        self.respawns[rank] = self.respawns.get(rank, 0) + 1
-
     @property
-    def inexact(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """
         The sentences that say why training does not go on bit for bit as without the incident.
         """
@@ -186,19 +234,47 @@ class Incident:
         """
         self.reservations = [(since, why) for since, why in self.reservations if since <= step]
 
-    def lower(self, ceiling: int) -> None:
-        """
-        Lower the ceiling: no copy of a step later than `ceiling` is sound.
-        """
-        known = ceiling if self.ceiling is None else self.ceiling
-        self.ceiling, self.tentative = max(0, min(ceiling, known)), False
 
-    def gone_back(self) -> None:
-        """
-        Drop the ceiling. All members were brought to a step that is not later, so every state that
-        they hold from now on is newer than the error.
-        """
-        self.ceiling, self.tentative = None, False
+@dataclass(slots=True, kw_only=True)
+class LastCheckpoint:
+    """
+    The last checkpoint of a job that cannot go on, as it was planned.
+    """
+
+    single_copy: bool = False
+    """True if it had to be planned again: then one copy of each shard is written and no more."""
+    writers: set[int] = field(default_factory=set)
+    """The ranks that write a part of it."""
+    files: dict[str, SavedFile] = field(default_factory=dict)
+    """By name: the files that were written so far."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Incident:
+    """
+    One incident, from its first fault until the job runs again or ends. Number 0 is the start of
+    the job itself.
+    """
+
+    number: int
+    opened: float
+    closed: float | None = None
+    round: int = 0
+    """A new round gives up whatever was under way. Answers to orders of an earlier round do not
+    count."""
+    faults: list[Fault] = field(default_factory=list)
+    suspicion: str = ""
+    """Why the ranks are asked for their positions while no fault is known."""
+    tasks: dict[OrderName, Task] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+    store: tuple[str, int] | None = None
+    """The address of the rendezvous store where the process groups are formed."""
+    progress: Progress = field(default_factory=Progress)
+    spread: Spread = field(default_factory=Spread)
+    decision: Decision = field(default_factory=Decision)
+    turnover: Turnover = field(default_factory=Turnover)
+    exactness: Exactness = field(default_factory=Exactness)
+    last_checkpoint: LastCheckpoint = field(default_factory=LastCheckpoint)
 
     def roots(self) -> list[Fault]:
         """
@@ -227,10 +303,3 @@ class Incident:
         an incident while it has no fault.
         """
         return self.number > 0 and self.closed is None
-
-    @property
-    def steps_lost(self) -> int:
-        """
-        The number of completed steps that have to be computed again.
-        """
-        return 0 if self.step is None else max(0, self.furthest - (self.step - 1))

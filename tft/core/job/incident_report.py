@@ -49,13 +49,13 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
     return {
         "id": incident.number,
         "faults": [_fault_report(fault, moment, began) for fault in roots],
-        "strategy": incident.strategy,
-        "tried": [{"strategy": name, "why_not": why} for name, why in incident.tried],
-        "step": incident.step,
-        "steps_lost": incident.steps_lost,
-        "inexact": list(incident.inexact),
+        "strategy": incident.decision.strategy,
+        "tried": [{"strategy": name, "why_not": why} for name, why in incident.decision.tried],
+        "step": incident.progress.step,
+        "steps_lost": incident.progress.steps_lost,
+        "inexact": list(incident.exactness.sentences),
         "pids_kept": _pids_kept(incident),
-        "processes_started": incident.started,
+        "processes_started": incident.turnover.started,
         "phases": phases,
         "seconds": {
             "detect": seen - began if known else None,
@@ -132,7 +132,7 @@ def _last(incident: Incident) -> float:
 
 
 def _pids_kept(incident: Incident) -> bool | None:
-    if incident.strategy == "exit" or incident.base == "dump":
+    if incident.decision.strategy == "exit" or incident.decision.base == "dump":
         return None
-    named = set() if incident.base == "retry" else incident.faulty()
-    return all(kept for rank, kept in incident.kept.items() if rank not in named)
+    named = set() if incident.decision.base == "retry" else incident.faulty()
+    return all(kept for rank, kept in incident.turnover.kept.items() if rank not in named)

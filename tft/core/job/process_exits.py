@@ -113,7 +113,7 @@ class ProcessExits:
         )
         self._blame(rank_state, message, was)
         if rank_state.repaired:
-            job.incident.marked(rank_state.rank, message.position)
+            job.incident.exactness.marked(rank_state.rank, message.position)
         return self._recovery.lost(rank_state)
 
     def could_not_end(self, rank_state: RankState) -> None:
@@ -200,7 +200,7 @@ class ProcessExits:
         """
         if message.incarnation == 0 or rank_state.repaired:
             return message.position.step + 1
-        return self._job.incident.step or self._job.incident.furthest + 1
+        return self._job.incident.progress.step or self._job.incident.progress.furthest + 1
 
     def _left_late(self, rank_state: RankState, message: Exited) -> None:
         """

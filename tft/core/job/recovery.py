@@ -184,7 +184,7 @@ class Recovery:
             job.count(rank)
         # A rank that has begun the update of a step had completed all all-reduces of the step. So
         # every other rank has completed them too, or will.
-        finish = incident.reached
+        finish = incident.progress.reached
         if incident.suspicion and not incident.faults:
             self.attempts.fault("network", None, finish + 1, job.now, incident.suspicion)
         incident.suspicion = ""
@@ -251,14 +251,14 @@ class Recovery:
         for rank_state in rank_states:
             successor = job.successors.get(rank_state.rank)
             if successor is not None and not successor.process.terminating:
-                job.incident.given_another(rank_state.rank)
+                job.incident.turnover.given_another(rank_state.rank)
                 self.choice.take_over(rank_state.rank)
             elif self._may_respawn(rank_state):
                 job.respawn(rank_state)
         for rank_state, ours, node in before:
-            if job.policy.replace == "node" and not job.incident.forced and not ours:
+            if job.policy.replace == "node" and not job.incident.decision.forced and not ours:
                 self._replace_node(rank_state, node)
-        decided = job.incident.strategy != ""
+        decided = job.incident.decision.strategy != ""
         ordered = all(
             ours and rank_state.process.stage is ProcessStage.ORDERED
             for rank_state, ours, _ in before
@@ -295,7 +295,7 @@ class Recovery:
             self._job.tell("node_kept", node=node, why=f"nobody else has shard {alone[0]!r}")
         else:
             for other in others:
-                self._job.incident.counted.add(other.rank)  # this rank is not to blame
+                self._job.incident.turnover.counted.add(other.rank)  # this rank is not to blame
                 self.attempts.terminate(
                     other, f"its node is replaced with rank {rank_state.rank}", "process"
                 )
@@ -481,7 +481,7 @@ class Recovery:
         copy the state that ranks lack. First choose a strategy, if none is followed.
         """
         job, incident, store = self._job, self._job.incident, self._job.store
-        if incident.strategy == "" and not job.terminating():
+        if incident.decision.strategy == "" and not job.terminating():
             self.choice.consider()
             return True
         if store is not None and self._all_there():
@@ -489,8 +489,8 @@ class Recovery:
                 job.topology(), job.standings(self.choice.unplaceable), job.members, job.terms()
             )
             if isinstance(plan, str):
-                incident.failed[incident.base] = plan
-                incident.strategy = ""  # the next move chooses again
+                incident.decision.failed[incident.decision.base] = plan
+                incident.decision.strategy = ""  # the next move chooses again
                 return True
             self._repair(plan, *store)
         return False
@@ -510,12 +510,17 @@ class Recovery:
 
     def _repair(self, plan: Repair, host: str, port: int) -> None:
         job, incident, step = self._job, self._job.incident, plan.step
-        incident.step, incident.store = None if step is None else step + 1, (host, port)
+        incident.progress.step, incident.store = None if step is None else step + 1, (host, port)
         job.move(S.REPAIRING)
         name = f"{job.name}/{incident.number}.{incident.round}"
         without = tuple(rank for rank in job.rank_states if rank not in job.members)
         regroup = job.to_all(
-            Regroup, step=incident.step or 0, name=name, host=host, port=port, without=without
+            Regroup,
+            step=incident.progress.step or 0,
+            name=name,
+            host=host,
+            port=port,
+            without=without,
         )
         job.issue(regroup)
         if step is None:
@@ -548,13 +553,13 @@ class Recovery:
         ranks find and load a checkpoint of their own.
         """
         job, incident = self._job, self._job.incident
-        if incident.step is None and "reload" not in incident.tasks:
+        if incident.progress.step is None and "reload" not in incident.tasks:
             self._reload()
             return False
-        why_not = self._found() if incident.step is None else ""
+        why_not = self._found() if incident.progress.step is None else ""
         if why_not:
             # another search would find the same checkpoint
-            incident.failed |= dict.fromkeys(planner.RELOADING, why_not)
+            incident.decision.failed |= dict.fromkeys(planner.RELOADING, why_not)
             self.attempts.freeze()
             return True
         job.search(over=True)
@@ -573,7 +578,7 @@ class Recovery:
         """
         job = self._job
         job.search()
-        job.issue(job.to_all(Reload, not_after=job.incident.ceiling))
+        job.issue(job.to_all(Reload, not_after=job.incident.spread.ceiling))
 
     def _found(self) -> str:
         """
@@ -593,19 +598,23 @@ class Recovery:
                 f"rank {low} has found a checkpoint of step {found[low]}, rank {high} one of step "
                 f"{step}: nobody can go on from both"
             )
-        if incident.ceiling is not None and step > incident.ceiling and not incident.tentative:
+        if (
+            incident.spread.ceiling is not None
+            and step > incident.spread.ceiling
+            and not incident.spread.tentative
+        ):
             return (
                 f"the ranks have found a checkpoint of step {step}, and what is wrong may be in "
-                f"everything after step {incident.ceiling}"
+                f"everything after step {incident.spread.ceiling}"
             )
         # if all members have lost their processes, maybe with their nodes, no rank is left to say
         # how far the run had come
-        if incident.begun < step and not job.members <= incident.respawns.keys():
+        if incident.progress.begun < step and not job.members <= incident.turnover.respawns.keys():
             return (
                 f"the ranks have found a checkpoint of step {step}, and none of them had come further "
-                f"than step {incident.begun}: it is not of this run"
+                f"than step {incident.progress.begun}: it is not of this run"
             )
-        incident.step = step + 1
+        incident.progress.step = step + 1
         for rank_state in job.member_states():
             rank_state.holdings.reloaded(step)
             job.captures(rank_state)
@@ -631,8 +640,8 @@ class Recovery:
 
     def _roll_back(self) -> None:
         job = self._job
-        step = job.agreed()
-        job.incident.returns_to(step)
+        step = job.incident.progress.agreed
+        job.incident.exactness.returns_to(step)
         note_habits(job, step)
         skip = self._skip(step)
         # checkpoints of later steps belong to a past that is given up: training may go another way
@@ -669,19 +678,21 @@ class Recovery:
         rollback to the same step gets the same number.
         """
         incident = self._job.incident
-        if incident.skip_at is None:
-            if self._job.policy.skip_batch and incident.ceiling is not None:
-                incident.skip = max(incident.skip, incident.numeric_step() - step)
-            if incident.skip:
-                incident.skip_at = step
-        return incident.skip if step == incident.skip_at else 0
+        if incident.exactness.skip_at is None:
+            if self._job.policy.skip_batch and incident.spread.ceiling is not None:
+                incident.exactness.skip = max(
+                    incident.exactness.skip, incident.numeric_step() - step
+                )
+            if incident.exactness.skip:
+                incident.exactness.skip_at = step
+        return incident.exactness.skip if step == incident.exactness.skip_at else 0
 
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
         Return the ranks that have to make their rank-local state anew, from `step` alone. The event
         is logged and added to the reservations, since training is not bit for bit the same then.
         """
-        job, joining = self._job, self._job.incident.joining
+        job, joining = self._job, self._job.incident.turnover.joining
         without_local_state = [
             s
             for s in job.member_states()
@@ -695,19 +706,22 @@ class Recovery:
         if ranks and step > 0:
             job.tell("private_derived", ranks=list(ranks), step=step)
             why = f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
-            job.incident.reservations.append((step, why))
+            job.incident.exactness.reservations.append((step, why))
         return ranks
 
     def _resume_training(self) -> None:
         job = self._job
         job.trained = set()
         self._note_compared()
-        job.incident.gone_back()
+        job.incident.spread.lift()
         for rank_state in job.member_states():
             rank_state.finished = rank_state.holdings.fetched = False
         job.finished = set()
         resume = job.to_all(
-            Resume, step=job.agreed() + 1, again=self._called_again(), tails=job.tails
+            Resume,
+            step=job.incident.progress.agreed + 1,
+            again=self._called_again(),
+            tails=job.tails,
         )
         job.step_to(S.RESUMING, resume)
 
@@ -716,7 +730,7 @@ class Recovery:
         Note that all copies were equal at the end of the agreed step, unless a member that shares a
         shard could not read its state: then its copy was compared with no other.
         """
-        job, step = self._job, self._job.agreed()
+        job, step = self._job, self._job.incident.progress.agreed
         shared = {
             rank
             for ranks in job.topology().groups.values()
@@ -733,7 +747,7 @@ class Recovery:
             f"the copies of ranks {unread} could not be read, so they were compared with no others"
         )
         job.tell("copies_not_compared", ranks=unread, step=step, why=why)
-        job.incident.reservations.append((step, why))
+        job.incident.exactness.reservations.append((step, why))
 
     def _called_again(self) -> bool:
         """
@@ -742,14 +756,14 @@ class Recovery:
         that was lost with its node, and for the ranks of an earlier run: then the functions are
         called again.
         """
-        job, incident, step = self._job, self._job.incident, self._job.agreed()
+        job, incident, step = self._job, self._job.incident, self._job.incident.progress.agreed
         if step == 0 or not any(rank_state.declared.after for rank_state in job.member_states()):
             return False
         if job.resumed and step == job.first:
             return True
-        lost = incident.respawns.keys() - incident.marks.keys()
+        lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()
         return bool(lost & job.members) or any(
-            incident.marks.get(rank, step) < step for rank in job.members
+            incident.exactness.marks.get(rank, step) < step for rank in job.members
         )
 
     def _close(self) -> bool:
@@ -760,9 +774,9 @@ class Recovery:
             self._dismiss()
             return True  # a pause has ended, not an incident
         for rank_state in job.rank_states.values():
-            began = incident.processes.get(rank_state.rank)
+            began = incident.turnover.began_with.get(rank_state.rank)
             if began is not None:
-                incident.kept[rank_state.rank] = began == (
+                incident.turnover.kept[rank_state.rank] = began == (
                     rank_state.process.pid,
                     rank_state.process.started,
                 )
@@ -772,8 +786,8 @@ class Recovery:
             job.tell(
                 "incident_closed",
                 incident=incident.number,
-                strategy=incident.strategy,
-                step=incident.step,
+                strategy=incident.decision.strategy,
+                step=incident.progress.step,
                 seconds=incident.closed - incident.opened,
             )
         self._dismiss()

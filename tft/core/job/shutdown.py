@@ -34,7 +34,7 @@ class Shutdown:
             for s in job.rank_states.values()
         }
         standings = self._standings()
-        step = planner.covered_step(job.topology().groups, standings, incident.ceiling)
+        step = planner.covered_step(job.topology().groups, standings, incident.spread.ceiling)
         incident.tasks = {}
         if not isinstance(step, str) and not self._committers():
             step = "nobody is left to commit it"
@@ -43,20 +43,22 @@ class Shutdown:
                 f"rank {rank} could not write: {why}" for rank, why in failed.items() if why
             ]
             why = "; ".join([step, *failures])
-            incident.tried.append(("dump", why))
-            incident.strategy = "exit"
+            incident.decision.tried.append(("dump", why))
+            incident.decision.strategy = "exit"
             return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
         if job.state is S.DUMPING:
             incident.round += 1
-            incident.spare = True
+            incident.last_checkpoint.single_copy = True
         job.move(S.DUMPING)
-        job.saved = {}
-        incident.writers = {s.rank for s in job.rank_states.values() if s.able}
-        incident.step = step + 1
-        incident.returns_to(step)
+        incident.last_checkpoint.files = {}
+        incident.last_checkpoint.writers = {s.rank for s in job.rank_states.values() if s.able}
+        incident.progress.step = step + 1
+        incident.exactness.returns_to(step)
         note_tails(job, step, standings)
         note_habits(job, step)
-        back = [r for r in self._savers(step) if not standings[r].uses(step, incident.ceiling)]
+        back = [
+            r for r in self._savers(step) if not standings[r].uses(step, incident.spread.ceiling)
+        ]
         if back:  # restore first: savers save the state that they have in use
             restore = Restore(**job.key(), to=tuple(sorted(back)), step=step)
             job.issue(restore)
@@ -65,7 +67,7 @@ class Shutdown:
     def _savers(self, step: int) -> dict[int, tuple[str, ...]]:
         job = self._job
         return planner.savers(
-            job.topology(), self._standings(), step, job.incident.ceiling,
+            job.topology(), self._standings(), step, job.incident.spread.ceiling,
             spread=job.policy.spread_savers,
         )  # fmt: skip
 
@@ -97,7 +99,7 @@ class Shutdown:
         job = self._job
         commit = job.incident.tasks.get("commit")
         committers = set() if commit is None else {r for o in commit.orders for r in o.to}
-        needed = committers or job.incident.writers
+        needed = committers or job.incident.last_checkpoint.writers
         return not all(job.rank_states[rank].able for rank in needed)
 
     def _saves(self, step: int, shards: dict[int, tuple[str, ...]]) -> list[Save]:
@@ -130,10 +132,10 @@ class Shutdown:
 
     def _copies(self, step: int, savers: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
         job = self._job
-        if job.incident.spare or not job.policy.save_copies:
+        if job.incident.last_checkpoint.single_copy or not job.policy.save_copies:
             return {}
         return planner.copiers(
-            job.topology(), self._standings(), step, job.incident.ceiling, savers
+            job.topology(), self._standings(), step, job.incident.spread.ceiling, savers
         )
 
     def _directory(self, step: int) -> str:
@@ -152,7 +154,7 @@ class Shutdown:
         if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
             return
         if "save" not in job.incident.tasks:
-            self._save(job.agreed())
+            self._save(job.incident.progress.agreed)
         elif "commit" not in job.incident.tasks:
             self._commit()
         elif job.answered_all("commit"):
@@ -160,14 +162,15 @@ class Shutdown:
 
     def _commit(self) -> None:
         job = self._job
-        step = job.agreed()
+        step = job.incident.progress.agreed
         committer = min(self._committers())
+        written = job.incident.last_checkpoint.files
         commit = Commit(
             **job.key(),
             to=(committer,),
             directory=self._directory(step),
             step=step,
-            files=tuple(job.saved[name] for name in sorted(job.saved)),
+            files=tuple(written[name] for name in sorted(written)),
         )
         job.issue(commit)
 
@@ -176,11 +179,11 @@ class Shutdown:
 
     def _dumped(self) -> None:
         job = self._job
-        step = job.agreed()
+        step = job.incident.progress.agreed
         job.last_step = step
         if job.stop is not None and job.stop.signal:
             return self.exit("cancelled", 128 + job.stop.signal, job.stop.why)
-        why = job.incident.forced or "the job cannot go on"
+        why = job.incident.decision.forced or "the job cannot go on"
         return self.exit("dumped", 3, f"{why}; a last checkpoint of step {step} is written")
 
     # ---------------------------------------------------------------- leaving
@@ -199,14 +202,14 @@ class Shutdown:
         """
         job, incident = self._job, self._job.incident
         if result == "failed":
-            job.last_step = max(job.last_step, incident.furthest)
+            job.last_step = max(job.last_step, incident.progress.furthest)
             if job.stop is not None and job.stop.signal:
                 result, code = "cancelled", 128 + job.stop.signal
         if incident.closed is None:
             incident.closed = job.now
             if incident.number:
                 if job.state is not S.DUMPING:
-                    incident.strategy = "exit"  # a strategy that was begun is given up
+                    incident.decision.strategy = "exit"  # a strategy that was begun is given up
                 job.incidents.append(incident)
         job.move(S.EXITING)
         job.outcome = JobOver(result=result, code=code, why=why)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from tft.core.job.commands import Command, JobOver, Tell
-from tft.core.job.incident import Incident, Phase, Task
+from tft.core.job.incident import Decision, Incident, Phase, Task
 from tft.core.job.orders import ORDERS
 from tft.core.job.policy import Policy
 from tft.core.job.rank_process import ProcessStage
@@ -25,7 +25,6 @@ from tft.protocol.messages import (
     PauseRequested,
     RankOrder,
     Refused,
-    SavedFile,
     Spawn,
     StopRequested,
 )
@@ -120,7 +119,7 @@ class Job:
         self.stores: dict[int, tuple[str, int]] = {}
         """By node: the address of its rendezvous store. The store that was opened last comes
         last."""
-        self.incident = Incident(number=0, opened=at, strategy="start")
+        self.incident = Incident(number=0, opened=at, decision=Decision(strategy="start"))
         self.incidents: list[Incident] = []
         self.next_number = first_incident
         self.troubles: dict[int, list[float]] = {}
@@ -140,7 +139,6 @@ class Job:
         """True once the states that the ranks begin with were compared."""
         self.trained: set[int] = set()
         """The ranks that have completed a step since the last resume."""
-        self.saved: dict[str, SavedFile] = {}
         self.pause: PauseRequested | None = None
         """A pause that is under way, or that is pending until the job is healthy."""
         self.checked = ""
@@ -390,14 +388,14 @@ class Job:
         fresh = {0: ""} if self.untrained and not self.resumed else {}
         return planner.Terms(
             enabled=self.policy.enable,
-            ceiling=incident.ceiling,
+            ceiling=incident.spread.ceiling,
             checkpoints=self.checkpoints or fresh,
             trained=not self.untrained,
             faulty=frozenset(incident.faulty()),
-            replaced=frozenset(incident.respawns),
+            replaced=frozenset(incident.turnover.respawns),
             flapping={rank: why for rank in self.members if (why := self.flapping(rank))},
-            failed=incident.failed,
-            forced=incident.forced,
+            failed=incident.decision.failed,
+            forced=incident.decision.forced,
             without_local_state={
                 rank_state.rank: on_page[rank_state.rank].union(rank_state.local_state.reported)
                 for rank_state in self.member_states()
@@ -414,7 +412,7 @@ class Job:
         Return whether the process of a rank cannot reach the rank-local state that the rank had
         captured, or whether that state is out of date.
         """
-        if rank_state.rank in self.incident.joining:
+        if rank_state.rank in self.incident.turnover.joining:
             return True
         if rank_state.local_state.page is None:
             return self.resumed  # then only the checkpoint has that state
@@ -440,13 +438,17 @@ class Job:
         Captures on an earlier page are not on this page, but they may have been reported: then they
         stay in `private`.
         """
-        step = self.agreed()
+        step = self.incident.progress.agreed
         rank_state.local_state.since = (
             step
             if self.without_local_state(rank_state)
             else min(rank_state.local_state.since, step)
         )
-        told = {} if rank_state.rank in self.incident.joining else rank_state.local_state.reported
+        told = (
+            {}
+            if rank_state.rank in self.incident.turnover.joining
+            else rank_state.local_state.reported
+        )
         rank_state.local_state.reported = {
             earlier: told[earlier] for earlier in told if earlier < rank_state.local_state.since
         }
@@ -458,7 +460,7 @@ class Job:
         available.
         """
         in_checkpoint = rank_state.local_state.page is None and bool(self.checkpoints)
-        return rank_state.rank in self.incident.joining or not in_checkpoint
+        return rank_state.rank in self.incident.turnover.joining or not in_checkpoint
 
     def see(self, rank_state: RankState) -> None:
         """
@@ -466,8 +468,8 @@ class Job:
         checkpoint is left out while the agreed step is unknown: the checkpoint may be of another
         run. A checkpoint that the job chose is of this run.
         """
-        if not rank_state.holdings.searching or self.incident.step is not None:
-            self.incident.saw(rank_state.position)
+        if not rank_state.holdings.searching or self.incident.progress.step is not None:
+            self.incident.progress.saw(rank_state.position)
 
     def search(self, *, over: bool = False) -> None:
         """
@@ -478,20 +480,14 @@ class Job:
         for rank_state in self.member_states():
             rank_state.holdings.searching = not over
 
-    def agreed(self) -> int:
-        """
-        Return the step at whose end all members are to be: to go on from there, or to save it.
-        """
-        return (self.incident.step or 1) - 1
-
     # ---------------------------------------------------------------- flapping ranks
 
     def count(self, rank: int) -> None:
         """
         Hold the present incident against a rank. A second call for the same incident does nothing.
         """
-        if rank not in self.incident.counted:
-            self.incident.counted.add(rank)
+        if rank not in self.incident.turnover.counted:
+            self.incident.turnover.counted.add(rank)
             self.troubles.setdefault(rank, []).append(self.now)
 
     def flapping(self, rank: int) -> str:
@@ -616,7 +612,7 @@ class Job:
         rank_state.order(self.handed[rank_state.rank], self.now)
         self.starts(rank_state)
         if self.incident.is_open:
-            self.incident.started += 1
+            self.incident.turnover.started += 1
         self.order_node(
             Spawn(
                 epoch=self.epoch,
@@ -635,7 +631,7 @@ class Job:
         node = self.home(rank_state)
         self.switch -= {rank_state.rank}
         if node is not None:
-            self.incident.given_another(rank_state.rank)
+            self.incident.turnover.given_another(rank_state.rank)
             self.spawn(rank_state, node, f"rank {rank_state.rank} has lost its process")
 
     def starts(self, rank_state: RankState) -> None:

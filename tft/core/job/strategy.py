@@ -45,7 +45,7 @@ class StrategyChoice:
         behind.
         """
         job, incident = self._job, self._job.incident
-        incident.strategy, incident.advice = "", None  # an earlier choice is void
+        incident.decision.strategy, incident.decision.advice = "", None  # an earlier choice is void
         if job.state is not S.CLEARING:
             incident.round += 1  # advice to earlier offers is void
         if job.terminating():
@@ -53,7 +53,7 @@ class StrategyChoice:
         if job.state is S.CLEARING:
             job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))
         job.move(S.CHOOSING)
-        if not job.policy.advised or incident.forced or not incident.is_open:
+        if not job.policy.advised or incident.decision.forced or not incident.is_open:
             self.decide()
         else:
             self.ask()
@@ -63,7 +63,7 @@ class StrategyChoice:
         Ask the recovery plugins for advice, and give them `policy.advice` seconds to answer.
         """
         job = self._job
-        job.incident.awaited = False
+        job.incident.decision.awaited = False
         job.stay(job.policy.advice)
         job.said.append(
             Consult(
@@ -82,8 +82,8 @@ class StrategyChoice:
         """
         job, incident = self._job, self._job.incident
         made = self._make_offers()
-        if incident.tentative and _hopeless(made):
-            incident.ceiling, incident.tentative = None, False
+        if incident.spread.tentative and _hopeless(made):
+            incident.spread.lift()
             made = self._make_offers()
         doubted = [
             s
@@ -110,8 +110,8 @@ class StrategyChoice:
             )
             standings[rank] = replace(standings[rank], unplaceable=why)
         terms = job.terms()
-        if job.incident.advice is not None:
-            terms = _advised_terms(terms, job.incident.advice)
+        if job.incident.decision.advice is not None:
+            terms = _advised_terms(terms, job.incident.decision.advice)
         returning = job.returning()
         excluded = frozenset(
             rank for rank in returning if not job.rank_states[rank].declared.derives
@@ -129,8 +129,8 @@ class StrategyChoice:
         Return why no other process can be started for a rank, or "" if one can.
         """
         job = self._job
-        if job.incident.forced:
-            return job.incident.forced
+        if job.incident.decision.forced:
+            return job.incident.decision.forced
         if job.state is S.DUMPING:
             return "a last checkpoint is being written"
         if job.home(rank_state) is None:
@@ -141,7 +141,7 @@ class StrategyChoice:
                 f"a process of rank {rank_state.rank} may still run on node {node}, since it could not be "
                 "ended, and the rank has no other place"
             )
-        if job.incident.respawns.get(rank_state.rank, 0) >= job.policy.respawns:
+        if job.incident.turnover.respawns.get(rank_state.rank, 0) >= job.policy.respawns:
             return (
                 f"rank {rank_state.rank} has died {job.policy.respawns + 1} times in this incident"
             )
@@ -173,16 +173,18 @@ class StrategyChoice:
         if (message.incident, message.round) != (incident.number, incident.round):
             return
         for strategy in message.veto:
-            incident.failed[strategy] = f"a recovery plugin has ruled it out: {message.why}"
-        left = job.policy.patience - incident.waited
-        incident.awaited = message.wait > 0 and left > 0
-        if incident.awaited:
+            incident.decision.failed[strategy] = (
+                f"a recovery plugin has ruled it out: {message.why}"
+            )
+        left = job.policy.patience - incident.decision.waited
+        incident.decision.awaited = message.wait > 0 and left > 0
+        if incident.decision.awaited:
             seconds = min(message.wait, left)
-            incident.waited += seconds
+            incident.decision.waited += seconds
             job.stay(seconds)
             job.tell("advice_awaited", seconds=seconds, why=message.why)
             return
-        incident.advice = message
+        incident.decision.advice = message
         self.decide()
 
     def time_is_up(self) -> None:
@@ -190,7 +192,7 @@ class StrategyChoice:
         End the wait for advice. If a plugin asked for the wait, ask the plugins again. If no plugin
         has answered, decide without advice.
         """
-        if self._job.incident.awaited:
+        if self._job.incident.decision.awaited:
             self.ask()
         else:
             self.decide()
@@ -202,9 +204,9 @@ class StrategyChoice:
         Follow the advised strategy if possible, else the first offer that nothing rules out.
         """
         incident = self._job.incident
-        if incident.advice is not None and self._heed(incident.advice):
+        if incident.decision.advice is not None and self._heed(incident.decision.advice):
             return
-        incident.advice = None
+        incident.decision.advice = None
         made = self.offers()
         chosen = next(offer for offer in made if offer.why_not is None)
         self._follow(made, chosen, chosen.strategy)
@@ -252,24 +254,29 @@ class StrategyChoice:
         """
         job, incident = self._job, self._job.incident
         passed_over = "another was advised"
-        if incident.advice is not None and incident.advice.why:
-            passed_over += f": {incident.advice.why}"
-        incident.tried = [
+        if incident.decision.advice is not None and incident.decision.advice.why:
+            passed_over += f": {incident.decision.advice.why}"
+        incident.decision.tried = [
             (other.strategy, other.why_not or passed_over)
             for other in made[: made.index(offer)]
-            if other.strategy not in OPPORTUNITIES or other.strategy in incident.failed
+            if other.strategy not in OPPORTUNITIES or other.strategy in incident.decision.failed
         ]
-        if offer.strategy != incident.base:
-            incident.attempts = 0
-        incident.strategy, incident.base = name, offer.strategy
+        if offer.strategy != incident.decision.base:
+            incident.decision.attempts = 0
+        incident.decision.strategy, incident.decision.base = name, offer.strategy
         job.tell(
-            "strategy_chosen", incident=incident.number, strategy=incident.strategy, why=offer.why
+            "strategy_chosen",
+            incident=incident.number,
+            strategy=incident.decision.strategy,
+            why=offer.why,
         )
         match offer.strategy:
             case "dump":
                 self._shutdown.dump()
             case "exit":
-                reasons = "; ".join(f"{strategy}: {why}" for strategy, why in incident.tried)
+                reasons = "; ".join(
+                    f"{strategy}: {why}" for strategy, why in incident.decision.tried
+                )
                 why = f"nothing is left to be done ({reasons})"
                 self._shutdown.exit("failed", 4, why)
             case _:
@@ -281,20 +288,20 @@ class StrategyChoice:
         which processes.
         """
         job, incident = self._job, self._job.incident
-        advice = incident.advice
+        advice = incident.decision.advice
         if advice is not None and advice.base:
-            incident.ceiling = _lower(incident.ceiling, advice.not_after)
-            incident.skip = max(incident.skip, advice.skip)
+            incident.spread.ceiling = _lower(incident.spread.ceiling, advice.not_after)
+            incident.exactness.skip = max(incident.exactness.skip, advice.skip)
         job.move(S.AWAITING)
         # the second attempt begins at once, unless it is the last
-        waits = incident.attempts - (job.policy.attempts > 2)
+        waits = incident.decision.attempts - (job.policy.attempts > 2)
         if waits > 0:
             job.stay(job.policy.backoff * waits)
         if offer.strategy == "migrate":
             for rank in offer.replace:
                 self.take_over(rank)
         job.members = (job.members - frozenset(offer.leaving)) | frozenset(offer.joining)
-        incident.joining |= frozenset(offer.joining)
+        incident.turnover.joining |= frozenset(offer.joining)
         for rank_state in job.member_states():
             if rank_state.process.stage is ProcessStage.GONE:  # this rank has a place only now
                 job.respawn(rank_state)
@@ -308,9 +315,9 @@ class StrategyChoice:
         """
         Return why the process of a rank is ended though it lives.
         """
-        advice = self._job.incident.advice
+        advice = self._job.incident.decision.advice
         if advice is None:
-            return f"no retry: {dict(self._job.incident.tried)['retry']}"
+            return f"no retry: {dict(self._job.incident.decision.tried)['retry']}"
         return advice.why or "a recovery plugin has advised it"
 
     def take_over(self, rank: int) -> None:
