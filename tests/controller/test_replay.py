@@ -13,6 +13,7 @@ import pytest
 from tft.core.job.commands import Command
 from tft.core.job.events import DeadlinePassed, Event, Received
 from tft.core.job.machine import Machine
+from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.protocol.messages import Answered, Check, EndNode, Exited, Noticed, Position
 from tft.replay.judging import as_test, replay, replayed, write_story
@@ -50,10 +51,11 @@ def scripted(
     A scripted job with a machine that is listened to.
     """
     job = ScriptedJob(opened.world, policy=opened.policy, placement=placement or {})
-    machine = Listened(
-        opened.world, opened.policy, job=opened.job, checkpoints=opened.checkpoints, at=opened.at,
-        resume=opened.resume, first_incident=opened.first_incident,
+    origin = Origin(
+        job=opened.job, checkpoints=opened.checkpoints, resume=opened.resume,
+        first_incident=opened.first_incident,
     )  # fmt: skip
+    machine = Listened(opened.world, opened.policy, origin, at=opened.at)
     machine.told = []
     job.machine = machine
     return job, machine

@@ -902,4 +902,4 @@ def test_a_copy_that_cannot_be_read_is_not_taken_for_compared() -> None:
         "the copies of ranks [2] could not be read, so they were compared with no others"
     ]
     assert job.facts("copies_not_compared")[0]["ranks"] == [2]
-    assert job.machine._job.compared == 0
+    assert job.machine._job.training.compared == 0

@@ -117,7 +117,7 @@ def test_a_rank_that_only_saw_the_others_fail_is_not_blamed() -> None:
     job.settle()
     job.train()
     assert strategies(job) == ["recover", "recover"]
-    assert {rank: len(at) for rank, at in job.machine._job.troubles.items()} == {1: 1, 2: 1}
+    assert {rank: len(at) for rank, at in job.machine._job.history.troubles.items()} == {1: 1, 2: 1}
 
 
 def test_several_deaths_in_one_incident_count_once() -> None:
@@ -132,7 +132,7 @@ def test_several_deaths_in_one_incident_count_once() -> None:
     job.settle()
     job.train()
     assert strategies(job) == ["recover"]
-    assert {rank: len(at) for rank, at in job.machine._job.troubles.items()} == {1: 1}
+    assert {rank: len(at) for rank, at in job.machine._job.history.troubles.items()} == {1: 1}
 
 
 def test_a_rank_that_flaps_is_named_even_where_another_one_fails() -> None:

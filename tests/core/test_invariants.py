@@ -10,6 +10,7 @@ from tests.core.lives import trained
 from tft.core.job.commands import JobOver
 from tft.core.job.incident import Task
 from tft.core.job.invariants import broken
+from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.core.job.rank_process import ProcessStage, RankProcess
 from tft.core.job.rank_state import RankState
@@ -23,32 +24,29 @@ def somewhere(state: State) -> Job:
     """
     A job of three ranks that has come to this state, with nothing wrong about it.
     """
-    job = Job(
-        3, Policy(), name="job", checkpoints="/c", checkpoint_name="{step}", at=0.0, resume=None,
-        first_incident=1,
-    )  # fmt: skip
+    job = Job(3, Policy(), Origin(job="job", checkpoints="/c"), at=0.0)
     job.state = state
     if state is State.ENDED:
-        job.outcome = JobOver(result="completed", code=0, why="all steps are done")
+        job.end.outcome = JobOver(result="completed", code=0, why="all steps are done")
     return job
 
 
 def trains(job: Job) -> None:
-    job.rank_states[1].training = job.rank_states[2].training = True
+    job.ranks.states[1].training = job.ranks.states[2].training = True
 
 
 def trains_outside(job: Job) -> None:
     trains(job)
-    job.members = frozenset({0, 2})
+    job.ranks.members = frozenset({0, 2})
 
 
 def leaves_nobody(job: Job) -> None:
-    job.members = frozenset()
+    job.ranks.members = frozenset()
 
 
 def is_replaced_by_nobody(job: Job) -> None:
-    job.successors[0] = RankState(rank=0, process=RankProcess(stage=ProcessStage.READY))
-    job.successors[1] = RankState(rank=1)
+    job.succession.successors[0] = RankState(rank=0, process=RankProcess(stage=ProcessStage.READY))
+    job.succession.successors[1] = RankState(rank=1)
 
 
 def has_asked(job: Job) -> None:
@@ -61,7 +59,7 @@ def has_an_incident(job: Job) -> None:
 
 
 def has_no_outcome(job: Job) -> None:
-    job.outcome = None
+    job.end.outcome = None
 
 
 ALWAYS = tuple(State)

@@ -915,7 +915,7 @@ def test_the_outcome_stays_once_it_was_announced() -> None:
     job = trained(world=2)
     job.muted = {(0, "complete")}
     job.finish()
-    job.machine._job.running.clear()  # as after a failover, which forgets the process
+    job.machine._job.processes.running.clear()  # as after a failover, which forgets the process
     job.let_pass(1.0)
     assert job.over is not None
     job.kill(0, code=-15)

@@ -527,7 +527,7 @@ def test_a_later_checkpoint_of_the_job_is_given_up_with_the_steps_since() -> Non
     job.settle()
     job.train()
     assert [r.step for r in job.orders(Rollback)] == [1]
-    assert job.machine._job.checkpoints == {}
+    assert job.machine._job.checkpoints.known == {}
 
 
 # ---------------------------------------------------------------- what is offered

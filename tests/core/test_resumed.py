@@ -25,7 +25,7 @@ def test_who_is_lost_while_all_load_is_given_its_own_state_from_the_checkpoint(
     job.start()
     job.muted = set()
     job.kill(1)
-    job.machine._job.rank_states[1].local_state.reported = {}  # it had not captured anything
+    job.machine._job.ranks.states[1].local_state.reported = {}  # it had not captured anything
     job.settle()
     job.train()
     assert strategies(job) == ["recover"]

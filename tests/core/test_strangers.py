@@ -39,7 +39,7 @@ def test_what_another_process_says_of_a_rank_is_absorbed() -> None:
     it says changes nothing.
     """
     job = trained()
-    held = job.machine._job.rank_states[2].holdings.held
+    held = job.machine._job.ranks.states[2].holdings.held
     job.report(claim(job), sender=STRANGER)
     job.said.clear()
     shards = (ShardCopies(shard="other", ranks=(2,)),)
@@ -53,8 +53,8 @@ def test_what_another_process_says_of_a_rank_is_absorbed() -> None:
     )  # fmt: skip
     assert job.said == []
     assert job.doing == "healthy"
-    assert job.machine._job.rank_states[2].holdings.held == held
-    assert "other" not in job.machine._job.topology().groups
+    assert job.machine._job.ranks.states[2].holdings.held == held
+    assert "other" not in job.machine._job.ranks.topology().groups
 
 
 def test_another_process_does_not_answer_for_a_rank() -> None:

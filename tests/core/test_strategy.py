@@ -484,7 +484,7 @@ def test_all_of_a_node_is_replaced_where_that_is_the_policy() -> None:
     assert sorted((s.rank, s.node) for s in job.orders(Spawn)) == [(2, 1), (3, 1)]
     (incident,) = job.reports()
     assert (incident["strategy"], incident["processes_started"]) == ("recover", 2)
-    assert list(job.machine._job.troubles) == [2]
+    assert list(job.machine._job.history.troubles) == [2]
 
 
 def test_nobody_is_replaced_with_its_node_in_a_job_that_ends() -> None:

@@ -129,9 +129,11 @@ def a_healthy_rank_ended_in_every_incident(patch: Patch) -> None:
         job, going_on = self._job, after_freeze(self)
         if going_on and job.incident.number and job.incident.round == 1:
             well = [
-                s for s in job.member_states() if s.ready and s.rank not in job.incident.faulty()
+                s
+                for s in job.ranks.member_states()
+                if s.ready and s.rank not in job.incident.faulty()
             ]
-            if well and not job.only_on([well[-1].rank]):
+            if well and not job.ranks.only_on([well[-1].rank]):
                 self.attempts.terminate(well[-1], "bad luck", "process")
         return going_on
 
@@ -340,7 +342,7 @@ def a_second_process_for_a_rank(patch: Patch) -> None:
 
     def doubles(self: Recovery) -> bool:
         job, closed = self._job, close(self)
-        rank_state = job.rank_states[0]
+        rank_state = job.ranks.states[0]
         if job.incident.number and rank_state.node is not None:
             job.spawn(rank_state, rank_state.node, "to be sure")
         return closed
@@ -353,7 +355,7 @@ def a_bad_node_is_used_again(patch: Patch) -> None:
 
     def forgives(self: Attempts, *what: object) -> None:
         isolate(self, *what)  # type: ignore[arg-type] # what it takes
-        self._job.lost_nodes.clear()
+        self._job.nodes.lost.clear()
 
     patch.setattr(Attempts, "isolate", forgives)
 

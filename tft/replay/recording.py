@@ -24,6 +24,7 @@ import xxhash
 from tft.core.job.commands import Command, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.job.machine import Machine
+from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.errors import MalformedMessage, StoryCorrupt, UsageError
 from tft.protocol.codec import from_plain, to_plain
@@ -66,17 +67,15 @@ class Opened:
         """
         Return a new machine for this run, which has handled no event yet.
         """
-        return Machine(
-            self.world,
-            self.policy,
+        origin = Origin(
             job=self.job,
             checkpoints=self.checkpoints,
             checkpoint_name=self.checkpoint_name,
-            at=self.at,
             resume=self.resume,
             older=self.older,
             first_incident=self.first_incident,
         )
+        return Machine(self.world, self.policy, origin, at=self.at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

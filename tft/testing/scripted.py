@@ -18,6 +18,7 @@ from tft.core.job.events import DeadlinePassed, Led, Received, Stalled
 from tft.core.job.incident import Fault
 from tft.core.job.incident_report import incident_report
 from tft.core.job.machine import Machine
+from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.core.job.transitions import State
 from tft.plugins import add
@@ -135,10 +136,11 @@ class ScriptedJob:
         self.groups = self.groups or {"dense": tuple(range(self.world))}
         homes = {rank: node for node, ranks in self.placement.items() for rank in ranks}
         self.ranks = {rank: ScriptedRank(rank, node=homes[rank]) for rank in range(self.world)}
-        self.machine = Machine(
-            self.world, self.policy, job="job", checkpoints="/run/checkpoints",
-            checkpoint_name=self.checkpoint_name, at=self.now, resume=self.resume, older=self.older, first_incident=1,
+        origin = Origin(
+            job="job", checkpoints="/run/checkpoints", checkpoint_name=self.checkpoint_name,
+            resume=self.resume, older=self.older,
         )  # fmt: skip
+        self.machine = Machine(self.world, self.policy, origin, at=self.now)
 
     # ---------------------------------------------------------------- what a test does
 

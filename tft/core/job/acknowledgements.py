@@ -4,6 +4,7 @@ Takes in the answers of ranks to orders: the order was carried out, or why not.
 
 from typing import assert_never
 
+from tft.core.job.facts import note_capture
 from tft.core.job.incident import Fault
 from tft.core.job.orders import ORDERS, Failed
 from tft.core.job.rank_state import RankState
@@ -37,14 +38,14 @@ class Acknowledgements:
         key = (message.incident, message.round)
         if task is None or key != (job.incident.number, job.incident.round):
             return None
-        if rank_state.rank not in task.waiting or not job.holds_rank(rank_state):
+        if rank_state.rank not in task.waiting or not job.ranks.holds_rank(rank_state):
             return None
         rank_state.position = message.position
         holdings = rank_state.holdings
         holdings.held, holdings.backups = message.held, message.backups
         if message.order in ("freeze", "stop") and rank_state.repaired:
             job.incident.exactness.marked(rank_state.rank, message.position)
-        if job.resumed and not rank_state.holdings.held:
+        if job.checkpoints.resumed and not rank_state.holdings.held:
             rank_state.holdings.held = (
                 None  # the script's initial state is not that of the checkpoint
             )
@@ -58,7 +59,7 @@ class Acknowledgements:
         if message.order == "stop":
             rank_state.holdings.line = message.line
         rank_state.declared.inexact = message.inexact or rank_state.declared.inexact
-        job.tails = job.tails or message.tails
+        job.training.tails = job.training.tails or message.tails
         # the rank could not write this itself: another rank writes it, for the step that is saved
         # in the end
         rank_state.local_state.reported = {**rank_state.local_state.reported, **message.private}
@@ -89,13 +90,13 @@ class Acknowledgements:
                     message.position.step, fetched=message.order == "fetch"
                 )
                 if message.order == "load":  # the rank-local state comes from the checkpoint, too
-                    self._job.captures(rank_state)
+                    note_capture(self._job, rank_state)
                 self._left_out(rank_state, message)
             case "restore":
                 rank_state.holdings.trusted = True
                 rank_state.holdings.replaced()
             case "rollback":
-                self._job.captures(rank_state)
+                note_capture(self._job, rank_state)
             case _:
                 pass
 
@@ -121,12 +122,14 @@ class Acknowledgements:
         from, an older checkpoint or the state that other ranks hold, two failures are enough.
         """
         job = self._job
-        job.unread[step] += 1
-        older = any(earlier < step for earlier in job.checkpoints)
-        loaded = any(rank_state.holdings.held is not None for rank_state in job.member_states())
+        job.checkpoints.unread[step] += 1
+        older = any(earlier < step for earlier in job.checkpoints.known)
+        loaded = any(
+            rank_state.holdings.held is not None for rank_state in job.ranks.member_states()
+        )
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
-        if job.unread[step] >= often:
-            job.checkpoints.pop(step, None)
+        if job.checkpoints.unread[step] >= often:
+            job.checkpoints.known.pop(step, None)
             if not older:  # then the state that other ranks have loaded has to do
                 job.search(over=True)
 
@@ -136,7 +139,7 @@ class Acknowledgements:
         would fail too.
         """
         self._attempts.fault(
-            "process", rank_state.rank, rank_state.position.step + 1, self._job.now, why
+            "process", rank_state.rank, rank_state.position.step + 1, self._job.timing.now, why
         )
         self._attempts.terminate(rank_state, why, "process")
 
@@ -162,7 +165,7 @@ class Acknowledgements:
                 self._recovery.pausing.give_up(why)
             case Failed.NETWORK:
                 step = rank_state.position.step + 1
-                attempts.fault("network", None, step, job.now, why)
+                attempts.fault("network", None, step, job.timing.now, why)
             case Failed.PLAN_AGAIN:
                 self._recovery.ending.dump()
             case Failed.IGNORED:

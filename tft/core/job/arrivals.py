@@ -39,14 +39,16 @@ class Arrivals:
         lost, or another agent. Its ranks can start.
         """
         job = self._job
-        known = message.node in job.nodes and message.node not in job.lost_nodes
+        known = message.node in job.nodes.ranks and message.node not in job.nodes.lost
         agent = (message.host, message.pid)
-        if message.node in job.isolated or (known and agent == job.agents[message.node]):
+        if message.node in job.nodes.isolated or (
+            known and agent == job.nodes.agents[message.node]
+        ):
             return
         # the processes of the previous agent are gone with it
         left = self._process_exits.emptied(message.node, silent=False) if known else []
-        if job.agents.get(message.node, agent) != agent:  # and so are its pages
-            for rank_state in job.rank_states.values():
+        if job.nodes.agents.get(message.node, agent) != agent:  # and so are its pages
+            for rank_state in job.ranks.states.values():
                 rank_state.local_state.page = (
                     NOWHERE
                     if rank_state.local_state.page == message.node
@@ -54,23 +56,23 @@ class Arrivals:
                 )
         if job.state in SETTLED:
             return  # nothing is started any more
-        job.agents[message.node], job.came[message.node] = agent, message.at
-        job.gathered = job.now
+        job.nodes.agents[message.node], job.nodes.came[message.node] = agent, message.at
+        job.nodes.gathered = job.timing.now
         for rank in message.ranks:
-            job.node_orders[rank] = [
-                order for order in job.node_orders.get(rank, []) if order.node != message.node
+            job.nodes.orders[rank] = [
+                order for order in job.nodes.orders.get(rank, []) if order.node != message.node
             ]  # drop the orders for processes that are gone with the previous agent
-        job.nodes[message.node] = message.ranks
-        job.lost_nodes.discard(message.node)
+        job.nodes.ranks[message.node] = message.ranks
+        job.nodes.lost.discard(message.node)
         settled = sum(
             rank_state.node == message.node
-            for rank_state in (*job.rank_states.values(), *job.successors.values())
+            for rank_state in (*job.ranks.states.values(), *job.succession.successors.values())
         )
-        job.room[message.node] = len(message.ranks) + message.spare - settled
+        job.nodes.room[message.node] = len(message.ranks) + message.spare - settled
         why = f"another agent has come up on node {message.node}"
         self._process_exits.bereaved(left, why, message.at)
         for rank in message.ranks:
-            placed = job.rank_states.get(rank)
+            placed = job.ranks.states.get(rank)
             if placed is not None and placed.process.stage is ProcessStage.ABSENT:
                 job.spawn(placed, message.node, "the job starts")
         self._recovery.recall()
@@ -81,10 +83,10 @@ class Arrivals:
         again if the groups were being formed with the store that is replaced.
         """
         job = self._job
-        before = job.stores.pop(message.node, None)
-        job.stores[message.node] = (message.host, message.port)
+        before = job.nodes.stores.pop(message.node, None)
+        job.nodes.stores[message.node] = (message.host, message.port)
         if job.state is S.AWAITING:
-            job.deadline = None  # the wait may have been for this store
+            job.timing.deadline = None  # the wait may have been for this store
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
             self._attempts.again("the rendezvous store was lost while groups were formed")
@@ -97,10 +99,10 @@ class Arrivals:
         if rank_state is not None and rank_state.process.stage is ProcessStage.ORDERED:
             rank_state.process.stage = ProcessStage.SPAWNED
             rank_state.process.pid = message.pid
-            self._job.starts(rank_state)
+            self._job.processes.starts(rank_state, self._job.timing.now)
             rank_state.process.began = message.at
-            self._job.running.add((rank_state.rank, rank_state.incarnation))
-            self._job.forget(message.rank, message.incarnation, Spawn)
+            self._job.processes.running.add((rank_state.rank, rank_state.incarnation))
+            self._job.nodes.forget(message.rank, message.incarnation, Spawn)
 
     def joined(self, message: Joined, sender: str) -> None:
         """
@@ -108,15 +110,15 @@ class Arrivals:
         any other claim.
         """
         job = self._job
-        if message.rank not in job.rank_states or message.world != len(job.rank_states):
+        if message.rank not in job.ranks.states or message.world != len(job.ranks.states):
             return self._refuse(
                 message,
                 sender,
                 f"rank {message.rank} of {message.world} has no place in a job of "
-                f"{len(job.rank_states)} ranks",
+                f"{len(job.ranks.states)} ranks",
             )
         rank_state = job.find(message.rank, message.incarnation)
-        holder = job.rank_states[message.rank]
+        holder = job.ranks.states[message.rank]
         there = (ProcessStage.JOINED, ProcessStage.READY)
         taken = rank_state if rank_state is not None and rank_state.process.stage in there else None
         if taken is not None and (taken.process.pid, taken.process.started) == (
@@ -132,9 +134,9 @@ class Arrivals:
                 f"{holder.incarnation}); process {message.pid} (incarnation "
                 f"{message.incarnation}) came without being asked for",
             )
-        job.forget(message.rank, message.incarnation, Spawn)
-        job.joined = True
-        job.running.add((rank_state.rank, rank_state.incarnation))
+        job.nodes.forget(message.rank, message.incarnation, Spawn)
+        job.processes.joined = True
+        job.processes.running.add((rank_state.rank, rank_state.incarnation))
         rank_state.join(message, sender)
         if job.incident.number:
             job.phase("await", rank_state.rank, rank_state.process.began, message.at)
@@ -143,9 +145,13 @@ class Arrivals:
     def _refuse(self, message: Joined, sender: str, why: str) -> None:
         job = self._job
         refused = Refused(
-            epoch=job.epoch, rank=message.rank, pid=message.pid, started=message.started, why=why
+            epoch=job.timing.epoch,
+            rank=message.rank,
+            pid=message.pid,
+            started=message.started,
+            why=why,
         )
-        job.refused[sender] = (refused, job.now)
+        job.processes.refused[sender] = (refused, job.timing.now)
         job.say(refused)
         self._job.tell("claim_refused", rank=message.rank, pid=message.pid, why=why)
 
@@ -155,12 +161,14 @@ class Arrivals:
         """
         job = self._job
         rank_state.process.stage = ProcessStage.READY
-        job.starting.pop((rank_state.rank, rank_state.incarnation), None)
+        job.processes.starting.pop((rank_state.rank, rank_state.incarnation), None)
         rank_state.declared.shards = {copies.shard: copies.ranks for copies in message.shards}
         rank_state.declared.column, rank_state.declared.reloads = message.column, message.reloads
         rank_state.declared.strategies = (
             frozenset(message.strategies) or rank_state.declared.strategies
         )
         rank_state.declared.after = message.after
-        rank_state.holdings.held = 0 if job.untrained and not job.resumed else None
-        job.placed()
+        rank_state.holdings.held = (
+            0 if job.training.untrained and not job.checkpoints.resumed else None
+        )
+        job.ranks.placed()

@@ -92,7 +92,9 @@ class Attempts:
         others, which know it within one step.
         """
         job, incident = self._job, self._job.incident
-        said = {s.rank: s.position.step for s in job.rank_states.values() if s.ready and s.repaired}
+        said = {
+            s.rank: s.position.step for s in job.ranks.states.values() if s.ready and s.repaired
+        }
         for rank in incident.spread.by:
             incident.spread.lower(said.get(rank, incident.progress.furthest - 1) - 1)
         incident.spread.by = set()
@@ -112,9 +114,9 @@ class Attempts:
         job, incident = self._job, self._job.incident
         ceiling = step - 2
         earlier = [
-            kept for rank_state in job.rank_states.values() for kept in rank_state.holdings.kept
+            kept for rank_state in job.ranks.states.values() for kept in rank_state.holdings.kept
         ]
-        earlier += job.checkpoints
+        earlier += job.checkpoints.known
         if kind == "numeric" and not incident.spread.guessed and any(s <= ceiling for s in earlier):
             incident.spread.guess(ceiling)
             return
@@ -130,12 +132,12 @@ class Attempts:
         if job.incident.is_open:
             return
         if job.incident.closed is None:  # the start itself has become an incident
-            job.incident.number, job.incident.opened = job.next_number, job.now
+            job.incident.number, job.incident.opened = job.history.next_number, job.timing.now
         else:
-            job.incident = Incident(number=job.next_number, opened=job.now)
-        job.next_number += 1
+            job.incident = Incident(number=job.history.next_number, opened=job.timing.now)
+        job.history.next_number += 1
         job.incident.turnover.began_with = {
-            s.rank: (s.process.pid, s.process.started) for s in job.rank_states.values() if s.ready
+            s.rank: (s.process.pid, s.process.started) for s in job.ranks.states.values() if s.ready
         }
         if job.incident.number > job.policy.max_incidents:
             job.incident.decision.forced = (
@@ -189,16 +191,18 @@ class Attempts:
             ) = (
                 why,
                 blame,
-                job.now,
+                job.timing.now,
             )
-            if job.holds_rank(rank_state):
-                job.displaced.append(rank_state)
+            if job.ranks.holds_rank(rank_state):
+                job.processes.displaced.append(rank_state)
                 job.excuse(rank_state.rank)
         for rank_state in going:
-            if blame == "hang" and rank_state.rank in job.members:
+            if blame == "hang" and rank_state.rank in job.ranks.members:
                 suspicion = job.incident.suspicion
                 evidence = f"{suspicion}. {ALONE}" if suspicion else why
-                self.fault("hang", rank_state.rank, rank_state.position.step + 1, job.now, evidence)
+                self.fault(
+                    "hang", rank_state.rank, rank_state.position.step + 1, job.timing.now, evidence
+                )
             job.kill(rank_state, why, last_words=blame == "hang")
 
     def freeze(self, cause: str = "") -> None:
@@ -211,7 +215,7 @@ class Attempts:
         incident.tasks = {}
         incident.decision.strategy = ""
         incident.progress.reached = 0
-        job.gathering = False
+        job.succession.gathering = False
         job.move(S.FREEZING)
         causes = [f"{f.kind} at rank {f.rank}" for f in incident.roots()]
         self.ask(", ".join(causes) or incident.suspicion or incident.decision.forced or cause)
@@ -221,7 +225,9 @@ class Attempts:
         Ask every member for its position, and hold it back from its next update.
         """
         job = self._job
-        to = tuple(s.rank for s in job.member_states() if s.ready and not s.process.terminating)
+        to = tuple(
+            s.rank for s in job.ranks.member_states() if s.ready and not s.process.terminating
+        )
         if to:
             job.issue(Freeze(**job.key(), to=to, cause=cause))
 
@@ -233,10 +239,10 @@ class Attempts:
         same fault. The findings of ranks that were done count.
         """
         job = self._job
-        job.pause = None
+        job.pausing.request = None
         found = self.findings()
-        job.checked = "; ".join([*found, "a fault has cut it off"])
-        job.tell("checked", what=job.checked)
+        job.pausing.result = "; ".join([*found, "a fault has cut it off"])
+        job.tell("checked", what=job.pausing.result)
         self.judge()
 
     def findings(self) -> list[str]:
@@ -246,7 +252,7 @@ class Attempts:
         """
         found: dict[str, list[int]] = {}
         for verdict in ("end", "isolate", "pass"):
-            for rank_state in self._job.member_states():
+            for rank_state in self._job.ranks.member_states():
                 if rank_state.check.verdict == verdict and (
                     verdict != "pass" or rank_state.check.finding
                 ):
@@ -258,7 +264,7 @@ class Attempts:
         Do what the verdicts of a check demand: end the job, or isolate nodes. Return whether there
         was anything to do.
         """
-        rank_states = self._job.member_states()
+        rank_states = self._job.ranks.member_states()
         if any(rank_state.check.verdict == "end" for rank_state in rank_states):
             self.force(f"the check ends the job: {self.findings()[0]}")
             return True
@@ -289,19 +295,19 @@ class Attempts:
         job = self._job
         if rank_state.node is None:
             return
-        job.isolated.add(rank_state.node)
-        if rank_state.node in job.lost_nodes:
+        job.nodes.isolated.add(rank_state.node)
+        if rank_state.node in job.nodes.lost:
             return
-        going = [s.rank for s in job.rank_states.values() if s.node == rank_state.node]
-        alone = job.only_on(going)
-        job.lost_nodes.add(rank_state.node)
+        going = [s.rank for s in job.ranks.states.values() if s.node == rank_state.node]
+        alone = job.ranks.only_on(going)
+        job.nodes.lost.add(rank_state.node)
         for rank in going:
-            one = job.rank_states[rank]
-            if rank in job.members and one.ready:
-                self.fault("node", rank, self.step_of(one), job.now, why)
+            one = job.ranks.states[rank]
+            if rank in job.ranks.members and one.ready:
+                self.fault("node", rank, self.step_of(one), job.timing.now, why)
             if not alone:
                 self.terminate(one, why, "node")
-        for successor in job.successors.values():
+        for successor in job.succession.successors.values():
             if successor.node == rank_state.node:
                 self.terminate(successor, why, "node")
         if alone:

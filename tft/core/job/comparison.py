@@ -151,7 +151,7 @@ class Comparison:
         ranks. The last holder of a shard is among them: the copies that other ranks fetch from it
         are compared with its own. Doubt may be dropped later: see `StrategyChoice.offers`.
         """
-        groups = self._job.topology().groups.values()
+        groups = self._job.ranks.topology().groups.values()
         several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
         return tuple(
             sorted({rank_state.rank for rank_state in self._sound(doubted=True)} & several)
@@ -163,7 +163,7 @@ class Comparison:
         holds another copy than most ranks is at fault, and is given the copy of the others. If no
         copy is held by most, no copy later than the last comparison is sound.
         """
-        for rank_state in self._job.rank_states.values():
+        for rank_state in self._job.ranks.states.values():
             rank_state.holdings.outrun = frozenset()  # the ranks that had come further may be lost
         self._judge(self._found())
 
@@ -198,7 +198,7 @@ class Comparison:
         """
         brought = {
             rank_state.rank
-            for rank_state in self._job.member_states()
+            for rank_state in self._job.ranks.member_states()
             if rank_state.holdings.fetched
         }
         # after the repair copies from a tail count like any other copies
@@ -207,7 +207,7 @@ class Comparison:
         for each in failed:
             self._tell(each)
             for rank in each.wrong:
-                self._job.rank_states[rank].holdings.distrust()
+                self._job.ranks.states[rank].holdings.distrust()
         if failed:
             self._attempts.again(f"after a repair {failed[0].sentence()}")
         elif found:
@@ -223,7 +223,7 @@ class Comparison:
             self._tell(difference)
             if difference.tail:
                 for rank in difference.wrong:
-                    job.rank_states[rank].holdings.outrun |= {difference.shard}
+                    job.ranks.states[rank].holdings.outrun |= {difference.shard}
             elif difference.right:
                 self._has_spread(difference)
                 for rank in difference.wrong:
@@ -231,10 +231,10 @@ class Comparison:
             else:
                 self._nobody_knows(difference)
         for rank, sentences in sorted(named.items()):
-            rank_state = job.rank_states[rank]
+            rank_state = job.ranks.states[rank]
             rank_state.holdings.distrust()
             step = rank_state.position.step + 1
-            self._attempts.fault("corruption", rank, step, job.now, "; ".join(sentences))
+            self._attempts.fault("corruption", rank, step, job.timing.now, "; ".join(sentences))
             job.count(rank)
 
     def _has_spread(self, difference: Difference) -> None:
@@ -242,7 +242,7 @@ class Comparison:
         Note as a reservation that the state of all ranks may contain gradients of a wrong copy,
         from steps since the last comparison.
         """
-        job, first = self._job, self._job.compared + 1
+        job, first = self._job, self._job.training.compared + 1
         if difference.step >= first:
             why = (
                 f"{difference.sentence()}; since when is not known: what ranks {list(difference.wrong)} have given to "
@@ -261,14 +261,14 @@ class Comparison:
         job = self._job
         why = (
             f"{difference.sentence()}, and nobody can say which is right: all copies that are later than "
-            f"step {job.compared}, when they were compared last, may be wrong"
+            f"step {job.training.compared}, when they were compared last, may be wrong"
         )
-        job.incident.spread.lower(job.compared)
+        job.incident.spread.lower(job.training.compared)
         # the ceiling does not rule out a copy of step `compared` itself: such a copy was right when
         # it was compared, and is in dispute now
         for rank in difference.wrong:
-            job.rank_states[rank].holdings.disputed = True
-        self._attempts.fault("corruption", None, difference.step + 1, job.now, why)
+            job.ranks.states[rank].holdings.disputed = True
+        self._attempts.fault("corruption", None, difference.step + 1, job.timing.now, why)
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
@@ -299,9 +299,10 @@ class Comparison:
             for rank_state in rank_states
             if rank_state.holdings.held is not None
         }
-        found = differences(job.topology().groups, copies)
+        found = differences(job.ranks.topology().groups, copies)
         return [
-            replace(each, wrong=tuple(r for r in each.wrong if r in job.members)) for each in found
+            replace(each, wrong=tuple(r for r in each.wrong if r in job.ranks.members))
+            for each in found
         ]
 
     def _counts(
@@ -313,7 +314,7 @@ class Comparison:
         has fetched it from a rank that held it and may be lost by now. `ended` holds these pairs of
         step and shard.
         """
-        behind = rank_state.rank not in self._job.members and rank_state.position.tail
+        behind = rank_state.rank not in self._job.ranks.members and rank_state.position.tail
         return shard not in rank_state.holdings.outrun and not (
             behind and (rank_state.holdings.held, shard) in ended
         )
@@ -327,7 +328,7 @@ class Comparison:
         job, ceiling = self._job, self._job.incident.spread.ceiling
         return [
             rank_state
-            for rank_state in (job.rank_states.values() if outside else job.member_states())
+            for rank_state in (job.ranks.states.values() if outside else job.ranks.member_states())
             if rank_state.ready
             and not (
                 rank_state.process.terminating
@@ -336,7 +337,7 @@ class Comparison:
             )
             if rank_state.holdings.trusted or (doubted and not rank_state.holdings.damaged)
             if rank_state.holdings.held is not None
-            and not (job.untrained and not rank_state.holdings.held)
+            and not (job.training.untrained and not rank_state.holdings.held)
             if ceiling is None or rank_state.holdings.held <= ceiling
         ]
 
@@ -349,7 +350,7 @@ def note_habits(job: Job, step: int) -> None:
     if step == 0:  # no tail comes before step 0
         return
     said: dict[str, list[int]] = {}
-    for rank_state in job.member_states():
+    for rank_state in job.ranks.member_states():
         for sentence in rank_state.declared.inexact:
             said.setdefault(sentence, []).append(rank_state.rank)
     for sentence, ranks in said.items():
@@ -367,12 +368,12 @@ def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
     }
     left: dict[str, set[int]] = {}
     ended = False
-    for shard, ranks in job.topology().groups.items():
+    for shard, ranks in job.ranks.topology().groups.items():
         found = planner.sound(shard, ranks, standings, step, job.incident.spread.ceiling)
         late = [holder.rank for holder in found if holder.tail and holder.held == step]
         ended = ended or len(late) < len(found)
         for rank in late:
-            left.setdefault(job.rank_states[rank].holdings.line, set()).add(rank)
+            left.setdefault(job.ranks.states[rank].holdings.line, set()).add(rank)
     of = " of all that hold the same" if ended else ""
     for line, those in left.items():
         said = (

@@ -36,15 +36,19 @@ class Deadlines:
         """
         job = self._job
         moments = [t.deadline for t in job.incident.tasks.values() if t.waiting]
-        if job.state not in SETTLED and job.anyone_joined():
-            oldest = next(iter(job.starting.values()), None)
+        if job.state not in SETTLED and job.processes.joined:
+            oldest = next(iter(job.processes.starting.values()), None)
             moments += [] if oldest is None else [self._started_by(oldest)]
         if job.awaits_ends():
-            moments += [self._unkillable_at(rank_state) for rank_state in job.terminating()]
+            moments += [
+                self._unkillable_at(rank_state) for rank_state in job.processes.terminating()
+            ]
         gathered = self._gathered_by()
         moments += [] if gathered is None else [gathered]
-        if job.deadline is not None and (job.state is not S.CHOOSING or not job.terminating()):
-            moments.append(job.deadline)
+        if job.timing.deadline is not None and (
+            job.state is not S.CHOOSING or not job.processes.terminating()
+        ):
+            moments.append(job.timing.deadline)
         return min(moments, default=None)
 
     def expire(self) -> None:
@@ -54,17 +58,17 @@ class Deadlines:
         """
         job = self._job
         for name, task in list(job.incident.tasks.items()):
-            if task.waiting and task.deadline <= job.now:
+            if task.waiting and task.deadline <= job.timing.now:
                 self._overdue(name, sorted(task.waiting))
                 return
-        if job.state not in SETTLED and job.anyone_joined():
+        if job.state not in SETTLED and job.processes.joined:
             self._end_late_starters()
         if job.awaits_ends():
-            for rank_state in job.terminating():
-                if self._unkillable_at(rank_state) <= job.now:
+            for rank_state in job.processes.terminating():
+                if self._unkillable_at(rank_state) <= job.timing.now:
                     self._ends.could_not_end(rank_state)
         self._end_ungathered()
-        if not job.expired():
+        if not job.timing.expired:
             return
         if job.state is S.EXITING:
             self._recovery.ending.end()
@@ -74,11 +78,13 @@ class Deadlines:
         elif job.state in (S.HEALTHY, S.RESUMING):
             attempts = self._attempts
             attempts.open()
-            late = sorted(job.members - job.finished)
-            attempts.freeze(f"ranks {late} have not finished, others have for {job.allowed:.0f} s")
+            late = sorted(job.ranks.members - job.training.finished)
+            attempts.freeze(
+                f"ranks {late} have not finished, others have for {job.timing.allowed:.0f} s"
+            )
 
     def _started_by(self, rank_state: RankState) -> float:
-        return max(rank_state.process.spawned, self._job.led) + self._job.policy.join
+        return max(rank_state.process.spawned, self._job.timing.led) + self._job.policy.join
 
     def _gathered_by(self) -> float | None:
         """
@@ -86,26 +92,30 @@ class Deadlines:
         all ranks have a place.
         """
         job = self._job
-        if job.state is not S.AWAITING or job.gathered is None or not job.placeless():
+        if job.state is not S.AWAITING or job.nodes.gathered is None or not job.ranks.placeless():
             return None
-        return max(job.gathered, job.led) + job.policy.gather
+        return max(job.nodes.gathered, job.timing.led) + job.policy.gather
 
     def _end_ungathered(self) -> None:
         job, until = self._job, self._gathered_by()
-        if until is not None and until <= job.now:
+        if until is not None and until <= job.timing.now:
             why = (
-                f"ranks {job.placeless()} have no place: {job.policy.gather:.0f} s after the last "
+                f"ranks {job.ranks.placeless()} have no place: {job.policy.gather:.0f} s after the last "
                 "node no other has come"
             )
             self._recovery.ending.exit("failed", 4, why)
 
     def _unkillable_at(self, rank_state: RankState) -> float:
-        return max(rank_state.process.terminating_since, self._job.led) + self._job.policy.kill
+        return (
+            max(rank_state.process.terminating_since, self._job.timing.led) + self._job.policy.kill
+        )
 
     def _end_late_starters(self) -> None:
         job = self._job
-        for rank_state in [s for s in job.starting.values() if self._started_by(s) <= job.now]:
-            job.starts(rank_state)
+        for rank_state in [
+            s for s in job.processes.starting.values() if self._started_by(s) <= job.timing.now
+        ]:
+            job.processes.starts(rank_state, job.timing.now)
             why = f"not ready {job.policy.join:.0f} s after its start"
             self._attempts.terminate(rank_state, why, "process")
 
@@ -140,9 +150,9 @@ class Deadlines:
                 self._unheard(ranks, why)
             case Late.HANG:
                 why = f"{why}. {ALONE}" if order == "stop" else why
-                attempts.terminate_all((job.rank_states[rank] for rank in ranks), why, "hang")
+                attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "hang")
             case Late.LEFT:
-                attempts.terminate_all((job.rank_states[rank] for rank in ranks), why, "process")
+                attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "process")
             case Late.DROP:
                 job.incident.tasks.pop(order)
             case Late.RENEW:
@@ -156,8 +166,8 @@ class Deadlines:
         ranks that have not answered a `check`, are not at fault for that alone. Ranks that train
         meanwhile are not either. The freeze shows which ranks hear nothing.
         """
-        step = self._job.rank_states[ranks[0]].position.step + 1  # all ranks wait at one boundary
-        self._attempts.fault("network", None, step, self._job.now, f"ranks {ranks}: {why}")
+        step = self._job.ranks.states[ranks[0]].position.step + 1  # all ranks wait at one boundary
+        self._attempts.fault("network", None, step, self._job.timing.now, f"ranks {ranks}: {why}")
 
     def _are_most(self, order: OrderName, ranks: list[int]) -> bool:
         """
@@ -177,7 +187,7 @@ class Deadlines:
         if task.renewed >= self._job.policy.patient:
             return False
         task.renewed += 1
-        task.deadline = self._job.now + task.limit
+        task.deadline = self._job.timing.now + task.limit
         return True
 
     def _not_called_after(self, ranks: list[int]) -> list[int]:
@@ -187,10 +197,10 @@ class Deadlines:
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         until = {
-            rank: task.issued + job.rank_states[rank].declared.after
+            rank: task.issued + job.ranks.states[rank].declared.after
             for rank in ranks
-            if job.rank_states[rank].position.after
-            and task.issued + job.rank_states[rank].declared.after > job.now
+            if job.ranks.states[rank].position.after
+            and task.issued + job.ranks.states[rank].declared.after > job.timing.now
         }
         if until:
             task.deadline = max(until.values())
@@ -207,10 +217,10 @@ class Deadlines:
         is taken for hanging gets no more time. Return whether the ranks were given time.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
-        hang = any(job.rank_states[rank].process.blame for rank in ranks)
-        lost = not job.untrained and not job.checkpoints and job.only_on(ranks)
+        hang = any(job.ranks.states[rank].process.blame for rank in ranks)
+        lost = not job.training.untrained and not job.checkpoints.known and job.ranks.only_on(ranks)
         if task.spared or hang or not lost:
             return False
-        task.spared, task.deadline = True, job.now + job.policy.repair
+        task.spared, task.deadline = True, job.timing.now + job.policy.repair
         job.tell("stop_waits", ranks=ranks, shards=lost)
         return True

@@ -125,23 +125,25 @@ class Dispatch:
                 # the report shows that the rank is in the loop, even if no later order reaches it
                 rank_state.repaired = True
                 rank_state.position = Position(step=message.step, window=False)
-                self._job.last_step = max(self._job.last_step, message.step)
+                self._job.training.completed(message.step)
                 if self._job.state is S.RESUMING:
                     self._job.phase(
                         "resume", rank_state.rank, self._job.issued("resume"), message.at
                     )
-                    self._job.trained.add(rank_state.rank)
+                    self._job.training.trained.add(rank_state.rank)
             case Finished():
                 rank_state.finished = True
-                self._job.finished.add(rank_state.rank)
+                self._job.training.finished.add(rank_state.rank)
                 rank_state.training = False
                 rank_state.position = Position(step=message.step, window=False)
-                self._job.last_step = max(self._job.last_step, message.step)
-                self._job.trained.add(rank_state.rank)
+                self._job.training.completed(message.step)
+                self._job.training.trained.add(rank_state.rank)
             case Checkpointed():
-                self._job.checkpointed(message.step, message.directory)
+                self._job.checkpoints.add(
+                    message.step, message.directory, keep=self._job.policy.keep_checkpoints
+                )
                 if message.compared:
-                    self._job.compared = max(self._job.compared, message.step)
+                    self._job.training.compared = max(self._job.training.compared, message.step)
             case CheckpointFailed():
                 self._job.not_checkpointed(message.rank, message.step, message.why)
                 if message.differ:
@@ -155,12 +157,12 @@ class Dispatch:
         node = message.node
         if node is not None and self._recovery.is_left(node):
             return self._recovery.leave(node, f"node {node} is not wanted any more: {message.why}")
-        if self._job.stop is not None:
+        if self._job.end.stop is not None:
             return None
-        self._job.stop = message
+        self._job.end.stop = message
         if reaction is not R.FORCE:
             return None  # the last checkpoint is being written already
-        if not any(rank_state.ready for rank_state in self._job.member_states()):
+        if not any(rank_state.ready for rank_state in self._job.ranks.member_states()):
             code = 128 + message.signal if message.signal else 4
             return self._recovery.ending.exit(
                 "cancelled" if message.signal else "failed", code, message.why
@@ -171,13 +173,13 @@ class Dispatch:
     def _pause_requested(self, message: PauseRequested, reaction: Reaction) -> None:
         if reaction is R.PAUSE:
             self._recovery.pausing.begin(message)
-        elif reaction is R.LATER and self._job.pause is None:
-            self._job.pause = message
+        elif reaction is R.LATER and self._job.pausing.request is None:
+            self._job.pausing.request = message
 
     def _resume_requested(self, reaction: Reaction) -> None:
         if not self._job.answered_all("check"):
             # all-reduces of the check could meet all-reduces of a step
             return self._job.tell("check_not_over")
-        self._job.pause, self._job.checked = None, ""
-        if reaction is R.RELEASE and not self._job.gathering:
+        self._job.pausing.request, self._job.pausing.result = None, ""
+        if reaction is R.RELEASE and not self._job.succession.gathering:
             self._recovery.pausing.release()

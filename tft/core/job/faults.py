@@ -33,7 +33,7 @@ class Faults:
         job = self._job
         rank_state.training = False
         rank_state.position = message.position
-        if not job.is_current(rank_state.rank, rank_state.incarnation):
+        if not job.ranks.is_current(rank_state.rank, rank_state.incarnation):
             return
         stopping = job.state in (S.FREEZING, S.CLEARING)
         symptom = message.kind == "network" and stopping and not message.context_lost
@@ -78,7 +78,7 @@ class Faults:
         Log why not, if nothing can be done about it.
         """
         job = self._job
-        rank_state = job.rank_states.get(message.rank)
+        rank_state = job.ranks.states.get(message.rank)
         why_not = self._why_not(rank_state, message.kind)
         if rank_state is None or why_not:
             return job.tell(
@@ -120,7 +120,7 @@ class Faults:
         when all ranks were brought to that step.
         """
         job = self._job
-        if message.step <= job.compared:
+        if message.step <= job.training.compared:
             return
         for rank in message.wrong or (None,):
             self._attempts.fault("corruption", rank, message.step + 1, message.at, message.why)
@@ -130,7 +130,7 @@ class Faults:
         """
         Return why nothing can be done about a fault seen from outside, or "" if something can.
         """
-        if rank_state is None or rank_state.rank not in self._job.members:
+        if rank_state is None or rank_state.rank not in self._job.ranks.members:
             return "the rank does not take part"
         if rank_state.process.stage in (ProcessStage.ABSENT, ProcessStage.GONE):
             return "the rank has no process"

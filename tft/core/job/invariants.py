@@ -20,16 +20,18 @@ def broken(job: Job) -> Iterator[str]:
     """
     Yield one sentence for each invariant that is broken.
     """
-    training = [rank_state.rank for rank_state in job.rank_states.values() if rank_state.training]
+    training = [rank_state.rank for rank_state in job.ranks.states.values() if rank_state.training]
     if training and job.state in STANDING:
         yield f"ranks {training} train while the job is {job.state}"
-    outside = [rank for rank in training if rank not in job.members]
+    outside = [rank for rank in training if rank not in job.ranks.members]
     if outside:
         yield f"ranks {outside} train and are no members"
-    if not job.members:
+    if not job.ranks.members:
         yield "nobody is a member"
     strangers = [
-        rank for rank, s in job.successors.items() if s.process.stage is ProcessStage.ABSENT
+        rank
+        for rank, s in job.succession.successors.items()
+        if s.process.stage is ProcessStage.ABSENT
     ]
     if strangers:
         yield f"those who take over from ranks {strangers} were never asked for"
@@ -37,5 +39,5 @@ def broken(job: Job) -> Iterator[str]:
         yield f"the job is healthy, and unanswered is {', '.join(job.incident.tasks)}"
     if job.state is S.HEALTHY and job.incident.is_open:
         yield f"the job is healthy, and incident {job.incident.number} is open"
-    if job.state is S.ENDED and job.outcome is None:
+    if job.state is S.ENDED and job.end.outcome is None:
         yield "the job has ended without an outcome"

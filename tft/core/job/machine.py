@@ -21,6 +21,7 @@ from tft.core.job.dispatch import Dispatch
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.job.incident import Incident
 from tft.core.job.invariants import broken
+from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
@@ -40,31 +41,11 @@ class Machine:
     The state machine of one job of `world` ranks, from its start to its end.
     """
 
-    def __init__(
-        self,
-        world: int,
-        policy: Policy,
-        *,
-        job: str,
-        checkpoints: str,
-        checkpoint_name: str = "step-{step:08d}",
-        at: float,
-        resume: tuple[str, int] | None,
-        older: Sequence[tuple[str, int]] = (),
-        first_incident: int,
-    ) -> None:
+    def __init__(self, world: int, policy: Policy, origin: Origin, *, at: float) -> None:
         """
-        Create the machine. `checkpoints` is the directory for last checkpoints, `checkpoint_name`
-        the pattern of their names. `resume` names the directory of a checkpoint to start from, and
-        the step whose end it holds. `older` names checkpoints of earlier steps, to go back to. `at`
-        is the present time in seconds (the clock of the controller). `first_incident` is the number
-        of the next incident.
+        Create the machine. `at` is the present time in seconds (the clock of the controller).
         """
-        self._job = Job(
-            world, policy, name=job, checkpoints=checkpoints, checkpoint_name=checkpoint_name, at=at,
-            resume=resume, older=older,
-            first_incident=first_incident,
-        )  # fmt: skip
+        self._job = Job(world, policy, origin, at=at)
         self._recovery = Recovery(self._job)
         self._dispatch = Dispatch(self._job, self._recovery)
         self._deadlines = Deadlines(self._job, self._recovery, self._dispatch.ends)
@@ -81,49 +62,49 @@ class Machine:
         """
         The steps without a periodic checkpoint, by rank and reason.
         """
-        return self._job.missed
+        return self._job.checkpoints.missed
 
     @property
     def epoch(self) -> int:
         """
         The epoch of the leader.
         """
-        return self._job.epoch
+        return self._job.timing.epoch
 
     @property
     def members(self) -> frozenset[int]:
         """
         The ranks that take part. They are fewer than the world once the job has shrunk.
         """
-        return self._job.members
+        return self._job.ranks.members
 
     @property
     def switch(self) -> frozenset[int]:
         """
         The ranks that are to be switched to other processes on request.
         """
-        return self._job.switch
+        return self._job.succession.switch
 
     @property
     def nodes(self) -> Sequence[int]:
         """
         The nodes that have joined and are not lost.
         """
-        return [node for node in self._job.nodes if node not in self._job.lost_nodes]
+        return [node for node in self._job.nodes.ranks if node not in self._job.nodes.lost]
 
     def incarnation(self, rank: int) -> int:
         """
         Return the incarnation of the process that holds this rank, or -1 before the first process
         was asked for.
         """
-        return self._job.rank_states[rank].incarnation
+        return self._job.ranks.states[rank].incarnation
 
     @property
     def refused(self) -> Collection[str]:
         """
         The senders whose claim to a rank was refused. Their reports must not be acknowledged.
         """
-        return self._job.refused.keys()
+        return self._job.processes.refused.keys()
 
     @property
     def incident(self) -> Incident:
@@ -137,28 +118,28 @@ class Machine:
         """
         The closed incidents.
         """
-        return self._job.incidents
+        return self._job.history.incidents
 
     @property
     def outcome(self) -> JobOver | None:
         """
         How the job ends, or None while that is not decided.
         """
-        return self._job.outcome
+        return self._job.end.outcome
 
     @property
     def last_step(self) -> int:
         """
         The highest completed step.
         """
-        return self._job.last_step
+        return self._job.training.last_step
 
     @property
     def checked(self) -> str:
         """
         The result of the last requested check: `passed`, a sentence, or "" while there is none.
         """
-        return self._job.checked
+        return self._job.pausing.result
 
     # ---------------------------------------------------------------- events
 
@@ -168,7 +149,7 @@ class Machine:
         """
         job = self._job
         job.said = []
-        job.now = event.at
+        job.timing.now = event.at
         reaction = REACTIONS[kind_of(event)][job.state]
         if reaction is not Reaction.ABSORB:
             self._take(event, reaction)
@@ -194,16 +175,14 @@ class Machine:
         Begin every time limit again under a new leader: without a leader no answer could arrive.
         """
         job = self._job
-        if job.deadline is not None:
-            job.deadline = event.at + job.allowed
-        job.epoch, job.led = event.epoch, event.at
+        job.timing.lead(event.epoch, event.at)
         for task in job.incident.tasks.values():
             task.deadline = event.at + task.limit
         if job.state is S.CHOOSING:
             self._recovery.choice.ask()  # the question may have been lost with the last leader
-        if job.state is S.ENDED and job.outcome is not None:
-            ending = [replace(order, epoch=job.epoch) for order in job.ending]
-            job.said = [*ending, job.outcome]  # the previous leader may not have sent it
+        if job.state is S.ENDED and job.end.outcome is not None:
+            ending = [replace(order, epoch=job.timing.epoch) for order in job.end.orders]
+            job.said = [*ending, job.end.outcome]  # the previous leader may not have sent it
 
     def _stalled(self, event: Stalled) -> None:
         job, attempts = self._job, self._recovery.attempts
@@ -226,14 +205,21 @@ class Machine:
         """
         Return every unanswered order, addressed to the ranks that still owe the answer.
         """
-        orders: list[Order] = [o for parts in self._job.node_orders.values() for o in parts]
+        orders: list[Order] = [o for parts in self._job.nodes.orders.values() for o in parts]
         for task in self._job.incident.tasks.values():
             for order in task.orders:
                 to = tuple(rank for rank in order.to if rank in task.waiting)
                 if to:
                     orders.append(replace(order, to=to))
-        orders += [o for o, at in self._job.refused.values() if self._job.now < at + REFUSED]
-        return [replace(order, epoch=self._job.epoch) for order in (*orders, *self._job.ending)]
+        orders += [
+            o
+            for o, at in self._job.processes.refused.values()
+            if self._job.timing.now < at + REFUSED
+        ]
+        return [
+            replace(order, epoch=self._job.timing.epoch)
+            for order in (*orders, *self._job.end.orders)
+        ]
 
     def next_deadline(self) -> float | None:
         """

@@ -26,8 +26,8 @@ class Pausing:
         Begin a pause: ask every member for its position. The furthest member sets the boundary.
         """
         job = self._job
-        job.pause = request
-        job.checked = ""
+        job.pausing.request = request
+        job.pausing.result = ""
         job.tell("pausing", why=request.why, check=request.check)
         self._come(request.why)
 
@@ -35,7 +35,7 @@ class Pausing:
         """
         Gather all members at a boundary without a pause, so that successors can take over there.
         """
-        self._job.gathering = True
+        self._job.succession.gathering = True
         self._job.tell("gathering", why=why)
         self._come(why)
 
@@ -46,7 +46,7 @@ class Pausing:
         """
         job = self._job
         there = "hold" in job.incident.tasks and job.answered_all("hold")
-        return job.gathering and there and not job.terminating()
+        return job.succession.gathering and there and not job.processes.terminating()
 
     def _come(self, why: str) -> None:
         self._job.incident.round += 1
@@ -59,39 +59,41 @@ class Pausing:
         """
         job = self._job
         tasks = job.incident.tasks
-        if job.gathering and not job.warm():
+        if job.succession.gathering and not job.succession.warm():
             return self.release()  # no successor is left to take over
-        if job.terminating() or any(task.waiting for task in tasks.values()):
+        if job.processes.terminating() or any(task.waiting for task in tasks.values()):
             return None
         if "check" in tasks:
             self._checked()
         elif "hold" not in tasks:
-            boundary = max(s.position.step + s.position.window for s in job.member_states())
+            boundary = max(s.position.step + s.position.window for s in job.ranks.member_states())
             job.issue(job.to_all(Hold, step=boundary))
-        elif job.state is S.PAUSING and not job.gathering:
+        elif job.state is S.PAUSING and not job.succession.gathering:
             self._paused()
         return None
 
     def _paused(self) -> None:
         job = self._job
         job.move(S.PAUSED)
-        check = "" if job.pause is None else job.pause.check
-        job.tell("paused", step=max(s.position.step for s in job.member_states()), check=check)
+        check = "" if job.pausing.request is None else job.pausing.request.check
+        job.tell(
+            "paused", step=max(s.position.step for s in job.ranks.member_states()), check=check
+        )
         if check:
-            for rank_state in job.member_states():
+            for rank_state in job.ranks.member_states():
                 rank_state.check.verdict, rank_state.check.finding = "pass", ""
             job.issue(job.to_all(Check, name=check))
         else:
-            job.stay(job.policy.pause)
+            job.timing.stay(job.policy.pause)
 
     def _checked(self) -> None:
         """
         Act on the findings of a check: all members go on, nodes are isolated, or the job ends.
         """
         job = self._job
-        job.pause, job.incident.tasks = None, {}
-        job.checked = "; ".join(self._attempts.findings()) or "passed"
-        job.tell("checked", what=job.checked)
+        job.pausing.request, job.incident.tasks = None, {}
+        job.pausing.result = "; ".join(self._attempts.findings()) or "passed"
+        job.tell("checked", what=job.pausing.result)
         if not self._attempts.judge():
             self.release()
 
@@ -101,7 +103,7 @@ class Pausing:
         members go on.
         """
         self._job.tell("pause_given_up", why=why)
-        for successor in self._job.warm() if self._job.gathering else ():
+        for successor in self._job.succession.warm() if self._job.succession.gathering else ():
             successor.process.invited = True  # another attempt would fail too
         self.release()
 
@@ -110,11 +112,13 @@ class Pausing:
         Let all members go on. The job is healthy when every member has trained a step.
         """
         job = self._job
-        if job.gathering:
-            job.gathering = False  # a pause that was requested meanwhile stays pending
+        if job.succession.gathering:
+            job.succession.gathering = False  # a pause that was requested meanwhile stays pending
         else:
-            job.pause = None
-            job.tell("released", members=len(job.members))
-        job.trained = {rank_state.rank for rank_state in job.member_states() if rank_state.finished}
+            job.pausing.request = None
+            job.tell("released", members=len(job.ranks.members))
+        job.training.trained = {
+            rank_state.rank for rank_state in job.ranks.member_states() if rank_state.finished
+        }
         job.incident.round += 1
         job.step_to(S.RESUMING, job.to_all(Release))

@@ -36,12 +36,16 @@ class ProcessExits:
         job as failed if ranks have no place and this node never joined.
         """
         job = self._job
-        agent = job.agents.get(message.node)
+        agent = job.nodes.agents.get(message.node)
         stranger = message.pid and agent is not None and agent[1] != message.pid
-        if stranger and message.at <= job.came[message.node]:
+        if stranger and message.at <= job.nodes.came[message.node]:
             return None  # another agent has come up on the node since then
-        job.lost_nodes.add(message.node)
-        if message.node not in job.nodes and job.placeless() and job.state not in SETTLED:
+        job.nodes.lost.add(message.node)
+        if (
+            message.node not in job.nodes.ranks
+            and job.ranks.placeless()
+            and job.state not in SETTLED
+        ):
             return self._recovery.ending.exit("failed", 4, message.why)
         return self.bereaved(self.emptied(message.node, silent=True), message.why, message.at)
 
@@ -53,12 +57,16 @@ class ProcessExits:
         """
         job = self._job
         left = []
-        for rank_state in [*job.rank_states.values(), *job.successors.values(), *job.retiring]:
+        for rank_state in [
+            *job.ranks.states.values(),
+            *job.succession.successors.values(),
+            *job.processes.retiring,
+        ]:
             if rank_state.node != node or rank_state.process.stage is ProcessStage.GONE:
                 continue
-            job.forget(rank_state.rank, rank_state.incarnation, Spawn, Kill)
+            job.nodes.forget(rank_state.rank, rank_state.incarnation, Spawn, Kill)
             step = self._attempts.step_of(rank_state)
-            if job.is_current(rank_state.rank, rank_state.incarnation):
+            if job.ranks.is_current(rank_state.rank, rank_state.incarnation):
                 left.append((rank_state, step))
             if silent and job.state not in SETTLED:
                 job.kill(rank_state, f"node {node} was given up", last_words=False)
@@ -86,9 +94,9 @@ class ProcessExits:
         Handle the end of a process. The meaning depends on the role that the process had.
         """
         job = self._job
-        job.forget(message.rank, message.incarnation, Spawn, Kill)
+        job.nodes.forget(message.rank, message.incarnation, Spawn, Kill)
         # a process that could not be ended has ended after all: its node is a place again
-        job.rank_states[message.rank].excluded_nodes.pop(message.incarnation, None)
+        job.ranks.states[message.rank].excluded_nodes.pop(message.incarnation, None)
         rank_state = job.find(message.rank, message.incarnation)
         if rank_state is None:
             return None
@@ -96,15 +104,15 @@ class ProcessExits:
         if rank_state.process.stage is ProcessStage.GONE:
             rank_state.local_state.reported = message.private or rank_state.local_state.reported
             return None
-        was, retires = rank_state.process.stage, rank_state in job.retiring
+        was, retires = rank_state.process.stage, rank_state in job.processes.retiring
         self._gone(rank_state)
         rank_state.position = message.position
         rank_state.local_state.reported = {**rank_state.local_state.reported, **message.private}
         if retires:
-            job.rank_states[rank_state.rank].local_state.reported = rank_state.local_state.reported
+            job.ranks.states[rank_state.rank].local_state.reported = rank_state.local_state.reported
         if job.state in SETTLED:
             return self._left_late(rank_state, message)
-        if not job.is_current(rank_state.rank, rank_state.incarnation):
+        if not job.ranks.is_current(rank_state.rank, rank_state.incarnation):
             return job.tell("rank_gone", rank=rank_state.rank, code=message.code, outside=True)
         if self._left_in_peace(rank_state, message):
             return None
@@ -124,10 +132,10 @@ class ProcessExits:
         """
         job = self._job
         step = self._attempts.step_of(rank_state)
-        matters = job.is_current(rank_state.rank, rank_state.incarnation)
+        matters = job.ranks.is_current(rank_state.rank, rank_state.incarnation)
         self._gone(rank_state)
         if rank_state.node is not None:
-            excluded = job.rank_states[rank_state.rank].excluded_nodes
+            excluded = job.ranks.states[rank_state.rank].excluded_nodes
             excluded[rank_state.incarnation] = rank_state.node
         why = f"its process could not be ended within {job.policy.kill:.0f} s"
         job.tell(
@@ -138,33 +146,33 @@ class ProcessExits:
         if job.state in SETTLED:
             return self._not_completed(f"rank {rank_state.rank} did not leave, and {why}")
         if not self._blamed(rank_state):
-            self._attempts.fault("process", rank_state.rank, step, job.now, why)
+            self._attempts.fault("process", rank_state.rank, step, job.timing.now, why)
         return self._recovery.lost(rank_state)
 
     def _gone(self, rank_state: RankState) -> None:
         job, process = self._job, (rank_state.rank, rank_state.incarnation)
-        job.starting.pop(process, None)
-        job.running.discard(process)
-        if rank_state in job.displaced:
-            job.displaced.remove(rank_state)
+        job.processes.starting.pop(process, None)
+        job.processes.running.discard(process)
+        if rank_state in job.processes.displaced:
+            job.processes.displaced.remove(rank_state)
         rank_state.process.stage = ProcessStage.GONE
         rank_state.training = False
         rank_state.holdings.lost()
-        if rank_state in job.retiring:
-            job.retiring.remove(rank_state)
-        elif not job.holds_rank(rank_state):
-            del job.successors[rank_state.rank]
+        if rank_state in job.processes.retiring:
+            job.processes.retiring.remove(rank_state)
+        elif not job.ranks.holds_rank(rank_state):
+            del job.succession.successors[rank_state.rank]
         else:
             return
         if rank_state.node is not None:  # the place of the process is free again
-            job.room[rank_state.node] += 1
-        if rank_state.rank in job.switch and job.state not in SETTLED:
+            job.nodes.room[rank_state.node] += 1
+        if rank_state.rank in job.succession.switch and job.state not in SETTLED:
             why = f"the process that was to take over from rank {rank_state.rank} has ended"
             self._recovery.call_off(
                 f"{why}: {rank_state.process.terminating}"
                 if rank_state.process.terminating
                 else why,
-                job.switch,
+                job.succession.switch,
             )
 
     def _blame(self, rank_state: RankState, message: Exited, was: ProcessStage) -> None:
@@ -209,7 +217,7 @@ class ProcessExits:
         process that holds no rank of a member is ended by its agent, so its code says nothing. Once
         the outcome was announced it stays: the report of the job is written.
         """
-        if message.code and self._job.is_current(rank_state.rank, rank_state.incarnation):
+        if message.code and self._job.ranks.is_current(rank_state.rank, rank_state.incarnation):
             self._not_completed(f"rank {rank_state.rank} {_how(message.code)}")
 
     def _not_completed(self, why: str) -> None:
@@ -217,10 +225,10 @@ class ProcessExits:
         Turn the outcome `completed` into `failed`, as long as it was not announced.
         """
         job = self._job
-        if job.state is State.EXITING and job.outcome and job.outcome.result == "completed":
+        if job.state is State.EXITING and job.end.outcome and job.end.outcome.result == "completed":
             why = f"all steps are done, but then {why}"
-            job.outcome = JobOver(result="failed", code=4, why=why)
-            job.stay(
+            job.end.outcome = JobOver(result="failed", code=4, why=why)
+            job.timing.stay(
                 job.policy.join
             )  # the scripts of other ranks may wait for the lost one for ever
 
@@ -229,12 +237,12 @@ class ProcessExits:
         Return whether no rank has called `tft.init` so far. In that case handle the end of the
         process: the job ends with the first failure, or when all ranks have left.
         """
-        if self._job.anyone_joined():
+        if self._job.processes.joined:
             return False
         if message.code:
             why = f"rank {rank_state.rank} {_how(message.code)} before any rank had joined the job"
             self._recovery.ending.exit("failed", 4, why)
-        elif all(s.process.stage is ProcessStage.GONE for s in self._job.rank_states.values()):
+        elif all(s.process.stage is ProcessStage.GONE for s in self._job.ranks.states.values()):
             self._recovery.ending.exit("completed", 0, UNPROTECTED)
         return True
 

@@ -5,6 +5,7 @@ makes one move at a time. A move is made when everything that it needs is there.
 
 from tft.core.job.attempts import Attempts
 from tft.core.job.comparison import Comparison, forget_tails, note_habits, note_tails
+from tft.core.job.facts import lacks_local_state, note_capture, standings_of, terms_of
 from tft.core.job.pause import Pausing
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
@@ -61,9 +62,11 @@ class Recovery:
                 return self._start_repair()
             case S.FREEZING if job.answered_all("freeze"):
                 return self._after_freeze()
-            case S.CLEARING if job.answered_all("stop", "compare") and not job.terminating():
+            case S.CLEARING if (
+                job.answered_all("stop", "compare") and not job.processes.terminating()
+            ):
                 return self._compare()
-            case S.CHOOSING if job.expired() and not job.terminating():
+            case S.CHOOSING if job.timing.expired and not job.processes.terminating():
                 self.choice.time_is_up()
                 return True
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
@@ -79,7 +82,7 @@ class Recovery:
             case S.PAUSING | S.PAUSED:
                 self.pausing.advance()
                 if self.pausing.gathered:
-                    self._stop_for(job.warm())
+                    self._stop_for(job.succession.warm())
             case S.DUMPING:
                 self.ending.advance_dump()
             case S.EXITING if job.all_left():
@@ -91,7 +94,7 @@ class Recovery:
         Close the incident or the pause when every member has trained one more step.
         """
         job = self._job
-        if job.trained.issuperset(job.members):
+        if job.training.trained.issuperset(job.ranks.members):
             return self._close()
         self._await_the_last()
         return False
@@ -102,11 +105,11 @@ class Recovery:
         other ranks should finish soon, unless the controller cannot hear them.
         """
         job = self._job
-        if job.finished and job.deadline is None:
+        if job.training.finished and job.timing.deadline is None:
             # functions called after the last step may take the seconds that the ranks announced
-            job.stay(
+            job.timing.stay(
                 job.policy.tail
-                + max(rank_state.declared.after for rank_state in job.member_states())
+                + max(rank_state.declared.after for rank_state in job.ranks.member_states())
             )
 
     def _healthy(self) -> None:
@@ -115,12 +118,12 @@ class Recovery:
         or change the processes or ranks that take part.
         """
         job = self._job
-        if job.finished.issuperset(job.members):
+        if job.training.finished.issuperset(job.ranks.members):
             self.ending.complete()
-        elif job.finished:
+        elif job.training.finished:
             self._await_the_last()
-        elif job.pause is not None:
-            self.pausing.begin(job.pause)
+        elif job.pausing.request is not None:
+            self.pausing.begin(job.pausing.request)
         else:
             self._seek_successors()
             self._take_opportunity()
@@ -135,13 +138,13 @@ class Recovery:
         there, so no step is interrupted.
         """
         job = self._job
-        warm = [successor for successor in job.warm() if not successor.process.invited]
+        warm = [successor for successor in job.succession.warm() if not successor.process.invited]
         back = [
-            job.rank_states[r]
+            job.ranks.states[r]
             for r in sorted(job.returning())
-            if not job.rank_states[r].process.invited
+            if not job.ranks.states[r].process.invited
         ]
-        if not (warm or back) or job.next_number > job.policy.max_incidents:
+        if not (warm or back) or job.history.next_number > job.policy.max_incidents:
             return
         if warm:
             ranks = [successor.rank for successor in warm]
@@ -164,10 +167,10 @@ class Recovery:
             successor.process.invited = True
         self.attempts.open()
         for successor in warm:
-            rank_state = job.rank_states[successor.rank]
+            rank_state = job.ranks.states[successor.rank]
             step = self.attempts.step_of(rank_state)
             self.attempts.fault(
-                "straggler", successor.rank, step, job.now, rank_state.process.straggles
+                "straggler", successor.rank, step, job.timing.now, rank_state.process.straggles
             )
 
     # ---------------------------------------------------------------- freeze and stop
@@ -175,9 +178,9 @@ class Recovery:
     def _after_freeze(self) -> bool:
         job, incident = self._job, self._job.incident
         self._terminate_suspects()
-        if job.terminating():
+        if job.processes.terminating():
             return False
-        for rank_state in job.member_states():
+        for rank_state in job.ranks.member_states():
             job.see(rank_state)
         self.attempts.locate()
         for rank in incident.faulty():
@@ -186,10 +189,10 @@ class Recovery:
         # every other rank has completed them too, or will.
         finish = incident.progress.reached
         if incident.suspicion and not incident.faults:
-            self.attempts.fault("network", None, finish + 1, job.now, incident.suspicion)
+            self.attempts.fault("network", None, finish + 1, job.timing.now, incident.suspicion)
         incident.suspicion = ""
         job.move(S.CLEARING)
-        to = tuple(rank_state.rank for rank_state in job.member_states() if rank_state.ready)
+        to = tuple(rank_state.rank for rank_state in job.ranks.member_states() if rank_state.ready)
         if to:
             grace, longer = job.policy.grace, 0.0
             if {fault.kind for fault in incident.faults} == {"straggler"}:
@@ -210,7 +213,7 @@ class Recovery:
             return False
         self.comparison.judge()
         if holders:  # a second comparison in this round would give the same answers
-            job.began = True
+            job.training.began = True
         self.choice.consider()
         return True
 
@@ -222,10 +225,10 @@ class Recovery:
         job = self._job
         suspects = [
             s
-            for s in job.member_states()
+            for s in job.ranks.member_states()
             if s.process.blame == "hang" and not s.process.terminating
         ]
-        ready = [s for s in job.member_states() if s.ready and not s.process.terminating]
+        ready = [s for s in job.ranks.member_states() if s.ready and not s.process.terminating]
         for rank_state in suspects:
             if len(suspects) < len(ready):
                 self.attempts.terminate(rank_state, "it hangs while the others wait for it", "hang")
@@ -249,7 +252,7 @@ class Recovery:
             job.see(rank_state)
             job.excuse(rank_state.rank)
         for rank_state in rank_states:
-            successor = job.successors.get(rank_state.rank)
+            successor = job.succession.successors.get(rank_state.rank)
             if successor is not None and not successor.process.terminating:
                 job.incident.turnover.given_another(rank_state.rank)
                 self.choice.take_over(rank_state.rank)
@@ -274,7 +277,7 @@ class Recovery:
         """
         Return whether all ranks that are left can take part in some strategy with new processes.
         """
-        left = [rank_state for rank_state in self._job.member_states() if rank_state.ready]
+        left = [rank_state for rank_state in self._job.ranks.member_states() if rank_state.ready]
         return any(
             all(way in rank_state.declared.strategies for rank_state in left)
             for way in WITH_NEW_PROCESSES
@@ -288,9 +291,9 @@ class Recovery:
         if "recover" not in self._job.policy.enable:
             return
         others = [
-            other for other in self._job.member_states() if other.node == node and other.ready
+            other for other in self._job.ranks.member_states() if other.node == node and other.ready
         ]
-        alone = self._job.only_on(other.rank for other in others)
+        alone = self._job.ranks.only_on(other.rank for other in others)
         if alone:
             self._job.tell("node_kept", node=node, why=f"nobody else has shard {alone[0]!r}")
         else:
@@ -318,9 +321,9 @@ class Recovery:
         Start a successor for a rank that holds the others up. Log why not, if none can be started.
         """
         job = self._job
-        rank_state = job.rank_states[message.rank]
+        rank_state = job.ranks.states[message.rank]
         why_not = self._why_no_successor(rank_state)
-        node = None if why_not else job.elsewhere(rank_state, job.room)
+        node = None if why_not else job.elsewhere(rank_state, job.nodes.room)
         if node is None:
             why_not = why_not or "no other node has room"
         job.tell("rank_straggles", rank=rank_state.rank, why=message.evidence, why_not=why_not)
@@ -335,7 +338,7 @@ class Recovery:
         """
         successor = RankState(rank=rank_state.rank)
         rank_state.process.straggles = why
-        self._job.successors[rank_state.rank] = successor
+        self._job.succession.successors[rank_state.rank] = successor
         self._job.spawn(successor, node, cause)
 
     def _why_no_successor(self, rank_state: RankState) -> str:
@@ -346,7 +349,9 @@ class Recovery:
         job = self._job
         if job.fault_reaction is not Reaction.FREEZE:
             return "everyone stands still already"
-        known = "another process is on its way" if rank_state.rank in job.successors else ""
+        known = (
+            "another process is on its way" if rank_state.rank in job.succession.successors else ""
+        )
         return self._why_no_migration() or known
 
     def _why_no_migration(self) -> str:
@@ -354,7 +359,9 @@ class Recovery:
         Return why no rank at all can get a successor, or "" if ranks can.
         """
         job = self._job
-        unable = [s.rank for s in job.member_states() if "migrate" not in s.declared.strategies]
+        unable = [
+            s.rank for s in job.ranks.member_states() if "migrate" not in s.declared.strategies
+        ]
         if "migrate" not in job.policy.enable:
             return "migrate is not enabled"
         return f"the adaptor of ranks {unable} cannot take part" if unable else ""
@@ -371,20 +378,20 @@ class Recovery:
         if why_not:
             job.tell("switch_called_off", ranks=sorted(wanted), why=why_not)
             return
-        kept = job.switch & wanted
-        self.call_off(message.why, job.switch - wanted)
-        job.switch, job.switch_why = wanted, message.why
+        kept = job.succession.switch & wanted
+        self.call_off(message.why, job.succession.switch - wanted)
+        job.succession.switch, job.succession.why = wanted, message.why
         if wanted - kept:
             job.tell("switch_asked", ranks=sorted(wanted), why=message.why)
 
     def _why_no_switch(self, ranks: frozenset[int]) -> str:
         job = self._job
-        outside = sorted(ranks - job.members)
+        outside = sorted(ranks - job.ranks.members)
         if outside:
             return f"ranks {outside} do not take part"
         absent = any(
             s.process.stage not in (ProcessStage.JOINED, ProcessStage.READY)
-            for s in job.member_states()
+            for s in job.ranks.member_states()
         )
         # a process says when it joins which strategies it can take part in: nothing rules a switch
         # out before all members have joined
@@ -396,23 +403,27 @@ class Recovery:
         every member with its place on the node is to be switched. A node without members qualifies.
         """
         job = self._job
-        there = {rank_state.rank for rank_state in job.member_states() if rank_state.node == node}
-        known = node in job.nodes and node not in job.lost_nodes
-        return known and there <= job.switch
+        there = {
+            rank_state.rank for rank_state in job.ranks.member_states() if rank_state.node == node
+        }
+        known = node in job.nodes.ranks and node not in job.nodes.lost
+        return known and there <= job.succession.switch
 
     def leave(self, node: int, why: str) -> None:
         """
         Give up a node: end all processes on it. They get time to report what they leave behind.
         """
         job = self._job
-        there = [rank_state for rank_state in job.member_states() if rank_state.node == node]
-        job.lost_nodes.add(node)
+        there = [rank_state for rank_state in job.ranks.member_states() if rank_state.node == node]
+        job.nodes.lost.add(node)
         job.tell("node_left", node=node, ranks=[rank_state.rank for rank_state in there], why=why)
         for rank_state in there:
             self.attempts.fault(
-                "node", rank_state.rank, self.attempts.step_of(rank_state), job.now, why
+                "node", rank_state.rank, self.attempts.step_of(rank_state), job.timing.now, why
             )
-        successors = [successor for successor in job.successors.values() if successor.node == node]
+        successors = [
+            successor for successor in job.succession.successors.values() if successor.node == node
+        ]
         self.attempts.terminate_all([*there, *successors], why, "node")
 
     def call_off(self, why: str, ranks: frozenset[int]) -> None:
@@ -422,9 +433,11 @@ class Recovery:
         job = self._job
         if not ranks:
             return
-        job.switch -= ranks
+        job.succession.switch -= ranks
         job.tell("switch_called_off", ranks=sorted(ranks), why=why)
-        successors = [successor for rank, successor in job.successors.items() if rank in ranks]
+        successors = [
+            successor for rank, successor in job.succession.successors.items() if rank in ranks
+        ]
         self.attempts.terminate_all(successors, why, "process")
         if job.state is S.CHOOSING and any(successor.process.invited for successor in successors):
             self.replan()  # the offers that name these successors are void
@@ -435,17 +448,17 @@ class Recovery:
         that no such rank is to leave.
         """
         job = self._job
-        going = {job.rank_states[rank].node for rank in job.switch}
-        for rank in sorted(job.switch - job.successors.keys()):
-            rank_state = job.rank_states[rank]
-            room = {node: left for node, left in job.room.items() if node not in going}
+        going = {job.ranks.states[rank].node for rank in job.succession.switch}
+        for rank in sorted(job.succession.switch - job.succession.successors.keys()):
+            rank_state = job.ranks.states[rank]
+            room = {node: left for node, left in job.nodes.room.items() if node not in going}
             node = job.elsewhere(rank_state, room)
             if node is not None:
                 self._bring_up(
                     rank_state,
                     node,
-                    job.switch_why,
-                    f"rank {rank} is to be switched: {job.switch_why}",
+                    job.succession.why,
+                    f"rank {rank} is to be switched: {job.succession.why}",
                 )
 
     def recall(self) -> None:
@@ -454,12 +467,12 @@ class Recovery:
         room and the rank has not failed too often.
         """
         job = self._job
-        whole = len(job.members) == len(job.rank_states)
-        if whole or "scale_out" not in job.policy.enable:
+        if job.ranks.whole or "scale_out" not in job.policy.enable:
             return
-        for rank_state in job.rank_states.values():
+        for rank_state in job.ranks.states.values():
             outside = (
-                rank_state.rank not in job.members and rank_state.process.stage is ProcessStage.GONE
+                rank_state.rank not in job.ranks.members
+                and rank_state.process.stage is ProcessStage.GONE
             )
             node = job.home(rank_state)
             if outside and node is not None and not job.flapping(rank_state.rank):
@@ -469,7 +482,7 @@ class Recovery:
         """
         End the successors that were invited to take over and could not.
         """
-        for successor in self._job.successors.values():
+        for successor in self._job.succession.successors.values():
             if successor.process.invited:
                 self.attempts.terminate(successor, "it could not take over", "process")
 
@@ -480,13 +493,16 @@ class Recovery:
         Plan the repair when every member takes orders, and begin it: form the process groups and
         copy the state that ranks lack. First choose a strategy, if none is followed.
         """
-        job, incident, store = self._job, self._job.incident, self._job.store
-        if incident.decision.strategy == "" and not job.terminating():
+        job, incident, store = self._job, self._job.incident, self._job.nodes.store
+        if incident.decision.strategy == "" and not job.processes.terminating():
             self.choice.consider()
             return True
         if store is not None and self._all_there():
             plan = planner.repair(
-                job.topology(), job.standings(self.choice.unplaceable), job.members, job.terms()
+                job.ranks.topology(),
+                standings_of(job, self.choice.unplaceable),
+                job.ranks.members,
+                terms_of(job),
             )
             if isinstance(plan, str):
                 incident.decision.failed[incident.decision.base] = plan
@@ -503,9 +519,11 @@ class Recovery:
         job = self._job
         if job.waits_for_starters():  # this check is cheaper than the check of every member
             return False
-        waits = job.deadline is not None and job.deadline > job.now
+        waits = job.timing.deadline is not None and job.timing.deadline > job.timing.now
         return (
-            job.every(lambda rank_state: rank_state.ready) and not waits and not job.terminating()
+            job.ranks.every(lambda rank_state: rank_state.ready)
+            and not waits
+            and not job.processes.terminating()
         )
 
     def _repair(self, plan: Repair, host: str, port: int) -> None:
@@ -513,7 +531,7 @@ class Recovery:
         incident.progress.step, incident.store = None if step is None else step + 1, (host, port)
         job.move(S.REPAIRING)
         name = f"{job.name}/{incident.number}.{incident.round}"
-        without = tuple(rank for rank in job.rank_states if rank not in job.members)
+        without = tuple(rank for rank in job.ranks.states if rank not in job.ranks.members)
         regroup = job.to_all(
             Regroup,
             step=incident.progress.step or 0,
@@ -535,7 +553,7 @@ class Recovery:
                 step,
                 {
                     rank_state.rank: rank_state.standing("")
-                    for rank_state in job.rank_states.values()
+                    for rank_state in job.ranks.states.values()
                 },
             )
         if plan.restore:
@@ -566,7 +584,7 @@ class Recovery:
         if not self.comparison.confirms():
             return True
         longer = 0.0
-        if any(rank_state.holdings.held is None for rank_state in job.member_states()):
+        if any(rank_state.holdings.held is None for rank_state in job.ranks.member_states()):
             # a rank that holds no state gets it in the rebuild, and the state may be large
             longer = max(0.0, job.policy.repair - job.policy.rebuild)
         job.step_to(S.REBUILDING, job.to_all(Rebuild), longer=longer)
@@ -587,7 +605,8 @@ class Recovery:
         """
         job, incident = self._job, self._job.incident
         found = {
-            s.rank: -1 if s.holdings.held is None else s.holdings.held for s in job.member_states()
+            s.rank: -1 if s.holdings.held is None else s.holdings.held
+            for s in job.ranks.member_states()
         }
         low, step = min(found, key=found.__getitem__), max(found.values())
         if found[low] < 0:
@@ -609,15 +628,18 @@ class Recovery:
             )
         # if all members have lost their processes, maybe with their nodes, no rank is left to say
         # how far the run had come
-        if incident.progress.begun < step and not job.members <= incident.turnover.respawns.keys():
+        if (
+            incident.progress.begun < step
+            and not job.ranks.members <= incident.turnover.respawns.keys()
+        ):
             return (
                 f"the ranks have found a checkpoint of step {step}, and none of them had come further "
                 f"than step {incident.progress.begun}: it is not of this run"
             )
         incident.progress.step = step + 1
-        for rank_state in job.member_states():
+        for rank_state in job.ranks.member_states():
             rank_state.holdings.reloaded(step)
-            job.captures(rank_state)
+            note_capture(job, rank_state)
         forget_tails(job, step)
         job.tell("checkpoint_found", incident=incident.number, step=step)
         return ""
@@ -628,14 +650,14 @@ class Recovery:
         initial states of the ranks equal, so they are compared first, once in a job.
         """
         job = self._job
-        job.untrained = False
-        holders = () if job.began else self.comparison.holders()
+        job.training.untrained = False
+        holders = () if job.training.began else self.comparison.holders()
         if holders and "compare" not in job.incident.tasks:
             job.issue(Compare(**job.key(), to=holders))
             return
         if holders:
             self.comparison.tell_begins()
-        job.began = True
+        job.training.began = True
         self._roll_back()
 
     def _roll_back(self) -> None:
@@ -645,7 +667,7 @@ class Recovery:
         note_habits(job, step)
         skip = self._skip(step)
         # checkpoints of later steps belong to a past that is given up: training may go another way
-        job.checkpoints = {s: d for s, d in job.checkpoints.items() if s <= step}
+        job.checkpoints.drop_later(step)
         self._leave_behind(step)
         rollback = job.to_all(
             Rollback,
@@ -653,7 +675,7 @@ class Recovery:
             skip=skip,
             private={
                 s.rank: s.local_state.reported[step]
-                for s in job.member_states()
+                for s in job.ranks.member_states()
                 if step in s.local_state.reported
             },
             derive=self._deriving(step),
@@ -666,8 +688,10 @@ class Recovery:
         go on from. Later steps belong to a past that is given up.
         """
         job = self._job
-        for rank_state in job.rank_states.values():
-            kept = () if rank_state.rank in job.members else rank_state.standing("").copies(None)
+        for rank_state in job.ranks.states.values():
+            kept = (
+                () if rank_state.rank in job.ranks.members else rank_state.standing("").copies(None)
+            )
             if any(copy > step for copy in kept):
                 rank_state.holdings.distrust()
 
@@ -695,8 +719,8 @@ class Recovery:
         job, joining = self._job, self._job.incident.turnover.joining
         without_local_state = [
             s
-            for s in job.member_states()
-            if job.without_local_state(s) or step < s.local_state.since
+            for s in job.ranks.member_states()
+            if lacks_local_state(job, s) or step < s.local_state.since
         ]
         ranks = tuple(
             s.rank
@@ -711,17 +735,17 @@ class Recovery:
 
     def _resume_training(self) -> None:
         job = self._job
-        job.trained = set()
+        job.training.trained = set()
         self._note_compared()
         job.incident.spread.lift()
-        for rank_state in job.member_states():
+        for rank_state in job.ranks.member_states():
             rank_state.finished = rank_state.holdings.fetched = False
-        job.finished = set()
+        job.training.finished = set()
         resume = job.to_all(
             Resume,
             step=job.incident.progress.agreed + 1,
             again=self._called_again(),
-            tails=job.tails,
+            tails=job.training.tails,
         )
         job.step_to(S.RESUMING, resume)
 
@@ -733,15 +757,17 @@ class Recovery:
         job, step = self._job, self._job.incident.progress.agreed
         shared = {
             rank
-            for ranks in job.topology().groups.values()
-            if len(job.members.intersection(ranks)) > 1
+            for ranks in job.ranks.topology().groups.values()
+            if len(job.ranks.members.intersection(ranks)) > 1
             for rank in ranks
         }
         unread = [
-            s.rank for s in job.member_states() if s.rank in shared and s.holdings.digests == {}
+            s.rank
+            for s in job.ranks.member_states()
+            if s.rank in shared and s.holdings.digests == {}
         ]
         if not unread or step == 0:
-            job.compared = step
+            job.training.compared = step
             return
         why = (
             f"the copies of ranks {unread} could not be read, so they were compared with no others"
@@ -757,13 +783,15 @@ class Recovery:
         called again.
         """
         job, incident, step = self._job, self._job.incident, self._job.incident.progress.agreed
-        if step == 0 or not any(rank_state.declared.after for rank_state in job.member_states()):
+        if step == 0 or not any(
+            rank_state.declared.after for rank_state in job.ranks.member_states()
+        ):
             return False
-        if job.resumed and step == job.first:
+        if job.checkpoints.resumed and step == job.training.first:
             return True
         lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()
-        return bool(lost & job.members) or any(
-            incident.exactness.marks.get(rank, step) < step for rank in job.members
+        return bool(lost & job.ranks.members) or any(
+            incident.exactness.marks.get(rank, step) < step for rank in job.ranks.members
         )
 
     def _close(self) -> bool:
@@ -773,7 +801,7 @@ class Recovery:
         if incident.closed is not None:
             self._dismiss()
             return True  # a pause has ended, not an incident
-        for rank_state in job.rank_states.values():
+        for rank_state in job.ranks.states.values():
             began = incident.turnover.began_with.get(rank_state.rank)
             if began is not None:
                 incident.turnover.kept[rank_state.rank] = began == (
@@ -782,7 +810,7 @@ class Recovery:
                 )
         incident.closed = max(phase.end for phase in incident.phases if phase.name == "resume")
         if incident.number:
-            job.incidents.append(incident)
+            job.history.incidents.append(incident)
             job.tell(
                 "incident_closed",
                 incident=incident.number,

@@ -31,10 +31,10 @@ class Shutdown:
         job, incident = self._job, self._job.incident
         failed = {
             s.rank: s.failures.write or s.failures.restore or s.failures.commit
-            for s in job.rank_states.values()
+            for s in job.ranks.states.values()
         }
         standings = self._standings()
-        step = planner.covered_step(job.topology().groups, standings, incident.spread.ceiling)
+        step = planner.covered_step(job.ranks.topology().groups, standings, incident.spread.ceiling)
         incident.tasks = {}
         if not isinstance(step, str) and not self._committers():
             step = "nobody is left to commit it"
@@ -51,7 +51,7 @@ class Shutdown:
             incident.last_checkpoint.single_copy = True
         job.move(S.DUMPING)
         incident.last_checkpoint.files = {}
-        incident.last_checkpoint.writers = {s.rank for s in job.rank_states.values() if s.able}
+        incident.last_checkpoint.writers = {s.rank for s in job.ranks.states.values() if s.able}
         incident.progress.step = step + 1
         incident.exactness.returns_to(step)
         note_tails(job, step, standings)
@@ -67,7 +67,7 @@ class Shutdown:
     def _savers(self, step: int) -> dict[int, tuple[str, ...]]:
         job = self._job
         return planner.savers(
-            job.topology(), self._standings(), step, job.incident.spread.ceiling,
+            job.ranks.topology(), self._standings(), step, job.incident.spread.ceiling,
             spread=job.policy.spread_savers,
         )  # fmt: skip
 
@@ -76,7 +76,7 @@ class Shutdown:
         Return the standings, by rank, of the ranks that have not failed to write.
         """
         return {
-            s.rank: s.standing("") for s in self._job.rank_states.values() if not s.failures.write
+            s.rank: s.standing("") for s in self._job.ranks.states.values() if not s.failures.write
         }
 
     def _save(self, step: int) -> None:
@@ -100,7 +100,7 @@ class Shutdown:
         commit = job.incident.tasks.get("commit")
         committers = set() if commit is None else {r for o in commit.orders for r in o.to}
         needed = committers or job.incident.last_checkpoint.writers
-        return not all(job.rank_states[rank].able for rank in needed)
+        return not all(job.ranks.states[rank].able for rank in needed)
 
     def _saves(self, step: int, shards: dict[int, tuple[str, ...]]) -> list[Save]:
         """
@@ -109,10 +109,10 @@ class Shutdown:
         writes the RNG and data position of lost ranks.
         """
         job = self._job
-        writers = [s.rank for s in job.rank_states.values() if s.able]
+        writers = [s.rank for s in job.ranks.states.values() if s.able]
         orphans = {
             s.rank: s.local_state.reported[step]
-            for s in job.rank_states.values()
+            for s in job.ranks.states.values()
             if s.rank not in writers and step in s.local_state.reported
         }
         key = job.key()
@@ -121,7 +121,7 @@ class Shutdown:
             Save(
                 **key,
                 to=(rank,),
-                directory=self._directory(step),
+                directory=job.checkpoints.path(step),
                 step=step,
                 shards=shards.get(rank, ()),
                 copies=copies.get(rank, ()),
@@ -135,11 +135,8 @@ class Shutdown:
         if job.incident.last_checkpoint.single_copy or not job.policy.save_copies:
             return {}
         return planner.copiers(
-            job.topology(), self._standings(), step, job.incident.spread.ceiling, savers
+            job.ranks.topology(), self._standings(), step, job.incident.spread.ceiling, savers
         )
-
-    def _directory(self, step: int) -> str:
-        return f"{self._job.directory}/{self._job.checkpoint_name.format(step=step)}"
 
     def advance_dump(self) -> None:
         """
@@ -147,7 +144,7 @@ class Shutdown:
         job is over.
         """
         job = self._job
-        if job.terminating():
+        if job.processes.terminating():
             return  # their part is planned again when their end is reported
         if self._misses_somebody():  # the loss of a rank outside the job triggers no plan elsewhere
             self.dump()
@@ -168,21 +165,21 @@ class Shutdown:
         commit = Commit(
             **job.key(),
             to=(committer,),
-            directory=self._directory(step),
+            directory=job.checkpoints.path(step),
             step=step,
             files=tuple(written[name] for name in sorted(written)),
         )
         job.issue(commit)
 
     def _committers(self) -> list[int]:
-        return [s.rank for s in self._job.rank_states.values() if s.able and not s.failures.commit]
+        return [s.rank for s in self._job.ranks.states.values() if s.able and not s.failures.commit]
 
     def _dumped(self) -> None:
         job = self._job
         step = job.incident.progress.agreed
-        job.last_step = step
-        if job.stop is not None and job.stop.signal:
-            return self.exit("cancelled", 128 + job.stop.signal, job.stop.why)
+        job.training.last_step = step
+        if job.end.stop is not None and job.end.stop.signal:
+            return self.exit("cancelled", 128 + job.end.stop.signal, job.end.stop.why)
         why = job.incident.decision.forced or "the job cannot go on"
         return self.exit("dumped", 3, f"{why}; a last checkpoint of step {step} is written")
 
@@ -202,30 +199,30 @@ class Shutdown:
         """
         job, incident = self._job, self._job.incident
         if result == "failed":
-            job.last_step = max(job.last_step, incident.progress.furthest)
-            if job.stop is not None and job.stop.signal:
-                result, code = "cancelled", 128 + job.stop.signal
+            job.training.last_step = max(job.training.last_step, incident.progress.furthest)
+            if job.end.stop is not None and job.end.stop.signal:
+                result, code = "cancelled", 128 + job.end.stop.signal
         if incident.closed is None:
-            incident.closed = job.now
+            incident.closed = job.timing.now
             if incident.number:
                 if job.state is not S.DUMPING:
                     incident.decision.strategy = "exit"  # a strategy that was begun is given up
-                job.incidents.append(incident)
+                job.history.incidents.append(incident)
         job.move(S.EXITING)
-        job.outcome = JobOver(result=result, code=code, why=why)
+        job.end.outcome = JobOver(result=result, code=code, why=why)
         job.tell("job_ends", result=result, code=code, why=why)
         incident.tasks = {}
-        job.node_orders = {}
+        job.nodes.orders = {}
         finished = result == "completed"
-        to = tuple(rank_state.rank for rank_state in job.present())
+        to = tuple(rank_state.rank for rank_state in job.ranks.present())
         if to and finished:
             job.issue(Complete(**job.key(), to=to))
         elif to:
             job.issue(End(**job.key(), to=to, code=code, why=why))
         if not finished:
-            job.stay(3 * job.policy.leave)
-            job.ending = [EndNode(epoch=job.epoch, grace=job.policy.leave, why=why)]
-            job.said.extend(job.ending)
+            job.timing.stay(3 * job.policy.leave)
+            job.end.orders = [EndNode(epoch=job.timing.epoch, grace=job.policy.leave, why=why)]
+            job.said.extend(job.end.orders)
 
     def end(self) -> None:
         """
@@ -234,9 +231,9 @@ class Shutdown:
         """
         job = self._job
         job.incident.tasks = {}
-        if job.outcome is None:
+        if job.end.outcome is None:
             raise InternalError("the ranks have left before the outcome was decided")
         job.move(S.ENDED)
-        end = EndNode(epoch=job.epoch, grace=job.policy.leave, why=job.outcome.why)
-        job.ending = [end]
-        job.said.extend([end, job.outcome])
+        end = EndNode(epoch=job.timing.epoch, grace=job.policy.leave, why=job.end.outcome.why)
+        job.end.orders = [end]
+        job.said.extend([end, job.end.outcome])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from tft.core.job.attempts import Attempts
 from tft.core.job.commands import Consult
 from tft.core.job.comparison import Comparison
+from tft.core.job.facts import standings_of, terms_of
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
 from tft.core.job.shutdown import Shutdown
@@ -48,7 +49,7 @@ class StrategyChoice:
         incident.decision.strategy, incident.decision.advice = "", None  # an earlier choice is void
         if job.state is not S.CLEARING:
             incident.round += 1  # advice to earlier offers is void
-        if job.terminating():
+        if job.processes.terminating():
             return
         if job.state is S.CLEARING:
             job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))
@@ -64,14 +65,14 @@ class StrategyChoice:
         """
         job = self._job
         job.incident.decision.awaited = False
-        job.stay(job.policy.advice)
+        job.timing.stay(job.policy.advice)
         job.said.append(
             Consult(
                 incident=job.incident.number,
                 round=job.incident.round,
                 faults=tuple(job.incident.roots()),
                 offers=self.offers(),
-                until=job.now + job.policy.advice,
+                until=job.timing.now + job.policy.advice,
             )
         )
 
@@ -87,7 +88,7 @@ class StrategyChoice:
             made = self._make_offers()
         doubted = [
             s
-            for s in job.member_states()
+            for s in job.ranks.member_states()
             if s.ready and not s.holdings.trusted and not s.holdings.damaged
         ]
         if doubted and _hopeless(made):
@@ -102,25 +103,25 @@ class StrategyChoice:
 
     def _make_offers(self) -> tuple[Offer, ...]:
         job = self._job
-        standings = job.standings(self.unplaceable)
+        standings = standings_of(job, self.unplaceable)
         for rank in self._without_room():
             why = (
                 standings[rank].unplaceable
                 or f"no node has room for rank {rank} besides the others"
             )
             standings[rank] = replace(standings[rank], unplaceable=why)
-        terms = job.terms()
+        terms = terms_of(job)
         if job.incident.decision.advice is not None:
             terms = _advised_terms(terms, job.incident.decision.advice)
         returning = job.returning()
         excluded = frozenset(
-            rank for rank in returning if not job.rank_states[rank].declared.derives
+            rank for rank in returning if not job.ranks.states[rank].declared.derives
         )
-        successors = frozenset(successor.rank for successor in job.warm())
+        successors = frozenset(successor.rank for successor in job.succession.warm())
         return planner.offers(
-            job.topology(),
+            job.ranks.topology(),
             standings,
-            job.members,
+            job.ranks.members,
             replace(terms, successors=successors, returning=returning, excluded=excluded),
         )
 
@@ -135,7 +136,7 @@ class StrategyChoice:
             return "a last checkpoint is being written"
         if job.home(rank_state) is None:
             node = rank_state.node
-            if node in job.lost_nodes:
+            if node in job.nodes.lost:
                 return f"node {node} is gone, and its ranks have no other place"
             return (
                 f"a process of rank {rank_state.rank} may still run on node {node}, since it could not be "
@@ -153,9 +154,9 @@ class StrategyChoice:
         placed in the order of their ranks; each takes room from those after it.
         """
         job, without = self._job, []
-        left = dict(job.room)
-        for rank_state in job.member_states():
-            if rank_state.node in job.lost_nodes | {*rank_state.excluded_nodes.values()}:
+        left = dict(job.nodes.room)
+        for rank_state in job.ranks.member_states():
+            if rank_state.node in job.nodes.lost | {*rank_state.excluded_nodes.values()}:
                 node = job.elsewhere(rank_state, left)
                 if node is None:
                     without.append(rank_state.rank)
@@ -181,7 +182,7 @@ class StrategyChoice:
         if incident.decision.awaited:
             seconds = min(message.wait, left)
             incident.decision.waited += seconds
-            job.stay(seconds)
+            job.timing.stay(seconds)
             job.tell("advice_awaited", seconds=seconds, why=message.why)
             return
         incident.decision.advice = message
@@ -237,13 +238,13 @@ class StrategyChoice:
         if not advice.base or not advice.replace or offer.reload:
             return None
         job, going = self._job, {*advice.replace, *offer.replace}
-        staying = {r: s for r, s in job.standings(self.unplaceable).items() if r not in going}
-        terms = _advised_terms(job.terms(), advice)
+        staying = {r: s for r, s in standings_of(job, self.unplaceable).items() if r not in going}
+        terms = _advised_terms(terms_of(job), advice)
         without_local_state = {
             r: steps for r, steps in terms.without_local_state.items() if r not in offer.leaving
         }
         step = planner.agreed_step(
-            job.topology(), staying, replace(terms, without_local_state=without_local_state)
+            job.ranks.topology(), staying, replace(terms, without_local_state=without_local_state)
         )
         return f"with ranks {sorted(going)} replaced, {step}" if isinstance(step, str) else None
 
@@ -296,20 +297,22 @@ class StrategyChoice:
         # the second attempt begins at once, unless it is the last
         waits = incident.decision.attempts - (job.policy.attempts > 2)
         if waits > 0:
-            job.stay(job.policy.backoff * waits)
+            job.timing.stay(job.policy.backoff * waits)
         if offer.strategy == "migrate":
             for rank in offer.replace:
                 self.take_over(rank)
-        job.members = (job.members - frozenset(offer.leaving)) | frozenset(offer.joining)
+        job.ranks.members = (job.ranks.members - frozenset(offer.leaving)) | frozenset(
+            offer.joining
+        )
         incident.turnover.joining |= frozenset(offer.joining)
-        for rank_state in job.member_states():
+        for rank_state in job.ranks.member_states():
             if rank_state.process.stage is ProcessStage.GONE:  # this rank has a place only now
                 job.respawn(rank_state)
         own = advice.replace if advice is not None and advice.base else ()
         going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
-        for rank in sorted(going & job.members):
-            if job.rank_states[rank].ready:
-                self._attempts.terminate(job.rank_states[rank], self._why_replaced(), "process")
+        for rank in sorted(going & job.ranks.members):
+            if job.ranks.states[rank].ready:
+                self._attempts.terminate(job.ranks.states[rank], self._why_replaced(), "process")
 
     def _why_replaced(self) -> str:
         """
@@ -325,10 +328,10 @@ class StrategyChoice:
         Give the rank to its successor, and end the process that held the rank.
         """
         job = self._job
-        old, successor = job.rank_states[rank], job.successors.pop(rank)
-        job.switch -= {rank}
-        job.rank_states[rank] = successor
-        job.placed()
+        old, successor = job.ranks.states[rank], job.succession.successors.pop(rank)
+        job.succession.switch -= {rank}
+        job.ranks.states[rank] = successor
+        job.ranks.placed()
         successor.local_state.reported, successor.local_state.page, successor.local_state.since = (
             old.local_state.reported,
             old.local_state.page,
@@ -342,9 +345,11 @@ class StrategyChoice:
         )
         successor.declared.reloads = old.declared.reloads
         if old.process.stage is not ProcessStage.GONE:
-            job.retiring.append(old)  # the report of its end brings the state that it had captured
+            job.processes.retiring.append(
+                old
+            )  # the report of its end brings the state that it had captured
             why = "another process has taken over from it"
-            old.process.terminating, old.process.terminating_since = why, job.now
+            old.process.terminating, old.process.terminating_since = why, job.timing.now
             job.kill(old, why, last_words=False)
 
 

@@ -1,0 +1,112 @@
+"""
+Gather the facts that the planner decides with from the state of a job.
+"""
+
+from collections.abc import Callable, Set
+
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
+from tft.core.job.state import Job
+from tft.core.plan import planner
+
+
+def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int, planner.Standing]:
+    """
+    Return the state of every rank as the planner sees it. `unplaceable` says why a rank whose
+    process is gone cannot get another process.
+    """
+    return {
+        rank_state.rank: rank_state.standing(
+            unplaceable(rank_state) if rank_state.process.stage is ProcessStage.GONE else ""
+        )
+        for rank_state in job.ranks.states.values()
+    }
+
+
+def terms_of(job: Job) -> planner.Terms:
+    """
+    Return what a plan for the present incident has to respect.
+    """
+    incident = job.incident
+    kept = {
+        step
+        for s in job.ranks.states.values()
+        for step in (s.holdings.held, *s.holdings.kept)
+        if step is not None
+    }
+    on_page = {s.rank: _on_page(job, s, kept) for s in job.ranks.member_states()}
+    fresh = {0: ""} if job.training.untrained and not job.checkpoints.resumed else {}
+    return planner.Terms(
+        enabled=job.policy.enable,
+        ceiling=incident.spread.ceiling,
+        checkpoints=job.checkpoints.known or fresh,
+        trained=not job.training.untrained,
+        faulty=frozenset(incident.faulty()),
+        replaced=frozenset(incident.turnover.respawns),
+        flapping={rank: why for rank in job.ranks.members if (why := job.flapping(rank))},
+        failed=incident.decision.failed,
+        forced=incident.decision.forced,
+        without_local_state={
+            rank_state.rank: on_page[rank_state.rank].union(rank_state.local_state.reported)
+            for rank_state in job.ranks.member_states()
+            if len(on_page[rank_state.rank]) < len(kept) or lacks_local_state(job, rank_state)
+            if not (rank_state.declared.derives and _may_derive(job, rank_state))
+        },
+        strangers=frozenset(s.rank for s in job.ranks.member_states() if not s.declared.shards),
+        reloads=job.ranks.whole and job.ranks.every(lambda s: s.declared.reloads),
+    )
+
+
+def lacks_local_state(job: Job, rank_state: RankState) -> bool:
+    """
+    Return whether the process of a rank cannot reach the rank-local state that the rank had
+    captured, or whether that state is out of date.
+    """
+    if rank_state.rank in job.incident.turnover.joining:
+        return True
+    if rank_state.local_state.page is None:
+        return job.checkpoints.resumed  # then only the checkpoint has that state
+    return (
+        rank_state.local_state.page in job.nodes.lost
+        or rank_state.local_state.page != rank_state.node
+    )
+
+
+def _on_page(job: Job, rank_state: RankState, steps: Set[int]) -> frozenset[int]:
+    """
+    Return those of `steps` whose captured rank-local state can be on the page of the rank's
+    process.
+    """
+    return frozenset(
+        ()
+        if lacks_local_state(job, rank_state)
+        else (s for s in steps if s >= rank_state.local_state.since)
+    )
+
+
+def note_capture(job: Job, rank_state: RankState) -> None:
+    """
+    Note that a rank has its rank-local state of the agreed step on the page of its process.
+    Captures on an earlier page are not on this page, but they may have been reported: then they
+    stay in `reported`.
+    """
+    step = job.incident.progress.agreed
+    rank_state.local_state.since = (
+        step if lacks_local_state(job, rank_state) else min(rank_state.local_state.since, step)
+    )
+    told = (
+        {} if rank_state.rank in job.incident.turnover.joining else rank_state.local_state.reported
+    )
+    rank_state.local_state.reported = {
+        earlier: told[earlier] for earlier in told if earlier < rank_state.local_state.since
+    }
+    rank_state.local_state.page = rank_state.node
+
+
+def _may_derive(job: Job, rank_state: RankState) -> bool:
+    """
+    Return whether the rank-local state of a rank may be made anew, because the original is not
+    available.
+    """
+    in_checkpoint = rank_state.local_state.page is None and bool(job.checkpoints.known)
+    return rank_state.rank in job.incident.turnover.joining or not in_checkpoint

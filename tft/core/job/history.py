@@ -1,0 +1,26 @@
+"""
+Own what remains of a job's incidents when they are closed.
+"""
+
+from dataclasses import dataclass, field
+
+from tft.core.job.incident import Incident
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """
+    The closed incidents of a job, and which ranks were their cause.
+    """
+
+    next_number: int
+    """The number of the next incident."""
+    incidents: list[Incident] = field(default_factory=list)
+    troubles: dict[int, list[float]] = field(default_factory=dict)
+    """By rank: the times at which an incident was held against the rank."""
+
+    def recent(self, rank: int, since: float) -> int:
+        """
+        Return how many incidents since then were held against a rank.
+        """
+        return sum(at >= since for at in self.troubles.get(rank, ()))

@@ -1,0 +1,197 @@
+"""
+Own which ranks take part in a job, in which processes, and which processes are to take over.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
+from tft.core.plan.topology import Topology
+from tft.protocol.messages import Refused
+
+Claim = tuple[int, int]
+"""A process, named by its rank and its incarnation."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Ranks:
+    """
+    The ranks of the world, and which of them take part.
+    """
+
+    states: dict[int, RankState]
+    """By rank: what is known of the process that holds the rank."""
+    members: frozenset[int]
+    """The ranks that take part in the training. After the job has shrunk they are fewer than the
+    world."""
+    _topology: Topology | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def of(cls, world: int) -> "Ranks":
+        """
+        Return `world` ranks without processes. All of them are members.
+        """
+        states = {rank: RankState(rank=rank) for rank in range(world)}
+        return cls(states=states, members=frozenset(states))
+
+    @property
+    def whole(self) -> bool:
+        """
+        True if all ranks of the world take part.
+        """
+        return len(self.members) == len(self.states)
+
+    def member_states(self) -> list[RankState]:
+        """
+        Return the states of the ranks that are members.
+        """
+        return [rank_state for rank, rank_state in self.states.items() if rank in self.members]
+
+    def every(self, holds: Callable[[RankState], bool]) -> bool:
+        """
+        Return whether `holds` is true for every member.
+        """
+        return all(holds(self.states[rank]) for rank in self.members)
+
+    def holds_rank(self, rank_state: RankState) -> bool:
+        """
+        Return whether this is the state of the process that holds the rank, and not the state of a
+        successor.
+        """
+        return self.states.get(rank_state.rank) is rank_state
+
+    def is_current(self, rank: int, incarnation: int) -> bool:
+        """
+        Return whether this process holds the rank of a member.
+        """
+        return rank in self.members and self.states[rank].incarnation == incarnation
+
+    def placeless(self) -> list[int]:
+        """
+        Return the members whose process was never ordered, because no node with a place for them
+        has joined.
+        """
+        return [s.rank for s in self.member_states() if s.process.stage is ProcessStage.ABSENT]
+
+    def present(self) -> list[RankState]:
+        """
+        Return the states of the processes that hold a rank and can hear an order. They may be
+        members or not. Successors are not included.
+        """
+        there = (ProcessStage.JOINED, ProcessStage.READY)
+        return [
+            rank_state for rank_state in self.states.values() if rank_state.process.stage in there
+        ]
+
+    def only_on(self, ranks: Iterable[int]) -> list[str]:
+        """
+        Return the shards that no sound rank outside `ranks` holds.
+        """
+        going = set(ranks)
+        staying = {
+            rank
+            for rank, rank_state in self.states.items()
+            if rank_state.ready
+            and rank_state.holdings.trusted
+            and not rank_state.process.terminating
+            and rank not in going
+        }
+        return [s for s, held in self.topology().groups.items() if staying.isdisjoint(held)]
+
+    def topology(self) -> Topology:
+        """
+        Return shard groups, model replicas (columns) and nodes, as the ranks reported them.
+        """
+        if self._topology is None:
+            states = self.states.values()
+            self._topology = Topology(
+                groups={
+                    shard: ranks
+                    for rank_state in states
+                    for shard, ranks in rank_state.declared.shards.items()
+                },
+                columns={rank_state.rank: rank_state.declared.column for rank_state in states},
+                nodes={
+                    rank_state.rank: rank_state.node
+                    for rank_state in states
+                    if rank_state.node is not None
+                },
+            )
+        return self._topology
+
+    def placed(self) -> None:
+        """
+        Drop the cached topology: a rank has reported what it holds, or has another place, or
+        another process holds the rank now.
+        """
+        self._topology = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Succession:
+    """
+    The processes that are to take over from processes that still train.
+    """
+
+    successors: dict[int, RankState] = field(default_factory=dict)
+    """By rank: a process that prepares to take over the rank from a process that still trains."""
+    switch: frozenset[int] = frozenset()
+    """The ranks that are to be switched to other processes, all together, because of a request."""
+    why: str = ""
+    """The reason for this switch."""
+    gathering: bool = False
+    """True while all members go to one step boundary, where successors are to take over."""
+
+    def warm(self) -> list[RankState]:
+        """
+        Return the successors that are ready to take over. Of the ranks that are switched together,
+        all successors are returned or none.
+        """
+        ready = {
+            rank: successor
+            for rank, successor in self.successors.items()
+            if successor.ready and not successor.process.terminating
+        }
+        partly = frozenset() if self.switch <= ready.keys() else self.switch
+        return [successor for rank, successor in ready.items() if rank not in partly]
+
+
+@dataclass(slots=True, kw_only=True)
+class Processes:
+    """
+    The processes of a job that start, run or end.
+    """
+
+    joined: bool = False
+    """True once some rank has called `tft.init`, even if that process is gone by now."""
+    handed: dict[int, int] = field(default_factory=dict)
+    """By rank: the incarnation that was given out last."""
+    starting: dict[Claim, RankState] = field(default_factory=dict)
+    """The processes that take no orders yet. The oldest comes first."""
+    running: set[Claim] = field(default_factory=set)
+    """The processes that are known to run."""
+    displaced: list[RankState] = field(default_factory=list)
+    """The processes that hold a rank and are being ended: the agent has the order, and their end is
+    not reported yet."""
+    retiring: list[RankState] = field(default_factory=list)
+    """The processes whose ranks were taken over by a successor, until these processes have
+    ended."""
+    refused: dict[str, tuple[Refused, float]] = field(default_factory=dict)
+    """By sender: the refusal of a process's claim to a rank, and the time of the refusal."""
+
+    def terminating(self) -> list[RankState]:
+        """
+        Return the processes that are being ended and whose end is not reported yet: what they leave
+        behind is not known.
+        """
+        return [*self.displaced, *self.retiring]
+
+    def starts(self, rank_state: RankState, now: float) -> None:
+        """
+        Note that a process starts. Its time limit to join begins now.
+        """
+        claim = (rank_state.rank, rank_state.incarnation)
+        self.starting.pop(claim, None)
+        rank_state.process.spawned = now
+        self.starting[claim] = rank_state
