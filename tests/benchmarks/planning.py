@@ -11,7 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.core.placements import everybody, grid, replaced, terms, without
-from tft.core.plan.planner import Standing, offers, repair, savers
+from tft.core.plan.offers import offers
+from tft.core.plan.repair import plan_repair
+from tft.core.plan.savers import savers
+from tft.core.plan.standing import Standing
 from tft.core.plan.topology import Topology
 
 REPLICAS = (8, 78, 781)
@@ -75,7 +78,7 @@ def measured(dp: int) -> dict[str, object]:
     topology, members, lost = incident.topology, incident.members, incident.lost
     took = {
         "offers": fastest(lambda: offers(topology, lost, members, terms())),
-        "repair": fastest(lambda: repair(topology, incident.new, members, terms())),
+        "repair": fastest(lambda: plan_repair(topology, incident.new, members, terms())),
         "savers": fastest(lambda: savers(topology, lost, 4, None, spread=True)),
     }
     took["incident"] = took["offers"] + took["repair"]

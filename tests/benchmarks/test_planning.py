@@ -4,7 +4,8 @@ What `planning` measures is planned rightly.
 
 from tests.benchmarks.planning import NODE, REPLICAS, lost_node
 from tests.core.placements import replaced, terms
-from tft.core.plan.planner import SOURCES, Repair, offers, repair
+from tft.core.plan.offers import offers
+from tft.core.plan.repair import SOURCES, Repair, plan_repair
 
 
 def test_a_node_of_a_hundred_thousand_ranks_is_repaired() -> None:
@@ -21,7 +22,7 @@ def test_a_node_of_a_hundred_thousand_ranks_is_repaired() -> None:
     assert made["scale_in"].leaving == tuple(range(128))
     for first, copies in ((NODE[0], 2), (128 + NODE[0], 1)):
         ranks = range(first, first + len(NODE))
-        plan = repair(topology, replaced(healthy, ranks), members, terms())
+        plan = plan_repair(topology, replaced(healthy, ranks), members, terms())
         assert isinstance(plan, Repair)
         assert plan.transfers.keys() == set(ranks)
         for rank, parts in plan.transfers.items():

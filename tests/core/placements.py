@@ -4,7 +4,8 @@ Placements of state on ranks as in real jobs, and the standing of the ranks.
 
 from collections.abc import Collection
 
-from tft.core.plan.planner import Repair, Standing, Terms
+from tft.core.plan.repair import Repair
+from tft.core.plan.standing import Standing, Terms
 from tft.core.plan.topology import Topology, strided
 
 ALL = frozenset({"migrate", "scale_out", "retry", "recover", "scale_in", "dump"})

@@ -9,7 +9,8 @@ from tft.core.job.comparison import Copy, differences
 from tft.core.job.incident import Incident, Phase
 from tft.core.job.incident_report import incident_report
 from tft.core.job.policy import STRATEGIES, Policy
-from tft.core.plan.planner import Standing, savers
+from tft.core.plan.savers import savers
+from tft.core.plan.standing import Standing
 from tft.core.plan.topology import Topology
 from tft.protocol.messages import (
     Checkpointed,

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.core.placements import everybody, fetched, replaced, terms, without
-from tft.core.plan.planner import covered_step, repair, savers
+from tft.core.plan.coverage import covered_step
+from tft.core.plan.repair import plan_repair
+from tft.core.plan.savers import savers
 from tft.core.plan.topology import Topology
 from tft.errors import UsageError
 from tft.placement.layout import DIMENSIONS, WORLD, Layout, Scheme, report_lines, topology
@@ -87,7 +89,7 @@ def test_experts_have_groups_of_their_own() -> None:
     """
     layout = Layout(dp=8, ep=4, shards=4)
     assert groups(layout, "expert") == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    plan = fetched(repair(topology(layout), replaced(everybody(8), [5]), range(8), terms()))
+    plan = fetched(plan_repair(topology(layout), replaced(everybody(8), [5]), range(8), terms()))
     assert plan[5]["optimizer.1"] == plan[5]["expert.1"] == plan[5]["expert_optimizer.1"] == [1]
 
 

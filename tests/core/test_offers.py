@@ -5,7 +5,8 @@ What can be done about an incident: each strategy, and the sentence that rules i
 import pytest
 
 from tests.core.placements import ALL, everybody, grid, optimizer, replaced, terms, without
-from tft.core.plan.planner import Offer, Standing, Terms, offers
+from tft.core.plan.offers import Offer, offers
+from tft.core.plan.standing import Standing, Terms
 from tft.core.plan.topology import Topology
 
 SHARED = Topology(groups={"a": (0, 1, 2, 3)})

@@ -10,16 +10,11 @@ from tests.core.placements import (
     terms,
     without,
 )
-from tft.core.plan.planner import (
-    SOURCES,
-    Repair,
-    Standing,
-    agreed_step,
-    covered_step,
-    offers,
-    repair,
-    savers,
-)
+from tft.core.plan.coverage import agreed_step, covered_step
+from tft.core.plan.offers import offers
+from tft.core.plan.repair import SOURCES, Repair, plan_repair
+from tft.core.plan.savers import savers
+from tft.core.plan.standing import Standing
 from tft.core.plan.topology import Topology
 
 # ---------------------------------------------------------------- the step
@@ -171,7 +166,7 @@ def test_before_the_first_step_everyones_own_beginning_will_do() -> None:
     topology = Topology(groups={"a": (0, 1), "b": (2,)})
     new = everybody(2, 0)
     assert agreed_step(topology, new, beginning) == 0
-    assert repair(topology, new, range(2), beginning) == Repair(step=0)
+    assert plan_repair(topology, new, range(2), beginning) == Repair(step=0)
 
 
 def test_who_is_not_as_it_began_copies_where_another_is() -> None:
@@ -206,7 +201,7 @@ def test_those_who_are_not_as_they_began_are_named_in_their_order() -> None:
     """
     topology = Topology(groups={"a": (0, 1, 8), "b": (9,)})
     torn = everybody(9, 0, r1=None, r8=None)
-    found = repair(topology, torn, frozenset({1, 8, 10}), terms(checkpoints={0: ""}))
+    found = plan_repair(topology, torn, frozenset({1, 8, 10}), terms(checkpoints={0: ""}))
     assert isinstance(found, str)
     assert "ranks [1, 8] are not as they began" in found
 
@@ -219,7 +214,7 @@ def test_who_is_not_as_it_began_any_more_is_replaced_before_the_first_step() -> 
     beginning = terms(checkpoints={0: ""}, replaced=frozenset({2}))
     topology = Topology(groups={"a": (0, 1), "b": (2, 3)})
     torn = everybody(2, 0, r1=None)
-    found = repair(topology, torn, range(2), beginning)
+    found = plan_repair(topology, torn, range(2), beginning)
     assert isinstance(found, str)
     assert found.startswith("nothing was trained yet, and ranks [1] are not as they began any more")
     chances = {o.strategy: o for o in offers(topology, torn, frozenset({0, 1}), beginning)}
@@ -240,7 +235,7 @@ def test_everyone_who_has_not_the_step_in_use_fetches_it() -> None:
     """
     standings = everybody(5, r1=None, r2=3)
     standings[3] = Standing(rank=3, held=4, sound=False)
-    plan = repair(Topology(groups={"a": (0, 1, 2, 3, 4)}), standings, range(6), terms())
+    plan = plan_repair(Topology(groups={"a": (0, 1, 2, 3, 4)}), standings, range(6), terms())
     assert fetched(plan) == {1: {"a": [0, 4]}, 2: {"a": [4, 0]}, 3: {"a": [0, 4]}}
 
 
@@ -251,11 +246,11 @@ def test_a_checkpoint_of_a_later_step_than_any_copy_is_loaded() -> None:
     """
     groups = Topology(groups={"a": (0, 1)})
     standings = {0: Standing(rank=0, held=None, backups=(4,)), 1: Standing(rank=1, alive=False)}
-    plan = repair(groups, standings, range(2), terms(checkpoints={6: "/six", 3: "/three"}))
+    plan = plan_repair(groups, standings, range(2), terms(checkpoints={6: "/six", 3: "/three"}))
     assert isinstance(plan, Repair)
     assert (plan.step, plan.load) == (6, "/six")
     assert agreed_step(groups, standings, terms(checkpoints={6: "/six"})) == 6
-    plan = repair(groups, standings, range(2), terms(checkpoints={4: "/four"}))
+    plan = plan_repair(groups, standings, range(2), terms(checkpoints={4: "/four"}))
     assert isinstance(plan, Repair)
     assert (plan.step, plan.load, plan.restore) == (4, "", (0,))
 
@@ -264,7 +259,7 @@ def test_a_source_is_named_with_its_address() -> None:
     """
     When a shard is to be fetched, then the plan says where.
     """
-    plan = repair(Topology(groups={"a": (0, 1)}), everybody(2, r1=None), range(2), terms())
+    plan = plan_repair(Topology(groups={"a": (0, 1)}), everybody(2, r1=None), range(2), terms())
     assert isinstance(plan, Repair)
     (source,) = plan.transfers[1][0].sources
     assert (source.rank, source.address) == (0, "host:0")
@@ -280,7 +275,7 @@ def test_whoever_kept_a_copy_takes_it_back_and_gives_it_to_others() -> None:
         1: Standing(rank=1),
         2: Standing(rank=2, held=4, sound=False, backups=(4,)),
     }
-    plan = repair(Topology(groups={"a": (0, 1, 2)}), standings, range(3), terms(ceiling=4))
+    plan = plan_repair(Topology(groups={"a": (0, 1, 2)}), standings, range(3), terms(ceiling=4))
     assert isinstance(plan, Repair)
     assert (plan.step, plan.restore) == (4, (0, 2))
     assert fetched(plan) == {1: {"a": [0, 2]}}
@@ -292,11 +287,11 @@ def test_a_plan_has_the_ranks_in_order() -> None:
     """
     standings = everybody(9, r8=None, r1=None)
     world = Topology(groups={"a": (0, 8, 1)})
-    plan = repair(world, standings, range(9), terms())
+    plan = plan_repair(world, standings, range(9), terms())
     assert isinstance(plan, Repair)
     assert list(plan.transfers) == [1, 8]
     kept = {rank: Standing(rank=rank, backups=(4,)) for rank in (8, 1)}
-    plan = repair(world, standings | kept, range(9), terms())
+    plan = plan_repair(world, standings | kept, range(9), terms())
     assert isinstance(plan, Repair)
     assert plan.restore == (1, 8)
 
@@ -306,7 +301,7 @@ def test_only_members_are_repaired_but_others_may_be_sources() -> None:
     When a rank has left the job but still holds the state, then it gives and takes nothing.
     """
     standings = everybody(4, r1=None, r3=None)
-    plan = repair(Topology(groups={"a": (0, 1, 2, 3)}), standings, (0, 1), terms())
+    plan = plan_repair(Topology(groups={"a": (0, 1, 2, 3)}), standings, (0, 1), terms())
     assert fetched(plan) == {1: {"a": [0, 2]}}
 
 
@@ -314,7 +309,7 @@ def test_nobody_is_repaired_where_nothing_is_wrong() -> None:
     """
     When everyone has the step in use, then the plan is empty.
     """
-    plan = repair(Topology(groups={"a": (0, 1)}), everybody(2), range(2), terms())
+    plan = plan_repair(Topology(groups={"a": (0, 1)}), everybody(2), range(2), terms())
     assert plan == Repair(step=4)
 
 
@@ -324,10 +319,10 @@ def test_a_checkpoint_is_loaded_by_all() -> None:
     """
     topology = Topology(groups={"a": (0,), "b": (1,)})
     lost = replaced(everybody(2), [0])
-    assert repair(topology, lost, range(2), terms(checkpoints={2: "/ckpt/2"})) == Repair(
+    assert plan_repair(topology, lost, range(2), terms(checkpoints={2: "/ckpt/2"})) == Repair(
         step=2, load="/ckpt/2"
     )
-    assert repair(topology, lost, range(2), terms()) == (
+    assert plan_repair(topology, lost, range(2), terms()) == (
         "no sound copy of shard 'a' is left on ranks [0]"
     )
 
@@ -340,7 +335,7 @@ def test_what_is_given_is_spread_over_those_who_have_it() -> None:
     world = 4 * SOURCES
     standings = replaced(everybody(world), range(3))
     plan = fetched(
-        repair(Topology(groups={"a": tuple(range(world))}), standings, range(3), terms())
+        plan_repair(Topology(groups={"a": tuple(range(world))}), standings, range(3), terms())
     )
     assert all(len(parts["a"]) == SOURCES for parts in plan.values())
     assert len({source for parts in plan.values() for source in parts["a"]}) == 3 * SOURCES
@@ -351,7 +346,7 @@ def test_who_has_given_least_is_asked_next() -> None:
     When a rank has given one shard already, then the next is taken from others.
     """
     groups = {"a": (0, 9), "b": (0, *range(1, 10))}
-    plan = fetched(repair(Topology(groups=groups), everybody(10, r9=None), range(10), terms()))
+    plan = fetched(plan_repair(Topology(groups=groups), everybody(10, r9=None), range(10), terms()))
     assert plan == {9: {"a": [0], "b": [1, 2, 3, 4, 5, 6, 7, 8]}}
 
 
@@ -360,7 +355,7 @@ def test_a_part_of_a_shard_is_a_part_of_the_work() -> None:
     When two ranks share in giving one shard, then each has given half of what a lone giver has.
     """
     groups = {"a": (0, 9), "b": (1, 2, 9), "c": (0, *range(1, 10))}
-    plan = fetched(repair(Topology(groups=groups), everybody(10, r9=None), range(10), terms()))
+    plan = fetched(plan_repair(Topology(groups=groups), everybody(10, r9=None), range(10), terms()))
     assert plan[9]["c"] == [3, 4, 5, 6, 7, 8, 1, 2]
 
 

@@ -8,7 +8,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.core.placements import ALL, terms
-from tft.core.plan.planner import Repair, Standing, covered_step, offers, repair, savers
+from tft.core.plan.coverage import covered_step
+from tft.core.plan.offers import offers
+from tft.core.plan.repair import Repair, plan_repair
+from tft.core.plan.savers import savers
+from tft.core.plan.standing import Standing
 from tft.core.plan.topology import Topology, strided
 
 STEPS = st.integers(0, 4)
@@ -98,7 +102,7 @@ def test_after_the_repair_every_member_has_the_step(
     fetches all its shards; and no source is one that cannot be trusted.
     """
     topology, standings, ceiling = situation
-    plan = repair(topology, standings, topology.nodes, terms(ceiling=ceiling))
+    plan = plan_repair(topology, standings, topology.nodes, terms(ceiling=ceiling))
     assume(isinstance(plan, Repair))
     assert isinstance(plan, Repair)
     assert plan.step is not None  # no rank keeps a checkpoint
@@ -131,7 +135,7 @@ def test_within_a_shard_all_give_alike(givers: int, receivers: int) -> None:
     """
     world = range(givers + receivers)
     standings = {r: Standing(rank=r, held=4 if r < givers else None) for r in world}
-    plan = repair(Topology(groups={"a": tuple(world)}), standings, world, terms())
+    plan = plan_repair(Topology(groups={"a": tuple(world)}), standings, world, terms())
     assert isinstance(plan, Repair)
     given_by = Counter(s.rank for parts in plan.transfers.values() for s in parts[0].sources)
     counts = [given_by[rank] for rank in range(givers)]
@@ -147,7 +151,7 @@ def test_over_many_shards_all_give_alike(givers: int, shards: int) -> None:
     """
     topology = Topology(groups={f"s{n}": tuple(range(givers + 1)) for n in range(shards)})
     standings = {r: Standing(rank=r, held=4 if r < givers else None) for r in range(givers + 1)}
-    plan = repair(topology, standings, range(givers + 1), terms())
+    plan = plan_repair(topology, standings, range(givers + 1), terms())
     assert isinstance(plan, Repair)
     load: Counter[int] = Counter(
         source.rank for part in plan.transfers[givers] for source in part.sources

@@ -8,7 +8,7 @@ from tests.core.lives import strategies, trained
 from tft.core.job.holdings import Holdings
 from tft.core.job.rank_process import ProcessStage, RankProcess
 from tft.core.job.rank_state import Declared, LocalState, RankState
-from tft.core.plan.planner import Standing
+from tft.core.plan.standing import Standing
 from tft.protocol.messages import Joined, Position
 from tft.testing.scripted import ScriptedJob
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.lives import names, strategies, take_over, trained, tried
 from tft.core.job.transitions import State
-from tft.core.plan.planner import Offer
+from tft.core.plan.offers import Offer
 from tft.protocol.messages import (
     Fetch,
     Kill,

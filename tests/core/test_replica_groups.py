@@ -5,7 +5,9 @@ The cases that MindIO TFT's replica groups are described by, and the shapes real
 import pytest
 
 from tests.core.placements import everybody, fetched, grid, optimizer, replaced, terms, without
-from tft.core.plan.planner import covered_step, repair, savers
+from tft.core.plan.coverage import covered_step
+from tft.core.plan.repair import plan_repair
+from tft.core.plan.savers import savers
 from tft.core.plan.topology import Topology, strided
 
 
@@ -40,7 +42,7 @@ def test_each_lost_rank_is_repaired_by_its_twin(
     """
     topology = optimizer(4, 2)
     assert savers(topology, without(everybody(4), lost), 4, None, spread=False).keys() == writers
-    plan = fetched(repair(topology, replaced(everybody(4), lost), range(4), terms()))
+    plan = fetched(plan_repair(topology, replaced(everybody(4), lost), range(4), terms()))
     assert {rank: [s for parts in p.values() for s in parts] for rank, p in plan.items()} == sources
 
 
@@ -63,7 +65,7 @@ def test_four_copies_on_four_ranks_survive_in_any_one(survivor: int) -> None:
     assert savers(topology, without(everybody(4), gone), 4, None, spread=False) == {
         survivor: ("optimizer",)
     }
-    plan = fetched(repair(topology, replaced(everybody(4), gone), range(4), terms()))
+    plan = fetched(plan_repair(topology, replaced(everybody(4), gone), range(4), terms()))
     assert plan == {rank: {"optimizer": [survivor]} for rank in gone}
 
 
@@ -76,7 +78,7 @@ def test_experts_and_what_is_shared_have_groups_of_their_own() -> None:
     for expert in range(4):
         groups |= strided(f"expert.{expert}", (expert, expert + 4), 2)
     topology = Topology(groups=groups)
-    plan = fetched(repair(topology, replaced(everybody(8), [1]), range(8), terms()))
+    plan = fetched(plan_repair(topology, replaced(everybody(8), [1]), range(8), terms()))
     assert plan == {1: {"dense.1": [3, 5, 7], "expert.1": [5]}}
     why = covered_step(groups, without(everybody(8), [1, 5]))
     assert why == "no sound copy of shard 'expert.1' is left on ranks [1, 5]"
@@ -98,7 +100,7 @@ def test_a_lost_node_is_repaired_from_the_other_replicas() -> None:
     from both others at its place, and its part of the optimizer state.
     """
     topology = grid(2, 2, 3, copies=3, node=4)
-    plan = fetched(repair(topology, replaced(everybody(12), range(4, 8)), range(12), terms()))
+    plan = fetched(plan_repair(topology, replaced(everybody(12), range(4, 8)), range(12), terms()))
     assert plan == {
         rank: {
             f"parameters.{rank - 4}": [rank - 4, rank + 4],

@@ -3,26 +3,32 @@ Every promise of the simulation, tested by its own breach: the judgement is brok
 way at a time, and within a few dozen schedules the simulation notices.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import pytest
 
-from tft.core.job import comparison, recovery, shutdown
+from tft.core.job import comparison
 from tft.core.job.acknowledgements import Acknowledgements
 from tft.core.job.attempts import Attempts
 from tft.core.job.comparison import Comparison, Copy
 from tft.core.job.dispatch import Dispatch
 from tft.core.job.faults import Faults
-from tft.core.job.incident import Incident
+from tft.core.job.incident import Progress, Spread
 from tft.core.job.pause import Pausing
 from tft.core.job.recovery import Recovery
+from tft.core.job.restart import Restart
 from tft.core.job.state import Job
 from tft.core.job.strategy import StrategyChoice
 from tft.core.job.transitions import State
-from tft.core.plan import planner
-from tft.core.plan.planner import Repair
+from tft.core.plan import coverage
+from tft.core.plan.offers import Offer, offers
+from tft.core.plan.repair import Repair, plan_repair
+from tft.core.plan.savers import savers
+from tft.core.plan.standing import Standing as RankStanding
+from tft.core.plan.standing import Standings, Terms
 from tft.core.rank.machine import RankMachine
 from tft.core.rank.protocol import Ordered, RankCommand, RankEvent, Standing
 from tft.protocol.messages import Answered, Commit, RankOrder
@@ -109,6 +115,20 @@ def keeps_its_own(schedule: Schedule) -> bool:
     return schedule.own > 0 and schedule.copies == 1
 
 
+def everywhere(patch: Patch, name: str, function: object) -> None:
+    """
+    Put this function in place of a function of the judgement, in all modules that use it.
+    """
+    users = [
+        module
+        for path, module in list(sys.modules.items())
+        if path.startswith("tft.core.") and name in vars(module)
+    ]
+    assert users
+    for module in users:
+        patch.setattr(module, name, function)
+
+
 # ---------------------------------------------------------------- the breaches
 
 
@@ -148,15 +168,15 @@ def a_check_without_consequences(patch: Patch) -> None:
 
 
 def the_oldest_step_instead_of_the_newest(patch: Patch) -> None:
-    patch.setattr(planner, "max", min, raising=False)
+    patch.setattr(coverage, "max", min, raising=False)
 
 
 def the_oldest_checkpoint_instead_of_the_newest(patch: Patch) -> None:
-    def oldest(terms: planner.Terms) -> int | None:
+    def oldest(terms: Terms) -> int | None:
         early = [s for s in terms.checkpoints if terms.ceiling is None or s <= terms.ceiling]
         return min(early, default=None)
 
-    patch.setattr(planner, "_checkpoint", oldest)
+    everywhere(patch, "newest_checkpoint", oldest)
 
 
 def whoever_hears_an_order_obeys(patch: Patch) -> None:
@@ -173,12 +193,12 @@ def whoever_hears_an_order_obeys(patch: Patch) -> None:
 
 def a_source_that_does_not_have_it(patch: Patch) -> None:
     def everyone(
-        shard: str, ranks: Iterable[int], standings: planner.Standings, step: int,
+        shard: str, ranks: Iterable[int], standings: Standings, step: int,
         ceiling: int | None,
-    ) -> list[planner.Standing]:  # fmt: skip
+    ) -> list[RankStanding]:  # fmt: skip
         return [standings[rank] for rank in ranks if rank in standings and standings[rank].alive]
 
-    patch.setattr(planner, "sound", everyone)
+    everywhere(patch, "sound", everyone)
 
 
 def an_answer_to_an_older_round_counts(patch: Patch) -> None:
@@ -214,43 +234,40 @@ def success_before_one_more_step(patch: Patch) -> None:
 
 
 def a_shard_saved_twice(patch: Patch) -> None:
-    savers = planner.savers
 
     def doubled(*what: object, **how: bool) -> dict[int, tuple[str, ...]]:
         plan = savers(*what, **how)  # type: ignore[arg-type] # what it takes
-        standings: planner.Standings = what[1]  # type: ignore[assignment] # the second argument
+        standings: Standings = what[1]  # type: ignore[assignment] # the second argument
         shards = next(iter(plan.values()))
         return plan | {rank: shards for rank, s in standings.items() if s.alive}
 
-    patch.setattr(planner, "savers", doubled)
+    everywhere(patch, "savers", doubled)
 
 
 def a_rank_that_fetches_nothing(patch: Patch) -> None:
-    repair = planner.repair
 
     def forgets(*what: object) -> Repair | str:
-        plan = repair(*what)  # type: ignore[arg-type] # what it takes
+        plan = plan_repair(*what)  # type: ignore[arg-type] # what it takes
         if isinstance(plan, str):
             return plan
         return replace(plan, transfers=dict(list(plan.transfers.items())[1:]))
 
-    patch.setattr(planner, "repair", forgets)
+    everywhere(patch, "plan_repair", forgets)
 
 
 def an_older_copy_taken_back(patch: Patch) -> None:
-    repair = planner.repair
 
     def forgets(*what: object) -> Repair | str:
-        plan = repair(*what)  # type: ignore[arg-type] # what it takes
+        plan = plan_repair(*what)  # type: ignore[arg-type] # what it takes
         if isinstance(plan, str) or plan.step is None:
             return plan
         return replace(plan, step=max(0, plan.step - 1))
 
-    patch.setattr(planner, "repair", forgets)
+    everywhere(patch, "plan_repair", forgets)
 
 
 def nothing_is_held_for_polluted(patch: Patch) -> None:
-    patch.setattr(Incident, "lower", lambda _self, _ceiling: None)
+    patch.setattr(Spread, "lower", lambda _self, _ceiling: None)
 
 
 def a_damaged_rank_gives_its_state_away(patch: Patch) -> None:
@@ -316,13 +333,12 @@ def a_request_to_end_is_forgotten(patch: Patch) -> None:
 
 
 def the_end_at_the_first_chance(patch: Patch) -> None:
-    offers = planner.offers
 
-    def few(*what: object) -> tuple[planner.Offer, ...]:
+    def few(*what: object) -> tuple[Offer, ...]:
         made = offers(*what)  # type: ignore[arg-type] # what it takes
         return tuple(o for o in made if o.strategy in ("dump", "exit"))
 
-    patch.setattr(planner, "offers", few)
+    everywhere(patch, "offers", few)
 
 
 def an_incident_for_nothing(patch: Patch) -> None:
@@ -361,42 +377,41 @@ def a_bad_node_is_used_again(patch: Patch) -> None:
 
 
 def whatever_is_found_instead_of_what_is_held(patch: Patch) -> None:
-    repair = planner.repair
 
     def searches(*what: object) -> Repair | str:
-        plan = repair(*what)  # type: ignore[arg-type] # what it takes
+        plan = plan_repair(*what)  # type: ignore[arg-type] # what it takes
         there = isinstance(plan, Repair) and plan.step
         return Repair(step=None) if there else plan
 
-    patch.setattr(planner, "repair", searches)
+    everywhere(patch, "plan_repair", searches)
 
 
 def a_search_before_the_groups_are_formed(patch: Patch) -> None:
-    repair = Recovery._repair
+    repair = Restart._repair
 
-    def hurries(self: Recovery, plan: Repair, host: str, port: int) -> None:
+    def hurries(self: Restart, plan: Repair, host: str, port: int) -> None:
         repair(self, plan, host, port)
         if plan.step is None:
             self._reload()
 
-    patch.setattr(Recovery, "_repair", hurries)
+    patch.setattr(Restart, "_repair", hurries)
 
 
 def another_step_than_the_one_that_is_found(patch: Patch) -> None:
-    found = Recovery._found
+    found = Restart._found
 
-    def errs(self: Recovery) -> str:
+    def errs(self: Restart) -> str:
         why = found(self)
         incident = self._job.incident
         if not why and incident.progress.step is not None:
             incident.progress.step += 1
         return why
 
-    patch.setattr(Recovery, "_found", errs)
+    patch.setattr(Restart, "_found", errs)
 
 
 def what_it_costs_to_search_is_not_told(patch: Patch) -> None:
-    patch.setattr(Incident, "steps_lost", property(lambda _: 0))
+    patch.setattr(Progress, "steps_lost", property(lambda _: 0))
 
 
 def copies_are_not_compared(patch: Patch) -> None:
@@ -427,12 +442,11 @@ def the_first_is_right_where_nobody_knows(patch: Patch) -> None:
 
 
 def a_step_ends_with_its_window(patch: Patch) -> None:
-    patch.setattr(planner, "_is_late", lambda *_: False)
+    everywhere(patch, "is_late", lambda *_: False)
 
 
 def what_was_cut_off_is_not_told(patch: Patch) -> None:
-    patch.setattr(recovery, "note_tails", lambda *_: None)
-    patch.setattr(shutdown, "note_tails", lambda *_: None)
+    everywhere(patch, "note_tails", lambda *_: None)
 
 
 def has_tails(schedule: Schedule) -> bool:

@@ -167,7 +167,7 @@ class Acknowledgements:
                 step = rank_state.position.step + 1
                 attempts.fault("network", None, step, job.timing.now, why)
             case Failed.PLAN_AGAIN:
-                self._recovery.ending.dump()
+                self._recovery.shutdown.dump()
             case Failed.IGNORED:
                 pass
             case reaction:

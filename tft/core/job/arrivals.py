@@ -75,7 +75,7 @@ class Arrivals:
             placed = job.ranks.states.get(rank)
             if placed is not None and placed.process.stage is ProcessStage.ABSENT:
                 job.spawn(placed, message.node, "the job starts")
-        self._recovery.recall()
+        self._recovery.takeover.recall()
 
     def store_opened(self, message: StoreOpened) -> None:
         """

@@ -5,7 +5,7 @@ Define the commands of the job machine, in addition to the orders of the protoco
 from dataclasses import dataclass
 
 from tft.core.job.incident import Fault
-from tft.core.plan.planner import Offer
+from tft.core.plan.offers import Offer
 from tft.protocol.messages import Order
 
 

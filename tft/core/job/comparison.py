@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from tft.core.job.attempts import Attempts
 from tft.core.job.rank_state import RankState
 from tft.core.job.state import Job
-from tft.core.plan import planner
+from tft.core.plan.coverage import sound
+from tft.core.plan.standing import Standings
 
 Parts = Mapping[str, str]
 """Digest by part. An empty digest marks a part that is rank-local: it is not compared."""
@@ -357,7 +358,7 @@ def note_habits(job: Job, step: int) -> None:
         job.incident.exactness.reservations.append((step, f"ranks {ranks}: {sentence}"))
 
 
-def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
+def note_tails(job: Job, step: int, standings: Standings) -> None:
     """
     Note the lines at which the tail of `step` was cut off, for each shard of which no holder has
     ended the step. Call this before ranks fetch: a rank that has fetched one shard is in no tail
@@ -369,7 +370,7 @@ def note_tails(job: Job, step: int, standings: planner.Standings) -> None:
     left: dict[str, set[int]] = {}
     ended = False
     for shard, ranks in job.ranks.topology().groups.items():
-        found = planner.sound(shard, ranks, standings, step, job.incident.spread.ceiling)
+        found = sound(shard, ranks, standings, step, job.incident.spread.ceiling)
         late = [holder.rank for holder in found if holder.tail and holder.held == step]
         ended = ended or len(late) < len(found)
         for rank in late:

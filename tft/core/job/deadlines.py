@@ -71,7 +71,7 @@ class Deadlines:
         if not job.timing.expired:
             return
         if job.state is S.EXITING:
-            self._recovery.ending.end()
+            self._recovery.shutdown.end()
         elif job.state is S.PAUSED:
             job.tell("pause_over", seconds=job.policy.pause)
             self._recovery.pausing.release()
@@ -103,7 +103,7 @@ class Deadlines:
                 f"ranks {job.ranks.placeless()} have no place: {job.policy.gather:.0f} s after the last "
                 "node no other has come"
             )
-            self._recovery.ending.exit("failed", 4, why)
+            self._recovery.shutdown.exit("failed", 4, why)
 
     def _unkillable_at(self, rank_state: RankState) -> float:
         return (

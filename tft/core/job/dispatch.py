@@ -86,7 +86,7 @@ class Dispatch:
             case ResumeRequested():
                 self._resume_requested(reaction)
             case SwitchRequested():
-                self._recovery.switch(message)
+                self._recovery.takeover.switch(message)
             case Noticed():
                 self._faults.noticed(message)
             case Advised():
@@ -155,8 +155,10 @@ class Dispatch:
 
     def _stop_requested(self, message: StopRequested, reaction: Reaction) -> None:
         node = message.node
-        if node is not None and self._recovery.is_left(node):
-            return self._recovery.leave(node, f"node {node} is not wanted any more: {message.why}")
+        if node is not None and self._recovery.takeover.is_left(node):
+            return self._recovery.takeover.leave(
+                node, f"node {node} is not wanted any more: {message.why}"
+            )
         if self._job.end.stop is not None:
             return None
         self._job.end.stop = message
@@ -164,7 +166,7 @@ class Dispatch:
             return None  # the last checkpoint is being written already
         if not any(rank_state.ready for rank_state in self._job.ranks.member_states()):
             code = 128 + message.signal if message.signal else 4
-            return self._recovery.ending.exit(
+            return self._recovery.shutdown.exit(
                 "cancelled" if message.signal else "failed", code, message.why
             )
         self._recovery.attempts.force(message.why)

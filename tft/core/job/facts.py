@@ -7,10 +7,10 @@ from collections.abc import Callable, Set
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
 from tft.core.job.state import Job
-from tft.core.plan import planner
+from tft.core.plan.standing import Standing, Terms
 
 
-def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int, planner.Standing]:
+def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int, Standing]:
     """
     Return the state of every rank as the planner sees it. `unplaceable` says why a rank whose
     process is gone cannot get another process.
@@ -23,7 +23,7 @@ def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int,
     }
 
 
-def terms_of(job: Job) -> planner.Terms:
+def terms_of(job: Job) -> Terms:
     """
     Return what a plan for the present incident has to respect.
     """
@@ -36,7 +36,7 @@ def terms_of(job: Job) -> planner.Terms:
     }
     on_page = {s.rank: _on_page(job, s, kept) for s in job.ranks.member_states()}
     fresh = {0: ""} if job.training.untrained and not job.checkpoints.resumed else {}
-    return planner.Terms(
+    return Terms(
         enabled=job.policy.enable,
         ceiling=incident.spread.ceiling,
         checkpoints=job.checkpoints.known or fresh,

@@ -91,7 +91,7 @@ class Faults:
         step = self._attempts.step_of(rank_state)
         match message.kind:
             case "straggler":
-                return self._recovery.straggles(message)
+                return self._recovery.takeover.straggles(message)
             case "process" | "hang":
                 if message.kind == "process":  # `terminate` adds the fault for a hang itself
                     self._attempts.fault(

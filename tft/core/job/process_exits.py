@@ -46,7 +46,7 @@ class ProcessExits:
             and job.ranks.placeless()
             and job.state not in SETTLED
         ):
-            return self._recovery.ending.exit("failed", 4, message.why)
+            return self._recovery.shutdown.exit("failed", 4, message.why)
         return self.bereaved(self.emptied(message.node, silent=True), message.why, message.at)
 
     def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
@@ -168,7 +168,7 @@ class ProcessExits:
             job.nodes.room[rank_state.node] += 1
         if rank_state.rank in job.succession.switch and job.state not in SETTLED:
             why = f"the process that was to take over from rank {rank_state.rank} has ended"
-            self._recovery.call_off(
+            self._recovery.takeover.call_off(
                 f"{why}: {rank_state.process.terminating}"
                 if rank_state.process.terminating
                 else why,
@@ -241,9 +241,9 @@ class ProcessExits:
             return False
         if message.code:
             why = f"rank {rank_state.rank} {_how(message.code)} before any rank had joined the job"
-            self._recovery.ending.exit("failed", 4, why)
+            self._recovery.shutdown.exit("failed", 4, why)
         elif all(s.process.stage is ProcessStage.GONE for s in self._job.ranks.states.values()):
-            self._recovery.ending.exit("completed", 0, UNPROTECTED)
+            self._recovery.shutdown.exit("completed", 0, UNPROTECTED)
         return True
 
     def _blamed(self, rank_state: RankState) -> bool:

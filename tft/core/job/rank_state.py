@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tft.core.job.holdings import Holdings
 from tft.core.job.rank_process import STARTING, ProcessStage, RankProcess
-from tft.core.plan.planner import Standing
+from tft.core.plan.standing import Standing
 from tft.protocol.messages import Joined, Position, Verdict
 
 START = Position(step=0, window=False)

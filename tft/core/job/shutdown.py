@@ -6,7 +6,9 @@ from tft.core.job.commands import JobOver
 from tft.core.job.comparison import note_habits, note_tails
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
-from tft.core.plan import planner
+from tft.core.plan.coverage import covered_step
+from tft.core.plan.savers import copiers, savers
+from tft.core.plan.standing import Standing
 from tft.errors import InternalError
 from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
 
@@ -34,7 +36,7 @@ class Shutdown:
             for s in job.ranks.states.values()
         }
         standings = self._standings()
-        step = planner.covered_step(job.ranks.topology().groups, standings, incident.spread.ceiling)
+        step = covered_step(job.ranks.topology().groups, standings, incident.spread.ceiling)
         incident.tasks = {}
         if not isinstance(step, str) and not self._committers():
             step = "nobody is left to commit it"
@@ -66,12 +68,12 @@ class Shutdown:
 
     def _savers(self, step: int) -> dict[int, tuple[str, ...]]:
         job = self._job
-        return planner.savers(
+        return savers(
             job.ranks.topology(), self._standings(), step, job.incident.spread.ceiling,
             spread=job.policy.spread_savers,
         )  # fmt: skip
 
-    def _standings(self) -> dict[int, planner.Standing]:
+    def _standings(self) -> dict[int, Standing]:
         """
         Return the standings, by rank, of the ranks that have not failed to write.
         """
@@ -134,7 +136,7 @@ class Shutdown:
         job = self._job
         if job.incident.last_checkpoint.single_copy or not job.policy.save_copies:
             return {}
-        return planner.copiers(
+        return copiers(
             job.ranks.topology(), self._standings(), step, job.incident.spread.ceiling, savers
         )
 

@@ -14,8 +14,9 @@ from tft.core.job.rank_state import RankState
 from tft.core.job.shutdown import Shutdown
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
-from tft.core.plan import planner
-from tft.core.plan.planner import Offer
+from tft.core.plan.coverage import agreed_step
+from tft.core.plan.offers import Offer, offers
+from tft.core.plan.standing import Terms
 from tft.protocol.messages import Advised
 
 S = State
@@ -30,11 +31,11 @@ class StrategyChoice:
     """
 
     def __init__(
-        self, job: Job, attempts: Attempts, ending: Shutdown, comparison: Comparison
+        self, job: Job, attempts: Attempts, shutdown: Shutdown, comparison: Comparison
     ) -> None:
         self._job = job
         self._attempts = attempts
-        self._shutdown = ending
+        self._shutdown = shutdown
         self._comparison = comparison
 
     # ---------------------------------------------------------------- considering
@@ -118,7 +119,7 @@ class StrategyChoice:
             rank for rank in returning if not job.ranks.states[rank].declared.derives
         )
         successors = frozenset(successor.rank for successor in job.succession.warm())
-        return planner.offers(
+        return offers(
             job.ranks.topology(),
             standings,
             job.ranks.members,
@@ -243,7 +244,7 @@ class StrategyChoice:
         without_local_state = {
             r: steps for r, steps in terms.without_local_state.items() if r not in offer.leaving
         }
-        step = planner.agreed_step(
+        step = agreed_step(
             job.ranks.topology(), staying, replace(terms, without_local_state=without_local_state)
         )
         return f"with ranks {sorted(going)} replaced, {step}" if isinstance(step, str) else None
@@ -360,7 +361,7 @@ def _hopeless(made: tuple[Offer, ...]) -> bool:
     return all(offer.why_not is not None for offer in made if offer.strategy != "exit")
 
 
-def _advised_terms(terms: planner.Terms, advice: Advised) -> planner.Terms:
+def _advised_terms(terms: Terms, advice: Advised) -> Terms:
     return replace(terms, ceiling=_lower(terms.ceiling, advice.not_after if advice.base else None))
 
 

@@ -1,0 +1,346 @@
+"""
+Brings all members of a job back to training: repair their state, rebuild wrappers, roll back, and
+resume.
+"""
+
+from tft.core.job.attempts import Attempts
+from tft.core.job.comparison import Comparison, forget_tails, note_habits, note_tails
+from tft.core.job.facts import lacks_local_state, note_capture, standings_of, terms_of
+from tft.core.job.state import Job
+from tft.core.job.strategy import StrategyChoice
+from tft.core.job.transitions import State
+from tft.core.plan.offers import RELOADING
+from tft.core.plan.repair import Repair, plan_repair
+from tft.protocol.messages import (
+    Compare,
+    Fetch,
+    Load,
+    Rebuild,
+    Regroup,
+    Reload,
+    Restore,
+    Resume,
+    Rollback,
+)
+
+S = State
+
+
+class Restart:
+    """
+    Brings the members of one job back to training.
+    """
+
+    def __init__(
+        self, job: Job, attempts: Attempts, comparison: Comparison, choice: StrategyChoice
+    ) -> None:
+        self._job = job
+        self._attempts = attempts
+        self._comparison = comparison
+        self._choice = choice
+
+    def start(self) -> bool:
+        """
+        Plan the repair when every member takes orders, and begin it: form the process groups and
+        copy the state that ranks lack. First choose a strategy, if none is followed.
+        """
+        job, incident, store = self._job, self._job.incident, self._job.nodes.store
+        if incident.decision.strategy == "" and not job.processes.terminating():
+            self._choice.consider()
+            return True
+        if store is not None and self._all_there():
+            plan = plan_repair(
+                job.ranks.topology(),
+                standings_of(job, self._choice.unplaceable),
+                job.ranks.members,
+                terms_of(job),
+            )
+            if isinstance(plan, str):
+                incident.decision.failed[incident.decision.base] = plan
+                incident.decision.strategy = ""  # the next move chooses again
+                return True
+            self._repair(plan, *store)
+        return False
+
+    def _all_there(self) -> bool:
+        """
+        Return whether every member takes orders, every process that was told to end has ended, and
+        the backoff before another attempt is over.
+        """
+        job = self._job
+        if job.waits_for_starters():  # this check is cheaper than the check of every member
+            return False
+        waits = job.timing.deadline is not None and job.timing.deadline > job.timing.now
+        return (
+            job.ranks.every(lambda rank_state: rank_state.ready)
+            and not waits
+            and not job.processes.terminating()
+        )
+
+    def _repair(self, plan: Repair, host: str, port: int) -> None:
+        job, incident, step = self._job, self._job.incident, plan.step
+        incident.progress.step, incident.store = None if step is None else step + 1, (host, port)
+        job.move(S.REPAIRING)
+        name = f"{job.name}/{incident.number}.{incident.round}"
+        without = tuple(rank for rank in job.ranks.states if rank not in job.ranks.members)
+        regroup = job.to_all(
+            Regroup,
+            step=incident.progress.step or 0,
+            name=name,
+            host=host,
+            port=port,
+            without=without,
+        )
+        job.issue(regroup)
+        if step is None:
+            return  # the search for a checkpoint comes later, since it may need the new groups
+        if plan.load:
+            forget_tails(job, step)
+            job.search()
+            job.issue(job.to_all(Load, directory=plan.load, step=step))
+        else:
+            note_tails(
+                job,
+                step,
+                {
+                    rank_state.rank: rank_state.standing("")
+                    for rank_state in job.ranks.states.values()
+                },
+            )
+        if plan.restore:
+            job.issue(Restore(**job.key(), to=plan.restore, step=step))
+        fetches = [
+            Fetch(**job.key(), to=(rank,), step=step, transfers=transfers)
+            for rank, transfers in plan.transfers.items()
+        ]
+        if fetches:
+            job.issue(*fetches)
+
+    def repaired(self) -> bool:
+        """
+        Rebuild, once every member holds the planned state. If the plan names no step, first let the
+        ranks find and load a checkpoint of their own.
+        """
+        job, incident = self._job, self._job.incident
+        if incident.progress.step is None and "reload" not in incident.tasks:
+            self._reload()
+            return False
+        why_not = self._found() if incident.progress.step is None else ""
+        if why_not:
+            # another search would find the same checkpoint
+            incident.decision.failed |= dict.fromkeys(RELOADING, why_not)
+            self._attempts.freeze()
+            return True
+        job.search(over=True)
+        if not self._comparison.confirms():
+            return True
+        longer = 0.0
+        if any(rank_state.holdings.held is None for rank_state in job.ranks.member_states()):
+            # a rank that holds no state gets it in the rebuild, and the state may be large
+            longer = max(0.0, job.policy.repair - job.policy.rebuild)
+        job.step_to(S.REBUILDING, job.to_all(Rebuild), longer=longer)
+        return False
+
+    def _reload(self) -> None:
+        """
+        Order every member to find and load the newest checkpoint that it keeps itself.
+        """
+        job = self._job
+        job.search()
+        job.issue(job.to_all(Reload, not_after=job.incident.spread.ceiling))
+
+    def _found(self) -> str:
+        """
+        Accept the checkpoint that the members have found and loaded themselves as the state to go
+        on from. Return "", or the sentence why the checkpoint cannot be used.
+        """
+        job, incident = self._job, self._job.incident
+        found = {
+            s.rank: -1 if s.holdings.held is None else s.holdings.held
+            for s in job.ranks.member_states()
+        }
+        low, step = min(found, key=found.__getitem__), max(found.values())
+        if found[low] < 0:
+            return f"rank {low} has not said of which step the checkpoint is that it has found"
+        if found[low] < step:
+            high = max(found, key=found.__getitem__)
+            return (
+                f"rank {low} has found a checkpoint of step {found[low]}, rank {high} one of step "
+                f"{step}: nobody can go on from both"
+            )
+        if (
+            incident.spread.ceiling is not None
+            and step > incident.spread.ceiling
+            and not incident.spread.tentative
+        ):
+            return (
+                f"the ranks have found a checkpoint of step {step}, and what is wrong may be in "
+                f"everything after step {incident.spread.ceiling}"
+            )
+        # if all members have lost their processes, maybe with their nodes, no rank is left to say
+        # how far the run had come
+        if (
+            incident.progress.begun < step
+            and not job.ranks.members <= incident.turnover.respawns.keys()
+        ):
+            return (
+                f"the ranks have found a checkpoint of step {step}, and none of them had come further "
+                f"than step {incident.progress.begun}: it is not of this run"
+            )
+        incident.progress.step = step + 1
+        for rank_state in job.ranks.member_states():
+            rank_state.holdings.reloaded(step)
+            note_capture(job, rank_state)
+        forget_tails(job, step)
+        job.tell("checkpoint_found", incident=incident.number, step=step)
+        return ""
+
+    def rebuilt(self) -> None:
+        """
+        Go on to the rollback when every member has built its wrapper. The wrapper may have made the
+        initial states of the ranks equal, so they are compared first, once in a job.
+        """
+        job = self._job
+        job.training.untrained = False
+        holders = () if job.training.began else self._comparison.holders()
+        if holders and "compare" not in job.incident.tasks:
+            job.issue(Compare(**job.key(), to=holders))
+            return
+        if holders:
+            self._comparison.tell_begins()
+        job.training.began = True
+        self._roll_back()
+
+    def _roll_back(self) -> None:
+        job = self._job
+        step = job.incident.progress.agreed
+        job.incident.exactness.returns_to(step)
+        note_habits(job, step)
+        skip = self._skip(step)
+        # checkpoints of later steps belong to a past that is given up: training may go another way
+        job.checkpoints.drop_later(step)
+        self._leave_behind(step)
+        rollback = job.to_all(
+            Rollback,
+            step=step,
+            skip=skip,
+            private={
+                s.rank: s.local_state.reported[step]
+                for s in job.ranks.member_states()
+                if step in s.local_state.reported
+            },
+            derive=self._deriving(step),
+        )
+        job.step_to(S.ROLLING_BACK, rollback)
+
+    def _leave_behind(self, step: int) -> None:
+        """
+        Invalidate the copies of non-members that are newer than `step`, the step that the members
+        go on from. Later steps belong to a past that is given up.
+        """
+        job = self._job
+        for rank_state in job.ranks.states.values():
+            kept = (
+                () if rank_state.rank in job.ranks.members else rank_state.standing("").copies(None)
+            )
+            if any(copy > step for copy in kept):
+                rank_state.holdings.distrust()
+
+    def _skip(self, step: int) -> int:
+        """
+        Return how many batches to leave out after `step`: the advised number or, with
+        `policy.skip_batch`, the number up to the last numeric fault if that is larger. A second
+        rollback to the same step gets the same number.
+        """
+        incident = self._job.incident
+        if incident.exactness.skip_at is None:
+            if self._job.policy.skip_batch and incident.spread.ceiling is not None:
+                incident.exactness.skip = max(
+                    incident.exactness.skip, incident.numeric_step() - step
+                )
+            if incident.exactness.skip:
+                incident.exactness.skip_at = step
+        return incident.exactness.skip if step == incident.exactness.skip_at else 0
+
+    def _deriving(self, step: int) -> tuple[int, ...]:
+        """
+        Return the ranks that have to make their rank-local state anew, from `step` alone. The event
+        is logged and added to the reservations, since training is not bit for bit the same then.
+        """
+        job, joining = self._job, self._job.incident.turnover.joining
+        without_local_state = [
+            s
+            for s in job.ranks.member_states()
+            if lacks_local_state(job, s) or step < s.local_state.since
+        ]
+        ranks = tuple(
+            s.rank
+            for s in without_local_state
+            if s.rank in joining or step not in s.local_state.reported
+        )
+        if ranks and step > 0:
+            job.tell("private_derived", ranks=list(ranks), step=step)
+            why = f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
+            job.incident.exactness.reservations.append((step, why))
+        return ranks
+
+    def resume(self) -> None:
+        job = self._job
+        job.training.trained = set()
+        self._note_compared()
+        job.incident.spread.lift()
+        for rank_state in job.ranks.member_states():
+            rank_state.finished = rank_state.holdings.fetched = False
+        job.training.finished = set()
+        resume = job.to_all(
+            Resume,
+            step=job.incident.progress.agreed + 1,
+            again=self._called_again(),
+            tails=job.training.tails,
+        )
+        job.step_to(S.RESUMING, resume)
+
+    def _note_compared(self) -> None:
+        """
+        Note that all copies were equal at the end of the agreed step, unless a member that shares a
+        shard could not read its state: then its copy was compared with no other.
+        """
+        job, step = self._job, self._job.incident.progress.agreed
+        shared = {
+            rank
+            for ranks in job.ranks.topology().groups.values()
+            if len(job.ranks.members.intersection(ranks)) > 1
+            for rank in ranks
+        }
+        unread = [
+            s.rank
+            for s in job.ranks.member_states()
+            if s.rank in shared and s.holdings.digests == {}
+        ]
+        if not unread or step == 0:
+            job.training.compared = step
+            return
+        why = (
+            f"the copies of ranks {unread} could not be read, so they were compared with no others"
+        )
+        job.tell("copies_not_compared", ranks=unread, step=step, why=why)
+        job.incident.exactness.reservations.append((step, why))
+
+    def _called_again(self) -> bool:
+        """
+        Return whether the functions that are called after the agreed step have to be called again,
+        since some rank, alive or lost, may not have been through them. That is unknown for a rank
+        that was lost with its node, and for the ranks of an earlier run: then the functions are
+        called again.
+        """
+        job, incident, step = self._job, self._job.incident, self._job.incident.progress.agreed
+        if step == 0 or not any(
+            rank_state.declared.after for rank_state in job.ranks.member_states()
+        ):
+            return False
+        if job.checkpoints.resumed and step == job.training.first:
+            return True
+        lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()
+        return bool(lost & job.ranks.members) or any(
+            incident.exactness.marks.get(rank, step) < step for rank in job.ranks.members
+        )

@@ -1,0 +1,194 @@
+"""
+Replaces processes that still train: stragglers, ranks that are to be switched on request, and nodes
+that are to be left. Brings ranks outside the job back.
+"""
+
+from collections.abc import Callable
+
+from tft.core.job.attempts import Attempts
+from tft.core.job.rank_process import ProcessStage
+from tft.core.job.rank_state import RankState
+from tft.core.job.state import Job
+from tft.core.job.transitions import Reaction, State
+from tft.protocol.messages import Noticed, SwitchRequested
+
+S = State
+
+
+class Takeover:
+    """
+    Replaces the processes of one job that still train.
+    """
+
+    def __init__(self, job: Job, attempts: Attempts, replan: Callable[[], None]) -> None:
+        self._job = job
+        self._attempts = attempts
+        self._replan = replan
+
+    def straggles(self, message: Noticed) -> None:
+        """
+        Start a successor for a rank that holds the others up. Log why not, if none can be started.
+        """
+        job = self._job
+        rank_state = job.ranks.states[message.rank]
+        why_not = self._why_no_successor(rank_state)
+        node = None if why_not else job.elsewhere(rank_state, job.nodes.room)
+        if node is None:
+            why_not = why_not or "no other node has room"
+        job.tell("rank_straggles", rank=rank_state.rank, why=message.evidence, why_not=why_not)
+        if node is not None:
+            cause = f"rank {rank_state.rank} holds the others up: {message.evidence}"
+            self._bring_up(rank_state, node, message.evidence, cause)
+
+    def _bring_up(self, rank_state: RankState, node: int, why: str, cause: str) -> None:
+        """
+        Start a successor for a rank on this node, while the present process of the rank trains on.
+        `why` is the evidence against the rank, `cause` the reason that the agent is given.
+        """
+        successor = RankState(rank=rank_state.rank)
+        rank_state.process.straggles = why
+        self._job.succession.successors[rank_state.rank] = successor
+        self._job.spawn(successor, node, cause)
+
+    def _why_no_successor(self, rank_state: RankState) -> str:
+        """
+        Return why no successor is started for a rank, or "" if one can be. Room on other nodes is
+        not considered here.
+        """
+        job = self._job
+        if job.fault_reaction is not Reaction.FREEZE:
+            return "everyone stands still already"
+        known = (
+            "another process is on its way" if rank_state.rank in job.succession.successors else ""
+        )
+        return self._why_no_migration() or known
+
+    def _why_no_migration(self) -> str:
+        """
+        Return why no rank at all can get a successor, or "" if ranks can.
+        """
+        job = self._job
+        unable = [
+            s.rank for s in job.ranks.member_states() if "migrate" not in s.declared.strategies
+        ]
+        if "migrate" not in job.policy.enable:
+            return "migrate is not enabled"
+        return f"the adaptor of ranks {unable} cannot take part" if unable else ""
+
+    def switch(self, message: SwitchRequested) -> None:
+        """
+        Switch these ranks to other processes as soon as possible. Ranks of an earlier request that
+        are not named again keep their processes.
+        """
+        job, wanted = self._job, frozenset(message.ranks)
+        why_not = self._why_no_switch(wanted)
+        if why_not:
+            job.tell("switch_called_off", ranks=sorted(wanted), why=why_not)
+            return
+        kept = job.succession.switch & wanted
+        self.call_off(message.why, job.succession.switch - wanted)
+        job.succession.switch, job.succession.why = wanted, message.why
+        if wanted - kept:
+            job.tell("switch_asked", ranks=sorted(wanted), why=message.why)
+
+    def _why_no_switch(self, ranks: frozenset[int]) -> str:
+        job = self._job
+        outside = sorted(ranks - job.ranks.members)
+        if outside:
+            return f"ranks {outside} do not take part"
+        absent = any(
+            s.process.stage not in (ProcessStage.JOINED, ProcessStage.READY)
+            for s in job.ranks.member_states()
+        )
+        # a process says when it joins which strategies it can take part in: nothing rules a switch
+        # out before all members have joined
+        return self._why_no_migration() if ranks and not absent else ""
+
+    def is_left(self, node: int) -> bool:
+        """
+        Return whether the job can go on without a node: the node has joined and is not lost, and
+        every member with its place on the node is to be switched. A node without members qualifies.
+        """
+        job = self._job
+        there = {
+            rank_state.rank for rank_state in job.ranks.member_states() if rank_state.node == node
+        }
+        known = node in job.nodes.ranks and node not in job.nodes.lost
+        return known and there <= job.succession.switch
+
+    def leave(self, node: int, why: str) -> None:
+        """
+        Give up a node: end all processes on it. They get time to report what they leave behind.
+        """
+        job = self._job
+        there = [rank_state for rank_state in job.ranks.member_states() if rank_state.node == node]
+        job.nodes.lost.add(node)
+        job.tell("node_left", node=node, ranks=[rank_state.rank for rank_state in there], why=why)
+        for rank_state in there:
+            self._attempts.fault(
+                "node", rank_state.rank, self._attempts.step_of(rank_state), job.timing.now, why
+            )
+        successors = [
+            successor for successor in job.succession.successors.values() if successor.node == node
+        ]
+        self._attempts.terminate_all([*there, *successors], why, "node")
+
+    def call_off(self, why: str, ranks: frozenset[int]) -> None:
+        """
+        Cancel the switch of these ranks: they keep their processes, and their successors are ended.
+        """
+        job = self._job
+        if not ranks:
+            return
+        job.succession.switch -= ranks
+        job.tell("switch_called_off", ranks=sorted(ranks), why=why)
+        successors = [
+            successor for rank, successor in job.succession.successors.items() if rank in ranks
+        ]
+        self._attempts.terminate_all(successors, why, "process")
+        if job.state is S.CHOOSING and any(successor.process.invited for successor in successors):
+            self._replan()  # the offers that name these successors are void
+
+    def seek(self) -> None:
+        """
+        Start a successor for each rank that is to be switched, as far as there is room on nodes
+        that no such rank is to leave.
+        """
+        job = self._job
+        going = {job.ranks.states[rank].node for rank in job.succession.switch}
+        for rank in sorted(job.succession.switch - job.succession.successors.keys()):
+            rank_state = job.ranks.states[rank]
+            room = {node: left for node, left in job.nodes.room.items() if node not in going}
+            node = job.elsewhere(rank_state, room)
+            if node is not None:
+                self._bring_up(
+                    rank_state,
+                    node,
+                    job.succession.why,
+                    f"rank {rank} is to be switched: {job.succession.why}",
+                )
+
+    def recall(self) -> None:
+        """
+        Start another process for each rank outside the job that has lost its process, if a node has
+        room and the rank has not failed too often.
+        """
+        job = self._job
+        if job.ranks.whole or "scale_out" not in job.policy.enable:
+            return
+        for rank_state in job.ranks.states.values():
+            outside = (
+                rank_state.rank not in job.ranks.members
+                and rank_state.process.stage is ProcessStage.GONE
+            )
+            node = job.home(rank_state)
+            if outside and node is not None and not job.flapping(rank_state.rank):
+                job.spawn(rank_state, node, f"rank {rank_state.rank} is to come back")
+
+    def dismiss(self) -> None:
+        """
+        End the successors that were invited to take over and could not.
+        """
+        for successor in self._job.succession.successors.values():
+            if successor.process.invited:
+                self._attempts.terminate(successor, "it could not take over", "process")

@@ -1,0 +1,132 @@
+"""
+Find the step that all members can be brought to, and who holds which shard at a step.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tft.core.plan.standing import NOTHING, Standing, Standings, Terms
+from tft.core.plan.topology import Topology
+
+
+def covered_step(
+    groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None = None
+) -> int | str:
+    """
+    Return the highest step of which every shard has a sound copy, in use or kept. If there is no
+    such step, return the sentence that says why.
+
+    The step is found by coverage, not by maximum: a single rank that is ahead does not set the
+    step, and a faulty rank never does.
+    """
+    steps = covered_steps(groups, standings, ceiling)
+    return steps if isinstance(steps, str) else max(steps)
+
+
+def covered_steps(
+    groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None
+) -> frozenset[int] | str:
+    """
+    Return all steps of which every shard has a sound copy, or the sentence that says why there is
+    none.
+    """
+    copies = {rank: standing.copies(ceiling) for rank, standing in standings.items()}
+    common: frozenset[int] | None = None
+    for shard, ranks in groups.items():
+        steps = NOTHING.union(*{copies.get(rank, NOTHING) for rank in ranks})
+        if any(standings[rank].outrun for rank in ranks if rank in standings):
+            steps = frozenset(s for s in steps if sound(shard, ranks, standings, s, ceiling))
+        if not steps:
+            before = "" if ceiling is None else f", of step {ceiling} or earlier,"
+            return f"no sound copy of shard {shard!r}{before} is left on ranks {listed(ranks)}"
+        common = steps if common is None else common & steps
+    if common is None:
+        return "no rank has said what it holds"
+    if not common:
+        return "no step is held whole: the copies that are left are of different steps"
+    return common
+
+
+def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
+    """
+    Return the step that all members can be brought to: the highest covered step, or the step of a
+    checkpoint if that is later. If there is none, return the sentence that says why.
+    """
+    return agreed(covered_steps(topology.groups, standings, terms.ceiling), terms)
+
+
+def agreed(steps: frozenset[int] | str, terms: Terms) -> int | str:
+    step, from_disk = held_step(steps, terms), newest_checkpoint(terms)
+    if from_disk is None:
+        return step
+    return max(step, from_disk) if isinstance(step, int) else from_disk
+
+
+def held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
+    """
+    Return the highest covered step for which every rank has, or can be given, its own RNG and data
+    position. If there is none, return the sentence that says why.
+    """
+    if isinstance(steps, str):
+        return steps
+    for rank in sorted(terms.without_local_state):
+        left = steps & terms.without_local_state[rank]
+        if not left:
+            return (
+                f"the RNG and data position of rank {rank} at the end of step {max(steps)} have "
+                "gone with its node"
+            )
+        steps = left
+    return max(steps)
+
+
+def newest_checkpoint(terms: Terms) -> int | None:
+    """
+    Return the step of the newest checkpoint that is not later than the ceiling. None: there is no
+    such checkpoint.
+    """
+    early = [s for s in terms.checkpoints if terms.ceiling is None or s <= terms.ceiling]
+    return max(early, default=None)
+
+
+UNFIT = "nothing was trained yet, and ranks {} are not as they began any more"
+
+
+def unfit(standings: Standings, members: Iterable[int], step: int, terms: Terms) -> tuple[int, ...]:
+    """
+    Return the living members that do not have their initial state any more, if each rank would go
+    on from its own initial state. Empty if the checkpoint of `step` is on disk.
+    """
+    if terms.checkpoints[step]:
+        return ()
+    there = [standings[rank] for rank in sorted(members) if rank in standings]
+    return tuple(s.rank for s in there if s.alive and not s.uses(step, terms.ceiling))
+
+
+def is_late(standing: Standing, step: int) -> bool:
+    """
+    Return whether the rank takes orders and stands in the tail of this step.
+    """
+    return standing.alive and standing.held == step and standing.tail
+
+
+def sound(
+    shard: str, ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
+) -> list[Standing]:
+    """
+    Return the holders of a shard that can give it at `step`, in the order of `ranks`. If some of
+    them have ended the step, the holders that were left in its tail do not count.
+    """
+    holders = [standings[rank] for rank in ranks if rank in standings]
+    found = [holder for holder in holders if holder.has(shard, step, ceiling)]
+    return [holder for holder in found if not is_late(holder, step)] or found
+
+
+def listed(ranks: Iterable[int]) -> str:
+    """
+    Return ranks as text for a sentence. Only the first 16 are named: a hundred thousand ranks do
+    not fit into a sentence.
+    """
+    named = list(ranks)
+    if len(named) <= 16:
+        return str(named)
+    return f"[{', '.join(map(str, named[:16]))}, … {len(named) - 16} more]"

@@ -1,0 +1,267 @@
+"""
+Find for each strategy why it can or cannot work.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from tft.core.plan.coverage import UNFIT, agreed, covered_steps, listed, unfit
+from tft.core.plan.standing import Standing, Standings, Terms
+from tft.core.plan.topology import Topology
+
+RELOADING = ("retry", "recover")
+"""Strategies after which all members can go on from a checkpoint that the ranks find themselves:
+with these strategies the ranks of the whole world take part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """
+    A strategy, with the reasons for and against it.
+    """
+
+    strategy: str
+    why_not: str | None
+    """The sentence that rules the strategy out. None: the strategy can be followed."""
+    why: str = ""
+    """What the strategy would do."""
+    step: int | None = None
+    """The step to whose end all members would be brought."""
+    leaving: tuple[int, ...] = ()
+    """For `scale_in`: the ranks that would leave."""
+    joining: tuple[int, ...] = ()
+    """For `scale_out`: the ranks that would come back."""
+    replace: tuple[int, ...] = ()
+    """The living ranks that would get another process nevertheless: for `recover` and `migrate`."""
+    reload: bool = False
+    """True if all members would load the newest checkpoint that the ranks keep themselves. The step
+    of that checkpoint is not known in advance."""
+
+
+def offers(
+    topology: Topology, standings: Standings, members: frozenset[int], terms: Terms
+) -> tuple[Offer, ...]:
+    """
+    Return the strategies for an incident in the order in which they are tried, each with its
+    reasons. `exit` is the last one and always possible.
+    """
+    covered = covered_steps(topology.groups, standings, terms.ceiling)
+    there = {rank for rank, standing in standings.items() if standing.alive}
+    case = _Case(
+        topology=topology, standings=standings, members=members, terms=terms, covered=covered,
+        lost=members - there,
+    )  # fmt: skip
+    return tuple(case.offer(strategy, judge) for strategy, judge in case.judges().items())
+
+
+def _why_not(
+    strategy: str, standings: Standings, members: Collection[int], terms: Terms
+) -> str | None:
+    """
+    Return what rules out a strategy independently of the copies that ranks hold. None: nothing
+    does.
+    """
+    if strategy == "exit":
+        return None
+    if strategy in terms.failed:
+        return terms.failed[strategy]
+    if strategy not in terms.enabled:
+        return f"{strategy} is not enabled"
+    unable = [
+        rank
+        for rank, standing in standings.items()
+        if standing.alive and rank in members and strategy not in standing.strategies
+    ]
+    if unable:
+        return f"the adaptor of ranks {listed(unable)} cannot take part"
+    return (terms.forced or None) if strategy != "dump" else None
+
+
+def is_saved(
+    covered: frozenset[int] | str, standings: Standings, members: Collection[int], terms: Terms
+) -> bool:
+    """
+    Return whether some step is held whole and a last checkpoint of it can be written. This may be
+    true even if training cannot go on from that step.
+    """
+    possible = _why_not("dump", standings, members, terms) is None
+    return possible and not isinstance(covered, str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """
+    One incident, judged strategy by strategy.
+    """
+
+    topology: Topology
+    standings: Standings
+    members: frozenset[int]
+    terms: Terms
+    covered: frozenset[int] | str
+    """The steps of which every shard has a sound copy, counting all ranks that take orders. A
+    sentence says why there is none."""
+    lost: frozenset[int]
+    """The members that take no orders."""
+
+    def judges(self) -> dict[str, Callable[[], Offer]]:
+        return {
+            "migrate": self.migrate,
+            "scale_out": self.scale_out,
+            "retry": self.retry,
+            "recover": self.recover,
+            "scale_in": self.scale_in,
+            "dump": self.dump,
+            "exit": self.exit,
+        }
+
+    def offer(self, strategy: str, judge: Callable[[], Offer]) -> Offer:
+        """
+        Return the offer for a strategy. The reasons of `_why_not` come first; only if there is
+        none, `judge` is called.
+        """
+        why_not = _why_not(strategy, self.standings, self.members, self.terms)
+        return judge() if why_not is None else Offer(strategy=strategy, why_not=why_not)
+
+    def migrate(self) -> Offer:
+        successors = sorted(self.terms.successors & self.members)
+        if not successors:
+            return Offer(strategy="migrate", why_not="nobody is ready to take over")
+        why = f"ranks {listed(successors)} are taken over by processes that are ready"
+        return self._whole("migrate") or self._in_place("migrate", why, going=tuple(successors))
+
+    def scale_out(self) -> Offer:
+        joining = sorted(self.terms.returning)
+        if not joining:
+            return Offer(strategy="scale_out", why_not="nobody is ready to come back")
+        for rank in sorted(self.terms.excluded):
+            why_not = f"the adaptor of rank {rank} cannot make its RNG and data position anew"
+            return Offer(strategy="scale_out", why_not=why_not)
+        why = f"ranks {listed(joining)} come back"
+        return self._whole("scale_out") or self._in_place("scale_out", why, joining=tuple(joining))
+
+    def _whole(self, strategy: str) -> Offer | None:
+        """
+        Return an offer that rules the strategy out while some member is lost or flapping: the set
+        of ranks or their processes is changed later. None: no member is.
+        """
+        lost = sorted(self.lost)
+        if lost:
+            return Offer(strategy=strategy, why_not=f"ranks {listed(lost)} have lost their process")
+        return self._after_flapping(strategy)
+
+    def retry(self) -> Offer:
+        gone = sorted(self.terms.replaced | self.lost)
+        if gone:
+            return Offer(strategy="retry", why_not=f"ranks {listed(gone)} have lost their process")
+        return self._after_flapping("retry") or self._in_place("retry", "every process is kept")
+
+    def recover(self) -> Offer:
+        for rank in sorted(self.lost):
+            if self._standing(rank).unplaceable:
+                return Offer(strategy="recover", why_not=self._standing(rank).unplaceable)
+        flapping = self._after_flapping("recover")
+        if flapping is not None:
+            return flapping
+        going = self.lost | self.terms.replaced
+        if going:
+            why = f"ranks {listed(sorted(going))} get another process"
+            return self._in_place("recover", why)
+        faulty = sorted(self.terms.faulty & self.members)
+        if not faulty:
+            why_not = "no rank can be named whose process should be replaced"
+            return Offer(strategy="recover", why_not=why_not)
+        why = f"ranks {listed(faulty)} get another process, though theirs live"
+        return self._in_place("recover", why, going=tuple(faulty))
+
+    def scale_in(self) -> Offer:
+        # a rank that starts with the job is only late; a lost rank that starts again may leave
+        late = {rank for rank in self.lost if self._standing(rank).coming}
+        lost = self.lost - (late - self.terms.replaced)
+        leaving = self.topology.columns_of(lost | self.terms.flapping.keys())
+        leaving &= self.members
+        if not leaving:
+            return Offer(strategy="scale_in", why_not="no rank has to leave")
+        staying = self.members - leaving
+        if not staying:
+            return Offer(strategy="scale_in", why_not="nobody would be left")
+        for shard, ranks in self.topology.groups.items():
+            if staying.isdisjoint(ranks):
+                why_not = f"shard {shard!r} has its place on ranks that leave, and nowhere else"
+                return Offer(strategy="scale_in", why_not=why_not)
+        for rank in sorted(self.terms.strangers):
+            why_not = f"rank {rank} has never said what it holds"
+            return Offer(strategy="scale_in", why_not=why_not)
+        why = f"ranks {listed(sorted(leaving))} leave, {len(staying)} go on"
+        left = tuple(sorted(leaving))
+        return self._in_place("scale_in", why, leaving=left)
+
+    def dump(self) -> Offer:
+        if not self.terms.trained:
+            return Offer(strategy="dump", why_not="no step has been trained yet")
+        if isinstance(self.covered, str):
+            return Offer(strategy="dump", why_not=self.covered)
+        step = max(self.covered)
+        why = f"a last checkpoint of step {step} is written"
+        return Offer(strategy="dump", why_not=None, why=why, step=step)
+
+    def exit(self) -> Offer:
+        return Offer(strategy="exit", why_not=None, why="nothing is saved")
+
+    def _in_place(
+        self,
+        strategy: str,
+        why: str,
+        *,
+        leaving: tuple[int, ...] = (),
+        joining: tuple[int, ...] = (),
+        going: tuple[int, ...] = (),
+    ) -> Offer:
+        """
+        Return the offer for a strategy after which training goes on. The strategy can work if there
+        is a step to go on from, without the copies of the ranks in `going`, whose processes are
+        replaced.
+        """
+        covered = self.covered
+        if going:
+            staying = {r: s for r, s in self.standings.items() if r not in going}
+            covered = covered_steps(self.topology.groups, staying, self.terms.ceiling)
+        without_local_state = {
+            r: s for r, s in self.terms.without_local_state.items() if r not in leaving
+        }
+        step = agreed(covered, replace(self.terms, without_local_state=without_local_state))
+        if isinstance(step, str) and self._is_searched(strategy):
+            why = f"{why}; training goes on from a checkpoint that the ranks find themselves"
+            return Offer(strategy=strategy, why_not=None, why=why, replace=going, reload=True)
+        if isinstance(step, str):
+            without = f"with ranks {listed(going)} replaced, " if going else ""
+            return Offer(strategy=strategy, why_not=without + step)
+        if isinstance(covered, str):  # then it is the step of a checkpoint
+            staying_on = self.members - {*leaving, *going}
+            changed = unfit(self.standings, staying_on, step, self.terms)
+            if changed and strategy != "recover":
+                return Offer(strategy=strategy, why_not=UNFIT.format(listed(changed)))
+            going = (*going, *changed)
+        why = f"{why}; training goes on after step {step}"
+        return Offer(
+            strategy=strategy, why_not=None, why=why, step=step, leaving=leaving, joining=joining,
+            replace=going,
+        )  # fmt: skip
+
+    def _is_searched(self, strategy: str) -> bool:
+        """
+        Return whether all members would go on from a checkpoint that the ranks find themselves.
+        This is ruled out if some step is still held whole and can be saved, even if a member that
+        needs it cannot get it: nobody knows which checkpoint the ranks would find.
+        """
+        if not self.terms.reloads or strategy not in RELOADING:
+            return False
+        return not is_saved(self.covered, self.standings, self.members, self.terms)
+
+    def _after_flapping(self, strategy: str) -> Offer | None:
+        for rank in sorted(self.terms.flapping):
+            return Offer(strategy=strategy, why_not=self.terms.flapping[rank])
+        return None
+
+    def _standing(self, rank: int) -> Standing:
+        return self.standings.get(rank) or Standing(rank=rank, alive=False)

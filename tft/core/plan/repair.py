@@ -1,0 +1,108 @@
+"""
+Find how every member gets the state of one step: who restores, who fetches which shards from whom, or which checkpoint
+all members load.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from tft.core.plan.coverage import (
+    UNFIT,
+    covered_steps,
+    held_step,
+    is_late,
+    listed,
+    newest_checkpoint,
+    sound,
+    unfit,
+)
+from tft.core.plan.offers import is_saved
+from tft.core.plan.standing import Standings, Terms
+from tft.core.plan.topology import Topology
+from tft.protocol.messages import Source, Transfer
+
+SOURCES = 8
+"""The maximum number of ranks that one shard is fetched from. More sources do not make the fetch
+faster, and each of them is named in a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """
+    How every member gets the state of one step.
+    """
+
+    step: int | None
+    """The step. None: the step of the checkpoint that all members find and load themselves."""
+    restore: tuple[int, ...] = ()
+    """The ranks that restore a copy that they keep themselves."""
+    transfers: Mapping[int, tuple[Transfer, ...]] = field(default_factory=dict)
+    """By rank: the shards that it fetches, and the ranks that it fetches them from."""
+    load: str = ""
+    """The directory of the checkpoint that all members load. Empty: no checkpoint is needed."""
+
+
+def plan_repair(
+    topology: Topology, standings: Standings, members: Collection[int], terms: Terms
+) -> Repair | str:
+    """
+    Return how every member gets the state of the agreed step, or the sentence that says why this is
+    not possible.
+    """
+    covered = covered_steps(topology.groups, standings, terms.ceiling)
+    held = held_step(covered, terms)
+    from_disk = newest_checkpoint(terms)
+    if from_disk is not None and (isinstance(held, str) or held < from_disk):
+        changed = unfit(standings, members, from_disk, terms)
+        if changed:
+            return f"{UNFIT.format(listed(changed))}; {held}"
+        return Repair(step=from_disk, load=terms.checkpoints[from_disk])
+    if isinstance(held, str):
+        searched = terms.reloads and not is_saved(covered, standings, members, terms)
+        return Repair(step=None) if searched else held
+    step = held
+    needy = {r for r in members if r not in standings or not standings[r].uses(step, terms.ceiling)}
+    restore = tuple(
+        rank
+        for rank in sorted(needy)
+        if rank in standings and step in standings[rank].copies(terms.ceiling)
+    )
+    needy.difference_update(restore)
+    return Repair(
+        step=step,
+        restore=restore,
+        transfers=_transfers(topology, standings, members, needy, step, terms),
+    )
+
+
+def _transfers(
+    topology: Topology, standings: Standings, members: Collection[int], needy: set[int], step: int,
+    terms: Terms,
+) -> dict[int, tuple[Transfer, ...]]:  # fmt: skip
+    """
+    Return, for each rank that needs shards, the shards and the sources to fetch them from. Every
+    source can serve every byte of a shard, and each named source serves a part of the bytes. The
+    load is balanced: within a shard the receivers take turns over the holders, and across shards
+    the holders with the least load come first.
+    """
+    plan: dict[int, list[Transfer]] = {}
+    load: dict[int, float] = {}
+    for shard, ranks in topology.groups.items():
+        found = sound(shard, ranks, standings, step, terms.ceiling)
+        givers = {holder.rank for holder in found}
+        # a rank that was left in the tail fetches from the ranks that have ended the step
+        there = [r for r in ranks if r in members and r in standings]
+        late = {r for r in there if is_late(standings[r], step)} - givers
+        receivers = [rank for rank in ranks if rank in needy | late]
+        if not receivers:
+            continue
+        holders = sorted(found, key=lambda holder: (load.get(holder.rank, 0.0), holder.rank))
+        several = min(SOURCES, len(holders))
+        for turn, rank in enumerate(receivers):
+            first = turn * several if several < len(holders) else turn
+            chosen = [holders[(first + place) % len(holders)] for place in range(several)]
+            for holder in chosen:
+                load[holder.rank] = load.get(holder.rank, 0.0) + 1 / several
+            sources = tuple(Source(rank=h.rank, address=h.address) for h in chosen)
+            plan.setdefault(rank, []).append(Transfer(shard=shard, sources=sources))
+    return {rank: tuple(plan[rank]) for rank in sorted(plan)}
