@@ -9,6 +9,7 @@ from typing import get_args
 from tft.core.job.orders import ORDERS, Failed, Late
 from tft.core.job.policy import STRATEGIES, Policy
 from tft.core.job.transitions import REACTIONS, TRANSITIONS, UNREACHABLE, Reaction, State
+from tft.core.rank import transitions as rank
 from tft.protocol.messages import OrderName
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "machine.md").read_text()
@@ -56,6 +57,18 @@ def orders() -> str:
         lines += [
             [f"`{name}`", f"`{rule.limit}`", str(rule.late), str(most_late), str(rule.failed), rule.phase]
         ]  # fmt: skip
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def rank_orders() -> str:
+    """
+    The table of every order in every stage of a training thread, as the code has it.
+    """
+    lines = [["order", *map(str, rank.Stage)], ["---"] * (1 + len(rank.Stage))]
+    lines += [
+        [f"`{order}`", *(str(row[stage]) for stage in rank.Stage)]
+        for order, row in rank.REACTIONS.items()
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -112,6 +125,30 @@ def test_every_order_is_drawn_as_the_code_has_it() -> None:
     """
     assert f"\n{orders()}\n\n" in section("Orders"), f"paste this:\n{orders()}"
     assert set(ORDERS) == set(get_args(OrderName))
+
+
+def test_every_order_in_every_stage_of_a_rank_is_drawn_as_the_code_has_it() -> None:
+    """
+    When a rank comes to do something else with an order, then the page has to say so: this is the
+    whole table, to be pasted there.
+    """
+    drawn = section("What a rank does with an order")
+    assert f"\n{rank_orders()}\n\n" in drawn, f"paste this:\n{rank_orders()}"
+    assert set(rank.REACTIONS) == set(get_args(OrderName))
+    assert all(set(row) == set(rank.Stage) for row in rank.REACTIONS.values())
+
+
+def test_the_stages_of_a_rank_and_its_reactions_are_explained() -> None:
+    """
+    When a training thread gets another stage, or an order another effect, then the page says what
+    that means.
+    """
+    two = [row for row in rows("What a rank does with an order") if len(row) == 2]
+    three = [row for row in rows("What a rank does with an order") if len(row) == 3]
+    assert [row[0] for row in two] == [*map(str, rank.Reaction)]
+    assert {row[0]: row[2].split(", ") for row in three} == {
+        str(stage): sorted(map(str, after)) for stage, after in rank.TRANSITIONS.items()
+    }
 
 
 def test_every_reaction_to_an_answer_is_explained() -> None:

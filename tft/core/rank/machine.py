@@ -37,20 +37,27 @@ from tft.core.rank.protocol import (
     Withdrawn,
     Woken,
 )
-from tft.protocol.messages import (
-    Answered,
-    Complete,
-    End,
-    Freeze,
-    Hold,
-    OrderName,
-    Release,
-    Stop,
-)
+from tft.core.rank.transitions import REACTIONS, Reaction, Stage
+from tft.protocol.messages import Answered, Hold, OrderName, Stop
 
 AGAIN = 0.05
 """Seconds between two aborts. An abort that comes just before the training thread enters a
 collective, or begins to form a process group, finds nothing to abort."""
+
+
+@dataclass(slots=True)
+class _Requested:
+    """
+    The orders that are answered when the training thread has come to the place that they ask for,
+    each with the time at which it was received.
+    """
+
+    freeze_at: float | None = None
+    hold: Hold | None = None
+    hold_at: float = 0.0
+    release_at: float | None = None
+    stop: Stop | None = None
+    stop_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -70,16 +77,24 @@ class RankMachine:
     """The order that the training thread is carrying out. None: no order."""
     standing: bool = False
     """True if the training thread stands still in the loop, because of a `Hold`."""
-    _hold: Hold | None = None
-    _hold_at: float = 0.0
-    _release_at: float | None = None
+    _requested: _Requested = field(default_factory=_Requested)
     _queue: list[Execute] = field(default_factory=list)
-    _stop: Stop | None = None
-    _stop_at: float = 0.0
     _wake: float | None = None
-    _freeze_at: float | None = None
     _heard: set[OrderName] = field(default_factory=set)
     _answers: dict[OrderName, Answered] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> Stage:
+        """
+        Where the training thread is, and whether it carries out an order there.
+        """
+        checks = self.doing == "check"
+        if self.inside:
+            held = Stage.CHECKING_HELD if checks else Stage.HELD
+            return held if self.standing or checks else Stage.LOOP
+        if checks:
+            return Stage.CHECKING
+        return Stage.IDLE if self.doing is None else Stage.BUSY
 
     def handle(self, event: RankEvent) -> list[RankCommand]:
         """
@@ -135,58 +150,70 @@ class RankMachine:
         if key > self.key:
             commands += self._begin(key, event.at)
         self._heard.add(event.name)
+        return [*commands, *self._react(REACTIONS[event.name][self.stage], event)]
+
+    def _react(self, reaction: Reaction, event: Ordered) -> list[RankCommand]:
+        """
+        Do what the table says of an order. `Stop` and `Hold` are kept as requests until the
+        training thread has come to the place that they ask for.
+        """
+        order, requested = event.order, self._requested
         match order:
-            case Freeze():
-                self._freeze_at = event.at
-                commands.append(Lock())
             case Stop():
-                self._stop, self._stop_at = order, event.at
-                if self.inside:
-                    commands.append(LeaveAfter(step=order.finish))
-                elif self.doing == "check":
-                    self._wake = event.at + order.grace
-                else:
-                    commands += self._next()
+                requested.stop, requested.stop_at = order, event.at
             case Hold():
-                self._hold, self._hold_at = order, event.at
-                commands.append(HoldAfter(step=order.step))
-            case Release():
-                self._hold, self._release_at = None, event.at
+                requested.hold, requested.hold_at = order, event.at
+            case _:
+                pass
+        match reaction:
+            case Reaction.LOCK:
+                requested.freeze_at = event.at
+                return [Lock()]
+            case Reaction.HOLD if isinstance(order, Hold):
+                return [HoldAfter(step=order.step)]
+            case Reaction.UNLOCK:
+                requested.hold, requested.release_at = None, event.at
                 self.standing = False
-                commands.append(Unlock())
-            case Complete() | End() if self.inside or self.doing == "check":
+                return [Unlock()]
+            case Reaction.LEAVE if isinstance(order, Stop):
+                return [LeaveAfter(step=order.finish)]
+            case Reaction.GRACE if isinstance(order, Stop):
+                self._wake = event.at + order.grace
+                return []
+            case Reaction.STOP:
+                return self._next()
+            case Reaction.ABORT:
                 # the job is over for this rank: it leaves the loop at the next window edge
                 self._queue.append(Execute(name=event.name, order=order))
-                commands += [LeaveAfter(step=0)] if self.inside else []
-                commands += self._abort(event.at)
+                leave: list[RankCommand] = [LeaveAfter(step=0)] if self.inside else []
+                return [*leave, *self._abort(event.at)]
             case _:
                 self._queue.append(Execute(name=event.name, order=order))
-                commands += self._next()
-        return commands
+                return self._next()
 
     def _begin(self, key: tuple[int, int], at: float) -> list[RankCommand]:
         self.key = key
         self._heard, self._answers, self._queue = set(), {}, []
-        self._stop = self._wake = None
-        self._hold = self._release_at = None
+        self._requested.stop = self._wake = None
+        self._requested.hold = self._requested.release_at = None
         self.standing = False
         if self.doing == "check":
             return [Withdraw()]
         return [] if self.doing is None else self._abort(at)
 
     def _locked(self, event: Locked) -> list[RankCommand]:
-        if self._freeze_at is None:
+        if self._requested.freeze_at is None:
             return []
         answer = self._answer(
             "freeze",
             position=event.position,
             held=event.held,
             backups=event.backups,
-            began=self._freeze_at,
+            began=self._requested.freeze_at,
             at=event.at,
             waiting=event.waiting or not self.inside,
         )
-        self._freeze_at = None
+        self._requested.freeze_at = None
         return [answer]
 
     def _stands(self, event: Standing) -> list[RankCommand]:
@@ -195,11 +222,11 @@ class RankMachine:
         one. A rank that is out of the loop answers too, since its training thread does not move;
         the answer is a failure if the rank left before that step.
         """
-        hold = self._hold
+        hold = self._requested.hold
         reached = hold is not None and event.position.step >= hold.step
         if hold is None or (self.inside and not (event.still and reached)):
             return []
-        self._hold = None
+        self._requested.hold = None
         self.standing = self.inside
         failure = None if reached else (
             f"it has left the loop at step {event.position.step}, before the end of {hold.step}"
@@ -210,41 +237,43 @@ class RankMachine:
             position=event.position,
             held=event.held,
             backups=event.backups,
-            began=self._hold_at,
+            began=self._requested.hold_at,
             at=event.at,
         )
         return [answer, *self._next()]
 
     def _unlocked(self, event: Unlocked) -> list[RankCommand]:
-        if self._release_at is None:
+        if self._requested.release_at is None:
             return []
         answer = self._answer(
             "release",
             position=event.position,
             held=event.held,
             backups=event.backups,
-            began=self._release_at,
+            began=self._requested.release_at,
             at=event.at,
         )
-        self._release_at = None
+        self._requested.release_at = None
         return [answer]
 
     def _left(self) -> list[RankCommand]:
         self.inside = self.standing = False
         self._wake = None
-        if self._hold is not None:
-            return [HoldAfter(step=self._hold.step)]  # ask for the position that it left at
+        if self._requested.hold is not None:
+            return [
+                HoldAfter(step=self._requested.hold.step)
+            ]  # ask for the position that it left at
         return self._next()
 
     def _leaving(self, event: Leaving) -> list[RankCommand]:
-        if not self.inside or self._stop is None:
+        if not self.inside or self._requested.stop is None:
             return []
         at = event.position
-        there = at.step == self._stop.finish and not (at.tail or at.after)
-        ended = at.step > self._stop.finish or there
+        there = at.step == self._requested.stop.finish and not (at.tail or at.after)
+        ended = at.step > self._requested.stop.finish or there
         if ended and self.doing != "check":
             return self._abort(event.at)  # no rank will finish the step that it computes now
-        self._wake = event.at + self._stop.grace
+        self._wake = event.at + self._requested.stop.grace
         return []
 
     def _next(self) -> list[RankCommand]:
@@ -252,9 +281,9 @@ class RankMachine:
             return []
         if self.inside:
             return self._errand()
-        if self._stop is not None:
+        if self._requested.stop is not None:
             self.doing = "stop"
-            stop, self._stop = self._stop, None
+            stop, self._requested.stop = self._requested.stop, None
             return [Execute(name="stop", order=stop)]
         if not self._queue:
             return []
@@ -279,7 +308,7 @@ class RankMachine:
             self.inside = False
         commands: list[RankCommand] = []
         if (event.order.incident, event.order.round) == self.key:
-            began = self._stop_at if event.name == "stop" else event.began
+            began = self._requested.stop_at if event.name == "stop" else event.began
             commands.append(
                 self._answer(
                     event.name,
@@ -309,7 +338,9 @@ class RankMachine:
         Note that the training thread has nothing under way, and return its next order.
         """
         self.doing = None
-        if self._stop is None or not self.inside:  # else `_wake` is the time limit of a stop
+        if (
+            self._requested.stop is None or not self.inside
+        ):  # else `_wake` is the time limit of a stop
             self._wake = None
         return self._next()
 

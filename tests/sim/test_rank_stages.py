@@ -1,0 +1,57 @@
+"""
+The stages that training threads go through in simulated jobs are those of the table.
+"""
+
+import pytest
+
+from tft.core.rank.machine import RankMachine
+from tft.core.rank.protocol import RankCommand, RankEvent
+from tft.core.rank.transitions import TRANSITIONS, Stage
+from tft.simulation.run import run
+from tft.simulation.schedule import draw
+
+SCHEDULES = range(1, 200)
+SELDOM = frozenset(
+    {
+        # an order that was queued behind another one begins at once
+        (Stage.BUSY, Stage.CHECKING),
+        (Stage.BUSY, Stage.LOOP),
+        (Stage.CHECKING, Stage.BUSY),
+        (Stage.CHECKING, Stage.LOOP),
+        (Stage.LOOP, Stage.CHECKING),
+        # the script raises at a step boundary at which the rank is held
+        (Stage.HELD, Stage.IDLE),
+        (Stage.HELD, Stage.BUSY),
+        (Stage.HELD, Stage.CHECKING),
+        (Stage.CHECKING_HELD, Stage.CHECKING),
+        # few schedules ask for a check while ranks are out of the loop
+        (Stage.IDLE, Stage.CHECKING),
+        (Stage.CHECKING, Stage.IDLE),
+        (Stage.CHECKING_HELD, Stage.LOOP),
+    }
+)
+"""Moves that these schedules need not reach."""
+
+
+def test_training_threads_move_as_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When jobs are simulated, then every move of a training thread is in the table, and every move of
+    the table happens, except for the rare ones that are named above.
+    """
+    seen: set[tuple[Stage, Stage]] = set()
+    handle = RankMachine.handle
+
+    def watched(self: RankMachine, event: RankEvent) -> list[RankCommand]:
+        before = self.stage
+        commands = handle(self, event)
+        if self.stage is not before:
+            seen.add((before, self.stage))
+        return commands
+
+    monkeypatch.setattr(RankMachine, "handle", watched)
+    for seed in SCHEDULES:
+        run(draw(seed))
+
+    possible = {(a, b) for a, after in TRANSITIONS.items() for b in after if a is not b}
+    assert seen <= possible
+    assert possible - seen <= SELDOM

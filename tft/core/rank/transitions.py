@@ -1,0 +1,96 @@
+"""
+The two tables of the rank machine. `TRANSITIONS`: the stages that may follow each stage of a
+training thread. `REACTIONS`: what each order leads to in each stage. `docs/reference/machine.md`
+shows both.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from tft.protocol.messages import OrderName
+
+
+class Stage(StrEnum):
+    """
+    Where the training thread of a rank is, and whether it carries out an order there.
+    """
+
+    IDLE = "idle"
+    """Out of the loop. It waits for orders."""
+    BUSY = "busy"
+    """Out of the loop. It carries out an order."""
+    CHECKING = "checking"
+    """Out of the loop. It runs a check."""
+    LOOP = "in the loop"
+    """In the user's loop, or on its way into it."""
+    HELD = "held"
+    """In the loop. It stands still at a step boundary."""
+    CHECKING_HELD = "checking while held"
+    """In the loop, at a step boundary. It runs a check."""
+
+
+S = Stage
+INSIDE = frozenset({S.LOOP, S.HELD, S.CHECKING_HELD})
+"""The stages in which the training thread is in the loop."""
+
+TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
+    S.IDLE: frozenset({S.BUSY, S.CHECKING, S.LOOP}),
+    S.BUSY: frozenset({S.IDLE, S.BUSY, S.CHECKING, S.LOOP}),
+    S.CHECKING: frozenset({S.IDLE, S.BUSY, S.CHECKING, S.LOOP}),
+    S.LOOP: frozenset({S.IDLE, S.BUSY, S.CHECKING, S.LOOP, S.HELD}),
+    S.HELD: frozenset({S.IDLE, S.BUSY, S.CHECKING, S.LOOP, S.CHECKING_HELD}),
+    S.CHECKING_HELD: frozenset({S.HELD, S.LOOP, S.CHECKING}),
+}
+"""A stage that carries out an order may follow itself: the next order begins at once."""
+
+
+class Reaction(StrEnum):
+    """
+    What an order leads to.
+    """
+
+    LOCK = "lock"
+    """No update window opens any more. The answer carries the position."""
+    HOLD = "hold"
+    """The training thread stands still at the end of the step of the order."""
+    UNLOCK = "unlock"
+    """Update windows open again."""
+    STOP = "stop"
+    """The training thread drops the broken groups, as soon as it carries out no other order."""
+    LEAVE = "leave"
+    """The training thread leaves the loop at the end of the step of the order. It gets the grace of
+    the order, then it is aborted."""
+    GRACE = "grace"
+    """The check gets the grace of the order, then it is aborted."""
+    ABORT = "abort"
+    """The training thread is aborted at once: the job is over for this rank. The order is carried
+    out when the thread is out."""
+    QUEUE = "queue"
+    """The order is carried out after the orders before it."""
+
+
+R = Reaction
+_ALL = dict.fromkeys(Stage, R.QUEUE)
+_OVER = {**dict.fromkeys(INSIDE | {S.CHECKING}, R.ABORT), S.IDLE: R.QUEUE, S.BUSY: R.QUEUE}
+
+REACTIONS: Mapping[OrderName, Mapping[Stage, Reaction]] = {
+    "freeze": dict.fromkeys(Stage, R.LOCK),
+    "stop": {
+        **dict.fromkeys(INSIDE, R.LEAVE),
+        S.CHECKING: R.GRACE,
+        S.IDLE: R.STOP,
+        S.BUSY: R.STOP,
+    },
+    "hold": dict.fromkeys(Stage, R.HOLD),
+    "release": dict.fromkeys(Stage, R.UNLOCK),
+    "complete": _OVER,
+    "end": _OVER,
+    **dict.fromkeys(
+        (
+            "compare", "load", "fetch", "restore", "regroup", "reload", "rebuild", "rollback",
+            "resume", "check", "save", "commit",
+        ),
+        _ALL,
+    ),
+}  # fmt: skip
+"""The reaction to each order in each stage."""
