@@ -213,7 +213,7 @@ class Attempts:
         job, incident = self._job, self._job.incident
         incident.round += 1
         incident.tasks = {}
-        incident.decision.strategy = ""
+        incident.decision.plan = None
         incident.progress.reached = 0
         job.succession.gathering = False
         job.move(S.FREEZING)

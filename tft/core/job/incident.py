@@ -4,6 +4,8 @@ Own what is known of one incident: its faults, what was tried, and when each pha
 
 from dataclasses import dataclass, field
 
+from tft.core.plan.plan import Plan
+from tft.core.plan.savers import SavePlan
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder, SavedFile
 
 
@@ -144,9 +146,8 @@ class Decision:
 
     forced: str = ""
     """Why only `dump` or `exit` is possible. Empty: every strategy may be."""
-    strategy: str = ""
-    """The strategy that is followed. If a recovery plugin advised it, this is the name that the
-    plugin gave it. Empty: none yet."""
+    plan: Plan | None = None
+    """What is done about the incident. None: not decided yet."""
     base: str = "retry"
     """The built-in strategy that was followed last."""
     attempts: int = 0
@@ -162,6 +163,22 @@ class Decision:
     over."""
     waited: float = 0.0
     """Seconds that the job has waited for the recovery plugins so far."""
+
+    @property
+    def strategy(self) -> str:
+        """
+        The name of the strategy that is followed, as a recovery plugin has called it if it has
+        advised it. Empty: none yet.
+        """
+        return "" if self.plan is None else self.plan.name
+
+    def follow(self, plan: Plan) -> None:
+        """
+        Follow a plan from now on.
+        """
+        if plan.strategy != self.base:
+            self.attempts = 0
+        self.plan, self.base = plan, plan.strategy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -241,10 +258,10 @@ class LastCheckpoint:
     The last checkpoint of a job that cannot go on, as it was planned.
     """
 
-    single_copy: bool = False
+    plan: SavePlan | None = None
+    """Who writes what. None: no last checkpoint was planned."""
+    again: bool = False
     """True if it had to be planned again: then one copy of each shard is written and no more."""
-    writers: set[int] = field(default_factory=set)
-    """The ranks that write a part of it."""
     files: dict[str, SavedFile] = field(default_factory=dict)
     """By name: the files that were written so far."""
 

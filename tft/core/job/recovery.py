@@ -252,7 +252,7 @@ class Recovery:
         for rank_state, ours, node in before:
             if job.policy.replace == "node" and not job.incident.decision.forced and not ours:
                 self._replace_node(rank_state, node)
-        decided = job.incident.decision.strategy != ""
+        decided = job.incident.decision.plan is not None
         ordered = all(
             ours and rank_state.process.stage is ProcessStage.ORDERED
             for rank_state, ours, _ in before

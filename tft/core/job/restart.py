@@ -3,6 +3,8 @@ Brings all members of a job back to training: repair their state, rebuild wrappe
 resume.
 """
 
+from dataclasses import replace
+
 from tft.core.job.attempts import Attempts
 from tft.core.job.comparison import Comparison, forget_tails, note_habits, note_tails
 from tft.core.job.facts import lacks_local_state, note_capture, standings_of, terms_of
@@ -41,25 +43,26 @@ class Restart:
 
     def start(self) -> bool:
         """
-        Plan the repair when every member takes orders, and begin it: form the process groups and
-        copy the state that ranks lack. First choose a strategy, if none is followed.
+        Complete the plan when every member takes orders, and begin the repair: form the process
+        groups and copy the state that ranks lack. First make a plan, if there is none.
         """
-        job, incident, store = self._job, self._job.incident, self._job.nodes.store
-        if incident.decision.strategy == "" and not job.processes.terminating():
+        job, decision, store = self._job, self._job.incident.decision, self._job.nodes.store
+        if decision.plan is None and not job.processes.terminating():
             self._choice.consider()
             return True
-        if store is not None and self._all_there():
-            plan = plan_repair(
+        if decision.plan is not None and store is not None and self._all_there():
+            repair = plan_repair(
                 job.ranks.topology(),
                 standings_of(job, self._choice.unplaceable),
                 job.ranks.members,
                 terms_of(job),
             )
-            if isinstance(plan, str):
-                incident.decision.failed[incident.decision.base] = plan
-                incident.decision.strategy = ""  # the next move chooses again
+            if isinstance(repair, str):
+                decision.failed[decision.base] = repair
+                decision.plan = None  # the next move chooses again
                 return True
-            self._repair(plan, *store)
+            decision.plan = replace(decision.plan, step=repair.step, repair=repair)
+            self._repair(repair, *store)
         return False
 
     def _all_there(self) -> bool:
@@ -77,8 +80,8 @@ class Restart:
             and not job.processes.terminating()
         )
 
-    def _repair(self, plan: Repair, host: str, port: int) -> None:
-        job, incident, step = self._job, self._job.incident, plan.step
+    def _repair(self, repair: Repair, host: str, port: int) -> None:
+        job, incident, step = self._job, self._job.incident, repair.step
         incident.progress.step, incident.store = None if step is None else step + 1, (host, port)
         job.move(S.REPAIRING)
         name = f"{job.name}/{incident.number}.{incident.round}"
@@ -94,10 +97,10 @@ class Restart:
         job.issue(regroup)
         if step is None:
             return  # the search for a checkpoint comes later, since it may need the new groups
-        if plan.load:
+        if repair.load:
             forget_tails(job, step)
             job.search()
-            job.issue(job.to_all(Load, directory=plan.load, step=step))
+            job.issue(job.to_all(Load, directory=repair.load, step=step))
         else:
             note_tails(
                 job,
@@ -107,11 +110,11 @@ class Restart:
                     for rank_state in job.ranks.states.values()
                 },
             )
-        if plan.restore:
-            job.issue(Restore(**job.key(), to=plan.restore, step=step))
+        if repair.restore:
+            job.issue(Restore(**job.key(), to=repair.restore, step=step))
         fetches = [
             Fetch(**job.key(), to=(rank,), step=step, transfers=transfers)
-            for rank, transfers in plan.transfers.items()
+            for rank, transfers in repair.transfers.items()
         ]
         if fetches:
             job.issue(*fetches)

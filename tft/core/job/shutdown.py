@@ -4,10 +4,12 @@ Ends a job: with a last checkpoint by the survivors, by completion, or without s
 
 from tft.core.job.commands import JobOver
 from tft.core.job.comparison import note_habits, note_tails
+from tft.core.job.incident import LastCheckpoint
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
 from tft.core.plan.coverage import covered_step
-from tft.core.plan.savers import copiers, savers
+from tft.core.plan.plan import EXIT
+from tft.core.plan.savers import SavePlan, plan_save
 from tft.core.plan.standing import Standing
 from tft.errors import InternalError
 from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
@@ -46,32 +48,29 @@ class Shutdown:
             ]
             why = "; ".join([step, *failures])
             incident.decision.tried.append(("dump", why))
-            incident.decision.strategy = "exit"
+            incident.decision.plan = EXIT
             return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
         if job.state is S.DUMPING:
             incident.round += 1
-            incident.last_checkpoint.single_copy = True
+            incident.last_checkpoint.again = True
         job.move(S.DUMPING)
-        incident.last_checkpoint.files = {}
-        incident.last_checkpoint.writers = {s.rank for s in job.ranks.states.values() if s.able}
         incident.progress.step = step + 1
         incident.exactness.returns_to(step)
         note_tails(job, step, standings)
         note_habits(job, step)
-        back = [
-            r for r in self._savers(step) if not standings[r].uses(step, incident.spread.ceiling)
-        ]
-        if back:  # restore first: savers save the state that they have in use
-            restore = Restore(**job.key(), to=tuple(sorted(back)), step=step)
-            job.issue(restore)
-        return None
-
-    def _savers(self, step: int) -> dict[int, tuple[str, ...]]:
-        job = self._job
-        return savers(
-            job.ranks.topology(), self._standings(), step, job.incident.spread.ceiling,
+        plan = plan_save(
+            job.ranks.topology(),
+            standings,
+            [s.rank for s in job.ranks.states.values() if s.able],
+            step,
+            incident.spread.ceiling,
             spread=job.policy.spread_savers,
-        )  # fmt: skip
+            with_copies=job.policy.save_copies and not incident.last_checkpoint.again,
+        )
+        incident.last_checkpoint = LastCheckpoint(plan=plan, again=incident.last_checkpoint.again)
+        if plan.restoring:  # restore first: savers save the state that they have in use
+            job.issue(Restore(**job.key(), to=plan.restoring, step=step))
+        return None
 
     def _standings(self) -> dict[int, Standing]:
         """
@@ -80,9 +79,6 @@ class Shutdown:
         return {
             s.rank: s.standing("") for s in self._job.ranks.states.values() if not s.failures.write
         }
-
-    def _save(self, step: int) -> None:
-        self._job.issue(*self._saves(step, self._savers(step)))
 
     def replan(self) -> None:
         """
@@ -101,44 +97,33 @@ class Shutdown:
         job = self._job
         commit = job.incident.tasks.get("commit")
         committers = set() if commit is None else {r for o in commit.orders for r in o.to}
-        needed = committers or job.incident.last_checkpoint.writers
+        plan = job.incident.last_checkpoint.plan
+        needed = committers or (set() if plan is None else plan.writers)
         return not all(job.ranks.states[rank].able for rank in needed)
 
-    def _saves(self, step: int, shards: dict[int, tuple[str, ...]]) -> list[Save]:
+    def _save(self, plan: SavePlan) -> None:
         """
-        Return the orders to save, one for each rank that can write. A torn rank writes too: its
-        shards are void, but no other rank has its RNG and data position. The first writer also
-        writes the RNG and data position of lost ranks.
+        Order every writer to write its part.
         """
-        job = self._job
-        writers = [s.rank for s in job.ranks.states.values() if s.able]
+        job, step = self._job, plan.step
         orphans = {
             s.rank: s.local_state.reported[step]
             for s in job.ranks.states.values()
-            if s.rank not in writers and step in s.local_state.reported
+            if s.rank not in plan.writers and step in s.local_state.reported
         }
-        key = job.key()
-        copies = self._copies(step, shards)
-        return [
+        saves = [
             Save(
-                **key,
+                **job.key(),
                 to=(rank,),
                 directory=job.checkpoints.path(step),
                 step=step,
-                shards=shards.get(rank, ()),
-                copies=copies.get(rank, ()),
-                private=orphans if rank == writers[0] else {},
+                shards=plan.shards.get(rank, ()),
+                copies=plan.copies.get(rank, ()),
+                private=orphans if rank == plan.writers[0] else {},
             )
-            for rank in writers
+            for rank in plan.writers
         ]
-
-    def _copies(self, step: int, savers: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
-        job = self._job
-        if job.incident.last_checkpoint.single_copy or not job.policy.save_copies:
-            return {}
-        return copiers(
-            job.ranks.topology(), self._standings(), step, job.incident.spread.ceiling, savers
-        )
+        job.issue(*saves)
 
     def advance_dump(self) -> None:
         """
@@ -152,8 +137,9 @@ class Shutdown:
             self.dump()
         if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
             return
-        if "save" not in job.incident.tasks:
-            self._save(job.incident.progress.agreed)
+        plan = job.incident.last_checkpoint.plan
+        if "save" not in job.incident.tasks and plan is not None:
+            self._save(plan)
         elif "commit" not in job.incident.tasks:
             self._commit()
         elif job.answered_all("commit"):
@@ -208,7 +194,7 @@ class Shutdown:
             incident.closed = job.timing.now
             if incident.number:
                 if job.state is not S.DUMPING:
-                    incident.decision.strategy = "exit"  # a strategy that was begun is given up
+                    incident.decision.plan = EXIT  # a strategy that was begun is given up
                 job.history.incidents.append(incident)
         job.move(S.EXITING)
         job.end.outcome = JobOver(result=result, code=code, why=why)

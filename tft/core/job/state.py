@@ -19,6 +19,7 @@ from tft.core.job.requests import JobEnd, Pause
 from tft.core.job.timing import Timing
 from tft.core.job.training import Checkpoints, Training
 from tft.core.job.transitions import FAULTS, SETTLED, TRANSITIONS, Reaction, State
+from tft.core.plan.plan import START
 from tft.errors import InternalError
 from tft.protocol.messages import (
     ORDER_NAMES,
@@ -48,7 +49,7 @@ class Job:
         self.nodes = Nodes()
         self.checkpoints = Checkpoints.of(origin)
         self.training = Training.of(origin)
-        self.incident = Incident(number=0, opened=at, decision=Decision(strategy="start"))
+        self.incident = Incident(number=0, opened=at, decision=Decision(plan=START))
         """The open incident, or else the last one."""
         self.history = History(next_number=origin.first_incident)
         self.pausing = Pause()

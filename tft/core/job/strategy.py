@@ -16,6 +16,7 @@ from tft.core.job.state import Job
 from tft.core.job.transitions import State
 from tft.core.plan.coverage import agreed_step
 from tft.core.plan.offers import Offer, offers
+from tft.core.plan.plan import Plan
 from tft.core.plan.standing import Terms
 from tft.protocol.messages import Advised
 
@@ -47,7 +48,7 @@ class StrategyChoice:
         behind.
         """
         job, incident = self._job, self._job.incident
-        incident.decision.strategy, incident.decision.advice = "", None  # an earlier choice is void
+        incident.decision.plan, incident.decision.advice = None, None  # an earlier choice is void
         if job.state is not S.CLEARING:
             incident.round += 1  # advice to earlier offers is void
         if job.processes.terminating():
@@ -263,14 +264,13 @@ class StrategyChoice:
             for other in made[: made.index(offer)]
             if other.strategy not in OPPORTUNITIES or other.strategy in incident.decision.failed
         ]
-        if offer.strategy != incident.decision.base:
-            incident.decision.attempts = 0
-        incident.decision.strategy, incident.decision.base = name, offer.strategy
+        plan = Plan.of(offer, name)
+        incident.decision.follow(plan)
         job.tell(
             "strategy_chosen",
             incident=incident.number,
             strategy=incident.decision.strategy,
-            why=offer.why,
+            why=plan.why,
         )
         match offer.strategy:
             case "dump":
@@ -282,12 +282,12 @@ class StrategyChoice:
                 why = f"nothing is left to be done ({reasons})"
                 self._shutdown.exit("failed", 4, why)
             case _:
-                self._go_on(offer)
+                self._go_on(plan)
 
-    def _go_on(self, offer: Offer) -> None:
+    def _go_on(self, plan: Plan) -> None:
         """
-        Carry out a strategy after which training goes on: settle which ranks take part, and in
-        which processes.
+        Begin a plan after which training goes on: settle which ranks take part, and in which
+        processes. `Restart` carries out the rest when all members take orders.
         """
         job, incident = self._job, self._job.incident
         advice = incident.decision.advice
@@ -299,18 +299,16 @@ class StrategyChoice:
         waits = incident.decision.attempts - (job.policy.attempts > 2)
         if waits > 0:
             job.timing.stay(job.policy.backoff * waits)
-        if offer.strategy == "migrate":
-            for rank in offer.replace:
+        if plan.strategy == "migrate":
+            for rank in plan.replaced:
                 self.take_over(rank)
-        job.ranks.members = (job.ranks.members - frozenset(offer.leaving)) | frozenset(
-            offer.joining
-        )
-        incident.turnover.joining |= frozenset(offer.joining)
+        job.ranks.members = (job.ranks.members - {*plan.leaving}) | {*plan.joining}
+        incident.turnover.joining |= {*plan.joining}
         for rank_state in job.ranks.member_states():
             if rank_state.process.stage is ProcessStage.GONE:  # this rank has a place only now
                 job.respawn(rank_state)
         own = advice.replace if advice is not None and advice.base else ()
-        going = {*offer.replace, *own} if offer.strategy != "migrate" else set(own)
+        going = {*plan.replaced, *own} if plan.strategy != "migrate" else set(own)
         for rank in sorted(going & job.ranks.members):
             if job.ranks.states[rank].ready:
                 self._attempts.terminate(job.ranks.states[rank], self._why_replaced(), "process")

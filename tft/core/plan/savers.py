@@ -1,12 +1,58 @@
 """
-Find which rank saves which shards of a last checkpoint.
+Find who writes what into a last checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tft.core.plan.coverage import sound
 from tft.core.plan.standing import Standings
 from tft.core.plan.topology import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePlan:
+    """
+    Who writes what into the last checkpoint of one step. The loss of a writer makes the plan void,
+    and another plan is made.
+    """
+
+    step: int
+    writers: tuple[int, ...] = ()
+    """The ranks that write. Each of them writes its rank-local state, and the first one also that
+    of lost ranks."""
+    restoring: tuple[int, ...] = ()
+    """The writers that first restore a copy of `step` that they keep."""
+    shards: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By writer: the shards that it writes. Each shard is written once."""
+    copies: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By writer: further copies of shards that it writes."""
+
+
+def plan_save(
+    topology: Topology,
+    standings: Standings,
+    writers: Sequence[int],
+    step: int,
+    ceiling: int | None,
+    *,
+    spread: bool,
+    with_copies: bool,
+) -> SavePlan:
+    """
+    Return who writes what into a last checkpoint of `step`. `writers` are the ranks that can write.
+    A torn rank writes too: its shards are void, but no other rank has its rank-local state.
+    """
+    shards = savers(topology, standings, step, ceiling, spread=spread)
+    restoring = tuple(rank for rank in sorted(shards) if not standings[rank].uses(step, ceiling))
+    restored = {
+        **standings,
+        **{rank: replace(standings[rank], held=step, sound=True) for rank in restoring},
+    }
+    copies = copiers(topology, restored, step, ceiling, shards) if with_copies else {}
+    return SavePlan(
+        step=step, writers=tuple(writers), restoring=restoring, shards=shards, copies=copies
+    )
 
 
 def savers(
