@@ -22,10 +22,6 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 
 PROSE = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-NOT_YET = {
-    "README.md",
-}
-"""The pages whose sentences or cells are still too long."""
 
 DECLARED = [
     thing
@@ -287,7 +283,7 @@ def test_sentences_and_cells_are_short(page: Path) -> None:
     When a page is read, then no sentence has more than 35 words, their average is at most 18, and no cell of a table is
     longer than 120 characters.
     """
-    text, name = page.read_text(), str(page.relative_to(ROOT))
+    text = page.read_text()
     found = sentences(text)
     tables = [line for line in without_code(text).splitlines() if line.startswith("|")]
     cells = [cell.strip() for line in tables for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
@@ -297,11 +293,8 @@ def test_sentences_and_cells_are_short(page: Path) -> None:
     ]
     average = sum(map(length, found)) / len(found)
 
-    if name in NOT_YET:
-        assert long or average > 18, f"{name} is short enough: take it off NOT_YET"
-    else:
-        assert long == []
-        assert average <= 18
+    assert long == []
+    assert average <= 18
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

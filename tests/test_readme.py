@@ -1,8 +1,11 @@
 """
-The README against the code it shows.
+The README and the page for Megatron against the code they show, and the picture of the README against its report.
 """
 
 import difflib
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-EXAMPLES = ("gpt", "megatron_gpt")
+EXAMPLES = {"gpt": README, "megatron_gpt": (ROOT / "docs/howto/megatron.md").read_text()}
+"""Example to the page that shows its difference."""
+PICTURE = ROOT / "docs" / "pictures" / "incident.svg"
 
 
 def example_diff(example: str) -> str:
@@ -29,9 +34,9 @@ def example_diff(example: str) -> str:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_difference_shown_is_the_difference_there_is(example: str) -> None:
     """
-    When one of the two scripts changes, then the README has to.
+    When one of the two scripts changes, then the page has to.
     """
-    assert f"```diff\n{example_diff(example)}\n```" in README
+    assert f"```diff\n{example_diff(example)}\n```" in EXAMPLES[example]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -54,3 +59,39 @@ def test_every_page_it_links_to_is_there() -> None:
     targets = [part.split(")")[0] for part in README.split("](")[1:]]
     assert targets
     assert [t for t in targets if not (ROOT / t.partition("#")[0]).exists()] == []
+
+
+def test_it_is_short() -> None:
+    """
+    When the README grows, then something has to go to a page.
+    """
+    assert len(README.splitlines()) < 150
+
+
+def test_the_picture_shows_the_report_beside_it(tmp_path: Path) -> None:
+    """
+    When the picture is drawn again from its report, then it is the same, and it has a row for each
+    rank and a bar for each phase.
+    """
+    report, again = PICTURE.with_suffix(".json"), tmp_path / "again.svg"
+    subprocess.run(
+        [sys.executable, ROOT / "scripts/picture", report, again], check=True, timeout=60
+    )
+    drawn = again.read_text()
+    assert drawn == PICTURE.read_text()
+
+    (incident,) = json.loads(report.read_text())["incidents"]
+    ranks = {phase["rank"] for phase in incident["phases"]} - {None}
+    assert all(f">rank {rank}</text>" in drawn for rank in ranks)
+    assert drawn.count("<title>") == 1 + len(incident["phases"]) + len(incident["faults"])
+
+
+def test_a_picture_of_nothing_is_refused() -> None:
+    """
+    When the script gets one argument, then it says what it takes.
+    """
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/picture", "x"], capture_output=True, text=True, check=False, timeout=60
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "takes no argument, or a report" in done.stderr
