@@ -4,6 +4,8 @@ The run directory: who may use it, and what the launcher leaves in it.
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tft.config import JobSettings
 from tft.errors import CheckpointCorrupt, UsageError
 from tft.launcher.run_directory import (
     FreshReport,
+    check_no_launcher,
     check_run_dir,
     checkpoint_store_there,
     last_line,
@@ -33,6 +36,29 @@ def settings(tmp_path: Path) -> JobSettings:
     A job whose run directory is not made yet.
     """
     return JobSettings(job="j", run_dir=tmp_path / "run", broker="127.0.0.1:29400")
+
+
+def test_a_controller_by_hand_is_refused_where_a_launcher_lives(settings: JobSettings) -> None:
+    """
+    When somebody starts `tft controller` in the directory of a living `tft run`, then it is refused
+    before anything is written: the file by which the job is found would name another broker.
+    """
+    check_no_launcher(settings.run_dir)
+    with run_dir_of(settings, 1):
+        write_job(settings, [])
+        with pytest.raises(UsageError, match=r"in use by `tft run` .* choose another --run-dir"):
+            check_no_launcher(settings.run_dir)
+        command = [sys.executable, "-m", "tft", "controller", "--run-dir", str(settings.run_dir)]
+        options = ["--job", "other", "--broker", "127.0.0.1:1"]
+        before = (settings.run_dir / "job.json").read_text()
+        done = subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, "choose another --run-dir" in done.stderr) == (2, True), (
+            done.stderr
+        )
+        assert (settings.run_dir / "job.json").read_text() == before
+    check_no_launcher(settings.run_dir)
 
 
 def test_the_launcher_is_found_by_its_pid_file(settings: JobSettings) -> None:

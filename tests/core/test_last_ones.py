@@ -3,7 +3,7 @@ Those that are left: the room that several share, the last to finish, what the o
 """
 
 from tests.core.lives import strategies, trained, tried
-from tft.protocol.messages import Fetch, Finished, Freeze, Kill, Rollback, Spawn
+from tft.protocol.messages import End, Fetch, Finished, Freeze, Kill, Rollback, Spawn
 
 PAIRS = {"a": (0, 2, 4), "b": (1, 3, 5)}
 
@@ -181,3 +181,26 @@ def test_who_had_finished_before_an_incident_is_awaited_after_a_pause() -> None:
     job.window(1)
     job.close(1)
     assert job.doing == "healthy"
+
+
+def test_a_process_that_joins_after_the_end_was_decided_is_told_so() -> None:
+    """
+    When a process joins after the last checkpoint was written, then it gets the order to end, as
+    the others did: it does not wait until its node ends it.
+    """
+    job = trained()
+    job.slow = {3}
+    job.kill(3)
+    job.settle()
+    job.muted = {(0, "end")}  # somebody still has to leave
+    job.stop()
+    job.settle()
+    assert job.doing == "exiting"
+    before = job.orders(End)
+    job.arrive(3)
+    late = job.orders(End)[len(before) :]
+    assert [order.to for order in late] == [(0, 3)]
+    assert {(order.code, order.why) for order in late} == {(before[0].code, before[0].why)}
+    job.settle()
+    owed = [order.to for order in job.machine.outstanding() if isinstance(order, End)]
+    assert owed == [(0,)]

@@ -170,12 +170,15 @@ def controller_command() -> click.Command:
         configure_logs()
         from tft.controller.service import main
         from tft.launcher.plan import check_settings
-        from tft.launcher.run_directory import make_run_dir, write_job
+        from tft.launcher.run_directory import check_no_launcher, make_run_dir, write_job
 
         settings = job_settings(options)
         check_settings(settings)
+        by_hand = not settings.run  # `tft run` chooses a name for the run, and has written the file
+        if by_hand:
+            check_no_launcher(settings.run_dir)
         make_run_dir(settings.run_dir)
-        if not settings.run:  # started by hand: `tft run` chooses one, and has written this file
+        if by_hand:
             write_job(settings, ())  # by which `tft pause` and the like find the job
         return main(settings)
 

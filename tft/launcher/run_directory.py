@@ -101,6 +101,19 @@ def living_run(run_dir: Path) -> str | None:
     return None
 
 
+def check_no_launcher(run_dir: Path) -> None:
+    """
+    Check that no `tft run` trains in this directory, for a controller that is started by hand.
+    Raises `UsageError` if one does: it has a controller of its own.
+    """
+    for path in sorted((run_dir / "pids").glob("run*.pid")):
+        if _is_locked(path):
+            raise UsageError(
+                f"{run_dir} is in use by `tft run` (process {path.read_text().strip()}), which has a "
+                "controller of its own: choose another --run-dir"
+            )
+
+
 def check_run_dir(
     settings: JobSettings,
     node: int,

@@ -685,7 +685,15 @@ class Session:
         self._control.tell(Left(at=self._clock.now()))
 
     def _classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
-        found: FaultKind | Diagnosis | None = self._adaptor.hook.tft_classify(error=error)
+        """
+        Return what the adaptor says of an exception. If the adaptor itself fails, log that: the
+        exception of the script must not be replaced by it.
+        """
+        try:
+            found: FaultKind | Diagnosis | None = self._adaptor.hook.tft_classify(error=error)
+        except Exception:  # whatever it is, the exception of the script matters
+            log.exception("classification_failed", error=repr(error))
+            return None
         return found
 
     def _give(self, shard: str, step: int) -> ShardPayload:

@@ -140,7 +140,7 @@ class Arrivals:
         rank_state.join(message, sender)
         if job.incident.number:
             job.phase("await", rank_state.rank, rank_state.process.began, message.at)
-        return None
+        return self._recovery.shutdown.dismiss(rank_state.rank)
 
     def _refuse(self, message: Joined, sender: str, why: str) -> None:
         job = self._job

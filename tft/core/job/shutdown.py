@@ -212,6 +212,16 @@ class Shutdown:
             job.end.orders = [EndNode(epoch=job.timing.epoch, grace=job.policy.leave, why=why)]
             job.said.extend(job.end.orders)
 
+    def dismiss(self, rank: int) -> None:
+        """
+        Tell a process that joins after the end of the job was decided that the job is over.
+        """
+        job = self._job
+        outcome, task = job.end.outcome, job.incident.tasks.get("end")
+        if job.state is S.EXITING and outcome is not None and job.end.orders:
+            to = tuple(sorted({rank, *(task.waiting if task is not None else ())}))
+            job.issue(End(**job.key(), to=to, code=outcome.code, why=outcome.why))
+
     def end(self) -> None:
         """
         End the job: the ranks have left, or have had their time to leave. Raises `InternalError`

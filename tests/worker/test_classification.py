@@ -1,0 +1,36 @@
+"""
+What a session says of an exception when its adaptor cannot.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tft.config import RankSettings
+from tft.page import Page
+from tft.worker.session import Session
+
+
+def test_an_adaptor_that_fails_does_not_replace_the_fault_of_the_script(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    When the adaptor raises while it is asked about an exception, then the exception of the script
+    is the fault that is reported.
+    """
+
+    def fails(error: BaseException) -> None:
+        raise RuntimeError("no such attribute") from error
+
+    page = Page.create()
+    session = Session(
+        RankSettings(
+            rank=0, world=1, job="j", run_dir=tmp_path, broker="127.0.0.1:1", adaptor="fake",
+            incarnation=0, page=page.fd, host="127.0.0.1",
+        )
+    )  # fmt: skip
+    hook = SimpleNamespace(tft_classify=fails)
+    monkeypatch.setattr(session, "_adaptor", SimpleNamespace(hook=hook))
+    fault = session._fault(ValueError("the label is negative"))
+    assert (fault.kind, fault.summary) == ("software", "ValueError: the label is negative")
