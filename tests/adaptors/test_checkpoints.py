@@ -116,8 +116,8 @@ def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(tmp_path: Pa
     ("recipe", "completed"),
     [
         (Recipe(), 0),
-        (Recipe(), 3),
-        (Recipe(optimizer="sgd", norm="batch"), 1),
+        pytest.param(Recipe(), 3, marks=pytest.mark.soak),
+        pytest.param(Recipe(optimizer="sgd", norm="batch"), 1, marks=pytest.mark.soak),
         (Recipe(optimizer="tensor_lr"), 2),
     ],
     ids=["before the first step", "adamw", "sgd and batch norm", "tensor lr"],

@@ -76,20 +76,20 @@ def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) 
 
 @pytest.mark.parametrize(
     ("recipe", "completed", "victim"),
-    [("adamw", completed, completed % WORLD) for completed in (0, 1, 2, 5)]
-    + [("sgd", 1, 0), ("sgd", 3, 2), ("tensor lr", 2, 1), ("batch norm", 0, 1)]
-    + [("batch norm", 3, 0), ("unused parameters looked for", 2, 1)]
-    + [("two sums a step", 0, 0), ("two sums a step", 1, 2)]
-    + [("scaled and averaged", completed, completed % WORLD) for completed in (2, 5)]
-    + [("scaled, with batch norm", 4, 1)]
-    + [("steps of their own", 4, 1), ("a stage", 1, 1), ("a stage", 5, 2)]
+    [("adamw", 0, 0), ("tensor lr", 2, 1), ("batch norm", 3, 0), ("two sums a step", 1, 2)]
+    + [("scaled, with batch norm", 4, 1), ("steps of their own", 4, 1), ("a stage", 5, 2)]
     + [
         pytest.param(recipe, completed, completed % WORLD, marks=pytest.mark.soak)
         for recipe, at in (
-            ("scaled and averaged", (0, 4)),
+            ("adamw", (1, 2, 5)),
+            ("sgd", (1, 3)),
+            ("batch norm", (0,)),
+            ("unused parameters looked for", (2,)),
+            ("two sums a step", (0,)),
+            ("scaled and averaged", (0, 2, 4, 5)),
             ("compiled", (3,)),
             ("steps of their own", (1,)),
-            ("a stage", (0, 2)),
+            ("a stage", (0, 1, 2)),
         )
         for completed in at
     ],
@@ -126,6 +126,7 @@ def test_the_repair_of_a_live_rank_changes_no_bit(job: NewJob, undisturbed: Undi
     assert disturbed.all("digests") == final
 
 
+@pytest.mark.soak
 def test_losing_ranks_again_and_again_changes_no_bit(job: NewJob, undisturbed: Undisturbed) -> None:
     """
     When ranks are lost twice in the first step, then in the second, then one that has just been

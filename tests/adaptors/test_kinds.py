@@ -247,8 +247,8 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
     ("recipe", "completed", "victims"),
     [
         pytest.param("experts", 0, (1,), marks=pytest.mark.soak),
-        ("experts", 2, (0, 3)),
-        ("averaged experts", 4, (1, 2)),
+        pytest.param("experts", 2, (0, 3), marks=pytest.mark.soak),
+        pytest.param("averaged experts", 4, (1, 2), marks=pytest.mark.soak),
         ("experts with shares", 3, (2,)),
         pytest.param("small beside shards", 4, (0, 1), marks=pytest.mark.soak),
         pytest.param(

@@ -106,8 +106,8 @@ def adopted(make: Callable[[], Any]) -> Maker:
     ("make", "holders"),
     [
         (sharded, {0: (0, 2), 1: (1, 3), 3: (1, 3)}),
-        (sharded_once, {0: (0,), 2: (2,)}),
-        (tensor_parallel, {0: (0, 2), 3: (1, 3)}),
+        pytest.param(sharded_once, {0: (0,), 2: (2,)}, marks=pytest.mark.soak),
+        pytest.param(tensor_parallel, {0: (0, 2), 3: (1, 3)}, marks=pytest.mark.soak),
         (staged, {0: (0, 1), 1: (0, 1), 3: (2, 3)}),
     ],
 )
@@ -128,8 +128,12 @@ def test_who_has_the_same_part_is_read_from_what_was_made(
     ("rank", "shards"),
     [
         (0, {"part.0+2+4+6": (0, 2, 4, 6), "optimizer.0": (0, 4)}),
-        (5, {"part.1+3+5+7": (1, 3, 5, 7), "optimizer.1": (1, 5)}),
-        (6, {"part.0+2+4+6": (0, 2, 4, 6), "optimizer.2": (2, 6)}),
+        pytest.param(
+            5, {"part.1+3+5+7": (1, 3, 5, 7), "optimizer.1": (1, 5)}, marks=pytest.mark.soak
+        ),
+        pytest.param(
+            6, {"part.0+2+4+6": (0, 2, 4, 6), "optimizer.2": (2, 6)}, marks=pytest.mark.soak
+        ),
         (7, {"part.1+3+5+7": (1, 3, 5, 7), "optimizer.3": (3, 7)}),
     ],
 )

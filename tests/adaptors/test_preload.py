@@ -75,6 +75,7 @@ def run(script: str, *arguments: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.soak
 def test_nothing_large_is_imported_after_the_preload() -> None:
     """
     When a process has preloaded, then its first step, move and checkpoint import at most a few
@@ -111,7 +112,7 @@ print(draw(), drawn_in_a_fork(), drawn_in_a_fork(), draw())
 """
 
 
-@pytest.mark.parametrize("generator", ["numpy", "torch"])
+@pytest.mark.parametrize("generator", [pytest.param("numpy", marks=pytest.mark.soak), "torch"])
 def test_ranks_forked_after_the_preload_draw_their_own_numbers(generator: str) -> None:
     """
     When ranks are forked from one process that has preloaded, then it had one thread, and numpy and

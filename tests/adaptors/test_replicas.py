@@ -271,6 +271,7 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
     return undisturbed
 
 
+@pytest.mark.soak
 def test_a_job_with_shares_trains_as_one_without(job: NewJob) -> None:
     """
     When the optimizer's state is cut into shares, then losses and reduced gradients are those of an ordinary
@@ -310,7 +311,8 @@ def alive(actor: Actor) -> float:
 
 @pytest.mark.parametrize("gradients", Gradients)
 @pytest.mark.parametrize(
-    ("world", "copies"), [(4, 4), (4, 2), pytest.param(8, 2, marks=pytest.mark.soak)]
+    ("world", "copies"),
+    [(4, 2), *(pytest.param(*w, marks=pytest.mark.soak) for w in ((4, 4), (8, 2)))],
 )
 def test_a_rank_keeps_alive_what_tft_replicas_says(
     job: NewJob, gradients: Gradients, world: int, copies: int
@@ -335,11 +337,19 @@ def test_a_rank_keeps_alive_what_tft_replicas_says(
 
 @pytest.mark.parametrize(
     ("recipe", "completed", "victims"),
-    [("two copies", completed, (completed % WORLD,)) for completed in (0, 1, 2, 3)]
-    + [("two copies", 3, (0, 1)), ("two copies", 2, (1, 2)), ("a copy on every rank", 2, (3,))]
-    + [("bfloat16", 0, (1,)), ("bfloat16", 3, (2,)), ("bfloat16", 2, (0, 3))]
-    + [("gradients of 32 bits", 3, (1,)), ("steps of their own", 4, (1, 2))]
-    + [("scaled and averaged", 3, (2,))],
+    [("two copies", 0, (0,)), ("two copies", 2, (1, 2)), ("bfloat16", 2, (0, 3))]
+    + [("gradients of 32 bits", 3, (1,)), ("scaled and averaged", 3, (2,))]
+    + [
+        pytest.param(recipe, completed, victims, marks=pytest.mark.soak)
+        for recipe, completed, victims in (
+            *(("two copies", completed, (completed % WORLD,)) for completed in (1, 2, 3)),
+            ("two copies", 3, (0, 1)),
+            ("a copy on every rank", 2, (3,)),
+            ("bfloat16", 0, (1,)),
+            ("bfloat16", 3, (2,)),
+            ("steps of their own", 4, (1, 2)),
+        )
+    ],
 )
 def test_the_loss_of_ranks_changes_no_bit(
     job: NewJob,
@@ -487,7 +497,11 @@ def test_who_has_not_got_what_others_own_does_not_save_it(job: NewJob, tmp_path:
 
 @pytest.mark.parametrize(
     ("recipe", "own"),
-    [("two copies", ""), ("bfloat16", ""), ("two copies", "_own"), ("bfloat16", "_own")],
+    [("two copies", ""), ("bfloat16", "_own")]
+    + [
+        pytest.param(*row, marks=pytest.mark.soak)
+        for row in (("bfloat16", ""), ("two copies", "_own"))
+    ],
 )
 def test_a_checkpoint_of_shares_is_taken_back_exactly(
     job: NewJob, undisturbed: Undisturbed, tmp_path: Path, recipe: str, own: str

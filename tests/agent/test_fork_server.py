@@ -70,6 +70,7 @@ async def test_a_rank_ends_as_python_does(stage: Stage, way: str, end: str) -> N
             assert said == ""
 
 
+@pytest.mark.soak
 async def test_both_ways_give_a_script_the_same(stage: Stage) -> None:
     """
     When a rank is forked, it has the variables, signals and descriptors that one started

@@ -2,14 +2,16 @@
 `tft run` as an operator meets it: what is wrong is said in a sentence, before anything is started.
 """
 
+import contextlib
+import io
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tft.cli.main import main
 from tft.config import JobSettings
 from tft.launcher.run_directory import run_dir_of
 
@@ -26,18 +28,18 @@ class Refusal:
 
 def tft(folder: Path, *arguments: str) -> Refusal:
     """
-    Run `tft` in `folder`.
+    Run `tft` in `folder`, in this process: what is refused starts nothing.
     """
-    ended = subprocess.run(
-        [sys.executable, "-m", "tft", *arguments],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Refusal(ended.returncode, ended.stderr)
+    said = io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stderr(said),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys, "argv", ["tft", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return Refusal(int(ended.value.code or 0), said.getvalue())
 
 
 @pytest.fixture

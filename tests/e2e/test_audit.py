@@ -197,6 +197,7 @@ def test_a_batch_that_is_taken_ahead_is_named(tmp_path: Path) -> None:
     assert "the loop moves the data position before its first step" in " ".join(incident["inexact"])
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_a_batch_that_is_taken_behind_the_window_is_taken_again(tmp_path: Path) -> None:
     """

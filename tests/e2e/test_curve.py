@@ -41,6 +41,7 @@ def keys(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
+@pytest.mark.soak
 def test_a_job_of_two_nodes_with_keys_survives(
     tmp_path: Path, keys: Path, fake_undisturbed: Outcome
 ) -> None:

@@ -34,6 +34,7 @@ def test_survivors_of_an_evaluation_train_on(tmp_path: Path) -> None:
     loses_nothing(tmp_path, "evaluates", "1,7")
 
 
+@pytest.mark.soak
 def test_what_the_forward_pass_counts_in_a_made_model_is_counted_once(tmp_path: Path) -> None:
     """
     When a model that is made over groups counts in a buffer in its forward pass, and a rank dies behind it,
@@ -88,6 +89,7 @@ def test_an_optimizer_that_keeps_dataclasses_in_its_state_is_refused(
     assert outcome.finals() == {}
 
 
+@pytest.mark.soak
 def test_gradients_that_were_unscaled_are_unscaled_again(tmp_path: Path) -> None:
     """
     When a rank dies between `scaler.unscale_` and the update window, and the others, which have unscaled their
@@ -96,6 +98,7 @@ def test_gradients_that_were_unscaled_are_unscaled_again(tmp_path: Path) -> None
     loses_nothing(tmp_path, "unscales", "1,6")
 
 
+@pytest.mark.soak
 def test_a_loader_without_a_generator_leaves_the_draws_of_others_alone(tmp_path: Path) -> None:
     """
     When a StatefulDataLoader draws from torch's generator for each iterator, and a rank dies in a step with dropout,

@@ -127,7 +127,11 @@ def test_a_victim_of_phase_tail_has_done_all_that_stands_behind_its_window(
 # ---------------------------------------------------------------- the table
 
 HABITS = ("schedules", "averages", "plateaus", "scales")
-COVERING = {("averages", "before"), ("plateaus", "before"), ("schedules", "before")}
+COVERING = [
+    ("averages", "before"),
+    pytest.param("plateaus", "before", marks=pytest.mark.soak),
+    pytest.param("schedules", "before", marks=pytest.mark.soak),
+]
 
 
 @pytest.mark.parametrize("slow", ["before", "after"])
@@ -145,7 +149,7 @@ def test_what_stands_behind_the_window_is_done_once_by_everyone(
     table(tmp_path, calm, habit, slow, kills)
 
 
-@pytest.mark.parametrize(("habit", "slow"), sorted(COVERING))
+@pytest.mark.parametrize(("habit", "slow"), COVERING)
 def test_a_tail_is_done_once_by_everyone(tmp_path: Path, calm: Calm, habit: str, slow: str) -> None:
     """
     When ranks are killed in their update, tail and evaluation, in steps in which the ranks are apart, then what the
@@ -178,7 +182,7 @@ def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[i
 @pytest.mark.parametrize(
     ("rank", "phase"),
     [
-        (1, "update"),
+        pytest.param(1, "update", marks=pytest.mark.soak),
         (1, "forward"),
         pytest.param(0, "update", marks=pytest.mark.soak),
         pytest.param(2, "update", marks=pytest.mark.soak),
@@ -247,7 +251,8 @@ def test_a_rank_that_dies_in_an_evaluation_leaves_nobody_in_its_mode(
     never_silent(outcome, calm("evaluates"))
 
 
-@pytest.mark.parametrize("slow", ["before", pytest.param("after", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("slow", ["before", "after"])
 def test_a_replacement_knows_from_its_first_step_where_steps_end(
     tmp_path: Path, calm: Calm, slow: str
 ) -> None:
@@ -265,7 +270,8 @@ def test_a_replacement_knows_from_its_first_step_where_steps_end(
     never_silent(outcome, calm("schedules"))
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
 def test_modes_that_ranks_leave_differently_are_no_corruption(
     tmp_path: Path, calm: Calm, rank: int
 ) -> None:

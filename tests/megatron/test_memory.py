@@ -9,20 +9,12 @@ import pytest
 from tests.benchmarks.megatron_memory import LIMIT, RANKS, Row, measure, rows
 from tft.placement.memory_cost import Gradients
 
-NEARBY = Row(instances=2, gradients=Gradients.SINGLE)
-"""The one that is measured in every run of the tests: two copies, as most jobs have them."""
-TABLE = [
-    pytest.param(
-        row,
-        id=f"{row.what}, {row.gradients.value}",
-        marks=() if row == NEARBY else pytest.mark.soak,
-    )
-    for row in rows()
-]
+TABLE = [pytest.param(row, id=f"{row.what}, {row.gradients.value}") for row in rows()]
 SPARE = 8 << 10
 """Bytes for what does not grow with the model: the number of steps that each parameter has, and constants."""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("row", TABLE)
 def test_a_rank_keeps_what_the_formula_says(row: Row, tmp_path: Path) -> None:
     """

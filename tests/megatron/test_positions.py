@@ -30,7 +30,13 @@ def test_a_batch_that_grows_goes_on_where_it_was(tmp_path: Path, undisturbed: Un
         pytest.param("PRECISION ERROR: load ckpt step=3", 2, (), marks=pytest.mark.soak),
         pytest.param("PRECISION ERROR", 4, (), marks=pytest.mark.soak),
         pytest.param("PRECISION ERROR: load ckpt step=4", 4, (), marks=pytest.mark.soak),
-        pytest.param("PRECISION ERROR: load ckpt step=3", 2, ("--fp16",), id="before any update"),
+        pytest.param(
+            "PRECISION ERROR: load ckpt step=3",
+            2,
+            ("--fp16",),
+            id="before any update",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_numbers_that_went_wrong_are_gone_back_behind(

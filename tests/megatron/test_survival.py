@@ -54,7 +54,7 @@ def test_a_rank_killed_in_each_phase_and_a_memory_fault_change_nothing(
     assert struck(outcome) == killed | {("memory", 1), ("memory", 0)}
 
 
-@pytest.mark.parametrize("shape", rows({"EP2DP4", "PP2DP2"}))
+@pytest.mark.parametrize("shape", rows({"EP2DP4"}))
 def test_a_killed_rank_changes_nothing(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -144,7 +144,9 @@ def faults_of(outcome: Outcome) -> list[tuple[str, str]]:
     ("text", "kind", "options"),
     [
         pytest.param("ValueError of a bug", "ValueError: ValueError of a bug", {}, marks=SOAK),
-        ("nobody knows this", "RuntimeError: nobody knows this", {}),
+        pytest.param(
+            "nobody knows this", "RuntimeError: nobody knows this", {}, marks=pytest.mark.soak
+        ),
         pytest.param("UCE ERROR", "RuntimeError: UCE ERROR", {"uce": False}, marks=SOAK),
         (
             "MINE",
@@ -189,6 +191,7 @@ def test_what_is_no_error_ends_the_process(text: str, evidence: str, tmp_path: P
     assert faults_of(outcome) == [("process", evidence)]
 
 
+@pytest.mark.soak
 def test_a_users_pattern_is_handled_as_what_it_is(tmp_path: Path) -> None:
     """
     When a user's pattern stands for a lost memory, the rank is repaired; the code of its device is in the report.
@@ -217,7 +220,7 @@ def test_what_a_function_puts_into_the_list_of_arguments_is_trained_with(tmp_pat
     assert trained == [(0, 0, 0), (0, 3, 3), (1, 0, 0), (1, 3, 3)]
 
 
-@pytest.mark.parametrize("text", ["UCE ERROR", "kill"])
+@pytest.mark.parametrize("text", [pytest.param("UCE ERROR", marks=pytest.mark.soak), "kill"])
 def test_every_function_finds_the_process_s_device(text: str, tmp_path: Path) -> None:
     """
     When a function is called on whatever thread, the current device there is the one of the process, also where
@@ -240,6 +243,7 @@ def test_who_returns_first_waits_for_the_others(tmp_path: Path) -> None:
     assert outcome.ranks_called("returned") == [0, 1]
 
 
+@pytest.mark.soak
 def test_who_has_returned_is_called_again_for_the_others(tmp_path: Path) -> None:
     """
     When another rank is lost after one has returned, this one takes part in the repair: its function is called again.
@@ -273,7 +277,7 @@ def test_a_replacement_that_is_ready_again_and_again_is_told_so(tmp_path: Path) 
     assert "RS_PREREPAIR_FINISH was reported before, and this rank trains" in outcome.output
 
 
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_last_checkpoint_begins_with_stop_and_clean_where_that_is_asked_for(
     asked: bool, tmp_path: Path
 ) -> None:
@@ -294,6 +298,7 @@ def test_a_last_checkpoint_begins_with_stop_and_clean_where_that_is_asked_for(
 # ---------------------------------------------------------------- without it
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("text", [pytest.param("UCE ERROR", marks=SOAK), "kill"])
 def test_a_program_may_have_a_loop_of_its_own(text: str, tmp_path: Path) -> None:
     """

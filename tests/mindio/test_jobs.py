@@ -129,6 +129,7 @@ def test_what_was_cleaned_is_not_sent(tmp_path: Path) -> None:
     assert outcome.called("repair") == []
 
 
+@pytest.mark.soak
 def test_processes_of_another_launcher_survive(tmp_path: Path) -> None:
     """
     When the processes were not started by tft, each becomes the launcher of its rank, which is started

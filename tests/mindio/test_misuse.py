@@ -160,7 +160,11 @@ CONTROLLER: list[list[tuple[list[Any], str | int | None]]] = [
 ]
 
 
-@pytest.mark.parametrize("calls", CONTROLLER, ids=["rank 0", "rank -1"])
+@pytest.mark.parametrize(
+    "calls",
+    [pytest.param(CONTROLLER[0], marks=pytest.mark.soak), *CONTROLLER[1:]],
+    ids=["rank 0", "rank -1"],
+)
 def test_a_controller_that_cannot_be_is_refused(
     calls: list[tuple[list[Any], str | int | None]], tmp_path: Path
 ) -> None:
@@ -219,6 +223,7 @@ def test_groups_that_cannot_be_are_refused(info: Any, mindspore: bool, says: str
         replicas.read(0, 4, info, whole=mindspore)
 
 
+@pytest.mark.soak
 def test_ranks_that_contradict_each_other_do_not_train(tmp_path: Path) -> None:
     """
     When ranks tell of groups that do not fit together, the job ends before its first step and says who said
@@ -351,6 +356,7 @@ def test_a_rank_that_could_not_be_cleaned_is_not_gone_on_with(tmp_path: Path) ->
 # ---------------------------------------------------------------- steps
 
 
+@pytest.mark.soak
 def test_a_step_that_is_left_out_is_noticed(tmp_path: Path) -> None:
     """
     When a step is left out, the job ends with a last checkpoint and says so; MindIO takes the number as it is, and

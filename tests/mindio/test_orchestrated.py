@@ -267,6 +267,7 @@ def test_a_manager_leads_a_job_that_it_has_no_part_in(tmp_path: Path) -> None:
         assert managing.heard() == [("fault_ranks", [(0, 1)]), *RECOVERED]
 
 
+@pytest.mark.soak
 def test_a_manager_that_restarts_its_controller_does_not_end_the_job(tmp_path: Path) -> None:
     """
     When a manager destroys its controller and starts it again while a job trains, nothing happens to the job,

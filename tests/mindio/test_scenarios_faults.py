@@ -97,7 +97,12 @@ def test_a_lost_link_beside_a_lost_process_hides_nothing(tmp_path: Path) -> None
     ("faults", "groups"),
     [
         pytest.param([[1, 4, "loop", UCE]], 1, id="one copy of everything"),
-        pytest.param([[0, 4, "loop", CORRUPTED], [3, 4, "loop", LINK]], 2, id="in doubt"),
+        pytest.param(
+            [[0, 4, "loop", CORRUPTED], [3, 4, "loop", LINK]],
+            2,
+            id="in doubt",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_what_no_copy_can_be_trusted_for_is_neither_gone_on_from_nor_saved(
@@ -130,8 +135,7 @@ LOAD, REBUILD = 5, 6
             marks=pytest.mark.soak,
         ),
         pytest.param(
-            [[rank, 6, "loop", PRECISION] for rank in ALL], 2, [], 4, id="wrong numbers",
-        ),
+            [[rank, 6, "loop", PRECISION] for rank in ALL], 2, [], 4, id="wrong numbers", marks=pytest.mark.soak),
         pytest.param(
             [[0, 7, "loop", CORRUPTED]], 2, [0], 4, id="the newest in doubt, too",
             marks=pytest.mark.soak,

@@ -6,6 +6,8 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.mindio.jobs import job
 from tests.mindio.test_jobs import HALVES, assert_same
 from tft.bus.ports import free_address
@@ -18,6 +20,7 @@ from tft.testing.scripted import ScriptedJob
 NODES, EACH = 1250, 8
 
 
+@pytest.mark.soak
 def test_strangers_hold_up_nobody(tmp_path: Path) -> None:
     """
     When clients connect to the job's address before any rank and say nothing, or what is no message, the ranks

@@ -98,6 +98,7 @@ def test_a_replacement_that_dies_as_it_waits_is_replaced(tmp_path: Path) -> None
     assert pairs(outcome) == {(1, 3)}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "order",
     [
@@ -120,6 +121,7 @@ def test_a_second_rank_lost_while_the_first_is_replaced_joins(tmp_path: Path, or
     assert pairs(outcome) >= {(1, 3), (2, 0)}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("part", ["controller", pytest.param("broker", marks=pytest.mark.soak)])
 def test_a_controller_that_dies_in_the_incident_leads_on(tmp_path: Path, part: str) -> None:
     """

@@ -77,6 +77,7 @@ def test_each_gets_its_state_from_the_one_that_holds_the_same(tmp_path: Path) ->
     assert outcome.called("exit") == []
 
 
+@pytest.mark.soak
 def test_a_replacement_says_that_it_is_there_and_then_that_it_is_ready(tmp_path: Path) -> None:
     """
     When a rank is killed, its new process is let go on with its own beginning, registers its functions after

@@ -73,6 +73,7 @@ OFFER = ("strategies", ["exit", "dump", "migration"])
 FIRST, SUCCESSOR = (False, "arf"), (True, "hot switch")
 
 
+@pytest.mark.soak
 def test_a_rank_is_switched_to_another_node_while_the_job_trains(tmp_path: Path) -> None:
     """
     When rank 0, which speaks for the cluster, asks for rank 3 to be switched, then another process is made

@@ -102,6 +102,7 @@ def assert_flow(outcome: Outcome, lost: int, steps: int) -> None:
     assert reboots == [False, True]
 
 
+@pytest.mark.soak
 def test_a_lost_rank_is_done_without_until_it_is_back(tmp_path: Path) -> None:
     """
     When a process is killed and lost ones are not to be replaced, the other three form groups of their own and

@@ -290,6 +290,7 @@ def test_a_function_that_does_not_decrypt_is_said(
 # ---------------------------------------------------------------- whole jobs
 
 
+@pytest.mark.soak
 def test_a_job_with_tls_survives(tmp_path: Path, home: Path) -> None:
     """
     When the processes of a job name one private key, then it is encrypted with what follows from that,

@@ -33,6 +33,7 @@ def names(outcome: Outcome, rank: int) -> list[list[str]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "kills",
     [
@@ -74,6 +75,7 @@ def test_groups_meet_in_a_store_that_was_started_again(tmp_path: Path) -> None:
     assert all(names(outcome, rank)[-1] == names(outcome, (rank + 2) % 4)[-1] for rank in range(4))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("late", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_groups_that_are_formed_before_training_meet(

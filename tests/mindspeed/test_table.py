@@ -62,7 +62,8 @@ ROWS = (
     ),
 )
 CASES = [
-    *((model, COVERING) for model in MODELS),
+    ("moe", COVERING),
+    pytest.param("dense", COVERING, marks=pytest.mark.soak),
     *(pytest.param(model, row, marks=pytest.mark.soak) for model in MODELS for row in ROWS),
 ]
 

@@ -15,6 +15,7 @@ from tft_mindspore.memory import content
 from tests.mindspore.conftest import train
 
 
+@pytest.mark.soak
 def test_a_flipped_bit_and_a_slow_rank_are_no_fault_to_anybody(tmp_path: Path) -> None:
     """
     When a bit flips in what one rank keeps, and another is slow, then nobody is told, and from then on the

@@ -44,7 +44,9 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("mode", ["PYNATIVE_MODE", "GRAPH_MODE"])
+@pytest.mark.parametrize(
+    "mode", ["PYNATIVE_MODE", pytest.param("GRAPH_MODE", marks=pytest.mark.soak)]
+)
 def test_a_job_of_one_process_trains_on_and_writes_no_file(
     mode: str, script: Path, tmp_path: Path
 ) -> None:

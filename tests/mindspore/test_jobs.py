@@ -105,6 +105,7 @@ def moments(outcome: Outcome) -> str:
     return f"from kill to the next step: {seconds} s; importing MindSpore: {imports:.2f} s"
 
 
+@pytest.mark.soak
 def test_two_ranks_alone_survive_the_same(tmp_path: Path, calm_pair: Outcome) -> None:
     """
     When one of two ranks is lost in the middle of its update, and later the other one in a collective, then

@@ -77,6 +77,7 @@ def test_four_ranks_survive_the_same(tmp_path: Path, calm_four: Outcome) -> None
     assert [strategy for strategy, *_ in told(outcome)] == ["retry", "recover", "recover"]
 
 
+@pytest.mark.soak
 def test_a_last_checkpoint_is_named_as_mindspore_transformers_does_and_gone_on_from(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:

@@ -163,7 +163,10 @@ def test_msrun_starts_a_rank_that_died_again_alone(tmp_path: Path, undisturbed: 
     assert written == sorted(["scheduler.log", *(f"worker_{n}.log" for n in range(WORLD)), *kept])
 
 
-@pytest.mark.parametrize("victim", ["msrun", pytest.param("run", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param("msrun", marks=pytest.mark.soak), pytest.param("run", marks=pytest.mark.soak)],
+)
 def test_nothing_is_left_of_a_job_whose_msrun_is_killed(victim: str, tmp_path: Path) -> None:
     """
     When msrun, or the `tft run` below it, is killed with kill -9, then all ranks end, and the scheduler.

@@ -105,7 +105,8 @@ def test_msrun_with_the_environment_of_the_manual_replaces_workers_that_are_kill
         assert told_here == (of_all if path.name.startswith("worker_0.") else []), path.name
 
 
-@pytest.mark.parametrize(("victim", "saver"), [(3, 0), pytest.param(0, 1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("victim", "saver"), [(3, 0), (0, 1)])
 def test_with_last_checkpoints_alone_a_worker_that_is_killed_is_one_fault(
     victim: int, saver: int, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def calm_parts(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
+@pytest.mark.soak
 def test_parts_come_from_those_who_have_the_same(tmp_path: Path, calm_parts: Outcome) -> None:
     """
     When ranks of either share die or report memory faults, alone or one of each share at once, then nothing

@@ -70,6 +70,7 @@ def leave_group_info(directory: Path) -> None:
         (directory / f"rank_{card}" / "group_info.pb").write_bytes(made.SerializeToString())
 
 
+@pytest.mark.soak
 def test_a_card_goes_on_from_what_another_has_saved(
     tmp_path: Path, undisturbed: tuple[Path, dict[int, list[str]]]
 ) -> None:
@@ -114,6 +115,7 @@ def test_all_cards_go_on_from_a_last_checkpoint(
     assert gone_on == {card: of_card[3:steps] for card, of_card in seen.items()}
 
 
+@pytest.mark.soak
 def test_without_it_the_card_has_nothing_to_go_on_from(tmp_path: Path) -> None:
     """
     When the lost files are not brought back, then the job does not go on.

@@ -36,9 +36,9 @@ def run(script: str, text: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("text", "before", "after"),
     [
-        ("{ ttp : 1 }", "[]", "['TTP:1']"),
+        pytest.param("{ ttp : 1 }", "[]", "['TTP:1']", marks=pytest.mark.soak),
         ("{UCE:1}", "['UCE:1']", "['TTP:1', 'UCE:1']"),
-        ("{NEW:a:1, uce:1}", "[]", "['TTP:1', 'UCE:1']"),
+        pytest.param("{NEW:a:1, uce:1}", "[]", "['TTP:1', 'UCE:1']", marks=pytest.mark.soak),
     ],
 )
 def test_mindspore_finds_what_was_meant(text: str, before: str, after: str) -> None:

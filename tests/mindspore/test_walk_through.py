@@ -65,7 +65,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("gone", [1, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.timeout(240)
 def test_after_five_epochs_a_worker_is_terminated_and_the_next_run_goes_on(
     tmp_path: Path, calm: Outcome, gone: int
