@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
+from tft_pytorch.names import named_tensors
 from tft_pytorch.noted import Settings
-from tft_pytorch.state import digest, named_tensors
+from tft_pytorch.part_digests import digest
 
 if TYPE_CHECKING:
     from tft_megatron.checkpoints import Written

@@ -10,24 +10,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tft.errors import UsageError
 from tft.spi import FaultKind, StateHooks, hookimpl
-from tft_pytorch.factory_state import Maker, adopt_make
+from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.factory_maker import adopt_make
 from tft_pytorch.faults import classify, waiting
 from tft_pytorch.groups import Groups
 from tft_pytorch.hooks import TorchHooks
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.state_store import StateStore
 
-_hooks = StateHooks[Adopted | Maker]()
+_hooks = StateHooks[StateStore]()
 _torch = TorchHooks(_hooks, Groups())
-
-
-def _plain_state() -> Adopted:
-    state = _hooks.state()
-    if not isinstance(state, Adopted):
-        raise UsageError("what make makes is not written by functions of the script's own")
-    return state
-
 
 # ---------------------------------------------------------------- the process
 
@@ -121,12 +113,12 @@ def tft_load(directory: Path, shard: str) -> None:
 
 @hookimpl
 def tft_beside(shard: str) -> bytes:
-    return _plain_state().beside(shard)
+    return _hooks.state().beside(shard)
 
 
 @hookimpl
 def tft_replaced(shard: str, beside: bytes) -> None:
-    _plain_state().replaced(shard, beside)
+    _hooks.state().replaced(shard, beside)
 
 
 # ---------------------------------------------------------------- faults

@@ -32,10 +32,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tft.errors import CheckpointCorrupt
 from tft.spi import sync
-from tft_pytorch.extra import SUFFIX
-from tft_pytorch.names import named_buffers, named_parameters, own_names
-from tft_pytorch.sharded_state import Held, room, spans_of
-from tft_pytorch.state import Shard
+from tft_pytorch.shard_content import spans_of
 from tft_pytorch.trees import copied
 
 # One process writes and reads alone: tft wants that. The filter stays in place, since another
@@ -48,51 +45,17 @@ METADATA = ".metadata"
 """torch's own name for the file of metadata."""
 
 
-def save(directory: Path, shard: Shard) -> list[str]:
+def stage(
+    shard: str,
+    meta: bytes,
+    content: Mapping[str, Any],  # Any: as torch has it
+) -> Callable[[Path], list[str]]:
     """
-    Write the shard under `directory`/its name, and sync it. Return the names of its files, relative
-    to `directory`.
-
-    Files that an earlier attempt left there are removed.
+    Copy the content of a shard into host memory. Return a function that writes the copy as `write`
+    does; it can be called once.
     """
-    return write(directory, shard.name, *_content(shard))
-
-
-def stage(shard: Shard) -> Callable[[Path], list[str]]:
-    """
-    Copy the shard into host memory. Return a function that writes the copy as `save` does; it can
-    be called once.
-    """
-    meta, content = _content(shard)
     copy = copied(content)
-    return lambda directory: write(directory, shard.name, meta, copy)
-
-
-def save_held(directory: Path, shard: str, held: Held) -> list[str]:
-    """
-    Write this rank's part of a sharded state, as `save` does.
-
-    Of each tensor only this rank's part is written. The place of the part in the whole tensor is
-    stored in the description, and in the metadata that `join` writes.
-    """
-    return write(directory, shard, held.meta(), held.content())
-
-
-def stage_held(shard: str, held: Held) -> Callable[[Path], list[str]]:
-    """
-    Copy this rank's part of a sharded state into host memory. Return a function that writes the
-    copy as `save_held` does; it can be called once.
-    """
-    meta, copy = held.meta(), copied(held.content())
     return lambda directory: write(directory, shard, meta, copy)
-
-
-def _content(shard: Shard) -> tuple[bytes, dict[str, Any]]:
-    content: dict[str, Any] = {"model": _model(shard), "optim": shard.part.state()}
-    if shard.part.masters():
-        content["master"] = dict(shard.part.masters())
-    content |= {name: other.state_dict() for name, other in shard.others.items()}
-    return shard.describe(shard.inventory()), content
 
 
 def write(
@@ -105,6 +68,10 @@ def write(
     """
     Write `content` and the description `meta` under `directory`/`shard`, and sync them. Return the
     names of the files, relative to `directory`.
+
+    Of a sharded tensor only this rank's part is written. The place of the part in the whole tensor
+    is stored in the description, and in the metadata that `join` writes. Files that an earlier
+    attempt left there are removed.
     """
     place = directory / shard
     shutil.rmtree(place, ignore_errors=True)
@@ -118,15 +85,21 @@ def write(
     return [f"{shard}/{file.name}" for file in sorted(place.iterdir())]
 
 
-def load_held(directory: Path, shard: str, here: Held) -> Held:
+def load(
+    directory: Path, shard: str, room: Callable[[bytes], Mapping[str, Tensor]]
+) -> tuple[bytes, dict[str, Tensor]]:
     """
-    Load what `save_held` wrote. Raises `CheckpointCorrupt` if it cannot be read.
+    Load what `write` wrote, into the tensors that `room` returns for a description. Return the
+    description and these tensors.
+
+    Raises `CheckpointCorrupt` if the files cannot be read.
     """
     place = directory / shard
     with reading(place):
-        held = room(read_meta(place), here)
-        dcp_load(dict(held.tensors), storage_reader=FileSystemReader(place), no_dist=True)
-    return held
+        meta = read_meta(place)
+        tensors = dict(room(meta))
+        dcp_load(dict(tensors), storage_reader=FileSystemReader(place), no_dist=True)
+    return meta, tensors
 
 
 def join(directory: Path, files: Iterable[str]) -> list[str]:
@@ -200,40 +173,6 @@ def adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: torch has seve
     new = [chunk for chunk in found.chunks if chunk.offsets not in places]
     known.chunks.extend(new)
     return bool(new)
-
-
-def load(directory: Path, shard: Shard) -> None:
-    """
-    Load what `save` wrote. Raises `CheckpointCorrupt` if it cannot be read.
-    """
-    place = directory / shard.name
-    with reading(place):
-        meta = read_meta(place)
-        tensors = shard.room(meta)
-        dcp_load(dict(tensors), storage_reader=FileSystemReader(place), no_dist=True)
-    shard.settle(meta, tensors)
-
-
-def _model(shard: Shard) -> dict[str, Any]:  # Any: modules keep extra states of any kind
-    """
-    Return the entries of the model that are in the shard: parameters, buffers and extra states.
-
-    Plain torch expects a tied parameter under each of its names, and no buffers that are not
-    persistent. The adaptor expects those buffers, and a tied parameter under one name. Extra states
-    are stored for plain torch only: the adaptor keeps them in the rank-local state.
-    """
-    own = {name.removeprefix("model."): tensor for name, tensor in shard.named().items()}
-    parts = (named_parameters(shard.model), named_buffers(shard.model))
-    known = {id(tensor) for named in parts for name, tensor in named.items() if name in own}
-    called = own_names(shard.model)
-    asked = shard.model.state_dict(keep_vars=True)
-    extra = {
-        called(name): state
-        for name, state in asked.items()
-        if name.rpartition(".")[2] == SUFFIX and shard.has(f"model.{called(name)}")
-    }
-    tensors = {called(name): t.detach() for name, t in asked.items() if id(t) in known}
-    return own | tensors | extra
 
 
 def read_meta(place: Path) -> bytes:

@@ -4,7 +4,7 @@ The caches in which torch remembers device meshes.
 A `DeviceMesh` is equal to another mesh of the same shape over the same ranks. torch caches its
 results for distributed tensors under the first of equal meshes, and these results hold its process
 groups. After the groups were lost, an equal mesh would get the cached results. The collectives of
-tensor parallelism would then go into groups that no longer exist or, after the trial in `factory_state.py`,
+tensor parallelism would then go into groups that no longer exist or, after the trial in `factory_maker.py`,
 into groups that send nothing.
 """
 

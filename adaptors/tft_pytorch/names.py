@@ -66,3 +66,16 @@ def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """
     own = own_names(model)
     return {own(name): buffer for name, buffer in model.named_buffers()}
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """
+    Return the parameters and all buffers of a model, by name (`model.…`).
+
+    A tied parameter appears once. Buffers that `state_dict` leaves out are included.
+    """
+    return {
+        f"model.{name}": tensor.detach()
+        for named in (named_parameters(model), named_buffers(model))
+        for name, tensor in named.items()
+    }

@@ -1,11 +1,17 @@
 """
-Digests of a shard by its parts, for ranks that compare their copies, and for the audit of a loop.
+Digests of plain values and tensors, and of a shard by its parts: for ranks that compare their
+copies, and for the audit of a loop.
 """
 
 from collections.abc import Mapping
 
+import xxhash
+from torch import Tensor
+
 from tft.spi import ShardPayload, digest_parts, pack, unpack
-from tft_pytorch.trees import expect
+from tft_pytorch.memory import readable
+from tft_pytorch.tensor_metadata import dtype_name
+from tft_pytorch.trees import Plain, expect
 
 _SETTINGS = "optim.param_groups."
 """The prefix of names of tensors in the settings of parameter groups, such as a learning rate."""
@@ -42,3 +48,15 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
         heads, ((part(each.name), each.name, each.view) for each in payload.buffers)
     )
     return {part: "" if own.get(part) else digest for part, digest in found.items()}
+
+
+def digest(tree: Plain, tensors: Mapping[str, Tensor]) -> str:
+    """
+    Return the digest of plain values and tensors, with the tensors' names, types and shapes
+    (XXH3-128, hexadecimal).
+    """
+    sum_ = xxhash.xxh3_128(pack(tree))
+    for name, tensor in tensors.items():
+        sum_.update(pack([name, dtype_name(tensor.dtype), list(tensor.shape)]))
+        sum_.update(readable(name, tensor).view)
+    return sum_.hexdigest()

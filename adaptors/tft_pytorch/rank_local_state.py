@@ -7,7 +7,7 @@ to nothing: 3 us for torch's generator and a small data position.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_char
 from typing import Any
 
@@ -53,7 +53,6 @@ class Private:
         unknown = set(rngs) - set(RNGS)
         if unknown:
             raise UsageError(f"rng may name {', '.join(RNGS)}; {', '.join(unknown)} is not known")
-        self._model = model
         self._data = data
         self._simple = True
         """True: the data position can be packed as it is, which is fast."""
@@ -76,6 +75,33 @@ class Private:
         """`extra` and `modes` know no module until their `watch` is called."""
         self.gradients = Gradients()
         self.gradients.watch(model.parameters())
+
+    def watch(
+        self,
+        model: nn.Module,
+        parameters: Iterable[nn.Parameter],
+        others: Mapping[str, object],
+    ) -> None:
+        """
+        Keep the rank-local state of `model` from now on: its moving buffers, its extra states, the
+        modes of its modules and of those `others` that are modules, and the gradients of
+        `parameters`.
+
+        Raises `UsageError` for an extra state that cannot be kept or cannot be restored.
+        """
+        self.gradients.watch(parameters)
+        self.running.watch(model)
+        self.extra.watch(model)
+        self.modes.watch(model, *(each for each in others.values() if isinstance(each, nn.Module)))
+
+    def let_go(self) -> None:
+        """
+        Drop the references to the model. The copies of its buffers and extra states stay.
+        """
+        self.gradients.watch(())
+        self.running.let_go()
+        self.extra.let_go()
+        self.modes.watch()
 
     def capture(self, *, closing: bool) -> bytes:
         """

@@ -9,7 +9,6 @@ Names are those of torch's own distributed checkpoints (`model.…`, `optim.stat
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,113 +21,52 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 from tft.errors import OrderRefused, UsageError
-from tft.spi import Made, pack, unpack
+from tft.spi import Made
 from tft_pytorch.auxiliary_state import check_others, divided, joined, mapped
 from tft_pytorch.extra import ExtraStates, entry
 from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.replicas import LOW, ReplicaOptimizer, set_groups
+from tft_pytorch.shard_content import ShardContent, Span, spans_of
 from tft_pytorch.tensor_holders import Holders, Kinds, summed
-from tft_pytorch.tensor_metadata import described, listed, read
-from tft_pytorch.trees import Disassembly, Plain, expect, put_together
+from tft_pytorch.tensor_metadata import described, read
+from tft_pytorch.trees import Disassembly, expect, put_together
 
 _FORM = 2
 """The version of a shard's description. A description of another version is refused."""
 
-Span = tuple[list[int], list[int]]
-"""Where a part of a tensor lies: the shape of the whole tensor, and the part's offset in it."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tensors
     """
-    The content of one shard on this rank, at one moment.
+    Return the content of a shard in the form that plain torch expects in a checkpoint.
     """
-
-    tensors: dict[str, Tensor]
-    """This rank's parts of the tensors by name, in the order in which they are moved."""
-    spans: dict[str, Span]
-    """The spans of the tensors that are parts of larger tensors, by name."""
-    optimizer: Plain
-    others: dict[str, Plain]
-    """The shard's part of the scheduler and similar objects, by name."""
-    layouts: dict[str, Any] = field(default_factory=dict)  # Any: as `Wrappers.layouts` has them
-    """The layouts of the DDPs whose parameters are in the shard, by name."""
-    extra: dict[str, Any] = field(default_factory=dict)  # Any: whatever modules keep
-    """Extra states of modules, by torch's names for them. They are for checkpoints only: a rank
-    itself continues from the extra states in its rank-local state."""
-
-    def bare(self) -> "Held":
-        """
-        Return a copy without content: its tensors are on the meta device.
-        """
-        return replace(self, tensors={name: t.to("meta") for name, t in self.tensors.items()})
-
-    def content(self) -> dict[str, Any]:  # Any: plain values and tensors
-        """
-        Return the whole content in the form that plain torch expects.
-        """
-        optimizer = expect(
-            put_together(self.optimizer, self.tensors), dict, "the optimizer's state"
-        )
-        settings: dict[str, Any] = {}
-        if optimizer["param_groups"]:
-            # a group without parameters in this shard has no `params`: another shard names them
-            settings["optim"] = {
-                "param_groups": [
-                    {key: value for key, value in group.items() if key != "params" or value}
-                    for group in optimizer["param_groups"]
-                ]
-            }
-        settings |= {name: put_together(tree, self.tensors) for name, tree in self.others.items()}
-        settings |= self.extra
-        # a tensor that is already in the settings does not appear a second time
-        known, _ = flatten_state_dict(settings)
-        return {name: t for name, t in self.tensors.items() if name not in known} | settings
-
-    def meta(self) -> bytes:
-        """
-        Return the description of the shard: all values that are not tensors, and for each tensor
-        the data that is needed to make room for it.
-        """
-        return pack(
-            {
-                "form": _FORM,
-                "tensors": listed(self.tensors),
-                "spans": {name: list(span) for name, span in self.spans.items()},
-                "optimizer": self.optimizer,
-                "others": dict(self.others),
-                "layouts": self.layouts,
-            }
-        )
+    optimizer = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
+    settings: dict[str, Any] = {}
+    if optimizer["param_groups"]:
+        # a group without parameters in this shard has no `params`: another shard names them
+        settings["optim"] = {
+            "param_groups": [
+                {key: value for key, value in group.items() if key != "params" or value}
+                for group in optimizer["param_groups"]
+            ]
+        }
+    settings |= {name: put_together(tree, held.tensors) for name, tree in held.others.items()}
+    settings |= held.extra
+    # a tensor that is already in the settings does not appear a second time
+    known, _ = flatten_state_dict(settings)
+    return {name: t for name, t in held.tensors.items() if name not in known} | settings
 
 
-def spans_of(meta: bytes) -> dict[str, Span]:
-    """
-    Return the spans in a shard's description, by name. The description of a state that is not
-    sharded has none.
-    """
-    told = expect(unpack(meta), dict, "the description of a shard")
-    return {name: (list(whole), list(at)) for name, (whole, at) in told.get("spans", {}).items()}
-
-
-def room(meta: bytes, here: Held) -> Held:
+def room(meta: bytes, here: ShardContent) -> ShardContent:
     """
     Return the shard that `meta` describes, with new tensors that are still to be filled.
 
     Raises `OrderRefused` if the shard is not the same part of the same model as `here`.
     """
-    told = read(meta, _FORM)
     tensors = {
         name: torch.empty(shape, dtype=dtype, device=device)
-        for name, dtype, shape, device in described(told)
+        for name, dtype, shape, device in described(read(meta, _FORM))
     }
-    found = Held(
-        tensors=tensors,
-        spans=spans_of(meta),
-        optimizer=told["optimizer"],
-        others=told["others"],
-        layouts=told["layouts"],
-    )
+    found = filled(meta, tensors)
     theirs, ours = _shape(found), _shape(here)
     for name in theirs.keys() | ours.keys():
         if theirs.get(name) != ours.get(name):
@@ -140,15 +78,31 @@ def room(meta: bytes, here: Held) -> Held:
     return found
 
 
-def _shape(held: Held) -> dict[str, str]:
+def filled(meta: bytes, tensors: Mapping[str, Tensor]) -> ShardContent:
+    """
+    Return the shard that `meta` describes, with these tensors.
+    """
+    told = read(meta, _FORM)
+    return ShardContent(
+        form=_FORM,
+        tensors=dict(tensors),
+        spans=spans_of(meta),
+        optimizer=told["optimizer"],
+        others=told["others"],
+        layouts=told["layouts"],
+    )
+
+
+def _shape(held: ShardContent) -> dict[str, str]:
+    spans = held.spans or {}
     return {
-        name: f"{tensor.dtype} {list(tensor.shape)} of {held.spans.get(name, 'the whole')}"
+        name: f"{tensor.dtype} {list(tensor.shape)} of {spans.get(name, 'the whole')}"
         for name, tensor in held.tensors.items()
         if name.startswith("model.")
     }
 
 
-def _refuse_other_settings(found: Held, here: Held) -> None:
+def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
     """
     Refuse a shard that does not have the settings of the same parameter groups, or not the same
     others, as `here`. Values that the shard lacks would stay as the factory made them.
@@ -170,7 +124,7 @@ def _refuse_other_settings(found: Held, here: Held) -> None:
         )
 
 
-def _settled(held: Held) -> list[int]:
+def _settled(held: ShardContent) -> list[int]:
     """
     Return the numbers of the parameter groups whose settings are in the shard.
     """
@@ -193,10 +147,11 @@ class _Draft:
         self.layouts: dict[str, Any] = {}
         self.extra: dict[str, Any] = {}
 
-    def finished(self) -> Held:
+    def finished(self) -> ShardContent:
         kept = Disassembly()
         optimizer = {"state": self.state, "param_groups": self.groups}
-        return Held(
+        return ShardContent(
+            form=_FORM,
             optimizer=kept.take_apart(optimizer, "optim"),
             others={name: kept.take_apart(state, name) for name, state in self.others.items()},
             tensors=self.weights | kept.tensors,
@@ -260,7 +215,9 @@ class Parts:
             found[f"optimizer.{holders[0]}"] = holders
         return found
 
-    def held(self, layouts: Sequence[Any] | None = None) -> list[Held]:  # Any: as in `Held`
+    def held(
+        self, layouts: Sequence[Any] | None = None
+    ) -> list[ShardContent]:  # Any: as in `ShardContent`
         """
         Return the content of this rank's shards, in the order of `shards`.
 
@@ -298,7 +255,7 @@ class Parts:
         drafts = [*kinds.values(), *([share] if self._replicas is not None else [])]
         return [draft.finished() for draft in drafts]
 
-    def layouts(self, held: Sequence[Held]) -> list[Any]:  # Any: as in `Held`
+    def layouts(self, held: Sequence[ShardContent]) -> list[Any]:  # Any: as in `ShardContent`
         """
         Return the layouts in `held`, in the order of `Wrappers`; None for a DDP that has none.
         """
@@ -313,14 +270,14 @@ class Parts:
         if self._replicas is not None:
             self._replicas.share_out()
 
-    def fill(self, held: Sequence[Held]) -> None:
+    def fill(self, held: Sequence[ShardContent]) -> None:
         """
         Put the content of `held` into the model, the optimizer and the others.
 
         Raises `OrderRefused` if the model is another one.
         """
         known = {name: tensor for part in held for name, tensor in part.tensors.items()}
-        spans = {name: span for part in held for name, span in part.spans.items()}
+        spans = {name: span for part in held for name, span in (part.spans or {}).items()}
         self._fill_weights(known, spans)
         optimizer: Optimizer = self.made.optimizer
         optimizer.state.clear()
@@ -366,7 +323,7 @@ class Parts:
         self,
         name: str,
         other: Any,  # Any: the user's own object
-        held: Sequence[Held],
+        held: Sequence[ShardContent],
         known: Mapping[str, Tensor],
         spans: Mapping[str, Span],
     ) -> None:

@@ -1,19 +1,215 @@
 """
-Decides which shards the training state has on this rank.
+The shards of objects that the script made itself, of which every rank has the whole model.
+
+This module decides which shards there are and which tensor is in which shard. It finds the content
+of a shard in the user's objects, and puts content into these objects.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tft.errors import OrderRefused
+from tft.spi import pack
 from tft_pytorch.buckets import Wrappers
-from tft_pytorch.names import parameter_names
-from tft_pytorch.optimizer_shards import Settings, Share, Whole
+from tft_pytorch.extra import SUFFIX
+from tft_pytorch.names import (
+    named_buffers,
+    named_parameters,
+    named_tensors,
+    own_names,
+    parameter_names,
+)
+from tft_pytorch.optimizer_shards import Part, Settings, Share, Whole
 from tft_pytorch.replicas import ReplicaOptimizer
-from tft_pytorch.state import Shard
+from tft_pytorch.shard_content import ShardContent
 from tft_pytorch.tensor_holders import DENSE
+from tft_pytorch.tensor_metadata import described, dtype_name, read
+from tft_pytorch.trees import Disassembly, expect, put_together
+
+_FORM = 3
+"""The version of a shard's description. A description of another version is refused."""
+
+
+class Shard:
+    """
+    One shard of this rank.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        part: Part,
+        *,
+        holders: tuple[int, ...] = (),
+        belongs: Callable[[str], bool] = lambda name: True,
+        others: Mapping[str, Any] = MappingProxyType({}),  # Any: each has its own type
+        wrappers: Wrappers | None = None,
+    ) -> None:
+        """
+        `holders`: the ranks that hold a copy; empty if all ranks do. `belongs` returns whether the
+        parameter or buffer with a name `model.…` is in this shard. `others`: objects with
+        `state_dict` and `load_state_dict`, such as a scheduler, by name.
+        """
+        self.name = name
+        self.holders = holders
+        self.model = model
+        self.part = part
+        self.others = others
+        self._belongs = belongs
+        self._wrappers = wrappers
+
+    # ------------------------------------------------------------ what there is
+
+    def content(self) -> ShardContent:
+        """
+        Return the present content. Raises `UsageError` for state that cannot be moved.
+        """
+        kept = Disassembly()
+        optimizer = self.part.state()
+        tree = kept.take_apart(optimizer, "optim")
+        other_trees = {
+            name: kept.take_apart(other.state_dict(), name) for name, other in self.others.items()
+        }
+        return ShardContent(
+            form=_FORM,
+            tensors=self._weights() | kept.tensors,
+            optimizer=tree,
+            others=other_trees,
+            layouts=self._layouts(),
+            groups=_group_members(optimizer),
+        )
+
+    def written(self) -> dict[str, Any]:  # Any: as torch has it
+        """
+        Return the present content as plain torch has it in a checkpoint.
+        """
+        content: dict[str, Any] = {"model": self._entries(), "optim": self.part.state()}
+        if self.part.masters():
+            content["master"] = dict(self.part.masters())
+        return content | {name: other.state_dict() for name, other in self.others.items()}
+
+    def _entries(self) -> dict[str, Any]:  # Any: modules keep extra states of any kind
+        """
+        Return the entries of the model that are in the shard: parameters, buffers and extra states.
+
+        Plain torch expects a tied parameter under each of its names, and no buffers that are not
+        persistent. The adaptor expects those buffers, and a tied parameter under one name. Extra
+        states are stored for plain torch only: the adaptor keeps them in the rank-local state.
+        """
+        own = {name.removeprefix("model."): tensor for name, tensor in self._named().items()}
+        parts = (named_parameters(self.model), named_buffers(self.model))
+        known = {id(tensor) for named in parts for name, tensor in named.items() if name in own}
+        called = own_names(self.model)
+        asked = self.model.state_dict(keep_vars=True)
+        extra = {
+            called(name): state
+            for name, state in asked.items()
+            if name.rpartition(".")[2] == SUFFIX and self._belongs(f"model.{called(name)}")
+        }
+        tensors = {called(name): t.detach() for name, t in asked.items() if id(t) in known}
+        return own | tensors | extra
+
+    def _named(self) -> dict[str, Tensor]:
+        """
+        Return the parameters and buffers of the model that belong to this shard, by name.
+        """
+        return {
+            name: tensor
+            for name, tensor in named_tensors(self.model).items()
+            if self._belongs(name)
+        }
+
+    def _weights(self) -> dict[str, Tensor]:
+        masters = {f"model.{name}": master for name, master in self.part.masters().items()}
+        return {
+            name.replace("model.", "master.", 1) if name in masters else name: masters.get(name, t)
+            for name, t in self._named().items()
+        }
+
+    # ------------------------------------------------------------ putting it into the objects
+
+    def room(self, meta: bytes) -> dict[str, Tensor]:
+        """
+        Return the tensors to be filled, by name, in the order of the rank that gives the shard.
+
+        Nothing is changed yet. Raises `OrderRefused` if the shard is not one of this model.
+        """
+        told = read(meta, _FORM)
+        here = self.content()
+        self._refuse_another_model(told, here)
+        named = named_parameters(self.model)
+        room: dict[str, Tensor] = {}
+        for name, dtype, shape, device in described(told):
+            known = here.tensors.get(name)
+            if known is None or not _same(known, dtype, shape) or known.device.type != device:
+                known = _new(dtype, shape, device, named.get(_owner(name)))
+            room[name] = known
+        return room
+
+    def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
+        """
+        Make the optimizer, the wrappers and the others use `tensors` and the other values in
+        `meta`.
+        """
+        told = read(meta, _FORM)
+        self.part.settle(expect(put_together(told["optimizer"], tensors), dict, "its optimizer"))
+        for name, other in self.others.items():
+            other.load_state_dict(put_together(told["others"][name], tensors))
+        if self._wrappers is not None:
+            self._wrappers.restore(told["layouts"])
+
+    # ------------------------------------------------------------ what others write
+
+    def beside(self) -> bytes:
+        """
+        Return, as bytes, the state that belongs to the shard but is not in the user's objects: the
+        order of gradient reduction.
+        """
+        return pack({"form": _FORM, "layouts": self._layouts()})
+
+    def replaced(self, beside: bytes) -> None:
+        """
+        Take note that the user's objects have other content now. `beside` was stored next to it.
+        """
+        told = read(beside, _FORM)
+        if self._wrappers is not None:
+            self._wrappers.restore(told["layouts"])
+
+    def _layouts(self) -> object:
+        return None if self._wrappers is None else self._wrappers.layouts()
+
+    def _refuse_another_model(self, told: dict[str, Any], here: ShardContent) -> None:
+        model = here.named("model") | here.named("master")
+        theirs = {
+            name: f"{dtype_name(dtype)} {shape}"
+            for name, dtype, shape, _ in described(told)
+            if name.startswith(("model.", "master."))
+        }
+        ours = {name: f"{dtype_name(t.dtype)} {list(t.shape)}" for name, t in model.items()}
+        for name in theirs.keys() | ours.keys():
+            if theirs.get(name) != ours.get(name):
+                raise OrderRefused(
+                    f"the shard {self.name!r} is of another model: {name} is "
+                    f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                )
+        groups, own = told["groups"], here.groups or []
+        if groups != own:
+            raise OrderRefused(
+                f"the optimizer of the shard {self.name!r} has parameter groups of "
+                f"{[len(group) for group in groups]} parameters, the one here of "
+                f"{[len(group) for group in own]}, or others in them"
+            )
+        differing = sorted(told["others"].keys() ^ self.others.keys())
+        if differing:
+            raise OrderRefused(
+                f"the shard {self.name!r} and this rank differ in having a {differing[0]}"
+            )
 
 
 def shards_of(
@@ -52,3 +248,35 @@ def shards_of(
             belongs=owned.__contains__,
         ),
     ]
+
+
+# ---------------------------------------------------------------- descriptions
+
+
+def _group_members(optimizer: Mapping[str, Any]) -> list[list[str]]:  # Any: as optimizers have it
+    return [group["params"] for group in optimizer["param_groups"]]
+
+
+def _owner(name: str) -> str:
+    """
+    Return the name of the parameter to which `optim.state.PARAMETER.KEY` belongs.
+    """
+    return name.removeprefix("optim.state.").rpartition(".")[0]
+
+
+def _same(tensor: Tensor, dtype: torch.dtype, shape: list[int]) -> bool:
+    return tensor.dtype == dtype and list(tensor.shape) == shape
+
+
+def _new(dtype: torch.dtype, shape: list[int], device: str, owner: Tensor | None) -> Tensor:
+    """
+    Return a new tensor for optimizer state that does not exist here yet.
+
+    The tensor is on the device of its parameter `owner` if that is of the kind `device`. If it also
+    has the shape of the parameter, it has the same memory layout.
+    """
+    if owner is not None and owner.device.type == device:
+        if list(owner.shape) == shape:
+            return torch.empty_like(owner, dtype=dtype, requires_grad=False)
+        return torch.empty(shape, dtype=dtype, device=owner.device)
+    return torch.empty(shape, dtype=dtype, device=device)

@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from structlog.testing import capture_logs
+from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.groups import Groups
 from tft_pytorch.hooks import TorchHooks
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.state_store import StateStore
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
 from torch.optim.swa_utils import AveragedModel
@@ -34,7 +35,7 @@ class Looks:
     The hooks for which an adaptor asks its state.
     """
 
-    def __init__(self, state: Adopted) -> None:
+    def __init__(self, state: StateStore) -> None:
         self._state = state
 
     @hookimpl
@@ -94,7 +95,7 @@ class Loop:
             },
             None,
         )
-        hooks = StateHooks[Adopted]()
+        hooks = StateHooks[StateStore]()
         hooks.adopted = self.state
         manager = pluggy.PluginManager("tft")
         manager.add_hookspecs(AdaptorSpecs)

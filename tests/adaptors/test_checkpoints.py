@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.checkpoints import join
-from tft_pytorch.training_state import adopt
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 

@@ -6,8 +6,9 @@ import timeit
 
 import pytest
 import torch
+from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.gradients import Gradients
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.state_store import StateStore
 from torch import nn
 
 from tests.adaptors.test_state import move
@@ -28,7 +29,7 @@ class Trainee:
             ]
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.state: Adopted = adopt({"model": self.model, "optimizer": self.optimizer}, None)
+        self.state: StateStore = adopt({"model": self.model, "optimizer": self.optimizer}, None)
         self.drops = drops
         self.head = head
         self.tails = tails

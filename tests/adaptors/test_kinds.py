@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tft_pytorch import Made, ReplicaOptimizer, adaptor
 from tft_pytorch.auxiliary_state import joined
-from tft_pytorch.factory_state import adopt_make
+from tft_pytorch.factory_maker import adopt_make
 from tft_pytorch.sharded_state import Parts
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from tft_pytorch import Made, ReplicaOptimizer
-from tft_pytorch.factory_state import Maker, adopt_make
+from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.factory_maker import adopt_make
 from tft_pytorch.forward_buffers import INLINE
-from tft_pytorch.sharded_state import Held, Parts, room
-from tft_pytorch.training_state import adopt
+from tft_pytorch.shard_content import ShardContent
+from tft_pytorch.sharded_state import Parts, room
+from tft_pytorch.state_store import StateStore
 from tft_pytorch.trees import Disassembly
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
@@ -95,7 +97,7 @@ def shared() -> Made:
     return with_shares(model, mesh["replicate"].get_group())
 
 
-def adopted(make: Callable[[], Any]) -> Maker:
+def adopted(make: Callable[[], Any]) -> StateStore:
     """
     Handed over.
     """
@@ -305,12 +307,13 @@ def test_nothing_is_given_away_before_anything_is_made() -> None:
         maker.give("part.0+2")
 
 
-def described(groups: list[dict[str, Any]], others: list[str]) -> Held:
+def described(groups: list[dict[str, Any]], others: list[str]) -> ShardContent:
     """
     A shard of a model without tensors.
     """
     kept = Disassembly()
-    return Held(
+    return ShardContent(
+        form=2,
         tensors={},
         spans={},
         optimizer=kept.take_apart({"state": {}, "param_groups": groups}, "optim"),
@@ -342,7 +345,7 @@ UNSETTLED: list[dict[str, Any]] = [{"params": []}]
     ],
 )  # fmt: skip
 def test_settings_that_a_shard_lacks_are_not_left_as_they_were_made(
-    there: Held, here: Held, sentence: str
+    there: ShardContent, here: ShardContent, sentence: str
 ) -> None:
     """
     When a shard comes without the settings or the scheduler that this rank has in it, or with some that it

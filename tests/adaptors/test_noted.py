@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.state_store import StateStore
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
@@ -58,7 +59,7 @@ class Live:
         self.rates[0] *= 0.5
 
 
-def rank(seed: int, **others: Any) -> tuple[Adopted, Net, Any]:  # Any: as in torch
+def rank(seed: int, **others: Any) -> tuple[StateStore, Net, Any]:  # Any: as in torch
     """
     One with the same weights as any, after a step in which it has seen data of its own.
     """
@@ -167,7 +168,7 @@ def test_a_process_that_has_seen_nothing_change_holds_no_other_copy() -> None:
     yet, then the parts that both compare are equal.
     """
 
-    def state() -> tuple[Adopted, nn.Module, nn.Module]:
+    def state() -> tuple[StateStore, nn.Module, nn.Module]:
         torch.manual_seed(0)
         model = nn.Linear(4, 4)
         model.register_buffer("seen", torch.zeros(1))

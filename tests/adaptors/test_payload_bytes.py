@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 import xxhash
 from tft_pytorch import Made, ReplicaOptimizer
-from tft_pytorch.factory_state import Maker, adopt_make
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.factory_maker import adopt_make
+from tft_pytorch.state_store import StateStore
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.device_mesh import init_device_mesh
@@ -137,7 +138,7 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def whole() -> Adopted:
+def whole() -> StateStore:
     """
     One copy on every rank.
     """
@@ -159,12 +160,12 @@ def whole() -> Adopted:
     return state
 
 
-def shares(dtype: torch.dtype) -> Callable[[], Adopted]:
+def shares(dtype: torch.dtype) -> Callable[[], StateStore]:
     """
     An optimizer in two shares.
     """
 
-    def made() -> Adopted:
+    def made() -> StateStore:
         model = numbered(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))).to(dtype)
         optimizer = ReplicaOptimizer(groups_of(model), Momentum, rank=RANK, world=WORLD)
         stepped(optimizer)
@@ -199,12 +200,12 @@ def cut() -> Made:
     )
 
 
-def factory(make: Callable[[], Made]) -> Callable[[], Maker]:
+def factory(make: Callable[[], Made]) -> Callable[[], StateStore]:
     """
     Objects that a factory makes over groups that send nothing.
     """
 
-    def made() -> Maker:
+    def made() -> StateStore:
         state = adopt_make({"make": make, "data": Position()}, None)
         state.shards(RANK, WORLD)
         with pretended():
@@ -236,7 +237,7 @@ def digest_of(content: object) -> str:
     return xxhash.xxh3_128_hexdigest(pack(content))[:16]
 
 
-def found_in(state: Adopted | Maker, directory: Path) -> dict[str, str]:
+def found_in(state: StateStore, directory: Path) -> dict[str, str]:
     """
     Return digests of all that leaves the rank, each by a name.
     """
@@ -269,7 +270,7 @@ def _entries(directory: Path, files: list[str], shard: str) -> str:
     return digest_of([files, names])
 
 
-def _moved(state: Adopted | Maker, shard: str) -> str:
+def _moved(state: StateStore, shard: str) -> str:
     payload = state.give(shard)
     content = [bytes(buffer.view) for buffer in payload.buffers]
     room = state.take(shard, payload.meta)

@@ -12,8 +12,9 @@ import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.forward_buffers import INLINE
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.state_store import StateStore
 from torch import Tensor, nn
 from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # it has no types
     StatefulDataLoader,
@@ -24,7 +25,7 @@ from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.protocol.codec import pack, unpack
 
 
-def adopted(model: nn.Module | None = None, **parts: Any) -> Adopted:
+def adopted(model: nn.Module | None = None, **parts: Any) -> StateStore:
     """
     A state with a plain optimizer.
     """

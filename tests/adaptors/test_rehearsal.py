@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.state_store import StateStore
 from torch import Tensor, nn
 
 from tests.adaptors.test_replicas import OPTIMIZERS
@@ -124,7 +125,7 @@ class Caching(torch.optim.SGD):
 
 def adopted(
     make: Callable[..., torch.optim.Optimizer], **parts: Any
-) -> tuple[Adopted, Callable[[], None]]:
+) -> tuple[StateStore, Callable[[], None]]:
     """
     A state, and what trains it for a step.
     """

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from tft_pytorch import ReplicaOptimizer
+from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.optimizer_shards import Share
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.state_store import StateStore
 from torch import Tensor, nn
 
 from tft.errors import OrderRefused, UsageError
@@ -110,7 +111,7 @@ def test_masters_that_a_script_forgets_are_missed() -> None:
     on bit for bit.
     """
 
-    def adopted() -> tuple[nn.Module, ReplicaOptimizer, Adopted]:
+    def adopted() -> tuple[nn.Module, ReplicaOptimizer, StateStore]:
         model = net().bfloat16()
         optimizer = ReplicaOptimizer(
             model.parameters(), torch.optim.AdamW, rank=0, world=2, lr=0.01

@@ -10,8 +10,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.memory import readable, writable
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.state_store import StateStore
 from tft_pytorch.trees import Disassembly, put_together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -64,7 +65,7 @@ def trained(kind: str, seed: int, steps: int) -> tuple[Net, torch.optim.Optimize
     return net, optimizer, scheduler
 
 
-def move(giver: Adopted, taker: Adopted) -> None:
+def move(giver: StateStore, taker: StateStore) -> None:
     """
     The shard, byte by byte.
     """
@@ -199,7 +200,7 @@ def test_the_shard_of_another_model_is_refused(difference: str) -> None:
     When giver and taker do not train the same thing, then the taker says in what they differ.
     """
 
-    def build(layers: int, dtype: torch.dtype, **parts: Any) -> Adopted:
+    def build(layers: int, dtype: torch.dtype, **parts: Any) -> StateStore:
         model = nn.Linear(3, layers).to(dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if difference == "scheduler" and parts:

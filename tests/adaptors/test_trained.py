@@ -5,8 +5,8 @@ Which parameters are trained stays the same.
 import pytest
 import torch
 from tft_pytorch import Made
-from tft_pytorch.factory_state import Maker
-from tft_pytorch.training_state import Adopted, adopt
+from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.state_store import StateStore
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -15,7 +15,7 @@ from tests.adaptors.test_made import alone, of
 from tft.errors import UsageError
 
 
-def state_of(model: nn.Module) -> Adopted:
+def state_of(model: nn.Module) -> StateStore:
     """
     Handed over.
     """
@@ -59,7 +59,7 @@ def test_in_a_made_model_too() -> None:
     """
     When a model was made over groups, then the same is refused, and what is made anew counts as it was made.
     """
-    maker: Maker = adopted_make(lambda: of(DDP(nn.Linear(8, 8))))
+    maker: StateStore = adopted_make(lambda: of(DDP(nn.Linear(8, 8))))
     maker.shards(0, 1)
     with alone():
         made: Made = maker.rebuild()

@@ -12,7 +12,7 @@ import xxhash
 from gpt import GPT, SIZES, make_optimizer, make_scheduler
 from tft_pytorch import adaptor
 from tft_pytorch.memory import readable
-from tft_pytorch.training_state import Adopted
+from tft_pytorch.state_store import StateStore
 
 ROUNDS = 15
 WIDTHS = (1024, 2560)
@@ -47,10 +47,8 @@ def measure(width: int) -> None:
         wrap=None,
     )  # fmt: skip
     state = adaptor._hooks.state()
-    assert isinstance(state, Adopted)
-    tensors = [
-        tensor for shard in state._shards.values() for tensor in shard.inventory().tensors.values()
-    ]
+    assert isinstance(state, StateStore)
+    tensors = list(state.content("dense").tensors.values())
 
     def read() -> None:
         sum_ = xxhash.xxh3_128()

@@ -12,7 +12,7 @@ import megatron.core.parallel_state as ps
 import torch.distributed as dist
 import xxhash
 from tft_megatron import adaptor
-from tft_pytorch.state import digest
+from tft_pytorch.part_digests import digest
 from tft_pytorch.tensor_holders import named_after
 
 

@@ -1,0 +1,228 @@
+"""
+The maker for objects that the script made itself (`session.adopt(model=..., optimizer=...)`), of
+which every rank has the whole model. The objects stay the same for as long as the process lives;
+only the wrapper is made anew for new groups.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+
+from tft.errors import OrderRefused, UsageError
+from tft.spi import Made
+from tft_pytorch.auxiliary_state import check_others
+from tft_pytorch.buckets import Wrappers
+from tft_pytorch.names import named_tensors, parameter_names
+from tft_pytorch.replicas import ReplicaOptimizer
+from tft_pytorch.shard_content import ShardContent
+from tft_pytorch.shards import Shard, shards_of
+from tft_pytorch.state_store import StateStore, others_of
+from tft_pytorch.tensor_holders import DENSE, Holders
+from tft_pytorch.trees import Plain
+
+_PARTS = frozenset({"model", "optimizer", "scheduler", "others", "data", "rng"})
+
+
+def adopt(
+    parts: Mapping[str, Any],  # Any: the user's own objects
+    wrap: Callable[[], Any] | None,
+    contributing: Callable[[], None] | None = None,
+) -> StateStore:
+    """
+    Take charge of the user's objects and return the training state.
+
+    `contributing` is the function that `tft_watch` received. Raises `UsageError` for objects that
+    the adaptor cannot handle.
+    """
+    _check(parts)
+    made = Made(
+        model=parts["model"],
+        optimizer=parts["optimizer"],
+        scheduler=parts.get("scheduler"),
+        others=parts.get("others", {}),
+    )
+    maker = AdoptedMaker(made, wrap, Wrappers(contributing))
+    return StateStore(maker, parts.get("data"), parts.get("rng") or ("torch",))
+
+
+class AdoptedMaker:
+    """
+    Objects that were handed over: see `tft_pytorch.state_store.Maker`.
+    """
+
+    lasting = True
+
+    def __init__(self, made: Made, wrap: Callable[[], Any] | None, wrappers: Wrappers) -> None:
+        self.made = made
+        self.wrappers = wrappers
+        self._wrap = wrap
+        shards = shards_of(made.model, made.optimizer, others_of(made), wrappers)
+        self._shards: dict[str, Shard] = {shard.name: shard for shard in shards}
+        self._replaced: set[str] = set()
+        """The shards that the script has loaded itself; emptied when it has loaded all of them."""
+
+    @property
+    def on_cuda(self) -> bool:
+        return any(parameter.is_cuda for parameter in self.made.model.parameters())
+
+    @property
+    def _replicas(self) -> ReplicaOptimizer | None:
+        optimizer = self.made.optimizer
+        return optimizer if isinstance(optimizer, ReplicaOptimizer) else None
+
+    # ------------------------------------------------------------ what there is
+
+    def shards(self) -> Mapping[str, Holders]:
+        return {name: shard.holders for name, shard in self._shards.items()}
+
+    def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
+        optimizer = self._replicas
+        if optimizer is not None and (optimizer.rank, optimizer.world) != (rank, world):
+            raise UsageError(
+                f"the ReplicaOptimizer was made for rank {optimizer.rank} of {optimizer.world}, and this "
+                f"is rank {rank} of {world}: make it with session.rank and session.world"
+            )
+
+    def content(self, shard: str) -> ShardContent:
+        return self._shards[shard].content()
+
+    def written(self, shard: str, content: ShardContent) -> Mapping[str, Any]:
+        return self._shards[shard].written()
+
+    def weights(self, contents: Sequence[ShardContent]) -> Mapping[str, Tensor]:
+        return named_tensors(self.made.model)  # also those of which only other ranks have a shard
+
+    def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
+        return contents[0].others
+
+    # ------------------------------------------------------------ other content
+
+    def room(self, shard: str, meta: bytes) -> Mapping[str, Tensor]:
+        return self._shards[shard].room(meta)
+
+    def settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
+        self._shards[shard].settle(meta, tensors)
+
+    def beside(self, shard: str) -> bytes:
+        optimizer = self._replicas
+        if shard == DENSE and optimizer is not None and not optimizer.whole:
+            raise OrderRefused(
+                "the parameters that other ranks own are not here as they are at the end of the step: the "
+                "exchange of the replica group was broken, or has yet to come"
+            )
+        return self._shards[shard].beside()
+
+    def replaced(self, shard: str, beside: bytes) -> None:
+        self._shards[shard].replaced(beside)
+        self._replaced.add(shard)
+        if self._replicas is not None:
+            self._replicas.replaced(everything=shard == DENSE)
+            if self._replaced == self._shards.keys():
+                self._refuse_forgotten_masters(self._replicas)
+
+    def _refuse_forgotten_masters(self, optimizer: ReplicaOptimizer) -> None:
+        self._replaced.clear()
+        names = parameter_names(self.made.model)
+        strayed = [names[parameter] for parameter in optimizer.strayed()]
+        if strayed:
+            raise OrderRefused(
+                f"{', '.join(strayed)}: what `load` has read is not what the masters of 32 bits come to when "
+                "they are rounded. Save and load these, too: optimizer.master(p) of each p of "
+                "optimizer.owned, with the shard that has optimizer.optim.state_dict()"
+            )
+
+    # ------------------------------------------------------------ groups and wrappers
+
+    def release(self) -> None:
+        if self._replicas is not None:
+            self._replicas.clear()
+
+    def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: whatever `wrap` returns
+        replicas = self._replicas
+        if replicas is not None:
+            replicas.regroup()
+        built = self.made.model if self._wrap is None else self._wrap()
+        self.wrappers.settle(built)
+        if replicas is not None:
+            replicas.settled()
+        return built
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
+    unknown = sorted(parts.keys() - _PARTS)
+    if unknown:
+        raise UsageError(
+            f"session.adopt was given {', '.join(unknown)}; the adaptor pytorch takes "
+            f"{', '.join(sorted(_PARTS))}"
+        )
+    model, optimizer = parts.get("model"), parts.get("optimizer")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            "LBFGS computes gradients within its step, where a rank that loses a peer is left with half "
+            "a step: use an optimizer that needs no closure"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}"
+        )
+    if any(isinstance(module, DDP) for module in model.modules()):
+        raise UsageError(
+            "model must be the plain model: build DDP in wrap, wrap=lambda: DDP(model)"
+        )
+    if isinstance(optimizer, ReplicaOptimizer) and optimizer.made_over_group:
+        raise UsageError(
+            "the ReplicaOptimizer was made over a group, which is lost with a rank: give it rank= and "
+            "world=, or make it in the function for session.adopt(make=...)"
+        )
+    check_plain(parts)
+    for parameter in model.parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise UsageError("model has lazy modules: run one forward before session.adopt")
+    for name, tensor in named_tensors(model).items():
+        _check_tensor(name, tensor)
+    known = set(model.parameters())
+    if any(p not in known for group in optimizer.param_groups for p in group["params"]):
+        raise UsageError(
+            "the optimizer has parameters that are not the model's: put all that is trained into "
+            "one torch.nn.Module"
+        )
+
+
+def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
+    """
+    Check what must hold however the model is handed over. Raises `UsageError`.
+    """
+    beside = {"scheduler": parts.get("scheduler"), "data": parts.get("data")}
+    check_others(parts.get("others", {}), beside)
+    if dist.is_initialized():
+        raise UsageError(
+            "tft forms the process groups itself, again after every incident: remove "
+            "torch.distributed.init_process_group from the script"
+        )
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    why = None
+    if tensor.device.type not in ("cpu", "cuda"):
+        why = f"is on device {tensor.device}; cpu and cuda can be handled"
+    elif tensor.layout != torch.strided:
+        why = f"is {tensor.layout}; only dense tensors can be moved"
+    elif hasattr(tensor, "device_mesh"):
+        why = "is a DTensor, sharded between ranks; this adaptor handles state that all ranks share"
+    elif any(
+        step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
+        why = "is expanded, several elements in one place of memory: register a .clone() of it"
+    if why is not None:
+        raise UsageError(f"{name} {why}")

@@ -1,0 +1,207 @@
+"""
+The maker for training state that can only be made when the process groups exist
+(`session.adopt(make=...)`): models that are sharded by FSDP2, parallelized over a device mesh, or
+cut into pipeline stages.
+
+The user's factory makes the objects at the start, and anew after every incident. In between, this
+rank's state is kept apart from the groups. It is then put into the new objects.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from tft.errors import OrderRefused, UsageError
+from tft.spi import Made
+from tft_pytorch import meshes
+from tft_pytorch.adopted_maker import check_plain
+from tft_pytorch.buckets import Wrappers
+from tft_pytorch.shard_content import ShardContent
+from tft_pytorch.sharded_state import Parts, filled, room, written
+from tft_pytorch.state_store import StateStore
+from tft_pytorch.tensor_holders import Holders
+from tft_pytorch.trees import Plain
+
+Make = Callable[[], Made]
+
+_PARTS = frozenset({"make", "data", "rng"})
+
+
+def adopt_make(
+    parts: Mapping[str, Any],  # Any: the user's own objects
+    wrap: Callable[[], Any] | None,
+    contributing: Callable[[], None] | None = None,
+) -> StateStore:
+    """
+    Take charge of the factory that makes the user's objects, and return the training state.
+
+    `contributing` is the function that `tft_watch` received. Raises `UsageError` for arguments that
+    the adaptor cannot handle.
+    """
+    _check_make(parts, wrap)
+    maker = FactoryMaker(parts["make"], contributing)
+    return StateStore(maker, parts.get("data"), parts.get("rng") or ("torch",))
+
+
+def _check_make(
+    parts: Mapping[str, Any], wrap: Callable[[], Any] | None
+) -> None:  # Any: the user's own objects
+    unknown = sorted(parts.keys() - _PARTS)
+    if unknown or wrap is not None:
+        raise UsageError(
+            f"session.adopt was given make and {', '.join([*unknown, *(['wrap'] if wrap else [])])}: "
+            "what make returns has the model, wrapped already, the optimizer, the scheduler and the others"
+        )
+    if not callable(parts["make"]):
+        raise UsageError(f"make must be a function, not a {type(parts['make']).__name__}")
+    check_plain(parts)
+
+
+class FactoryMaker:
+    """
+    Objects that the user's factory makes: see `tft_pytorch.state_store.Maker`.
+    """
+
+    lasting = False
+
+    def __init__(self, make: Make, contributing: Callable[[], None] | None) -> None:
+        self._make = make
+        self._contributing = contributing
+        self.wrappers = Wrappers(contributing)
+        self.on_cuda = False
+        self._parts: Parts | None = None
+        self._shards: dict[str, Holders] = {}
+        self._tried: dict[str, ShardContent] = {}
+        """The content by shard that the trial in `learn` has made: names, types and shapes are
+        right, but there is no content."""
+        self._watch: RemovableHandle | None = None
+
+    @property
+    def made(self) -> Made | None:
+        return None if self._parts is None else self._parts.made
+
+    # ------------------------------------------------------------ what there is
+
+    def shards(self) -> Mapping[str, Holders]:
+        return self._shards
+
+    def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
+        """
+        Make the objects once, over groups that send nothing.
+
+        This trial shows which ranks hold which part of each tensor. It does not show the content:
+        parts that the factory sends between ranks do not arrive.
+        """
+        if self._shards:
+            return
+        with _pretended(rank, world), _undisturbed():
+            made = self._make()
+            parts = Parts(made)  # refuses a result that is no Made
+            learned(made.model)
+            shards = parts.shards()
+            held = dict(zip(shards, parts.held(), strict=True))
+            self.on_cuda = any(t.is_cuda for each in held.values() for t in each.tensors.values())
+            self._tried = {shard: each.bare() for shard, each in held.items()}
+            del held, parts, made
+            _free()
+        self._shards = shards
+
+    def content(self, shard: str) -> ShardContent:
+        if self._parts is None:
+            raise OrderRefused("nothing has been made yet that could be given away")
+        held = self._parts.held(self.wrappers.layouts())
+        return dict(zip(self._shards, held, strict=True))[shard]
+
+    def written(self, shard: str, content: ShardContent) -> Mapping[str, Any]:
+        return written(content)
+
+    def weights(self, contents: Sequence[ShardContent]) -> Mapping[str, Tensor]:
+        return {n: t for each in contents for n, t in each.named("model").items()}
+
+    def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
+        names = {name: None for each in contents for name in each.others}
+        return {name: [each.others.get(name) for each in contents] for name in names}
+
+    # ------------------------------------------------------------ other content
+
+    def room(self, shard: str, meta: bytes) -> Mapping[str, Tensor]:
+        return room(meta, self._tried[shard]).tensors
+
+    def settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> ShardContent:
+        return filled(meta, tensors)
+
+    def beside(self, shard: str) -> bytes:
+        raise UsageError("what make makes is not written by functions of the script's own")
+
+    def replaced(self, shard: str, beside: bytes) -> None:
+        raise UsageError("what make makes is not written by functions of the script's own")
+
+    # ------------------------------------------------------------ groups
+
+    def release(self) -> None:
+        if self._watch is not None:
+            self._watch.remove()
+        self._parts = self._watch = None
+        _free()
+
+    def build(self, kept: Mapping[str, ShardContent]) -> Made:
+        """
+        Call the user's factory for the present groups, and put the content `kept` into the new
+        objects. Return these objects.
+        """
+        with _undisturbed():
+            made = self._make()
+        parts = Parts(made)
+        if kept:
+            held = list(kept.values())
+            parts.fill(held)
+            self.wrappers.restore(parts.layouts(held))
+        parts.share_out()
+        self.wrappers.settle(made.model)
+        if self._contributing is not None:
+            say = self._contributing
+            self._watch = made.model.register_forward_hook(lambda *_: say())
+        self._parts = parts
+        return made
+
+
+def _free() -> None:
+    """
+    Free the objects that only refer to each other, such as modules and their hooks.
+
+    A group that is freed any later is torn down when the new group already exists.
+    """
+    meshes.forget()
+    gc.collect()
+
+
+@contextmanager
+def _pretended(rank: int, world: int) -> Iterator[None]:
+    """
+    Provide a default group that completes every collective at once and sends nothing.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """
+    Restore torch's generator at the end, however it was seeded or used in between.
+    """
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

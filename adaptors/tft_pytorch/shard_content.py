@@ -1,0 +1,90 @@
+"""
+The content of one shard on this rank at one moment, and its description, which is sent before the
+tensors.
+
+Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`), because a shard
+is saved under them. The master weight of a 16-bit parameter is named `master.…`. The master is
+moved in place of the parameter that is rounded from it.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from tft.spi import ShardPayload, pack, unpack
+from tft_pytorch.memory import readable
+from tft_pytorch.tensor_metadata import listed
+from tft_pytorch.trees import Plain, expect
+
+Span = tuple[list[int], list[int]]
+"""Where a part of a tensor lies: the shape of the whole tensor, and the part's offset in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardContent:
+    """
+    The content of one shard: the tensors in use, not copies, and plain values.
+    """
+
+    form: int
+    """The version of the description. A description of another version is refused."""
+    tensors: dict[str, Tensor]
+    """This rank's tensors, or parts of tensors, by name, in the order in which they are moved."""
+    optimizer: Plain
+    others: dict[str, Plain]
+    """The shard's part of the scheduler and similar objects, by name."""
+    layouts: Any = None  # Any: as `Wrappers.layouts` has them
+    """The layouts of the DDPs whose parameters are in the shard."""
+    groups: list[list[str]] | None = None
+    """The parameters of each parameter group by name; None if the description has no such list."""
+    spans: dict[str, Span] | None = None
+    """The spans of the tensors that are parts of larger tensors, by name; None if the description
+    has no spans."""
+    extra: dict[str, Any] = field(default_factory=dict)  # Any: whatever modules keep
+    """Extra states of modules, by torch's names for them. They are for checkpoints only: a rank
+    itself continues from the extra states in its rank-local state."""
+
+    def meta(self) -> bytes:
+        """
+        Return the description of the shard: all values that are not tensors, and for each tensor
+        the data that is needed to make room for it.
+        """
+        told: dict[str, object] = {"form": self.form, "tensors": listed(self.tensors)}
+        if self.spans is not None:
+            told["spans"] = {name: list(span) for name, span in self.spans.items()}
+        told |= {"optimizer": self.optimizer, "others": dict(self.others)}
+        if self.groups is not None:
+            told["groups"] = self.groups
+        return pack({**told, "layouts": self.layouts})
+
+    def payload(self) -> ShardPayload:
+        """
+        Return the content in the form in which it is moved. The buffers are the tensors' own memory
+        where possible, else copies.
+        """
+        return ShardPayload(
+            meta=self.meta(),
+            buffers=tuple(readable(name, tensor) for name, tensor in self.tensors.items()),
+        )
+
+    def bare(self) -> "ShardContent":
+        """
+        Return a copy without content: its tensors are on the meta device.
+        """
+        return replace(self, tensors={name: t.to("meta") for name, t in self.tensors.items()})
+
+    def named(self, prefix: str) -> dict[str, Tensor]:
+        """
+        Return the tensors whose names begin with `prefix` and a point.
+        """
+        return {n: tensor for n, tensor in self.tensors.items() if n.startswith(f"{prefix}.")}
+
+
+def spans_of(meta: bytes) -> dict[str, Span]:
+    """
+    Return the spans in a shard's description, by name. The description of a state that is not
+    sharded has none.
+    """
+    told = expect(unpack(meta), dict, "the description of a shard")
+    return {name: (list(whole), list(at)) for name, (whole, at) in told.get("spans", {}).items()}
