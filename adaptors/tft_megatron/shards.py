@@ -170,7 +170,7 @@ class Shard:
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
         Return the tensors to be filled, by name, in the order of the rank that gives them. A tensor
-        in use is taken if its type, shape and device fit; otherwise a new one is made.
+        in use is taken if its type and shape fit; otherwise a new one is made.
 
         Raises `OrderRefused` if the shard is of another model, or of another part of this model.
         """
@@ -179,12 +179,10 @@ class Shard:
         self._refuse_another(told, here)
         found = {}
         for name, dtype, shape, device in described(told):
+            # Filled wherever it is: the weights stay in use. The giver may have them on another
+            # kind of device.
             known = here.get(name)
-            if known is None or (known.dtype, list(known.shape), known.device.type) != (
-                dtype,
-                shape,
-                device,
-            ):
+            if known is None or (known.dtype, list(known.shape)) != (dtype, shape):
                 known = torch.empty(shape, dtype=dtype, device=device)
             found[name] = known
         return found

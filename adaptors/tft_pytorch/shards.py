@@ -144,11 +144,21 @@ class Shard:
         here = self.content()
         self._refuse_another_model(told, here)
         named = named_parameters(self.model)
+        tensors = described(told)
+        theirs = {name.partition(".")[2]: device for name, _, _, device in tensors if _weight(name)}
         room: dict[str, Tensor] = {}
-        for name, dtype, shape, device in described(told):
+        for name, dtype, shape, device in tensors:
+            # Filled wherever it is: the model's tensors stay in use. The giver may have trained on
+            # another kind of device.
             known = here.tensors.get(name)
-            if known is None or not _same(known, dtype, shape) or known.device.type != device:
-                known = _new(dtype, shape, device, named.get(_owner(name)))
+            if known is None or not _same(known, dtype, shape):
+                owner = named.get(_owner(name))
+                if owner is not None and (device, shape) == (
+                    theirs.get(_owner(name)),
+                    list(owner.shape),
+                ):
+                    device = owner.device.type  # beside its parameter there, and so here
+                known = _new(dtype, shape, device, owner)
             room[name] = known
         return room
 
@@ -189,7 +199,7 @@ class Shard:
         theirs = {
             name: f"{dtype_name(dtype)} {shape}"
             for name, dtype, shape, _ in described(told)
-            if name.startswith(("model.", "master."))
+            if _weight(name)
         }
         ours = {name: f"{dtype_name(t.dtype)} {list(t.shape)}" for name, t in model.items()}
         for name in theirs.keys() | ours.keys():
@@ -255,6 +265,10 @@ def shards_of(
 
 def _group_members(optimizer: Mapping[str, Any]) -> list[list[str]]:  # Any: as optimizers have it
     return [group["params"] for group in optimizer["param_groups"]]
+
+
+def _weight(name: str) -> bool:
+    return name.startswith(("model.", "master."))
 
 
 def _owner(name: str) -> str:

@@ -76,6 +76,30 @@ def move(giver: StateStore, taker: StateStore) -> None:
     taker.taken("dense", payload.meta)
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_state_from_another_kind_of_device_comes_into_the_parameters(steps: int) -> None:
+    """
+    When a shard was described on a kind of device that this rank does not train on, as a checkpoint from
+    GPUs is for a job on CPUs, then the content comes into the model and the optimizer of this rank.
+
+    The device `meta` stands for the other kind. Single numbers are in host memory, as in torch.
+    """
+    kept = [trained("tensor_lr", 1, 3), trained("tensor_lr", 2, steps)]
+    one, other = (adopt({"model": m, "optimizer": o, "scheduler": s}, None) for m, o, s in kept)
+    payload = one.give("dense")
+    told = unpack(payload.meta)
+    assert isinstance(told, dict)
+    tensors = [[*each[:3], "meta" if each[2] else each[3]] for each in told["tensors"]]
+    elsewhere = pack(told | {"tensors": tensors})
+
+    for buffer, room in zip(payload.buffers, other.take("dense", elsewhere), strict=True):
+        room.view[:] = buffer.view
+    other.taken("dense", elsewhere)
+
+    for name in ("parameters", "optimizer", "scheduler"):
+        assert one.digests()[name] == other.digests()[name]
+
+
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "tensor_lr"])
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_fresh_process_takes_the_whole_state(kind: str, steps: int) -> None:
