@@ -1,0 +1,158 @@
+"""
+The page on the way of a fault names what is executed on this way: a real job with one rank killed, traced.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import ROOT, run
+
+PAGE = ROOT / "docs" / "explanation" / "fault_path.md"
+TRACED = ROOT / "tests" / "e2e" / "traced"
+KILL = "kill:rank=2,step=20,phase=backward"
+"""The ranks wait for each other in a collective then, and have to be interrupted."""
+AGAIN = 0.001
+"""As in `traced/sitecustomize.py`: a call that comes sooner after another one is not written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """
+    A call of a function of ours, in one of the processes of a job.
+    """
+
+    at: float
+    file: str
+    function: str
+
+
+@pytest.fixture(scope="module")
+def way(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Call]:
+    """
+    The calls of all processes between the kill and the first step that all ranks have trained again.
+    """
+    where = tmp_path_factory.mktemp("way")
+    traces = where / "traces"
+    traces.mkdir()
+    paths = [str(TRACED), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"TRACED": str(traces), "PYTHONPATH": os.pathsep.join(paths)}
+    outcome = run(
+        where / "run", "--chaos", KILL, arguments=("--steps", "25"), environment=environment
+    )
+    assert outcome.code == 0, outcome.output
+    (incident,) = outcome.incidents
+    assert incident["strategy"] == "recover"
+    (fault,) = outcome.chaos()
+    found = sorted(calls(traces), key=lambda call: call.at)
+    end = fault["at"] + incident["seconds"]["total"]
+    return [call for call in found if fault["at"] <= call.at <= end]
+
+
+def calls(traces: Path) -> Iterator[Call]:
+    """
+    The calls that processes have written. The last line of a process that was killed may be cut off.
+    """
+    for trace in traces.iterdir():
+        for line in trace.read_text().splitlines():
+            words = line.split(" ", 2)
+            if len(words) == 3:
+                yield Call(float(words[0]), words[1], words[2])
+
+
+def sections() -> dict[str, list[tuple[str, str]]]:
+    """
+    By heading: the files and functions that the page lists.
+    """
+    found = {}
+    for part in PAGE.read_text().split("\n## ")[1:]:
+        heading, _, text = part.partition("\n")
+        rows = re.findall(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", text, re.MULTILINE)
+        if rows:
+            found[heading] = rows
+    return found
+
+
+def left_out() -> set[str]:
+    """
+    The files and rooms that the page leaves out, and says why.
+    """
+    _, _, text = PAGE.read_text().partition("\n## What is left out\n")
+    return set(re.findall(r"^\| `([\w/.]+)` \|", text, re.MULTILINE))
+
+
+def rooms() -> set[str]:
+    """
+    The rooms that the page lists.
+    """
+    _, _, text = PAGE.read_text().partition("\n## The rooms\n")
+    return set(re.findall(r"^\| `([\w/]+)` \|", text.partition("\n## ")[0], re.MULTILINE))
+
+
+def missed(way: Sequence[Call], rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """
+    The rows that were not called after the row before them.
+    """
+    lacking, after = [], way[0].at
+    for row in rows:
+        times = (c.at for c in way if (c.file, c.function) == row and c.at >= after - AGAIN)
+        if (at := next(times, None)) is None:
+            lacking.append(row)
+        else:
+            after = at
+    return lacking
+
+
+def test_what_the_page_lists_is_executed_in_its_order(way: Sequence[Call]) -> None:
+    """
+    When a rank is killed, then each function of a section is called after the one before it.
+    """
+    lacking = {heading: missed(way, rows) for heading, rows in sections().items()}
+
+    assert len(lacking) == 9
+    assert {heading: rows for heading, rows in lacking.items() if rows} == {}
+
+
+@pytest.mark.parametrize("numbers", ["156789", "2356789"])
+def test_the_sections_of_the_page_follow_each_other(way: Sequence[Call], numbers: str) -> None:
+    """
+    When a rank is killed, then the sections begin one after the other. Another rank may report its broken connection
+    before the agent knows of the end (1), so that the others freeze (2, 3) before that; the new process starts (4)
+    meanwhile.
+    """
+    begins = {heading[0]: rows[0] for heading, rows in sections().items()}
+
+    assert missed(way, [begins[number] for number in numbers]) == []
+
+
+def test_the_page_names_every_file_that_is_executed(way: Sequence[Call]) -> None:
+    """
+    When a file of tft is executed on the way, then the page lists it, or says why it is left out.
+    """
+    listed = {file for rows in sections().values() for file, _ in rows}
+    without = left_out()
+    unnamed = {
+        call.file
+        for call in way
+        if call.file.startswith("tft/")
+        and call.file not in listed | without
+        and f"{call.file.rpartition('/')[0]}/" not in without
+    }
+
+    assert unnamed == set()
+    assert not listed & without
+
+
+def test_the_rooms_of_the_page_are_those_of_its_files() -> None:
+    """
+    When the page lists files, then its rooms are those of the files, at most eight, and all that it names is there.
+    """
+    listed = {file for rows in sections().values() for file, _ in rows}
+
+    assert {"/".join(file.split("/")[:2]) for file in listed} == rooms()
+    assert len(rooms()) <= 8
+    assert [name for name in listed | left_out() if not (ROOT / name).exists()] == []

@@ -1,0 +1,57 @@
+"""
+Write down which functions of tft and its adaptors a process calls, and when.
+
+On PYTHONPATH this is imported before anything else, in every process of a job. `TRACED` names a directory; without it
+nothing happens. Each process writes a file of lines there: the time (CLOCK_MONOTONIC), the file, and the function. A
+function that is called again within 1 ms is not written again.
+"""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parents[3]
+OURS = tuple(f"{ROOT / room}/" for room in ("tft", "adaptors", "plugins"))
+TRACED = os.environ.get("TRACED", "")
+AGAIN = 0.001
+"""Seconds within which a function is written once."""
+
+_lines = -1
+"""The descriptor of this process's file."""
+_written: dict[object, float] = {}
+"""By code: when it was written last."""
+
+
+def _open() -> None:
+    """
+    Open the file of this process: at its start, and after a fork.
+    """
+    global _lines
+    _lines = os.open(
+        os.path.join(TRACED, f"{os.getpid()}.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    )
+    _written.clear()
+
+
+def _called(frame: FrameType, event: str, _: object) -> None:
+    """
+    Write down a call.
+    """
+    code = frame.f_code
+    if event != "call" or not code.co_filename.startswith(OURS):
+        return
+    now = time.monotonic()
+    if now - _written.get(code, 0.0) > AGAIN:
+        _written[code] = now
+        name = os.path.relpath(code.co_filename, ROOT)
+        os.write(_lines, f"{now:.6f} {name} {code.co_qualname}\n".encode())
+
+
+if TRACED:
+    _open()
+    os.register_at_fork(after_in_child=_open)
+    threading.setprofile(_called)
+    sys.setprofile(_called)
