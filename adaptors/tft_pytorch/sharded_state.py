@@ -105,7 +105,8 @@ def _shape(held: ShardContent) -> dict[str, str]:
 def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
     """
     Refuse a shard that does not have the settings of the same parameter groups, or not the same
-    others, as `here`. Values that the shard lacks would stay as the factory made them.
+    others, as `here`. Values that the shard lacks would stay as the factory made them. The settings
+    of a group with other parameters would be used for the wrong ones.
 
     Raises `OrderRefused`.
     """
@@ -115,6 +116,12 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
             f"the settings of the groups of parameters differ: there the groups {theirs} have some in this "
             f"shard, here {ours}"
         )
+    there, own = _group_numbers(found), _group_numbers(here)
+    for name in sorted(there.keys() | own.keys()):
+        if there.get(name) != own.get(name):
+            raise OrderRefused(
+                f"{name} is in {_group(there.get(name))} there, and in {_group(own.get(name))} here"
+            )
     differing = here.others.keys() - found.others.keys()
     if ours:  # a shard without settings may get more later, of an average that begins empty
         differing |= found.others.keys() - here.others.keys()
@@ -128,9 +135,24 @@ def _settled(held: ShardContent) -> list[int]:
     """
     Return the numbers of the parameter groups whose settings are in the shard.
     """
+    return [number for number, group in enumerate(_groups(held)) if group.keys() - {"params"}]
+
+
+def _group_numbers(held: ShardContent) -> dict[str, int]:
+    """
+    Return the number of its group for each parameter in the shard, by name.
+    """
+    return {name: n for n, group in enumerate(_groups(held)) for name in group["params"]}
+
+
+def _groups(held: ShardContent) -> list[dict[str, Any]]:  # Any: as optimizers have it
     tree = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
-    groups = tree["param_groups"]
-    return [number for number, group in enumerate(groups) if group.keys() - {"params"}]
+    groups: list[dict[str, Any]] = tree["param_groups"]
+    return groups
+
+
+def _group(number: int | None) -> str:
+    return "no parameter group" if number is None else f"the parameter group {number}"
 
 
 class _Draft:

@@ -323,6 +323,8 @@ def described(groups: list[dict[str, Any]], others: list[str]) -> ShardContent:
 
 SETTLED = [{"params": [], "lr": 0.1}]
 UNSETTLED: list[dict[str, Any]] = [{"params": []}]
+DECAYED: list[dict[str, Any]] = [{"params": ["a"], "lr": 0.1}, {"params": ["b"], "lr": 0.2}]
+SWAPPED: list[dict[str, Any]] = [{"params": ["b"], "lr": 0.1}, {"params": ["a"], "lr": 0.2}]
 
 
 @pytest.mark.parametrize(
@@ -341,6 +343,14 @@ UNSETTLED: list[dict[str, Any]] = [{"params": []}]
         (
             described(UNSETTLED, []), described(UNSETTLED, ["average"]),
             r"there the others \[\], and here \['average'\]",
+        ),
+        (
+            described(SWAPPED, []), described(DECAYED, []),
+            "a is in the parameter group 1 there, and in the parameter group 0 here",
+        ),
+        (
+            described(DECAYED, []), described([DECAYED[0], {"params": [], "lr": 0.2}], []),
+            "b is in the parameter group 1 there, and in no parameter group here",
         ),
     ],
 )  # fmt: skip
