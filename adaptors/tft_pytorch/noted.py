@@ -40,6 +40,7 @@ class Settings:
         Note the settings of these optimizers and of `scheduler` (or None) from now on.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
+        self._scheduled = {}  # the attributes of a scheduler refer to its optimizer
         self._tells = _is_plain(scheduler)
         self._containers = [k for k, v in self._told().items() if isinstance(v, _CONTAINERS)]
         self.forget()

@@ -58,9 +58,9 @@ class Rehearsal:
 
     def let_go(self) -> None:
         """
-        Drop the reference to the optimizer.
+        Drop the references to the optimizer and the others.
         """
-        self._optimizer = None
+        self._optimizer, self._others = None, {}
 
     def closing(self) -> None:
         """

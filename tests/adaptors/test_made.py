@@ -3,8 +3,10 @@ Models that a factory makes over process groups: what is read from them, and wha
 are in `tests/e2e/test_sharded.py`.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import swa_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tft.errors import OrderRefused, UsageError
@@ -232,6 +235,34 @@ def test_what_a_made_model_counts_is_that_of_the_last_complete_step_again(size: 
             model = maker.rebuild()
             maker.rollback(private)
         assert torch.equal(model.model.module.seen, torch.full((size,), 2.0))
+
+
+def test_nothing_of_what_was_made_outlives_its_groups() -> None:
+    """
+    When the groups are given up, then the model, the optimizer, the scheduler and the others are freed: they
+    refer to the groups, and a group that is torn down later is so beside the next one.
+    """
+
+    def make() -> Made:
+        made = of(DDP(Counting(4)))
+        average = swa_utils.AveragedModel(made.model.module)
+        scheduler = torch.optim.lr_scheduler.StepLR(made.optimizer, 1)
+        return replace(made, scheduler=scheduler, others={"average": average})
+
+    maker = adopted(make)
+    maker.shards(0, 1)
+    with alone():
+        made = maker.rebuild()
+        maker.rollback(maker.capture())
+        made.model(torch.randn(2, 8)).sum().backward()
+        made.optimizer.step()
+        maker.capture(closing=True)
+        maker.end_step()
+        objects = (made.model, made.optimizer, made.scheduler, made.others["average"])
+        alive = [weakref.ref(each) for each in objects]
+        del made, objects
+        maker.clear()
+        assert [type(each()).__name__ for each in alive if each() is not None] == []
 
 
 def test_what_was_made_is_compared_in_the_loop_and_before_it() -> None:
