@@ -4,7 +4,7 @@ which every rank has the whole model. The objects stay the same for as long as t
 only the wrapper is made anew for new groups.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,8 +89,8 @@ class AdoptedMaker:
                 f"is rank {rank} of {world}: make it with session.rank and session.world"
             )
 
-    def content(self, shard: str) -> ShardContent:
-        return self._shards[shard].content()
+    def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
+        return {shard: self._shards[shard].content() for shard in shards}
 
     def written(self, shard: str, content: ShardContent) -> Mapping[str, Any]:
         return self._shards[shard].written()

@@ -8,7 +8,7 @@ rank's state is kept apart from the groups. It is then put into the new objects.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,11 +112,12 @@ class FactoryMaker:
             _free()
         self._shards = shards
 
-    def content(self, shard: str) -> ShardContent:
+    def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         if self._parts is None:
             raise OrderRefused("nothing has been made yet that could be given away")
-        held = self._parts.held(self.wrappers.layouts())
-        return dict(zip(self._shards, held, strict=True))[shard]
+        held = self._parts.held(self.wrappers.layouts())  # all at once
+        found = dict(zip(self._shards, held, strict=True))
+        return {shard: found[shard] for shard in shards}
 
     def written(self, shard: str, content: ShardContent) -> Mapping[str, Any]:
         return written(content)

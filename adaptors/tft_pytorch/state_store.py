@@ -7,7 +7,7 @@ which tensor is in which shard. There are two makers. `adopted_maker.py` has the
 that the script made itself, `factory_maker.py` the one that calls a factory of the script's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,8 +60,9 @@ class Maker(Protocol):
         call are not those that will be trained. Raises `UsageError` for objects of another rank or
         world size."""
 
-    def content(self, shard: str) -> ShardContent:
-        """Return the present content of a shard. Raises `OrderRefused` if there is none."""
+    def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
+        """Return the present content of these shards by name. Raises `OrderRefused` if there is
+        none."""
 
     def written(self, shard: str, content: ShardContent) -> Mapping[str, Any]:
         """Return the present content of a shard as plain torch has it in a checkpoint."""
@@ -121,8 +122,7 @@ class StateStore:
         pack(self._private.digestible())
 
     def _describe(self) -> None:
-        for shard in self._maker.shards():
-            content = self.content(shard)
+        for content in self._contents(self._maker.shards()).values():
             refuse_unmovable(content.tensors)
             content.meta()
 
@@ -241,7 +241,7 @@ class StateStore:
         not outlive the groups.
         """
         if self._passing():
-            self._kept = {shard: self.content(shard) for shard in self._maker.shards()}
+            self._kept = self._contents(self._maker.shards())
             self._let_go()
         self._maker.release()
 
@@ -272,7 +272,12 @@ class StateStore:
         Raises `OrderRefused` if there is none, `UsageError` for state that cannot be moved.
         """
         self._refuse_other(shard)
-        return self._kept[shard] if shard in self._kept else self._maker.content(shard)
+        return self._contents([shard])[shard]
+
+    def _contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
+        missing = [shard for shard in shards if shard not in self._kept]
+        found = self._maker.contents(missing) if missing else {}
+        return {shard: found.get(shard) or self._kept[shard] for shard in shards}
 
     def give(self, shard: str) -> ShardPayload:
         """
@@ -391,7 +396,7 @@ class StateStore:
         The keys are `parameters` (with the module buffers), `optimizer` (this rank's part of it),
         `scheduler`, the names of the others, and those of the rank-local state.
         """
-        contents = [self.content(shard) for shard in self._maker.shards()]
+        contents = list(self._contents(self._maker.shards()).values())
 
         def named(prefix: str) -> dict[str, Tensor]:
             return {n: t for each in contents for n, t in each.named(prefix).items()}
