@@ -1,9 +1,9 @@
 """
-Decide which controller leads: a standby controller claims the next epoch when the leader has fallen
+Decide which controller leads: another controller claims the next epoch when the leader has fallen
 silent.
 
-Two standby controllers may claim at the same time, and a leader that was only cut off may still
-send. Neither does harm. A claim is an entry in the shared log of events, which takes each epoch
+Two controllers may claim at the same time, and a leader that was only cut off may still send.
+Neither does harm. A claim is an entry in the shared log of events, which takes each epoch
 once and nothing from an older epoch, and ranks and agents obey the newest epoch that they have
 heard of.
 """
