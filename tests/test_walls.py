@@ -19,7 +19,6 @@ PACKAGES = {
 PUBLIC = {"tft", "tft.spi", "tft.errors"}
 MORE = {
     "mindio_ttp": {"tft.spi.launcher"},
-    "tft_mindspore": {"tft.rankfiles", "tft.mindformers"},  # MindSpore's files, still in tft
 }
 """What a package may import beyond that."""
 

@@ -12,7 +12,8 @@ import signal
 import traceback
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 import structlog
@@ -20,11 +21,21 @@ import structlog
 from tft.errors import UnknownAdaptor, UsageError
 from tft.spi.adaptor import NEEDED_HOOKS, AdaptorSpecs
 from tft.spi.plugin import PluginSpecs
+from tft.spi.types import Parallelism
+
+if TYPE_CHECKING:
+    import click
 
 ADAPTORS = "tft.adaptors"
 """The entry point group in which an adaptor package registers."""
 PLUGINS = "tft.plugins"
 """The entry point group in which a plugin package registers."""
+
+CHECKPOINT_COMMANDS = "tft.checkpoint_commands"
+"""The entry point group of functions that return a command of `tft checkpoint`."""
+JOB_FILES = "tft.job_files"
+"""The entry point group of functions that read the sizes of a job from a file of a framework. The
+name of an entry point is the option of `tft replicas` that takes such a file."""
 
 FAILURES = (Exception, SystemExit)
 """What counts as the failure of a plugin. `sys.exit` in a plugin must not end a process of tft."""
@@ -69,7 +80,7 @@ def find_adaptor(name: str) -> EntryPoint:
     Raises `UnknownAdaptor` when no package offers the adaptor. Raises `UsageError` when several
     packages offer it.
     """
-    return _only(name, entry_points(group=ADAPTORS))
+    return _only(name, entry_points(group=ADAPTORS), "an adaptor")
 
 
 def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
@@ -115,7 +126,7 @@ def load_plugins() -> pluggy.PluginManager:
     manager.add_hookspecs(PluginSpecs)
     for name in sorted(entry_points(group=PLUGINS).names):
         try:
-            plugin = _only(name, entry_points(group=PLUGINS)).load()
+            plugin = _only(name, entry_points(group=PLUGINS), "a plugin").load()
         except UsageError:
             raise
         except FAILURES:  # the import of a third-party module may raise anything
@@ -123,6 +134,35 @@ def load_plugins() -> pluggy.PluginManager:
             continue
         add(manager, plugin, name)
     return manager
+
+
+def checkpoint_commands() -> list["click.Command"]:
+    """
+    Return the commands that installed packages add to `tft checkpoint`. A command that cannot be
+    imported is logged, and the others remain.
+
+    Raises `UsageError` when several packages offer a command of one name.
+    """
+    commands = []
+    for name in sorted(entry_points(group=CHECKPOINT_COMMANDS).names):
+        entry = _only(name, entry_points(group=CHECKPOINT_COMMANDS), "a checkpoint command")
+        try:
+            commands.append(entry.load()())
+        except FAILURES:  # the import of a third-party module may raise anything
+            log.exception("checkpoint_command_not_loaded", command=name)
+    return commands
+
+
+def read_job_file(kind: str, file: Path) -> Parallelism:
+    """
+    Return the sizes of the job that a file of a framework describes. `kind` is the name of the
+    entry point of its reader.
+
+    Raises `UsageError` when no package reads such files, or the file cannot be used.
+    """
+    entry = _only(kind, entry_points(group=JOB_FILES), "a reader of job files")
+    reader: Callable[[Path], Parallelism] = entry.load()
+    return reader(file)
 
 
 def add(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
@@ -179,9 +219,9 @@ def call_guarded(
     return answers
 
 
-def _only(name: str, found: EntryPoints) -> EntryPoint:
+def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
     """
-    Return the only entry point of that name.
+    Return the only entry point of that name. `what` is what it offers, for the error message.
 
     Raises `UnknownAdaptor` when there is none, and `UsageError` when there are several.
     """
@@ -192,7 +232,7 @@ def _only(name: str, found: EntryPoints) -> EntryPoint:
         case []:
             names = ", ".join(sorted({entry.name for entry in found})) or "none"
             raise UnknownAdaptor(
-                f"no installed package offers an adaptor named {name!r}; found: {names}"
+                f"no installed package offers {what} named {name!r}; found: {names}"
             )
         case several:
             packages = " and ".join(

@@ -18,15 +18,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tft import rankfiles
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
-from tft.mindformers import Recipe
-from tft.rankfiles import DIRECTORIES, Name
+from tft_mindspore import rank_files
 from tft_mindspore.environment import Environment
+from tft_mindspore.mindformers import Recipe
+from tft_mindspore.rank_files import DIRECTORIES, Name
 
 Groups = Sequence[Sequence[int]]
 """The ranks of a job, grouped by the state that they hold: all ranks of a group hold the same.
-`Sizes.replicas` of `tft.mindformers` returns this."""
+`Sizes.replicas` of `tft_mindspore.mindformers` returns this."""
 
 _DIRECTORY = DIRECTORIES[0]
 _FEW = 8
@@ -101,7 +101,7 @@ class Series:
         file. A file of the same step that this run wrote before is replaced.
         """
         path = self.directory / str(self.name(epoch, step))
-        rankfiles.put(path, write)
+        rank_files.put(path, write)
         return path
 
     def note(self, epoch: int, step: int) -> Path:
@@ -109,8 +109,8 @@ class Series:
         Record the file of the end of a step in `meta.json` as the newest. Return the path of
         `meta.json`.
         """
-        rankfiles.write_meta(self.directory, self.name(epoch, step))
-        return self.directory / rankfiles.META
+        rank_files.write_meta(self.directory, self.name(epoch, step))
+        return self.directory / rank_files.META
 
 
 def open_series(root: Path, rank: int, prefix: str) -> Series:
@@ -125,7 +125,7 @@ def open_series(root: Path, rank: int, prefix: str) -> Series:
         )
     there = [
         name.again
-        for name in rankfiles.names(directory_of(root, rank), rank)
+        for name in rank_files.names(directory_of(root, rank), rank)
         if (name.prefix, name.rank) == (prefix, rank)
     ]
     return Series(root=root, rank=rank, prefix=prefix, again=max(there, default=-1) + 1)
@@ -170,7 +170,7 @@ def resumption(recipe: Recipe, asked: Environment) -> Found | None:
         return None
     only = None
     if recipe.resume_file is not None:
-        named = rankfiles.read_name(recipe.resume_file)
+        named = rank_files.read_name(recipe.resume_file)
         if named is None:
             raise UsageError(
                 f"resume_training is {recipe.resume_file!r}; expected is True, or the name of a file "
@@ -211,7 +211,7 @@ def find(
         what = "checkpoint" if only is None else f"file of {_at(only)}"
         raise UsageError(
             f"{root} has no {what} to go on from: expected are directories as "
-            f"{_DIRECTORY.format(ranks[0])}, each with a {rankfiles.META} and the file it names"
+            f"{_DIRECTORY.format(ranks[0])}, each with a {rank_files.META} and the file it names"
         )
     for passed, at in enumerate(steps):
         written = tuple(rank for rank in ranks if at in held[rank])
@@ -242,14 +242,14 @@ def _believed(root: Path, rank: int) -> Iterator[tuple[tuple[int, int], Path]]:
     noted. Files of later runs come last.
     """
     directory = directory_of(root, rank)
-    noted = rankfiles.read_meta(directory)
+    noted = rank_files.read_meta(directory)
     if noted is None or noted.rank != rank:
         return
-    for name in sorted(rankfiles.names(directory, rank), key=lambda name: name.age):
+    for name in sorted(rank_files.names(directory, rank), key=lambda name: name.age):
         before = name.age <= noted.age and name.at <= noted.at
         if name.rank == rank and name.prefix == noted.prefix and before:
             path = directory / str(name)
-            if not rankfiles.damage(path):
+            if not rank_files.damage(path):
                 yield name.at, path
 
 

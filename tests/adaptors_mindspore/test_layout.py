@@ -21,9 +21,9 @@ from tft_mindspore.layout import (
     resumption,
     savers,
 )
+from tft_mindspore.mindformers import Recipe, Sizes, read_recipe
 
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
-from tft.mindformers import Recipe, Sizes, read_recipe
 
 GROUPS = Sizes(dp=8, shards=4).replicas()
 """(0, 4), (1, 5), (2, 6), (3, 7)."""

@@ -15,6 +15,8 @@ from tft.cli.replicas import read_layout, replicas_command
 from tft.errors import UsageError
 from tft.placement.layout import Layout, Scheme
 
+MINDSPORE = Scheme(name="MindSpore", cuts_parameters=True, experts_as_dense=True)
+
 PRETRAIN = """\
 seed: 0
 output_dir: './output' # path to save checkpoint/strategy
@@ -240,7 +242,7 @@ def test_a_file_of_mindspore_transformers_is_read(recipe: Path) -> None:
     When a file is given as MindSpore Transformers ships it, then the sizes are its own, parameters
     are cut with their optimizer state, and small ones are whole.
     """
-    assert read_layout(recipe) == Layout(dp=8, shards=4, threshold_kb=64, scheme=Scheme.MINDSPORE)
+    assert read_layout(recipe) == Layout(dp=8, shards=4, threshold_kb=64, scheme=MINDSPORE)
     said = replicas("--yaml", recipe, "--nodes", "2")
     assert "optimizer: parameters with their optimizer state; 4 shards, 2 copies of each" in said
     assert "small: parameters of less than 64 KB, with their optimizer state; 1 shard" in said
@@ -254,27 +256,27 @@ def test_a_file_of_mindspore_transformers_is_read(recipe: Path) -> None:
         (
             "enable_parallel_optimizer: True",
             "enable_parallel_optimizer: False",
-            Layout(dp=8, scheme=Scheme.MINDSPORE),
+            Layout(dp=8, scheme=MINDSPORE),
         ),
         (
             "    parallel_optimizer_threshold: 64\n",
             "",
-            Layout(dp=8, shards=4, scheme=Scheme.MINDSPORE, threshold_kb=64),
+            Layout(dp=8, shards=4, scheme=MINDSPORE, threshold_kb=64),
         ),
         (
             "parallel_optimizer_threshold: 64",
             "parallel_optimizer_threshold: 0",
-            Layout(dp=8, shards=4, scheme=Scheme.MINDSPORE),
+            Layout(dp=8, shards=4, scheme=MINDSPORE),
         ),
         (
             "  pipeline_stage: 1\n",
             "  pipeline_stage: 2\n  context_parallel: 2\n  expert_parallel: 2\n",
-            Layout(dp=8, pp=2, cp=2, ep=2, shards=4, scheme=Scheme.MINDSPORE, threshold_kb=64),
+            Layout(dp=8, pp=2, cp=2, ep=2, shards=4, scheme=MINDSPORE, threshold_kb=64),
         ),
         (
             "  enable_parallel_optimizer: True\n",
             "",
-            Layout(dp=8, scheme=Scheme.MINDSPORE),
+            Layout(dp=8, scheme=MINDSPORE),
         ),
     ],
 )

@@ -16,7 +16,7 @@ from tft.core.plan.repair import plan_repair
 from tft.core.plan.savers import savers
 from tft.core.plan.topology import Topology
 from tft.errors import UsageError
-from tft.placement.layout import DIMENSIONS, WORLD, Layout, Scheme, report_lines, topology
+from tft.placement.layout import DIMENSIONS, MEGATRON, WORLD, Layout, Scheme, report_lines, topology
 from tft.placement.memory_cost import Gradients, bytes_per_rank, cost
 from tft.placement.redundancy import (
     Survival,
@@ -26,6 +26,8 @@ from tft.placement.redundancy import (
     shortened,
     stretches,
 )
+
+MINDSPORE = Scheme(name="MindSpore", cuts_parameters=True, experts_as_dense=True)
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no fault of a layout."""
@@ -126,13 +128,13 @@ def test_mindspore_cuts_parameters_with_their_optimizer_state() -> None:
     """
     When it is MindSpore that cuts, then only what is smaller than the threshold is whole anywhere.
     """
-    cut = Layout(dp=4, tp=2, shards=2, scheme=Scheme.MINDSPORE, threshold_kb=64)
+    cut = Layout(dp=4, tp=2, shards=2, scheme=MINDSPORE, threshold_kb=64)
     assert groups(cut, "small") == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert groups(cut, "optimizer") == groups(Layout(dp=4, tp=2, shards=2), "optimizer")
     assert [state.kind for state in cut.states()] == ["small", "optimizer"]
-    everything = Layout(dp=4, shards=2, scheme=Scheme.MINDSPORE)
+    everything = Layout(dp=4, shards=2, scheme=MINDSPORE)
     assert [state.kind for state in everything.states()] == ["optimizer"]
-    whole = Layout(dp=2, scheme=Scheme.MINDSPORE, threshold_kb=64)
+    whole = Layout(dp=2, scheme=MINDSPORE, threshold_kb=64)
     assert [state.kind for state in whole.states()] == ["dense", "optimizer"]
 
 
@@ -141,10 +143,10 @@ def test_mindspore_cuts_experts_into_as_many_shards() -> None:
     When experts are on four ranks each and the shard size is 2, then each shard of an expert is on
     two, while dense ones are on four.
     """
-    layout = Layout(dp=8, ep=2, shards=2, scheme=Scheme.MINDSPORE)
+    layout = Layout(dp=8, ep=2, shards=2, scheme=MINDSPORE)
     assert groups(layout, "optimizer") == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert groups(layout, "expert_optimizer") == [(0, 4), (2, 6), (1, 5), (3, 7)]
-    fewer = Layout(dp=12, ep=2, shards=3, scheme=Scheme.MINDSPORE)
+    fewer = Layout(dp=12, ep=2, shards=3, scheme=MINDSPORE)
     assert (fewer.dense_copies, fewer.expert_copies) == (4, 2)
 
 
@@ -212,12 +214,12 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
             "4 copies that the optimizer state has of what is dense",
         ),
         (
-            {"dp": 8, "ep": 4, "shards": 4, "scheme": Scheme.MINDSPORE},
+            {"dp": 8, "ep": 4, "shards": 4, "scheme": MINDSPORE},
             "no replica: an expert data-parallel group has 2 ranks (8 / ep 4), which cannot be "
             "divided into 4 shards; MindSpore then cuts over all of them",
         ),
         (
-            {"dp": 8, "ep": 2, "shards": 4, "scheme": Scheme.MINDSPORE},
+            {"dp": 8, "ep": 2, "shards": 4, "scheme": MINDSPORE},
             "no replica: an expert data-parallel group has 4 ranks (8 / ep 2), and of 4 optimizer "
             "shards each is held once",
         ),
@@ -414,7 +416,7 @@ def layouts(draw: st.DrawFn) -> Layout:
             **sizes,
             **few,
             order=tuple(order),
-            scheme=draw(st.sampled_from(Scheme)),
+            scheme=draw(st.sampled_from([MEGATRON, MINDSPORE])),
             threshold_kb=draw(st.sampled_from((0, 64))),
         )
     except UsageError:

@@ -20,8 +20,7 @@ import mindspore
 import numpy
 from mindspore import nn, train
 from tft_mindspore.layout import find, open_series, savers
-
-from tft.mindformers import Sizes
+from tft_mindspore.mindformers import Sizes
 
 PARTS = 4
 CARDS = 2 * PARTS

@@ -25,9 +25,9 @@ from mindspore import nn, train
 from mindspore.dataset import NumpySlicesDataset
 from tft_mindspore import TrainFaultTolerance
 from tft_mindspore.layout import find
+from tft_mindspore.mindformers import read_recipe
 
 from tests.e2e.jobs import until
-from tft.mindformers import read_recipe
 
 directory, epochs = Path(sys.argv[1]), int(sys.argv[2])
 options: dict[str, Any] = json.loads(sys.argv[3])  # Any: JSON

@@ -10,9 +10,8 @@ import numpy
 import pytest
 from mindspore import nn, train
 from tft_mindspore.layout import Series, find, open_series, savers
-
-from tft.mindformers import Sizes
-from tft.rankfiles import damage
+from tft_mindspore.mindformers import Sizes
+from tft_mindspore.rank_files import damage
 
 
 def layer(value: float) -> nn.Cell:

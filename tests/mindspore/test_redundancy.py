@@ -13,8 +13,7 @@ from pathlib import Path
 import mindspore
 import pytest
 from mindspore.train import node_strategy_pb2
-
-from tft.group_info import GroupInfo, read_group_info, write_group_info
+from tft_mindspore.group_info import GroupInfo, read_group_info, write_group_info
 
 CARDS = Path(__file__).parent / "cards.py"
 PARTS = 4

@@ -12,10 +12,10 @@ from pathlib import Path
 import mindspore
 import pytest
 from tft_mindspore.layout import savers
+from tft_mindspore.mindformers import read_recipe
 
 from tests.e2e.jobs import Outcome
 from tests.mindspore.model import LAST, files, layout, told, train
-from tft.mindformers import read_recipe
 
 RECIPE = """\
 run_mode: 'train'

@@ -8,10 +8,10 @@ import click
 
 from tft import checkpoint
 from tft.checkpoint import CheckpointStore
-from tft.cli.recover import recover_command
 from tft.config import CHECKPOINT_NAME
 from tft.errors import UsageError
 from tft.launcher.run_directory import checkpoint_store_there, known_unfit
+from tft.plugins import checkpoint_commands
 
 
 def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
@@ -68,6 +68,6 @@ def checkpoint_command() -> click.Command:
     )
     return click.Group(
         "checkpoint",
-        commands=[one, recover_command()],
+        commands=[one, *checkpoint_commands()],
         help="Asks something of a checkpoint on a disk, or brings one back.",
     )

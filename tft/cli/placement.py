@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tft.core.plan.topology import Topology
-from tft.placement.layout import Layout, Scheme, report_lines, topology
+from tft.placement.layout import Layout, report_lines, topology
 from tft.placement.memory_cost import Cost, Gradients, bytes_per_rank, dense_cost, expert_cost
 from tft.placement.redundancy import (
     Survival,
@@ -124,8 +124,9 @@ def _memory(asked: Question) -> Iterator[str]:
                 f"  {of}gradients in {gradients.value}: {sum_of}, "
                 f"{cost.added:.4g} of them for the copies"
             )
-    if asked.layout.scheme is Scheme.MINDSPORE and asked.layout.shards > 1:
-        yield "  (as Megatron needs; MindSpore cuts the parameters, too, and needs less)"
+    scheme = asked.layout.scheme
+    if scheme.cuts_parameters and asked.layout.shards > 1:
+        yield f"  (as Megatron needs; {scheme.name} cuts the parameters, too, and needs less)"
     if asked.parameters:
         yield f"Of a model of {asked.parameters:.6g} parameters, a rank has:"
         for gradients in Gradients:

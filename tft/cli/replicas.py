@@ -12,7 +12,6 @@ from click.core import ParameterSource
 
 from tft.cli.placement import SIZES, Question, as_json, in_words
 from tft.errors import UsageError
-from tft.mindformers import read_recipe
 from tft.placement.layout import DIMENSIONS, Layout, Scheme
 
 
@@ -152,15 +151,22 @@ def _layout(options: dict[str, Any], context: click.Context) -> Layout:  # Any: 
 
 def read_layout(file: Path) -> Layout:
     """
-    Return the layout of the job that a MindSpore Transformers YAML file describes.
+    Return the layout of the job that a YAML file of a framework describes.
 
-    Raises `UsageError` if the file or its sizes cannot be used.
+    Raises `UsageError` if the file or its sizes cannot be used, or nothing installed reads it.
     """
-    sizes = read_recipe(file).sizes
+    from tft.plugins import read_job_file  # loads the bus, which the sizes of options do not need
+
+    sizes = read_job_file("yaml", file)
+    scheme = Scheme(
+        name=sizes.framework,
+        cuts_parameters=sizes.cuts_parameters,
+        experts_as_dense=sizes.experts_as_dense,
+    )
     try:
         return Layout(
             dp=sizes.dp, tp=sizes.tp, pp=sizes.pp, cp=sizes.cp, ep=sizes.ep,
-            shards=sizes.shards, threshold_kb=sizes.threshold_kb, scheme=Scheme.MINDSPORE,
+            shards=sizes.shards, threshold_kb=sizes.threshold_kb, scheme=scheme,
         )  # fmt: skip
     except UsageError as refused:
         raise UsageError(f"{file}: {refused}") from None

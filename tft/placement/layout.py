@@ -6,7 +6,6 @@ before anything runs. Except for `memory`, which counts bytes with these sizes, 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from tft.core.plan.topology import Topology, strided
 from tft.errors import UsageError
@@ -24,17 +23,24 @@ Places = list[tuple[str, tuple[int, ...]]]
 place."""
 
 
-class Scheme(Enum):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
     """
-    The framework whose optimizer is cut into shards.
+    How a framework cuts the optimizer state into shards.
     """
 
-    MEGATRON = "megatron"
-    """The optimizer state is cut, and the parameters are whole on every rank of a data-parallel
-    group. The state of experts has as many copies as the dense state."""
-    MINDSPORE = "mindspore"
-    """The parameters are cut together with their optimizer state, except small ones. The state of
-    experts is cut into as many shards as the dense state."""
+    name: str
+    """The name of the framework, for sentences."""
+    cuts_parameters: bool
+    """True if parameters are cut together with their optimizer state, except small ones. False: the
+    parameters are whole on every rank of a data-parallel group."""
+    experts_as_dense: bool
+    """True if the state of experts is cut into as many shards as the dense state. False: it has as
+    many copies as the dense state."""
+
+
+MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False)
+"""The distributed optimizer of Megatron."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +77,9 @@ class Layout:
     order: tuple[str, ...] = DIMENSIONS
     """The dimensions in the order in which ranks are counted: neighbouring ranks differ in the
     first."""
-    scheme: Scheme = Scheme.MEGATRON
+    scheme: Scheme = MEGATRON
     threshold_kb: int = 0
-    """In kilobytes. MindSpore leaves parameters that are smaller than this whole."""
+    """In kilobytes. Parameters that are smaller than this stay whole, if parameters are cut."""
 
     def __post_init__(self) -> None:
         for name in (*DIMENSIONS, "shards"):
@@ -127,7 +133,7 @@ class Layout:
         """
         The number of shards that the optimizer state of an expert group is cut into.
         """
-        if self.shards == 1 or self.scheme is Scheme.MINDSPORE:
+        if self.shards == 1 or self.scheme.experts_as_dense:
             return self.shards
         return self.expert // self.dense_copies
 
@@ -155,7 +161,7 @@ class Layout:
         tensor rank, and for experts one per part of the experts.
         """
         dense, experts = self._dense_places(), self._expert_places()
-        if self.scheme is Scheme.MINDSPORE and self.shards > 1:
+        if self.scheme.cuts_parameters and self.shards > 1:
             return self._with_parameters(dense, experts)
         found = [
             self._state("dense", "parameters", dense, self.dense),
@@ -287,15 +293,16 @@ class Layout:
         )
         if self.expert == 1:
             raise UsageError(f"no replica: {group}, and nobody else holds what that one holds")
-        if self.shards > 1 and self.scheme is Scheme.MEGATRON and self.expert % self.dense_copies:
+        divided = self.expert % self.dense_copies == 0
+        if self.shards > 1 and not (self.scheme.experts_as_dense or divided):
             raise UsageError(
                 f"{group}, which cannot be divided by the {self.dense_copies} copies that the "
                 "optimizer state has of what is dense"
             )
-        if self.expert % self.shards and self.scheme is Scheme.MINDSPORE:
+        if self.expert % self.shards and self.scheme.experts_as_dense:
             raise UsageError(
                 f"no replica: {group}, which cannot be divided into {self.shards} shards; "
-                "MindSpore then cuts over all of them"
+                f"{self.scheme.name} then cuts over all of them"
             )
         if self.expert_copies == 1:
             raise UsageError(

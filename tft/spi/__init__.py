@@ -35,6 +35,7 @@ from tft.spi.types import (
     LauncherStore,
     Made,
     OfferView,
+    Parallelism,
     SessionView,
     ShardPayload,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "OfferView",
     "OrderName",
     "OutsideReport",
+    "Parallelism",
     "PauseRequested",
     "PluginSpecs",
     "ResumeRequested",

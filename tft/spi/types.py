@@ -24,6 +24,31 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """
+    The sizes of the parallelism of a job, and how its framework cuts the optimizer state. A reader
+    of a framework's job files returns it (the entry points `tft.job_files`).
+    """
+
+    framework: str
+    """The name of the framework, for sentences."""
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    """The number of ranks that experts are spread over, of the dp * cp ranks of a dense group."""
+    shards: int
+    """The number of shards that the optimizer state of a dense group is cut into. 1: not cut."""
+    threshold_kb: int = 0
+    """Parameters smaller than this are not cut."""
+    cuts_parameters: bool = False
+    """True if parameters are cut together with their optimizer state."""
+    experts_as_dense: bool = False
+    """True if the state of experts is cut into as many shards as the dense state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """
     The objects that a user's factory (`session.adopt(make=...)`) makes over the process groups.

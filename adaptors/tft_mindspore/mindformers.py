@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tft.errors import UsageError
+from tft.spi import Parallelism
 
 _SIZES = ("model_parallel", "pipeline_stage", "context_parallel", "expert_parallel")
 """The keys of `parallel_config` that may be left out; the value is 1 then."""
@@ -446,3 +447,24 @@ def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: whatever the file holds
 def _short(found: object) -> str:
     text = "empty" if found is None else repr(found)
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def read_parallelism(file: Path) -> Parallelism:
+    """
+    Return the sizes of the job that a YAML file of MindSpore Transformers describes.
+
+    Raises `UsageError` if the file or its sizes cannot be used.
+    """
+    sizes = read_recipe(file).sizes
+    return Parallelism(
+        framework="MindSpore",
+        dp=sizes.dp,
+        tp=sizes.tp,
+        pp=sizes.pp,
+        cp=sizes.cp,
+        ep=sizes.ep,
+        shards=sizes.shards,
+        threshold_kb=sizes.threshold_kb,
+        cuts_parameters=True,
+        experts_as_dense=True,
+    )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from tft.files import sync
+from tft.spi import sync
 
 META = "meta.json"
 DIRECTORIES = ("rank_{}", "ckpt_dir{}")

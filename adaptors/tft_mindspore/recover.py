@@ -3,6 +3,7 @@
 same state.
 """
 
+import hashlib
 import re
 import shutil
 from collections.abc import Sequence
@@ -10,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import xxhash
 
-from tft.checkpoint import digest_file
 from tft.errors import CheckpointCorrupt, UsageError
-from tft.group_info import GroupInfo, read_group_info, write_group_info
-from tft.rankfiles import (
+from tft_mindspore.group_info import GroupInfo, read_group_info, write_group_info
+from tft_mindspore.rank_files import (
     DIRECTORIES,
     Name,
     damage,
@@ -82,10 +83,10 @@ def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
             write_meta(place, name)
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from None
-    written = digest_file(place, target.name)
+    size, digest = _digest(target)
     click.echo(
         f"{target}: that of rank {source.rank}, which held the same as rank {lost}; "
-        f"{written.size} bytes with digest {written.digest}"
+        f"{size} bytes with digest {digest}"
     )
     own = _own_group_info(group_info, lost, others)
     if own is not None and not _is_whole(own):
@@ -222,18 +223,27 @@ def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
 
 
 def _copy(source: Path, target: Path) -> None:
-    read = digest_file(source.parent, source.name)
+    size, digest = _digest(source)
 
     def write(draft: Path) -> None:
         shutil.copyfile(source, draft)
-        copied = digest_file(draft.parent, draft.name)
-        if (copied.size, copied.digest) != (read.size, read.digest):
+        copied_size, copied_digest = _digest(draft)
+        if (copied_size, copied_digest) != (size, digest):
             raise CheckpointCorrupt(
-                f"{draft} is not what {source} was: {copied.size} bytes with digest "
-                f"{copied.digest}, not {read.size} with {read.digest}"
+                f"{draft} is not what {source} was: {copied_size} bytes with digest "
+                f"{copied_digest}, not {size} with {digest}"
             )
 
     put(target, write)
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    """
+    Return the size of a file in bytes, and the digest of its content.
+    """
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, xxhash.xxh3_128)
+        return file.tell(), digest.hexdigest()
 
 
 def recover_command() -> click.Command:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tft.errors import UsageError
-from tft.rankfiles import put
+from tft_mindspore.rank_files import put
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tft_mindspore.group_info import GroupInfo, read_group_info, write_group_info
+from tft_mindspore.rank_files import Name, read_meta, write_meta
+from tft_mindspore.recover import recover
 
-from tft.cli.recover import recover
 from tft.errors import CheckpointCorrupt, UsageError
-from tft.group_info import GroupInfo, read_group_info, write_group_info
-from tft.rankfiles import Name, read_meta, write_meta
 
 
 def content(rank: int, step: int = 0) -> bytes:

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tft_mindspore import group_info
+from tft_mindspore.group_info import GroupInfo, read_group_info, write_group_info
 
-from tft import group_info
 from tft.errors import UsageError
-from tft.group_info import GroupInfo, read_group_info, write_group_info
 
 WRITTEN = (
     b"\n\x1d\n\x152-5004544844489628105\x12\x04\x08\x00\x08\x04"

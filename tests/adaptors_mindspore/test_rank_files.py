@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tft import rankfiles
-from tft.rankfiles import (
+from tft_mindspore import rank_files
+from tft_mindspore.rank_files import (
     Name,
     damage,
     names,
@@ -202,7 +201,7 @@ def test_a_file_is_on_the_disk_before_it_is_in_its_place(
     def sync(path: Path) -> None:
         synced.append((path.name, place.exists()))
 
-    monkeypatch.setattr(rankfiles, "sync", sync)
+    monkeypatch.setattr(rank_files, "sync", sync)
     put(place, lambda draft: draft.write_bytes(b"x"))
     assert synced == [(place.name, False), ("rank_0", True), (tmp_path.name, True)]
     put(place, lambda draft: draft.write_bytes(b"y"))

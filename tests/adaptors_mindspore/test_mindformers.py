@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tft_mindspore.mindformers import Recipe, Sizes, read_recipe
 
 from tft.errors import UsageError
-from tft.mindformers import Recipe, Sizes, read_recipe
 from tft.placement.layout import Layout, Scheme, topology
+
+MINDSPORE = Scheme(name="MindSpore", cuts_parameters=True, experts_as_dense=True)
 
 FIRST = """\
 output_dir: './output'
@@ -292,7 +294,7 @@ def test_replicas_are_those_that_hold_the_same_shards(
     judgement has them; and when they hold the same, they are replicas.
     """
     sizes = Sizes(dp=copies * shards * ep, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards)
-    layout = Layout(dp=sizes.dp, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards, scheme=Scheme.MINDSPORE)
+    layout = Layout(dp=sizes.dp, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards, scheme=MINDSPORE)
     held: dict[int, set[str]] = {rank: set() for rank in range(sizes.world)}
     for shard, ranks in topology(layout).groups.items():
         for rank in ranks:
