@@ -25,7 +25,7 @@ from tft.errors import Interrupted, UsageError
 from tft.spi.adaptor import AdaptorSpecs
 from tft.spi.markers import hookimpl
 from tft.spi.state import StateHooks
-from tft.worker.audit import STEPS, Audit
+from tft.worker.audit import STEPS, Audit, Findings
 
 Logs = list[MutableMapping[str, Any]]  # Any: as structlog has them
 
@@ -104,7 +104,7 @@ class Loop:
         self.step, self.in_tail, self.awake = 0, False, 0
         self.tails = tails
         self.audit = Audit(
-            hook=manager.hook, rank=rank, strict=strict, loop=Loop.run.__code__,
+            hook=manager.hook, findings=Findings(rank=rank, strict=strict), loop=Loop.run.__code__,
             awake=self._wake, position=lambda: (self.step, self.in_tail),
         )  # fmt: skip
         self.audit.begin(["dense"])

@@ -12,7 +12,7 @@ from corpus import Batches, load_corpus
 from gpt import GPT, SIZES, make_optimizer, make_scheduler
 
 from tft.plugins import load_adaptor
-from tft.worker.audit import Audit
+from tft.worker.audit import Audit, Findings
 
 STEPS = 120
 WARM = 10
@@ -44,7 +44,7 @@ def measured(size: str) -> dict[str, float | str]:
     )
     step = 0
     audit = Audit(
-        hook=hook, rank=0, strict=True, loop=main.__code__, awake=lambda: None,
+        hook=hook, findings=Findings(rank=0, strict=True), loop=main.__code__, awake=lambda: None,
         position=lambda: (step, False),
     )  # fmt: skip
     audit.begin(["dense"])

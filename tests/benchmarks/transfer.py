@@ -24,7 +24,7 @@ import structlog
 from tft.keys import make_keys
 from tft.protocol.messages import Source, Transfer
 from tft.spi.types import Buffer, ShardPayload
-from tft.transfer import ShardServer, Tls, fetch, read_tls
+from tft.transfer import Receiver, ShardServer, Tls, fetch, read_tls
 
 SIZE = 256 << 20
 SMALL = 10_000_000
@@ -97,12 +97,10 @@ def _fetch(addresses: Sequence[str], shard: str, room: memoryview, tls: Tls | No
             sources=tuple(Source(rank=rank, address=at) for rank, at in enumerate(addresses)),
         ),
         1,
-        JOB,
-        9,
+        Receiver(job=JOB, rank=9, tls=tls),
         lambda meta: _cut(room, shard),
         lambda meta: None,
         threading.Event(),
-        tls=tls,
     )
 
 

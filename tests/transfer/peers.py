@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from tft.errors import OrderRefused
 from tft.protocol.messages import Source, Transfer
 from tft.spi.types import Buffer, ShardPayload
-from tft.transfer import ShardServer, Tls, fetch
+from tft.transfer import Receiver, ShardServer, Tls, fetch
 
 JOB = "job-of-the-test"
 STEP = 7
@@ -124,13 +124,11 @@ def fetch_into(
     fetch(
         Transfer(shard="model", sources=sources),
         step,
-        job,
-        9,
+        Receiver(job=job, rank=9, tls=tls),
         room.take,
         room.put_to_use,
         abandoned or threading.Event(),
         patience=patience,
-        tls=tls,
     )
 
 

@@ -29,6 +29,7 @@ class Advisors:
 
     def __init__(self, plugins: pluggy.PluginManager) -> None:
         self._plugins = plugins
+        self._asked: set[asyncio.Task[None]] = set()
 
     def present(self) -> bool:
         """
@@ -50,6 +51,18 @@ class Advisors:
         Send an event that is of interest to an operator to the plugins.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
+
+    def consult(self, consult: Consult, report: Callable[[Advised], None]) -> None:
+        """
+        Ask all plugins for advice on an incident, and pass their joined advice to `report`.
+        """
+
+        async def ask() -> None:
+            report(await self.advise(consult))
+
+        asking = asyncio.create_task(ask())
+        self._asked.add(asking)  # asyncio may drop a task that nothing refers to
+        asking.add_done_callback(self._asked.discard)
 
     async def advise(self, consult: Consult) -> Advised:
         """

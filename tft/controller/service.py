@@ -5,7 +5,6 @@ timer, for the machine's next deadline. It makes no decision about recovery itse
 """
 
 import asyncio
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,17 +19,15 @@ from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.config import JobSettings
 from tft.controller.advisors import Advisors
+from tft.controller.report_file import ReportFile
 from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
-from tft.core.job.incident import Fault
-from tft.core.job.incident_report import incident_report, job_report, missed_report
 from tft.core.job.machine import Machine
 from tft.core.job.policy import STRATEGIES, Policy
 from tft.core.job.transitions import State
 from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
-from tft.files import write_whole
-from tft.plugins import call_guarded, load_plugins
+from tft.plugins import load_plugins
 from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
 from tft.replay.recording import Opened, Story, last_run
@@ -70,13 +67,12 @@ class Controller:
         self._story = story
         self._clock = SystemClock()
         self._inbox = Inbox()
-        self._plugins = load_plugins()
-        self._advisors = Advisors(self._plugins)
-        self._malformed: set[str] = set()
-        self._asked: set[asyncio.Task[None]] = set()
-        self._machine, self._policy = self._begin()
-        self._epoch = self._machine.epoch + 1
-        self._hang_detection = HangDetection(self._policy)
+        plugins = load_plugins()
+        self._advisors = Advisors(plugins)
+        self._report = ReportFile(settings, plugins)
+        self._warnings = Warnings()
+        self._machine, policy = self._begin()
+        self._hang_detection = HangDetection(policy)
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
         self._news = asyncio.Event()
@@ -113,7 +109,7 @@ class Controller:
         if newest is not None:
             manifest = checkpoint.verify(newest)
             resume, older = (str(newest), manifest.step), checkpoint.older(store, manifest)
-        earlier = [int(str(incident["id"])) for incident in self._earlier("incidents")]
+        earlier = [int(str(incident["id"])) for incident in self._report.earlier("incidents")]
         return Opened(
             job=settings.job,
             run=settings.run,
@@ -137,17 +133,6 @@ class Controller:
             at=self._clock.now(),
         )
 
-    def _earlier(self, what: str) -> list[dict[str, object]]:
-        """
-        Return the entries under the name `what` in the report of earlier runs in this directory.
-        The list is empty when the job does not resume, or when there is no report.
-        """
-        path = self._settings.run_dir / "report.json"
-        if not self._settings.resume or not path.exists():
-            return []
-        entries: list[dict[str, object]] = json.loads(path.read_text()).get(what, [])
-        return entries
-
     # ---------------------------------------------------------------- the loop
 
     async def run(self) -> int:
@@ -155,7 +140,8 @@ class Controller:
         Lead until the job is over. Return the exit code: that of the job's outcome, or 4 when there
         is no outcome.
         """
-        sender = f"controller/{self._epoch}"
+        epoch = self._machine.epoch + 1
+        sender = f"controller/{epoch}"
         topics = (REPORTS, BEATS)
         settings = self._settings
         async with open_bus(
@@ -164,7 +150,7 @@ class Controller:
             self._bus = bus
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
-            self._feed(Led(at=self._clock.now(), epoch=self._epoch))
+            self._feed(Led(at=self._clock.now(), epoch=epoch))
             self._tell("leads", nodes=sorted(self._machine.nodes))  # joined an earlier controller
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
             for node in self._machine.nodes:  # a node lost meanwhile sends no beat: expect one now
@@ -211,9 +197,7 @@ class Controller:
                             self._tell("node_joined", node=message.node, ranks=[*message.ranks])
                     self._news.set()
             case Malformed(why=why):
-                if why not in self._malformed:  # its sender repeats it for ever, without an answer
-                    self._malformed = {*list(self._malformed)[-REMEMBERED:], why}
-                    log.warning("malformed_message", why=why)
+                self._warnings.malformed(why)
             case NotLetIn(why=why):
                 log.warning("not_let_in", why=why)
             case Present(sender=sender):
@@ -234,7 +218,7 @@ class Controller:
             self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
             self._hang_detection.resumed(now)
         for node in self._hang_detection.silent(now):
-            why = f"node {node} has sent no beat for {self._policy.node_silence:.0f} s"
+            why = f"node {node} has sent no beat for {self._hang_detection.node_silence:.0f} s"
             self._own(NodeLost(node=node, why=why, at=now))
 
     async def _say_again(self, bus: Bus) -> None:
@@ -258,7 +242,7 @@ class Controller:
 
     def _lead_now(self) -> Lead:
         return Lead(
-            epoch=self._epoch,
+            epoch=self._machine.epoch,
             heard={s: n for s, n in self._inbox.heard().items() if s not in self._machine.refused},
             state=str(self._machine.state),
             incident=self._machine.incident.number,
@@ -312,14 +296,12 @@ class Controller:
     def _do(self, command: Command) -> None:
         match command:
             case JobOver():
-                self._write_report(command)
+                self._report.write(command, self._machine)
                 self._over.set()
             case Tell(event=event, facts=facts):
                 self._tell(event, **facts)
             case Consult():
-                asking = asyncio.create_task(self._consult(command))
-                self._asked.add(asking)  # asyncio may drop a task that nothing refers to
-                asking.add_done_callback(self._asked.discard)
+                self._advisors.consult(command, self._own)
             case _:
                 if self._bus is not None:
                     self._bus.publish(ORDERS, command)
@@ -330,9 +312,6 @@ class Controller:
         """
         log.info(event, **facts)
         self._advisors.told(event, facts)
-
-    async def _consult(self, consult: Consult) -> None:
-        self._own(await self._advisors.advise(consult))
 
     def _own(self, message: OutsideReport) -> None:
         """
@@ -353,30 +332,23 @@ class Controller:
     def _passed(self) -> None:
         self._feed(DeadlinePassed(at=self._clock.now()))
 
-    # ---------------------------------------------------------------- the report
 
-    def _write_report(self, outcome: JobOver) -> None:
-        plugins, run_dir = self._plugins, self._settings.run_dir
+class Warnings:
+    """
+    The warnings about malformed messages. Each is logged once, because a sender repeats a message
+    for ever when it gets no answer.
+    """
 
-        def moment(fault: Fault) -> float | None:
-            known = call_guarded(
-                plugins,
-                "tft_fault_moment",
-                run_dir=run_dir,
-                kind=fault.kind,
-                rank=fault.rank,
-                seen=fault.seen,
-            )
-            return min(known, default=None)
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
 
-        incidents = [incident_report(each, moment) for each in self._machine.incidents]
-        report = job_report(
-            outcome,
-            self._machine.last_step,
-            [*self._earlier("incidents"), *incidents],
-            [*self._earlier("missed"), *missed_report(self._machine.missed)],
-        )
-        write_whole(run_dir / "report.json", json.dumps(report, indent=1))
+    def malformed(self, why: str) -> None:
+        """
+        Log why a message is malformed, unless this reason is among the last that were logged.
+        """
+        if why not in self._logged:
+            self._logged = {*list(self._logged)[-REMEMBERED:], why}
+            log.warning("malformed_message", why=why)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:

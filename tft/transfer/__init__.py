@@ -6,8 +6,8 @@ No process group takes part, so a repair need not wait for a process group. A ra
 with a `ShardServer`. A rank that lacks a shard gets the shard with `fetch`.
 """
 
-from tft.transfer.client import fetch
+from tft.transfer.client import Receiver, fetch
 from tft.transfer.server import ShardServer
 from tft.transfer.tls import Tls, read_tls
 
-__all__ = ["ShardServer", "Tls", "fetch", "read_tls"]
+__all__ = ["Receiver", "ShardServer", "Tls", "fetch", "read_tls"]

@@ -4,6 +4,7 @@ The receiving end of a transfer: fetches one shard from all its holders, directl
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import structlog
@@ -29,16 +30,27 @@ that agrees still takes part. Only a source in trouble takes so long, and it sho
 rest."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receiver:
+    """
+    The rank that fetches.
+    """
+
+    job: str
+    """The job's name, which the sources demand."""
+    rank: int
+    tls: Tls | None = None
+    """The TLS settings of the connections to the sources; None: they are not encrypted."""
+
+
 def fetch(
     transfer: Transfer,
     step: int,
-    job: str,
-    rank: int,
+    receiver: Receiver,
     take: Callable[[bytes], Sequence[Buffer]],
     taken: Callable[[bytes], None],
     abandoned: threading.Event,
     *,
-    tls: Tls | None = None,
     patience: float = PATIENCE,
 ) -> dict[int, str]:
     """
@@ -47,8 +59,7 @@ def fetch(
 
     `take(meta)` returns writable buffers with the names and sizes of the source's buffers. They are
     written in place and out of order. `taken(meta)` is called when all digests are right, and not
-    before. Both are called on this thread. `job` is the name that the sources demand. `rank` is the
-    rank that fetches. With `tls` the connections to the sources use TLS.
+    before. Both are called on this thread.
 
     Sources must agree on the buffers of the shard. A source whose offer differs from the most
     common one is not used. A source that gives no byte for `patience` seconds counts as lost, also
@@ -62,10 +73,10 @@ def fetch(
     clock = SystemClock()
     began = clock.now()
     board = Board(len(transfer.sources))
-    hello = Hello(job=job, rank=rank, shard=transfer.shard, step=step)
+    hello = Hello(job=receiver.job, rank=receiver.rank, shard=transfer.shard, step=step)
     threads: list[threading.Thread] = []
     try:
-        for thread in _threads(transfer, hello, board, patience, tls):
+        for thread in _threads(transfer, hello, board, patience, receiver.tls):
             thread.start()
             threads.append(thread)
         offer = _agree(transfer, step, board, abandoned)

@@ -8,7 +8,7 @@ the script and the remedy.
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
@@ -105,26 +105,60 @@ class _Ahead:
     """The digests of generators and data position when the present step began."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """
+    What the audit of one process has found.
+    """
+
+    rank: int
+    strict: bool
+    """Whether all steps are audited, and a finding raises `UsageError` instead of a log entry."""
+    inexact: list[str] = field(default_factory=list)
+    """The reasons why a recovery is not bit-identical on this rank: sentences for the report."""
+    _named: set[tuple[str, str]] = field(default_factory=set)
+
+    def report(
+        self,
+        kind: str,
+        what: str,
+        sentence: str,
+        *,
+        refuse: bool | None = None,
+        everywhere: bool = False,
+    ) -> bool:
+        """
+        Log a finding once. Return whether the finding is new.
+
+        Rank 0 logs for all ranks. `everywhere`: each rank logs, for a finding that few ranks have.
+        `refuse`: raise `UsageError` instead; None: raise it in strict mode.
+        """
+        if self.strict if refuse is None else refuse:
+            raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
+        if (kind, what) in self._named:
+            return False
+        self._named.add((kind, what))
+        if self.rank == 0 or everywhere:
+            log.warning("audit", finding=kind, why=sentence)
+        return True
+
+
 @dataclass(slots=True)
 class Audit:
     """
     The audit of one process. All methods run on the training thread; other threads may call
     `_failed` too.
 
-    `loop` is the code object that calls the user's function. `strict`: audit all steps, and raise
-    `UsageError` instead of a log entry. `awake` is called when the end of the present step must be
+    `loop` is the code object that calls the user's function. `awake` is called when the end of the present step must be
     checked although the audit was over. `position` returns the step whose window closed last, and
     whether the loop is in the tail of that step.
     """
 
     hook: pluggy.HookRelay
-    rank: int
-    strict: bool
+    findings: Findings
     loop: CodeType
     awake: Callable[[], None]
     position: Callable[[], tuple[int, bool]]
-    inexact: list[str] = field(default_factory=list)
-    """The reasons why a recovery is not bit-identical on this rank: sentences for the report."""
     _ahead: _Ahead = field(default_factory=_Ahead)
     _steps: int = 0
     _readable: bool = True
@@ -132,7 +166,6 @@ class Audit:
     _tail: _Tail | None = None
     _ended: _Ended | None = None
     _failure: _Failure | None = None
-    _named: set[tuple[str, str]] = field(default_factory=set)
     _thread: int = field(default_factory=threading.get_ident)
     _shards: tuple[str, ...] = ()
 
@@ -144,11 +177,18 @@ class Audit:
         self._watch(None)
 
     @property
+    def inexact(self) -> Sequence[str]:
+        """
+        The reasons why a recovery is not bit-identical on this rank: sentences for the report.
+        """
+        return self.findings.inexact
+
+    @property
     def over(self) -> bool:
         """
         Whether the audit compares no further steps.
         """
-        return not self._readable or (self._steps >= STEPS and not self.strict)
+        return not self._readable or (self._steps >= STEPS and not self.findings.strict)
 
     # ---------------------------------------------------------------- the edges of a step
 
@@ -232,7 +272,7 @@ class Audit:
                     self._unended(part, where)
                 continue
             if part.partition(".")[0] in _OPTIMIZED:
-                self._name(
+                self.findings.report(
                     "outside",
                     part,
                     f"{_CALLED[part.partition('.')[0]]} changed outside any update window, {where}: a rank that is lost there "
@@ -240,7 +280,7 @@ class Audit:
                     "must not step in the backward pass",
                 )
             else:
-                self._name(
+                self.findings.report(
                     "head",
                     part,
                     f"{_called(part)} changed {where}: ranks that are interrupted there have changed it or have not. Change it in "
@@ -276,14 +316,14 @@ class Audit:
             return
         what = f"generator{'s' * (len(moved) > 1)} {', '.join(moved)}"
         where = f"between the update window ({tail.window}) and the end of the step ({line})"
-        if self._name(
+        if self.findings.report(
             "draws",
             ", ".join(moved),
             f"the tail of step {tail.step} draws random numbers ({what}), {where}: after an incident they are drawn again, "
             "and training does not go on bit for bit. Draw there from a generator of your own, torch.Generator(); a "
             "DataLoader draws one number for each iterator unless it is given generator=",
         ):
-            self.inexact.append(
+            self.findings.inexact.append(
                 f"the loop draws random numbers in the tail of a step ({what}), {where}: they are drawn again"
             )
 
@@ -301,14 +341,14 @@ class Audit:
         for name in moved:
             what = "the data position" if name == DATA else f"generator {name}"
             where = f"before its first step ({self._ahead.early[name]}) and within step {step}, before the update window closes ({self._line()})"
-            if self._name(
+            if self.findings.report(
                 "ahead",
                 name,
                 f"the loop moves {what} {where}: after an incident, and after a resume, the function is called again, and what it "
                 "took ahead is skipped. Take a batch at the head of its step, or take the next one behind the update "
                 "window; draw what is needed once outside the function",
             ):
-                self.inexact.append(
+                self.findings.inexact.append(
                     f"the loop moves {what} {where}: what was taken ahead is skipped"
                 )
 
@@ -320,17 +360,17 @@ class Audit:
         for good after the window. An incident restores it in both cases.
         """
         what = f"{_called(part)} changed {where}, and the loop does not say where its steps end"
-        if self._name(
+        if self.findings.report(
             "unended",
             part,
             f"{what}: an incident may undo the change. Take the steps from session.steps, or call session.end_step() as the "
             "last line of each iteration",
         ):
-            self.inexact.append(f"{what}: what stands behind the window may be undone")
+            self.findings.inexact.append(f"{what}: what stands behind the window may be undone")
 
     def _changed_after_collective(self, tail: _Tail, look: Look, line: str) -> None:
         for part in _changed(tail.first or {}, look):
-            self._name(
+            self.findings.report(
                 "collective",
                 part,
                 f"the tail of step {tail.step} changes {_called(part)} after its collective ({tail.collective}) and before the "
@@ -340,7 +380,7 @@ class Audit:
 
     def _swallowed(self, failure: _Failure, *, leaves: bool) -> None:
         self._failure = None
-        self._say_swallowed(failure, refuse=self.strict)
+        self._say_swallowed(failure, refuse=self.findings.strict)
         if (
             leaves
         ):  # the tail counts as cut off at the collective: the rest ran without the other ranks
@@ -349,7 +389,7 @@ class Audit:
 
     def _say_swallowed(self, failure: _Failure, *, refuse: bool) -> None:
         said = shorten(f"{type(failure.error).__name__}: {failure.error}", 160)
-        self._name(
+        self.findings.report(
             "swallows",
             failure.line,
             f"the tail of step {failure.step} has kept a fault for itself: a collective failed at {failure.line} ({said}), and the "
@@ -358,32 +398,8 @@ class Audit:
             everywhere=True,
         )
         sentence = f"the tail of step {failure.step} has kept a fault for itself at {failure.line}"
-        if sentence not in self.inexact:
-            self.inexact.append(sentence)
-
-    def _name(
-        self,
-        kind: str,
-        what: str,
-        sentence: str,
-        *,
-        refuse: bool | None = None,
-        everywhere: bool = False,
-    ) -> bool:
-        """
-        Log a finding once. Returns whether the finding is new.
-
-        Rank 0 logs for all ranks. `everywhere`: each rank logs, for a finding that few ranks have.
-        `refuse`: raise `UsageError` instead; None: raise it in strict mode.
-        """
-        if self.strict if refuse is None else refuse:
-            raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
-        if (kind, what) in self._named:
-            return False
-        self._named.add((kind, what))
-        if self.rank == 0 or everywhere:
-            log.warning("audit", finding=kind, why=sentence)
-        return True
+        if sentence not in self.findings.inexact:
+            self.findings.inexact.append(sentence)
 
     # ---------------------------------------------------------------- looking
 

@@ -72,6 +72,40 @@ class TrainingThread(Protocol):
     def abort(self) -> None: ...
 
 
+class _Admission:
+    """
+    The controller's answer to the report with which this rank joins the job.
+    """
+
+    def __init__(self) -> None:
+        self.joined: Joined | None = None
+        """The report; None until `Control.start` was called."""
+        self.refusal = ""
+        """Why the controller refuses this rank."""
+        self._answered = threading.Event()
+
+    def accept(self) -> None:
+        """
+        Note that the controller has accepted this rank.
+        """
+        self._answered.set()
+
+    def refuse(self, refused: Refused) -> None:
+        """
+        Note a refusal, if it is meant for this process.
+        """
+        joined = self.joined
+        if joined and (refused.pid, refused.started) == (joined.pid, joined.started):
+            self.refusal = refused.why
+            self._answered.set()
+
+    def wait(self) -> bool:
+        """
+        Wait for the answer. Return False if none has come within `PATIENCE` seconds.
+        """
+        return self._answered.wait(PATIENCE)
+
+
 class Control:
     """
     The control thread of a worker, with one event loop and one bus.
@@ -91,9 +125,7 @@ class Control:
         self._thread = threading.Thread(target=self._run, name="tft-control", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bus: Bus | None = None
-        self._joined: Joined | None = None
-        self._accepted = threading.Event()
-        self._refused = ""
+        self._admission = _Admission()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = asyncio.Event()
         self._owing = asyncio.Event()
@@ -105,15 +137,15 @@ class Control:
         Raises `RankTaken` if the controller refuses the rank. Raises `PeerError` when no controller
         answers.
         """
-        self._joined = joined
+        self._admission.joined = joined
         self._thread.start()
-        if not self._accepted.wait(PATIENCE):
+        if not self._admission.wait():
             raise PeerError(
                 f"no controller answered rank {joined.rank} within {PATIENCE:.0f} s at the broker "
                 f"{self._settings.broker}: see controller.log in {self._settings.run_dir}/logs"
             )
-        if self._refused:
-            raise RankTaken(self._refused)
+        if self._admission.refusal:
+            raise RankTaken(self._admission.refusal)
 
     def close(self) -> None:
         """
@@ -160,8 +192,8 @@ class Control:
         ) as bus:  # fmt: skip
             self._bus = bus
             await bus.listened(REPORTS)
-            if self._joined is not None:
-                self._post(self._joined)
+            if self._admission.joined is not None:
+                self._post(self._admission.joined)
             tasks = [asyncio.create_task(self._listen(bus)), asyncio.create_task(self._repeat(bus))]
             closing = asyncio.create_task(self._closing.wait())
             done, _ = await asyncio.wait([*tasks, closing], return_when=asyncio.FIRST_COMPLETED)
@@ -202,12 +234,9 @@ class Control:
             for number in [each for each in self._unheard if each <= acknowledged]:
                 self._unheard.pop(number)()
             if acknowledged:
-                self._accepted.set()
+                self._admission.accept()
         elif isinstance(message, Refused):
-            joined = self._joined
-            if joined and (message.pid, message.started) == (joined.pid, joined.started):
-                self._refused = message.why
-                self._accepted.set()
+            self._admission.refuse(message)
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every rank order has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
             name = ORDER_NAMES[type(order)]

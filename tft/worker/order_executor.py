@@ -45,7 +45,7 @@ from tft.protocol.messages import (
 )
 from tft.spi.state import part_digests
 from tft.spi.types import Buffer, CheckResult, ShardPayload
-from tft.transfer.client import fetch
+from tft.transfer.client import Receiver, fetch
 from tft.transfer.tls import Tls
 from tft.worker.saving import Saving
 from tft.worker.step_gate import Gate
@@ -309,16 +309,16 @@ class Hands:
     def _fetch_all(self, order: Fetch) -> dict[int, str]:
         promised: list[str] = []
         odd: dict[int, str] = {}
+        state = self._state
+        receiver = Receiver(job=state.job, rank=state.rank, tls=state.tls)
         for transfer in order.transfers:
             odd |= fetch(
                 transfer,
                 order.step,
-                job=self._state.job,
-                rank=self._state.rank,
+                receiver,
                 take=partial(self._hook_take, transfer.shard),
                 taken=partial(self._hook_taken, transfer.shard, promised),
                 abandoned=self._gate.abandoned,
-                tls=self._state.tls,
             )
         if promised:  # not whole before `tft_rebuild`: a fault until then must find no copy here
             self._promised = order.step

@@ -54,6 +54,10 @@ _SLICE = 0.5
 """Seconds between two signs of life of a training thread that waits for the disk."""
 
 
+Report = Callable[[Checkpointed | CheckpointFailed, Callable[[], None] | None], None]
+"""Sends a report to the controller, and calls the function, if any, when it is acknowledged."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Part:
     """
@@ -73,6 +77,72 @@ class _Part:
     """The checkpoint of this step exists. A later failure does not change that."""
 
 
+class _Reports:
+    """
+    The reports of this rank on periodic checkpoints. All methods may be called on any thread.
+    """
+
+    def __init__(self, settings: RankSettings, report: Report) -> None:
+        self._settings = settings
+        self._report = report
+        self._reasons: set[str] = set()
+        """The reasons, so far, why checkpoints could not be written."""
+
+    def complete(
+        self, step: int, directory: Path, *, compared: bool, heard: Callable[[], None]
+    ) -> None:
+        """
+        Report that the checkpoint of `step` is complete. `heard` is called when the controller has
+        acknowledged the report. `compared`: the copies of all ranks were compared.
+        """
+        word = Checkpointed(
+            rank=self._settings.rank,
+            incarnation=self._settings.incarnation,
+            directory=str(directory),
+            step=step,
+            compared=compared,
+            at=SystemClock().now(),
+        )
+        self._report(word, heard)
+
+    def differ(self, found: Sequence[Difference]) -> None:
+        """
+        Report that the ranks held different state, so that there is no checkpoint of this step.
+        """
+        undecided = not all(each.right for each in found)
+        wrong = sorted({rank for each in found for rank in each.wrong})
+        word = CheckpointFailed(
+            rank=self._settings.rank,
+            incarnation=self._settings.incarnation,
+            step=found[0].step,
+            why="; ".join(each.sentence() for each in found),
+            wrong=() if undecided else tuple(wrong),
+            differ=True,
+            at=SystemClock().now(),
+        )
+        self._report(word, None)
+
+    def failed(self, step: int, error: BaseException) -> None:
+        """
+        Report that there is no checkpoint of `step`. Log each new reason in detail.
+        """
+        # without the path of the file, so that a disk that stays full is one reason, not many
+        words = error.strerror if isinstance(error, OSError) and error.strerror else error
+        why = f"{type(error).__name__}: {words}"
+        word = CheckpointFailed(
+            rank=self._settings.rank,
+            incarnation=self._settings.incarnation,
+            step=step,
+            why=why,
+            at=SystemClock().now(),
+        )
+        self._report(word, None)
+        if why not in self._reasons:
+            self._reasons.add(why)
+            with suppress(OSError):  # the log may be on the disk that is full
+                log.warning("checkpoint_failed", step=step, why=why, exc_info=error)
+
+
 class Periodic:
     """
     The periodic checkpoints of one rank.
@@ -88,7 +158,7 @@ class Periodic:
         settings: RankSettings,
         hook: pluggy.HookRelay,
         saving: Saving,
-        report: Callable[[Checkpointed | CheckpointFailed, Callable[[], None] | None], None],
+        report: Report,
         expect: Callable[[float], None],
         abandoned: threading.Event,
         digests: Callable[[], Digests],
@@ -96,10 +166,9 @@ class Periodic:
         self._settings = settings
         self._digests = digests
         self._store = checkpoint.checkpoint_store_of(settings)
-        self._every = settings.checkpoint_every
         self._hook = hook
         self._saving = saving
-        self._report = report
+        self._reports = _Reports(settings, report)
         self._expect = expect
         self._abandoned = abandoned
         self._turn = threading.Condition()
@@ -108,8 +177,6 @@ class Periodic:
         """Incident and round of the last RESUME order."""
         self._in_loop = False
         self._writer: threading.Thread | None = None
-        self._reasons: set[str] = set()
-        """The reasons, so far, why checkpoints could not be written."""
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
         """The steps of checkpoints that the controller knows: older ones may be removed."""
         self._owed: int | None = None
@@ -123,7 +190,11 @@ class Periodic:
 
         Raises `UsageError` if neither the adaptor nor the user's functions can write them.
         """
-        if self._every and not self._saving.own and not self._hook.tft_stage.get_hookimpls():
+        if (
+            self._settings.checkpoint_every
+            and not self._saving.own
+            and not self._hook.tft_stage.get_hookimpls()
+        ):
             raise UsageError(
                 f"the adaptor {self._settings.adaptor!r} cannot write periodic checkpoints: leave "
                 "--checkpoint-every out"
@@ -133,7 +204,7 @@ class Periodic:
         """
         Return whether a checkpoint of this step must be written.
         """
-        return bool(self._every) and step % self._every == 0
+        return bool(self._settings.checkpoint_every) and step % self._settings.checkpoint_every == 0
 
     def stage(self, step: int, private: bytes) -> None:
         """
@@ -148,7 +219,7 @@ class Periodic:
         try:
             writes, digests = self._copies(step), self._digests()
         except Exception as error:  # noqa: BLE001 (no room, say: reported, and training goes on)
-            self._failed(step, error)
+            self._reports.failed(step, error)
             return
         finally:
             self._expect(0.0)
@@ -244,45 +315,6 @@ class Periodic:
                     told = True
         return True
 
-    def _differ(self, found: Sequence[Difference]) -> None:
-        """
-        Report that the ranks held different state, so that there is no checkpoint of this step.
-        """
-        told = self._settings
-        undecided = not all(each.right for each in found)
-        wrong = sorted({rank for each in found for rank in each.wrong})
-        word = CheckpointFailed(
-            rank=told.rank,
-            incarnation=told.incarnation,
-            step=found[0].step,
-            why="; ".join(each.sentence() for each in found),
-            wrong=() if undecided else tuple(wrong),
-            differ=True,
-            at=SystemClock().now(),
-        )
-        self._report(word, None)
-
-    def _failed(self, step: int, error: BaseException) -> None:
-        """
-        Report that there is no checkpoint of `step` (on any thread). Log each new reason in detail.
-        """
-        # without the path of the file, so that a disk that stays full is one reason, not many
-        words = error.strerror if isinstance(error, OSError) and error.strerror else error
-        why = f"{type(error).__name__}: {words}"
-        told = self._settings
-        word = CheckpointFailed(
-            rank=told.rank,
-            incarnation=told.incarnation,
-            step=step,
-            why=why,
-            at=SystemClock().now(),
-        )
-        self._report(word, None)
-        if why not in self._reasons:
-            self._reasons.add(why)
-            with suppress(OSError):  # the log may be on the disk that is full
-                log.warning("checkpoint_failed", step=step, why=why, exc_info=error)
-
     # ---------------------------------------------------------------- on the writing thread
 
     def _work(self) -> None:
@@ -307,12 +339,12 @@ class Periodic:
             if part.committed:
                 log.warning("checkpoint_aftermath_failed", step=part.step, exc_info=error)
             else:
-                self._failed(part.step, error)
+                self._reports.failed(part.step, error)
 
     def _write(self, part: _Part) -> None:
         # All ranks that write this checkpoint have written the previous one. So no part of an older
         # checkpoint can arrive any more, and the rest of it may be what fills the disk.
-        checkpoint.sweep(self._store, part.step - 2 * self._every)
+        checkpoint.sweep(self._store, part.step - 2 * self._settings.checkpoint_every)
         final = self._store.place(part.step)
         directory = checkpoint.open_round(final, *part.round)
         files = [
@@ -337,7 +369,7 @@ class Periodic:
         told = self._settings
         found = _differences(part.step, parts)
         if found:
-            self._differ(found)
+            self._reports.differ(found)
             return
         files = [file for each in parts for file in each.files]
         manifest = self._saving.join(
@@ -354,15 +386,9 @@ class Periodic:
                     raise
                 log.warning("checkpoint_aftermath_failed", step=part.step, exc_info=error)
             part.committed = True
-            word = Checkpointed(
-                rank=told.rank,
-                incarnation=told.incarnation,
-                directory=str(final),
-                step=part.step,
-                compared=all(any(each.digests.values()) for each in parts),
-                at=SystemClock().now(),
-            )
-            self._report(word, partial(self._known.put, part.step))
+            compared = all(any(each.digests.values()) for each in parts)
+            heard = partial(self._known.put, part.step)
+            self._reports.complete(part.step, final, compared=compared, heard=heard)
             self._owed = part.step if told.keep_checkpoints else None
         log.info("checkpointed", step=part.step, directory=str(final))
         checkpoint.sweep(self._store, part.step)

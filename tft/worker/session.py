@@ -42,7 +42,7 @@ from tft.spi.types import Diagnosis, Made, ShardPayload
 from tft.transfer.server import ShardServer
 from tft.transfer.tls import Tls, read_tls
 from tft.worker.after import LIMIT, AfterStep, AfterSteps
-from tft.worker.audit import Audit
+from tft.worker.audit import Audit, Findings
 from tft.worker.control import Control
 from tft.worker.diagnosis import Diagnostician
 from tft.worker.external_start import stand_aside, take_up
@@ -575,8 +575,7 @@ class Session:
             return None
         return Audit(
             hook=self._adaptor.hook,
-            rank=self.rank,
-            strict=self._settings.audit == "strict",
+            findings=Findings(rank=self.rank, strict=self._settings.audit == "strict"),
             loop=Session._train.__code__,
             awake=self._wake_audit,
             position=lambda: (self._gate.completed, self._gate.in_tail),

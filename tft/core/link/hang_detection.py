@@ -37,6 +37,13 @@ class HangDetection:
         self._sent: dict[int, float] = {}
         self._offsets: dict[int, float] = {}  # node: lag of its clock, at most
 
+    @property
+    def node_silence(self) -> float:
+        """
+        The number of seconds without a beat after which a node counts as lost.
+        """
+        return self._policy.node_silence
+
     def limit(self) -> float:
         """
         Return how many seconds may pass without progress of any rank.

@@ -1,0 +1,63 @@
+"""
+The report of a job: `report.json` in its run directory, written when the job is over.
+"""
+
+import json
+
+import pluggy
+
+from tft.config import JobSettings
+from tft.core.job.commands import JobOver
+from tft.core.job.incident import Fault
+from tft.core.job.incident_report import incident_report, job_report, missed_report
+from tft.core.job.machine import Machine
+from tft.files import write_whole
+from tft.plugins import call_guarded
+
+
+class ReportFile:
+    """
+    The report of a job. Plugins may know when a fault really happened (`tft_fault_moment`).
+    """
+
+    def __init__(self, settings: JobSettings, plugins: pluggy.PluginManager) -> None:
+        self._settings = settings
+        self._plugins = plugins
+        self._path = settings.run_dir / "report.json"
+
+    def earlier(self, what: str) -> list[dict[str, object]]:
+        """
+        Return the entries under the name `what` in the report of earlier runs in this directory.
+        The list is empty when the job does not resume, or when there is no report.
+        """
+        if not self._settings.resume or not self._path.exists():
+            return []
+        entries: list[dict[str, object]] = json.loads(self._path.read_text()).get(what, [])
+        return entries
+
+    def write(self, outcome: JobOver, machine: Machine) -> None:
+        """
+        Write the report of a job that is over. The entries of earlier runs are kept.
+        """
+        incidents = [incident_report(each, self._moment) for each in machine.incidents]
+        report = job_report(
+            outcome,
+            machine.last_step,
+            [*self.earlier("incidents"), *incidents],
+            [*self.earlier("missed"), *missed_report(machine.missed)],
+        )
+        write_whole(self._path, json.dumps(report, indent=1))
+
+    def _moment(self, fault: Fault) -> float | None:
+        """
+        Return when a fault really happened, in seconds; None when no plugin knows.
+        """
+        known = call_guarded(
+            self._plugins,
+            "tft_fault_moment",
+            run_dir=self._settings.run_dir,
+            kind=fault.kind,
+            rank=fault.rank,
+            seen=fault.seen,
+        )
+        return min(known, default=None)
