@@ -31,6 +31,6 @@ def test_an_adaptor_that_fails_does_not_replace_the_fault_of_the_script(
         )
     )  # fmt: skip
     hook = SimpleNamespace(tft_classify=fails)
-    monkeypatch.setattr(session, "_adaptor", SimpleNamespace(hook=hook))
-    fault = session._fault(ValueError("the label is negative"))
+    monkeypatch.setattr(session._faults, "_hook", hook)
+    fault = session._faults.report(ValueError("the label is negative"))
     assert (fault.kind, fault.summary) == ("software", "ValueError: the label is negative")

@@ -60,7 +60,7 @@ class ShardServer:
 
     def __init__(self, host: str, job: str, give: Give, tls: Tls | None = None) -> None:
         self._host = host
-        self._tls = tls
+        self.tls = tls
         self._job = job
         self._give = give
         self._listener: socket.socket | None = None
@@ -115,8 +115,8 @@ class ShardServer:
         while not self._closing.is_set():
             try:
                 connection, peer = listener.accept()
-                if self._tls is not None:  # the thread of the connection does the TLS handshake
-                    connection = self._tls.giving.wrap_socket(
+                if self.tls is not None:  # the thread of the connection does the TLS handshake
+                    connection = self.tls.giving.wrap_socket(
                         connection, server_side=True, do_handshake_on_connect=False
                     )
             except OSError as error:

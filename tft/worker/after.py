@@ -5,12 +5,13 @@ They are evaluations, logs and other work that must happen once per step on ever
 part of training.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pluggy
 
 from tft.errors import UsageError
+from tft.worker.records import Records
 
 LIMIT = 3600.0
 """Default limit for one function, in seconds: enough for an evaluation of a large model."""
@@ -110,6 +111,48 @@ class AfterSteps:
                     "after a step must leave the state as it is, since it may be called again. Change the state "
                     "in the loop"
                 )
+
+
+class AfterPhase:
+    """
+    The phase after a step, in which this rank calls its functions.
+
+    `digests` reads the state. The rows that a function records go to `records`.
+    """
+
+    def __init__(self, functions: AfterSteps, records: Records, digests: Digests) -> None:
+        self.functions = functions
+        self.running = False
+        """Whether a function runs now."""
+        self._records = records
+        self._digests = digests
+
+    def due(self, step: int) -> list[AfterStep]:
+        """
+        Return the functions that must be called after this step.
+        """
+        return self.functions.due(step)
+
+    def call(self, after: Sequence[AfterStep], step: int, expect: Callable[[float], None]) -> None:
+        """
+        Call functions that are due after this step. `expect(seconds)` announces how long each may
+        take.
+        """
+        self._records.begin_after(step)
+        self.running = True
+        try:
+            for each in after:
+                expect(each.limit)
+                self.functions.call(each, step, self._digests)
+        finally:
+            self.running = False
+        self._records.end_after()
+
+    def drop_records(self, step: int) -> None:
+        """
+        Drop the rows that functions have recorded after this step: they are called again.
+        """
+        self._records.drop_after(step)
 
 
 def _nothing_to_do() -> None:

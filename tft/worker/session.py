@@ -6,11 +6,9 @@ an incident. It carries them out one by one, in the order in which the control t
 """
 
 import atexit
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import structlog
@@ -21,12 +19,11 @@ from tft.config import RankSettings, rank_settings, started_by_agent
 from tft.core.rank.protocol import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.page import Page
-from tft.plugins import check_complete, direct, load_adaptor, load_plugins
+from tft.plugins import check_complete, load_adaptor, load_plugins
 from tft.protocol.messages import (
     Complete,
     End,
     Faulted,
-    FaultKind,
     Finished,
     Joined,
     OrderName,
@@ -36,16 +33,14 @@ from tft.protocol.messages import (
     Resume,
     Rollback,
     Save,
-    Trained,
 )
-from tft.spi.types import Diagnosis, Made, ShardPayload
+from tft.spi.types import Made, ShardPayload
 from tft.transfer.server import ShardServer
 from tft.transfer.tls import Tls, read_tls
-from tft.worker.after import LIMIT, AfterStep, AfterSteps
-from tft.worker.audit import Audit, Findings
+from tft.worker.after import LIMIT, AfterPhase, AfterSteps
 from tft.worker.control import Control
-from tft.worker.diagnosis import Diagnostician
 from tft.worker.external_start import stand_aside, take_up
+from tft.worker.fault_reports import FaultReports
 from tft.worker.launcher_bootstrap import become_launcher
 from tft.worker.launchers import Launcher
 from tft.worker.observers import Observers
@@ -56,33 +51,12 @@ from tft.worker.records import Records
 from tft.worker.replica_groups import Holdings
 from tft.worker.saving import Saving, own_functions
 from tft.worker.step_gate import Gate
+from tft.worker.step_loop import StepLoop, UpdateWindow, step_hooks
 
 log = structlog.get_logger()
 
-
-class UpdateWindow:
-    """
-    The update window: the context manager in which a rank changes its state in place.
-
-    `Session.update` returns it.
-    """
-
-    __slots__ = ("_session",)
-
-    def __init__(self, session: "Session") -> None:
-        self._session = session
-
-    def __enter__(self) -> None:
-        self._session.open_window()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:  # else the state is torn: the window stays open to mark that
-            self._session.close_window()
+_OWN = str(Path(__file__).parent)
+"""The directory whose files are no code of the user."""
 
 
 class Session:
@@ -95,49 +69,47 @@ class Session:
     def __init__(self, settings: RankSettings) -> None:
         self._settings = settings
         self._clock = SystemClock()
-        self._adaptor = load_adaptor(settings.adaptor)
-        check_complete(self._adaptor, settings.adaptor)
+        adaptor = load_adaptor(settings.adaptor)
+        check_complete(adaptor, settings.adaptor)
+        self._hook = adaptor.hook
         self._page = Page.open(settings.page)
-        self._gate = Gate(self._adaptor.hook)
+        self._gate = Gate(self._hook)
         self._control = Control(settings, self._gate)
         self._observers = Observers(load_plugins())
-        self._window = UpdateWindow(self)
+        self._faults = FaultReports(
+            settings, self._hook, self._observers.device_faults(), self._gate
+        )
+        self._server = ShardServer(
+            settings.host, settings.job, self._give, read_tls(settings.curve)
+        )
         check = partial(self._observers.check, self)
-        self._saving = Saving(self._adaptor.hook)
-        self._hands = Hands(self, self._gate, self._adaptor.hook, self._page, self._saving, check)
-        self._diagnose = Diagnostician(self._classify, self._observers.device_faults()).diagnose
-        self._tls = read_tls(settings.curve)
-        self._server = ShardServer(settings.host, settings.job, self._give, self._tls)
-        self._capture: Callable[..., bytes] = direct(self._adaptor.hook.tft_capture)
-        self._share_out: Callable[[], None] | None = None
-        if self._adaptor.hook.tft_updated.get_hookimpls():
-            self._share_out = direct(self._adaptor.hook.tft_updated)
-        self._periodic = Periodic(
-            settings, self._adaptor.hook, self._saving, self._control.report, self.expect,
-            self._gate.abandoned, self._hands.digests,
-        )  # fmt: skip
-        self._keeps_backups = bool(self._adaptor.hook.tft_backup.get_hookimpls())
-        self._has_barrier = False
-        """
-        Whether ranks wait at the pre-update barrier before they complete a step: some shard is
-        not on all ranks, and the adaptor has such a barrier.
-        """
-        self._note: Callable[..., bytes | None] | None = None
-        if self._adaptor.hook.tft_end_step.get_hookimpls():
-            self._note = direct(self._adaptor.hook.tft_end_step)
-        self._tails = self._page.tailed()
-        """Whether a step ends after its update window (with a tail), not with the window."""
-        self._after = AfterSteps(self._adaptor.hook)
+        self._saving = Saving(self._hook)
+        self._hands = Hands(self, self._gate, self._hook, self._page, self._saving, check)
         self._records = Records(settings.run_dir, settings.rank)
-        self._evaluating = False
-        self._audit = self._make_audit()
-        self._audited = self._audit
-        """The audit of the present step; None while the step is not audited."""
-        self._private = b""
-        """The rank-local state when the last update window closed."""
-        self._contributed = b""
+        self._loop = self._make_loop()
         self._adopted = False
         self.model: Any = None  # Any: the object that the user's factory returned
+
+    def _make_loop(self) -> StepLoop:
+        settings, digests = self._settings, self._hands.digests
+        periodic = Periodic(
+            settings, self._hook, self._saving, self._control.report, self.expect,
+            self._gate.abandoned, digests,
+        )  # fmt: skip
+        loop = StepLoop(
+            settings=settings,
+            page=self._page,
+            gate=self._gate,
+            control=self._control,
+            hooks=step_hooks(self._hook),
+            observers=self._observers,
+            periodic=periodic,
+            after=AfterPhase(AfterSteps(self._hook), self._records, digests),
+            fault=self._faults.report,
+            carry_out=self._carry_out,
+        )
+        loop.watch(self._hook)
+        return loop
 
     # ---------------------------------------------------------------- what the user sees
 
@@ -195,7 +167,7 @@ class Session:
         """
         The TLS settings of shard transfers; None: transfers are not encrypted.
         """
-        return self._tls
+        return self._server.tls
 
     @property
     def adaptor(self) -> str:
@@ -209,7 +181,7 @@ class Session:
         """
         The optimizer step that is being computed, counted from 1.
         """
-        return self._gate.completed + 1
+        return self._loop.step
 
     @property
     def evaluating(self) -> bool:
@@ -218,7 +190,7 @@ class Session:
 
         That function is called after step `session.step - 1`.
         """
-        return self._evaluating
+        return self._loop.after.running
 
     def adopt(self, *, wrap: Callable[[], Any] | None = None, **parts: Any) -> None:
         """
@@ -237,11 +209,11 @@ class Session:
         """
         own = own_functions(parts)
         parts = {name: part for name, part in parts.items() if name not in ("save", "load")}
-        self._adaptor.hook.tft_watch(contributing=self.contributing)
-        self._adaptor.hook.tft_adopt(parts=parts, wrap=wrap)
+        self._hook.tft_watch(contributing=self._loop.contributing)
+        self._hook.tft_adopt(parts=parts, wrap=wrap)
         if own is not None:
             self._saving.give(own)
-        self._periodic.check()
+        self._loop.periodic.check()
         self._adopted = True
         if "model" in parts:  # else the observers get the parts after the factory has made them
             self._observers.adopted(parts)
@@ -252,7 +224,7 @@ class Session:
 
         The adaptor reads them from the adopted objects. To print them: `print(session.topology())`.
         """
-        shards = self._adaptor.hook.tft_shards(rank=self.rank, world=self.world)
+        shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         return Holdings(rank=self.rank, groups={each.shard: each.ranks for each in shards})
 
     def run(self, train: Callable[["Session"], None]) -> None:
@@ -263,7 +235,7 @@ class Session:
         """
         self.begin()
         while (order := self.obey()) != "complete":
-            if order == "resume" and self._inside(partial(self._train, train)):
+            if order == "resume" and self._inside(partial(self._loop.train, partial(train, self))):
                 self._left(self._finished())
 
     def steps(self, last: int) -> Iterator[int]:
@@ -273,19 +245,7 @@ class Session:
         When the loop asks for the next step, the present step ends. Raises `UsageError` when a step
         ends without an update window.
         """
-        self._has_tails()
-        self._end_last_step()  # an earlier loop may have been left in the tail of its last step
-        while self.step <= last:
-            step = self.step
-            if self._audited is not None:
-                self._audited.step_begins()
-            yield step
-            if self.step == step:
-                raise UsageError(
-                    f"step {step} has ended without an update window: put the optimizer's step "
-                    "into `with session.update():`"
-                )
-            self.end_step()
+        return self._loop.steps(last)
 
     def end_step(self) -> None:
         """
@@ -295,16 +255,7 @@ class Session:
         each iteration. If a loop never calls it, each step ends with its update window. A fault
         after the window may then leave a tail that some ranks have executed and others have not.
         """
-        if not self._tails:  # until now, this step counted as ended with its window
-            self._has_tails()
-            if self._note is not None:
-                self._note(tail=True)
-        self._end_last_step()
-
-    def _has_tails(self) -> None:
-        if not self._tails:
-            self._tails = True
-            self._page.has_tails()
+        self._loop.end_step()
 
     def update(self) -> UpdateWindow:
         """
@@ -313,7 +264,7 @@ class Session:
         Put all code that changes the state in place into the window, and no all-reduce with other
         ranks. One window is one optimizer step.
         """
-        return self._window
+        return UpdateWindow(self._loop)
 
     def after_step(
         self, function: Callable[[int], object], *, every: int = 1, limit: float = LIMIT
@@ -332,7 +283,7 @@ class Session:
         Raises `UsageError` if `function` is not callable or was registered before, or if `every` or
         `limit` is too small.
         """
-        self._after.add(function, every, limit)
+        self._loop.after.functions.add(function, every, limit)
 
     def evaluate(
         self, function: Callable[[int], object], *, every: int, limit: float = LIMIT
@@ -344,7 +295,7 @@ class Session:
         `limit` seconds no rank counts as hanging. The handling of a fault on another rank waits
         until the evaluation has ended.
         """
-        self._after.add(function, every, limit)
+        self._loop.after.functions.add(function, every, limit)
 
     def record(self, row: Mapping[str, object]) -> None:
         """
@@ -368,13 +319,13 @@ class Session:
 
         No rank counts as hanging before `seconds` have passed.
         """
-        self._page.train(True, self._clock.now() + seconds)
+        self._loop.expect(seconds)
 
     def digests(self) -> Mapping[str, str]:
         """
         Return digests of parameters, optimizer, scheduler, RNG and data position.
         """
-        digests: Mapping[str, str] = self._adaptor.hook.tft_digests()
+        digests: Mapping[str, str] = self._hook.tft_digests()
         return digests
 
     # ---------------------------------------------------------------- a loop of the caller's own
@@ -388,23 +339,18 @@ class Session:
         """
         if not self._adopted:
             raise UsageError("session.run needs something to keep: call session.adopt first")
-        hook = self._adaptor.hook
-        shards = hook.tft_shards(rank=self.rank, world=self.world)
-        self._has_barrier = any(len(each.ranks) < self.world for each in shards) and bool(
-            hook.tft_pre_update_barrier.get_hookimpls()
-        )
+        shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         self._saving.check(shards)
-        if self._audit is not None:
-            self._audit.begin(each.shard for each in shards)
+        self._loop.begin(shards)
         self._control.report(
             Ready(
                 rank=self.rank,
                 incarnation=self.incarnation,
                 shards=tuple(shards),
-                column=tuple(hook.tft_column(rank=self.rank, world=self.world) or ()),
-                strategies=tuple(hook.tft_strategies()),
-                reloads=hook.tft_reload() is not None,
-                after=self._after.limit,
+                column=tuple(self._hook.tft_column(rank=self.rank, world=self.world) or ()),
+                strategies=tuple(self._hook.tft_strategies()),
+                reloads=self._hook.tft_reload() is not None,
+                after=self._loop.after.functions.limit,
                 at=self._clock.now(),
             )
         )
@@ -423,12 +369,12 @@ class Session:
             match execute.order:
                 case Resume(again=again, tails=tails):
                     if tails:
-                        self._has_tails()
+                        self._loop.has_tails()
                     self._control.tell(self._done(execute, self._clock.now()))
-                    self._periodic.resumed((execute.order.incident, execute.order.round))
+                    self._loop.periodic.resumed((execute.order.incident, execute.order.round))
                     self._page.train(True, self._clock.now())
                     self._gate.enter()
-                    if again and not self._inside(self._call_again):
+                    if again and not self._inside(self._loop.call_again):
                         continue
                 case Complete():
                     self._control.tell(self._done(execute, self._clock.now()))
@@ -446,159 +392,15 @@ class Session:
         `error` is the exception that ended the loop, if that was not `Interrupted`: a fault. None:
         an incident interrupted the loop. Nothing may hold the frames of the loop any more.
         """
-        self._audit_left(error)
-        self._cut_off(None if error is None else self._fault(error))
+        self._loop.left(error)
+        self._cut_off(None if error is None else self._faults.report(error))
 
     def finish(self) -> None:
         """
         Report that all steps have been trained.
         """
-        self._end_last_step()
-        self._periodic.finish()
+        self._loop.finish()
         self._left(self._finished())
-
-    # ---------------------------------------------------------------- the update window
-
-    def open_window(self) -> None:
-        """
-        Open the update window: the all-reduces are complete, and the state may be changed.
-
-        Waits here while an incident keeps the window closed. Raises `Interrupted` when an incident
-        takes this rank out of the loop.
-        """
-        if self._gate.in_tail:
-            self._end_step()  # the loop has not marked the end of the last step
-        completed = self._gate.completed
-        private = self._capture(closing=False)
-        if private != self._contributed:  # else the page has this capture already
-            self._page.capture(completed + 1, private, False)
-        if self._audited is not None:
-            self._audited.window_opens(completed + 1, tails=self._tails)
-        met = not self._has_barrier or self._passes_barrier()
-        self._page.move(completed, met, self._clock.now())
-        if not met or not self._gate.arrive():
-            self._wait_at_window()
-
-    def close_window(self) -> None:
-        """
-        Close the update window: the state of the step is whole.
-
-        If the loop has no tails, this also ends the step.
-        """
-        step = self._gate.completed + 1
-        tail = self._tails
-        self._private = self._capture(closing=True)
-        self._page.capture(step, self._private, True)
-        self._gate.passed(step, tail=tail)
-        now = self._clock.now()
-        self._page.move(step, False, now, tail=tail)
-        if self._share_out is not None:
-            self._share_out()
-        if self._gate.announce:
-            self._gate.announce = False
-            self._control.report(
-                Trained(rank=self.rank, incarnation=self.incarnation, step=step, at=now)
-            )
-        if self._observers.watch_windows:
-            self._observers.window_closed(step)
-        if self._audited is not None:
-            self._audited.window_closed(step, tails=tail)
-        if not tail:
-            self._end_step()
-
-    def _end_step(self) -> None:
-        """
-        End the step: the loop has done all its work of this step, as on the other ranks.
-
-        Raises `Interrupted` when the rank is to leave the loop after this step.
-        """
-        step = self._gate.completed
-        if self._audited is not None:
-            self._end_audited(self._audited, step)
-        if self._observers.watch_tails:
-            self._observers.tail_ends(step)
-        if self._note is not None:
-            noted = self._note(tail=self._tails)
-            if noted is not None:
-                self._private = noted
-                self._page.capture(step, noted, True)
-        after = self._after.due(step)
-        self._gate.ended(after=bool(after))
-        self._page.end(step, after=bool(after))
-        if self._keeps_backups:
-            self._adaptor.hook.tft_backup(step=step)
-        if self._periodic.due(step):
-            self._periodic.stage(step, self._private)
-        if self._gate.leaves(step):
-            raise Interrupted
-        if after:
-            self._call(after, step)
-
-    def _call(self, after: Sequence[AfterStep], step: int) -> None:
-        """
-        Call the functions that are due after this step, once the gate admits this rank.
-
-        The calls count as one unit: either all of them have completed, or none.
-        """
-        if not self._gate.admits() and not self._goes_in(window=False):
-            raise Interrupted
-        self._records.begin_after(step)
-        self._evaluating = True
-        try:
-            for each in after:
-                self.expect(each.limit)
-                self._after.call(each, step, self._hands.digests)
-        finally:
-            self._evaluating = False
-        self._records.end_after()
-        self._gate.ended(after=False)
-        self._page.move(step, False, self._clock.now())
-        if self._gate.leaves(step):
-            raise Interrupted
-
-    def _call_again(self) -> None:
-        step = self._gate.completed
-        self._records.drop_after(step)
-        after = self._after.due(step)
-        if after:
-            self._gate.ended(after=True)
-            self._page.move(step, False, self._clock.now(), after=True)
-            self._call(after, step)
-
-    def _end_audited(self, audit: Audit, step: int) -> None:
-        audit.step_ends(step, leaves=self._gate.leaves(step))
-        if audit.over:
-            self._audited = None
-
-    def _make_audit(self) -> Audit | None:
-        if self._settings.audit == "off":
-            return None
-        return Audit(
-            hook=self._adaptor.hook,
-            findings=Findings(rank=self.rank, strict=self._settings.audit == "strict"),
-            loop=Session._train.__code__,
-            awake=self._wake_audit,
-            position=lambda: (self._gate.completed, self._gate.in_tail),
-        )
-
-    def _wake_audit(self) -> None:
-        self._audited = self._audit
-
-    def _passes_barrier(self) -> bool:
-        """
-        Return whether all ranks have finished their all-reduces.
-
-        If the barrier fails, that cannot be known any more. Ranks with other shards may complete
-        the step, or may be unable to. This rank can do either: the fault is reported, and this rank
-        waits at the window for the decision.
-        """
-        try:
-            self._adaptor.hook.tft_pre_update_barrier()
-        except Exception as error:  # noqa: BLE001 (any error: the all-reduces here are complete)
-            self._control.report(self._fault(error))
-            self._gate.stand()
-            return False
-        return True
 
     def contributing(self) -> None:
         """
@@ -606,35 +408,23 @@ class Session:
 
         The adaptor calls this in every step (see `tft_watch`).
         """
-        self._contributed = self._capture(closing=False)
-        self._page.capture(self._gate.completed + 1, self._contributed, False)
+        self._loop.contributing()
 
-    def _wait_at_window(self) -> None:
-        entered = self._goes_in(window=True)
-        self._page.move(self._gate.completed, entered, self._clock.now())
-        if not entered:
-            raise Interrupted
-
-    def _goes_in(self, *, window: bool) -> bool:
+    def open_window(self) -> None:
         """
-        Wait until this rank may go on, and carry out orders meanwhile.
+        Open the update window, as `with session.update()` does.
 
-        Returns False if the rank must leave the loop. `window`: wait at an update window; else
-        before the functions that are called after a step.
+        Raises `Interrupted` when an incident takes this rank out of the loop.
         """
-        self._control.tell(self._gate.standing())
-        while isinstance(word := self._gate.wait(window=window), Execute):
-            self._carry_out(word)
-        return word == "in"
+        self._loop.open_window()
+
+    def close_window(self) -> None:
+        """
+        Close the update window: the state of the step is whole.
+        """
+        self._loop.close_window()
 
     # ---------------------------------------------------------------- on the training thread
-
-    def _train(self, train: Callable[["Session"], None]) -> None:
-        if self._audited is not None:
-            self._audited.entered()
-        train(self)
-        self._end_last_step()
-        self._periodic.finish()
 
     def _inside(self, work: Callable[[], None]) -> bool:
         """
@@ -647,21 +437,14 @@ class Session:
         try:
             work()
         except Interrupted as error:
-            line = self._audit_left(error) or _line_below(error)
+            line = self._loop.left(error) or _line_below(error)
         except BaseException as error:  # noqa: BLE001 (any exception of the user's loop is a fault)
-            message, line = self._fault(error), self._audit_left(error) or _line_below(error)
+            message, line = self._faults.report(error), self._loop.left(error) or _line_below(error)
         else:
             return True
         # Here no traceback holds the frames of the loop any more, nor their process groups.
         self._cut_off(message, line)
         return False
-
-    def _audit_left(self, error: BaseException | None) -> str:
-        return "" if self._audit is None else self._audit.left(error)
-
-    def _end_last_step(self) -> None:
-        if self._gate.in_tail:
-            self._end_step()
 
     def _finished(self) -> Finished:
         return Finished(
@@ -672,28 +455,16 @@ class Session:
         )
 
     def _cut_off(self, message: Faulted | None, line: str = "") -> None:
-        self._hands.interrupted(self.step, self._capture(closing=False), line)
+        self._hands.interrupted(self.step, self._loop.hooks.capture(closing=False), line)
         self._left(message)
 
     def _left(self, message: Faulted | Finished | None) -> None:
         self._gate.leave()
-        self._periodic.left()
+        self._loop.periodic.left()
         self._page.train(False, self._clock.now())
         if message is not None:
             self._control.report(message)
         self._control.tell(Left(at=self._clock.now()))
-
-    def _classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
-        """
-        Return what the adaptor says of an exception. If the adaptor itself fails, log that: the
-        exception of the script must not be replaced by it.
-        """
-        try:
-            found: FaultKind | Diagnosis | None = self._adaptor.hook.tft_classify(error=error)
-        except Exception:  # whatever it is, the exception of the script matters
-            log.exception("classification_failed", error=repr(error))
-            return None
-        return found
 
     def _give(self, shard: str, step: int) -> ShardPayload:
         """
@@ -705,26 +476,9 @@ class Session:
         try:
             return self._hands.give(shard, step)
         except Exception as error:
-            if self._diagnose(error).context_lost:
-                self._control.report(self._fault(error))
+            if self._faults.diagnose(error).context_lost:
+                self._control.report(self._faults.report(error))
             raise
-
-    def _fault(self, error: BaseException) -> Faulted:
-        diagnosis = self._diagnose(error)
-        summary = traceback.format_exception_only(error)[-1].strip()
-        return Faulted(
-            rank=self.rank,
-            incarnation=self.incarnation,
-            kind=diagnosis.kind,
-            polluted=diagnosis.polluted,
-            not_after=diagnosis.not_after,
-            context_lost=diagnosis.context_lost,
-            step=self.step,
-            summary=summary,
-            traceback="".join(traceback.format_exception(error)),
-            position=self._gate.position(),
-            at=self._clock.now(),
-        )
 
     def _carry_out(self, execute: Execute) -> None:
         began = self._clock.now()
@@ -735,13 +489,13 @@ class Session:
             heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
             self._observers.order(execute.name, execute.order.incident, heading)
             if isinstance(execute.order, Rollback):
-                self._periodic.rolled_back(execute.order.step)
+                self._loop.periodic.rolled_back(execute.order.step)
                 self._records.drop_later(execute.order.step)
             work = self._hands.carry_out(execute.order)
             self._tell_of_what_was_made(execute.order)
         except Exception as error:  # noqa: BLE001 (the failure of an order is answered, not raised)
             failure = f"{type(error).__name__}: {error}"
-            lost = self._diagnose(error).context_lost
+            lost = self._faults.diagnose(error).context_lost
             log.warning("order_failed", order=execute.name, why=failure)
             if isinstance(execute.order, Save):
                 work = self._hands.left_to_save()
@@ -778,8 +532,8 @@ class Session:
             compared=work.compared,
             line=work.line,
             odd=work.odd,
-            inexact=() if self._audit is None else tuple(self._audit.inexact),
-            tails=self._tails,
+            inexact=self._loop.inexact,
+            tails=self._loop.tails,
             began=began,
             at=self._clock.now(),
         )
@@ -806,8 +560,8 @@ class Session:
             host=self._settings.host,
             address=self._server.address,
             adaptor=self._settings.adaptor,
-            strategies=tuple(self._adaptor.hook.tft_strategies()),
-            derives=bool(self._adaptor.hook.tft_derive.get_hookimpls()),
+            strategies=tuple(self._hook.tft_strategies()),
+            derives=bool(self._hook.tft_derive.get_hookimpls()),
             at=at,
         )
         self._control.start(joined)
@@ -816,20 +570,19 @@ class Session:
         return self
 
     def _close(self) -> None:
-        self._periodic.close()
+        self._loop.periodic.close()
         self._control.close()
         self._server.close()
 
 
 def _line_below(error: BaseException) -> str:
     """
-    Return the line (FILE:LINE) at which the exception left the user's function called in this file.
+    Return the line (FILE:LINE) at which the exception left the user's function.
 
     Empty if no frame of the user is in the traceback.
     """
     trace = error.__traceback__
-    own = _line_below.__code__.co_filename
-    while trace is not None and trace.tb_frame.f_code.co_filename == own:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):
         trace = trace.tb_next
     return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 

@@ -1,0 +1,76 @@
+"""
+The reports of faults of one rank: what an exception means, for the controller.
+"""
+
+import traceback
+from collections.abc import Sequence
+
+import pluggy
+import structlog
+
+from tft.clock import SystemClock
+from tft.config import RankSettings
+from tft.protocol.messages import Faulted, FaultKind
+from tft.spi.types import DeviceFault, Diagnosis
+from tft.worker.diagnosis import Diagnostician
+from tft.worker.step_gate import Gate
+
+log = structlog.get_logger()
+
+
+class FaultReports:
+    """
+    Diagnoses the exceptions of one rank, and makes reports of them.
+
+    `hook` has the adaptor's hooks. `added` are the lines that plugins add to the table of device
+    faults.
+    """
+
+    def __init__(
+        self,
+        settings: RankSettings,
+        hook: pluggy.HookRelay,
+        added: Sequence[DeviceFault],
+        gate: Gate,
+    ) -> None:
+        self._settings = settings
+        self._hook = hook
+        self._gate = gate
+        self._diagnostician = Diagnostician(self._classify, added)
+
+    def diagnose(self, error: BaseException) -> Diagnosis:
+        """
+        Return the fault that an exception means.
+        """
+        return self._diagnostician.diagnose(error)
+
+    def report(self, error: BaseException) -> Faulted:
+        """
+        Return the report of a fault at the present position of this rank.
+        """
+        diagnosis = self.diagnose(error)
+        return Faulted(
+            rank=self._settings.rank,
+            incarnation=self._settings.incarnation,
+            kind=diagnosis.kind,
+            polluted=diagnosis.polluted,
+            not_after=diagnosis.not_after,
+            context_lost=diagnosis.context_lost,
+            step=self._gate.completed + 1,
+            summary=traceback.format_exception_only(error)[-1].strip(),
+            traceback="".join(traceback.format_exception(error)),
+            position=self._gate.position(),
+            at=SystemClock().now(),
+        )
+
+    def _classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
+        """
+        Return what the adaptor says of an exception. If the adaptor itself fails, log that: the
+        exception of the script must not be replaced by it.
+        """
+        try:
+            found: FaultKind | Diagnosis | None = self._hook.tft_classify(error=error)
+        except Exception:  # whatever it is, the exception of the script matters
+            log.exception("classification_failed", error=repr(error))
+            return None
+        return found

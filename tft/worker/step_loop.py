@@ -1,0 +1,395 @@
+"""
+The steps of the training loop: update windows, tails, and the functions that are called after a
+step. All of it runs on the training thread.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import pluggy
+
+from tft.clock import SystemClock
+from tft.config import RankSettings
+from tft.core.rank.protocol import Execute
+from tft.errors import Interrupted, UsageError
+from tft.page import Page
+from tft.plugins import direct
+from tft.protocol.messages import Faulted, ShardCopies, Trained
+from tft.worker.after import AfterPhase, AfterStep
+from tft.worker.audit import Audit, Findings
+from tft.worker.control import Control
+from tft.worker.observers import Observers
+from tft.worker.periodic import Periodic
+from tft.worker.step_gate import Gate
+
+_CLOCK = SystemClock()
+
+
+class UpdateWindow:
+    """
+    The update window: the context manager in which a rank changes its state in place.
+
+    `Session.update` returns it.
+    """
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, loop: "StepLoop") -> None:
+        self._loop = loop
+
+    def __enter__(self) -> None:
+        self._loop.open_window()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:  # else the state is torn: the window stays open to mark that
+            self._loop.close_window()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepHooks:
+    """
+    The hooks of the adaptor that are called in every step; None: the adaptor does not have it.
+    """
+
+    capture: Callable[..., bytes]
+    updated: Callable[[], None] | None
+    end_step: Callable[..., bytes | None] | None
+    backup: Callable[..., None] | None
+    barrier: Callable[[], None] | None
+
+
+def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
+    """
+    Return the hooks of an adaptor that are called in every step.
+    """
+
+    def present(caller: pluggy.HookCaller) -> pluggy.HookCaller | None:
+        return caller if caller.get_hookimpls() else None
+
+    return StepHooks(
+        capture=direct(hook.tft_capture),
+        updated=direct(hook.tft_updated) if present(hook.tft_updated) else None,
+        end_step=direct(hook.tft_end_step) if present(hook.tft_end_step) else None,
+        backup=present(hook.tft_backup),
+        barrier=present(hook.tft_pre_update_barrier),
+    )
+
+
+@dataclass(slots=True)
+class _Captures:
+    """
+    The last captures of the rank-local state.
+    """
+
+    contributed: bytes = b""
+    """When this rank contributed to the step's last all-reduce."""
+    closed: bytes = b""
+    """When the last update window closed."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StepLoop:
+    """
+    The steps of one rank's training loop.
+
+    `fault(error)` makes the report of a fault. `carry_out` carries out an order that arrives while
+    the rank waits at an update window.
+    """
+
+    settings: RankSettings
+    page: Page
+    gate: Gate
+    control: Control
+    hooks: StepHooks
+    observers: Observers
+    periodic: Periodic
+    after: AfterPhase
+    fault: Callable[[BaseException], Faulted]
+    carry_out: Callable[[Execute], None]
+    audit: Audit | None = None
+    """The audit of the loop; None: it is off."""
+    _audited: Audit | None = None
+    """The audit of the present step; None while the step is not audited."""
+    _waits_at_barrier: bool = False
+    """Whether ranks wait at the pre-update barrier before they complete a step: some shard is not
+    on all ranks, and the adaptor has such a barrier."""
+    tails: bool = False
+    """Whether a step ends after its update window (with a tail), not with the window."""
+    _captures: _Captures = field(default_factory=_Captures)
+
+    def __post_init__(self) -> None:
+        self.tails = self.page.tailed()
+
+    @property
+    def step(self) -> int:
+        """
+        The optimizer step that is being computed, counted from 1.
+        """
+        return self.gate.completed + 1
+
+    @property
+    def inexact(self) -> tuple[str, ...]:
+        """
+        The reasons why a recovery is not bit-identical on this rank.
+        """
+        return () if self.audit is None else tuple(self.audit.inexact)
+
+    def watch(self, hook: pluggy.HookRelay) -> None:
+        """
+        Audit the loop, unless the settings say that it is not audited.
+        """
+        if self.settings.audit == "off":
+            return
+        strict = self.settings.audit == "strict"
+        self.audit = self._audited = Audit(
+            hook=hook,
+            findings=Findings(rank=self.settings.rank, strict=strict),
+            loop=StepLoop.train.__code__,
+            awake=self._wake_audit,
+            position=lambda: (self.gate.completed, self.gate.in_tail),
+        )
+
+    def begin(self, shards: Sequence[ShardCopies]) -> None:
+        """
+        Note the shards that this rank holds, before the first step.
+        """
+        shared_by_all = all(len(each.ranks) == self.settings.world for each in shards)
+        self._waits_at_barrier = self.hooks.barrier is not None and not shared_by_all
+        if self.audit is not None:
+            self.audit.begin(each.shard for each in shards)
+
+    def train(self, function: Callable[[], None]) -> None:
+        """
+        Call the user's function, and end its last step.
+        """
+        if self._audited is not None:
+            self._audited.entered()
+        function()
+        self.finish()
+
+    def finish(self) -> None:
+        """
+        End the last step, and wait until this rank has written its part of the last checkpoint.
+        """
+        self.end_last_step()
+        self.periodic.finish()
+
+    def left(self, error: BaseException | None) -> str:
+        """
+        Note that an exception has ended the loop; None: an incident interrupted it. Return the line
+        (FILE:LINE) at which the tail was cut off, if the audit knows it.
+        """
+        return "" if self.audit is None else self.audit.left(error)
+
+    def expect(self, seconds: float) -> None:
+        """
+        Announce that the training thread will show no progress for `seconds` seconds.
+        """
+        self.page.train(True, _CLOCK.now() + seconds)
+
+    # ---------------------------------------------------------------- the edges of a step
+
+    def steps(self, last: int) -> Iterator[int]:
+        """
+        Yield the steps that remain to be computed, up to and including `last`. Raises `UsageError`
+        when a step ends without an update window.
+        """
+        self.has_tails()
+        self.end_last_step()  # an earlier loop may have been left in the tail of its last step
+        while self.step <= last:
+            step = self.step
+            if self._audited is not None:
+                self._audited.step_begins()
+            yield step
+            if self.step == step:
+                raise UsageError(
+                    f"step {step} has ended without an update window: put the optimizer's step "
+                    "into `with session.update():`"
+                )
+            self.end_step()
+
+    def end_step(self) -> None:
+        """
+        End the step where the loop marks its end, after its tail.
+        """
+        if not self.tails:  # until now, this step counted as ended with its window
+            self.has_tails()
+            if self.hooks.end_step is not None:
+                self.hooks.end_step(tail=True)
+        self.end_last_step()
+
+    def has_tails(self) -> None:
+        """
+        Note that the loop marks the ends of its steps.
+        """
+        if not self.tails:
+            self.tails = True
+            self.page.has_tails()
+
+    def end_last_step(self) -> None:
+        """
+        End the last step, if the loop is in the tail of it.
+        """
+        if self.gate.in_tail:
+            self._end_step()
+
+    def contributing(self) -> None:
+        """
+        Capture the rank-local state; from now on the others can finish the step without this rank.
+
+        The adaptor calls this in every step (see `tft_watch`).
+        """
+        self._captures.contributed = self.hooks.capture(closing=False)
+        self.page.capture(self.gate.completed + 1, self._captures.contributed, False)
+
+    def open_window(self) -> None:
+        """
+        Open the update window: the all-reduces are complete, and the state may be changed.
+
+        Waits here while an incident keeps the window closed. Raises `Interrupted` when an incident
+        takes this rank out of the loop.
+        """
+        self.end_last_step()  # the loop may not have marked the end of the last step
+        completed = self.gate.completed
+        private = self.hooks.capture(closing=False)
+        if private != self._captures.contributed:  # else the page has this capture already
+            self.page.capture(completed + 1, private, False)
+        if self._audited is not None:
+            self._audited.window_opens(completed + 1, tails=self.tails)
+        met = not self._waits_at_barrier or self._passes_barrier()
+        self.page.move(completed, met, _CLOCK.now())
+        if not met or not self.gate.arrive():
+            self._wait_at_window()
+
+    def close_window(self) -> None:
+        """
+        Close the update window: the state of the step is whole.
+
+        If the loop has no tails, this also ends the step.
+        """
+        step = self.gate.completed + 1
+        tail = self.tails
+        self._captures.closed = self.hooks.capture(closing=True)
+        self.page.capture(step, self._captures.closed, True)
+        self.gate.passed(step, tail=tail)
+        now = _CLOCK.now()
+        self.page.move(step, False, now, tail=tail)
+        if self.hooks.updated is not None:
+            self.hooks.updated()
+        if self.gate.announce:
+            self.gate.announce = False
+            rank, incarnation = self.settings.rank, self.settings.incarnation
+            self.control.report(Trained(rank=rank, incarnation=incarnation, step=step, at=now))
+        if self.observers.watch_windows:
+            self.observers.window_closed(step)
+        if self._audited is not None:
+            self._audited.window_closed(step, tails=tail)
+        if not tail:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """
+        End the step: the loop has done all its work of this step, as on the other ranks.
+
+        Raises `Interrupted` when the rank is to leave the loop after this step.
+        """
+        step = self.gate.completed
+        if self._audited is not None:
+            self._end_audited(self._audited, step)
+        if self.observers.watch_tails:
+            self.observers.tail_ends(step)
+        if self.hooks.end_step is not None:
+            noted = self.hooks.end_step(tail=self.tails)
+            if noted is not None:
+                self._captures.closed = noted
+                self.page.capture(step, noted, True)
+        after = self.after.due(step)
+        self.gate.ended(after=bool(after))
+        self.page.end(step, after=bool(after))
+        if self.hooks.backup is not None:
+            self.hooks.backup(step=step)
+        if self.periodic.due(step):
+            self.periodic.stage(step, self._captures.closed)
+        if self.gate.leaves(step):
+            raise Interrupted
+        if after:
+            self._call(after, step)
+
+    def _end_audited(self, audit: Audit, step: int) -> None:
+        audit.step_ends(step, leaves=self.gate.leaves(step))
+        if audit.over:
+            self._audited = None
+
+    def _wake_audit(self) -> None:
+        self._audited = self.audit
+
+    # ---------------------------------------------------------------- functions after a step
+
+    def call_again(self) -> None:
+        """
+        Call the functions that are due after the last step again, on all ranks.
+        """
+        step = self.gate.completed
+        self.after.drop_records(step)
+        after = self.after.due(step)
+        if after:
+            self.gate.ended(after=True)
+            self.page.move(step, False, _CLOCK.now(), after=True)
+            self._call(after, step)
+
+    def _call(self, after: Sequence[AfterStep], step: int) -> None:
+        """
+        Call the functions that are due after this step, once the gate admits this rank.
+
+        The calls count as one unit: either all of them have completed, or none.
+        """
+        if not self.gate.admits() and not self._goes_in(window=False):
+            raise Interrupted
+        self.after.call(after, step, self.expect)
+        self.gate.ended(after=False)
+        self.page.move(step, False, _CLOCK.now())
+        if self.gate.leaves(step):
+            raise Interrupted
+
+    # ---------------------------------------------------------------- waiting
+
+    def _passes_barrier(self) -> bool:
+        """
+        Return whether all ranks have finished their all-reduces.
+
+        If the barrier fails, that cannot be known any more. Ranks with other shards may complete
+        the step, or may be unable to. This rank can do either: the fault is reported, and this rank
+        waits at the window for the decision.
+        """
+        assert self.hooks.barrier is not None
+        try:
+            self.hooks.barrier()
+        except Exception as error:  # noqa: BLE001 (any error: the all-reduces here are complete)
+            self.control.report(self.fault(error))
+            self.gate.stand()
+            return False
+        return True
+
+    def _wait_at_window(self) -> None:
+        entered = self._goes_in(window=True)
+        self.page.move(self.gate.completed, entered, _CLOCK.now())
+        if not entered:
+            raise Interrupted
+
+    def _goes_in(self, *, window: bool) -> bool:
+        """
+        Wait until this rank may go on, and carry out orders meanwhile.
+
+        Returns False if the rank must leave the loop. `window`: wait at an update window; else
+        before the functions that are called after a step.
+        """
+        self.control.tell(self.gate.standing())
+        while isinstance(word := self.gate.wait(window=window), Execute):
+            self.carry_out(word)
+        return word == "in"
