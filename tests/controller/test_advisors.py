@@ -19,7 +19,7 @@ from tft.spi.markers import hookimpl
 from tft.spi.plugin import PluginSpecs
 from tft.spi.types import Advice, CheckResult, IncidentView
 
-CONSULT = Consult(incident=3, round=2, faults=(), offers=(), until=1.0)
+CONSULT = Consult(incident=3, round=2, faults=(), offers=(), ranks=(), until=1.0)
 
 
 def advisors(*said: object) -> Advisors:

@@ -2,6 +2,7 @@
 Recovery plugins: asked before a strategy is followed, and how far they are followed.
 """
 
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from tft.core.job.incident import Fault
 from tft.core.job.policy import Policy
 from tft.errors import UsageError
 from tft.protocol.messages import Kill, Regroup, Restore, Rollback, Save, Spawn
-from tft.spi import Advice, hookimpl
+from tft.spi import Advice, IncidentView, hookimpl
 from tft.testing.scripted import ScriptedJob
 
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
@@ -115,6 +116,33 @@ def test_what_a_shrinking_would_cost_stands_in_the_offer() -> None:
     job.settle()
     (offer,) = (o for o in job.consulted[-1].offers if o.strategy == "scale_in")
     assert (offer.why_not, offer.leaving, offer.step) == (None, (2, 3), 3)
+
+
+def test_plugins_see_every_rank_with_its_place_and_its_copies() -> None:
+    """
+    When a node is lost, then the plugins see of each rank its node, its process, its step, its
+    shards and the ranks that leave with it; of the lost ranks, why there is no place for them.
+    """
+    job = trained(advised=True, placement={0: (0, 1), 1: (2, 3)}, columns=COLUMNS)
+    job.lose_node(1)
+    job.settle()
+    ranks = job.consulted[-1].ranks
+    assert [(r.rank, r.node, r.member, r.alive, r.held, r.sound) for r in ranks] == [
+        (0, 0, True, True, 3, True),
+        (1, 0, True, True, 3, True),
+        (2, 1, True, False, None, True),
+        (3, 1, True, False, None, True),
+    ]
+    assert [(r.shards, r.column) for r in ranks] == [
+        (("dense",), COLUMNS[0]),
+        (("dense",), COLUMNS[1]),
+        (("dense",), COLUMNS[2]),
+        (("dense",), COLUMNS[3]),
+    ]
+    assert [bool(r.unplaceable) for r in ranks] == [False, False, True, True]
+    seen: list[IncidentView] = []
+    job.ask(SimpleNamespace(tft_advise=hookimpl(lambda incident: seen.append(incident))))
+    assert [asdict(rank) for rank in seen[0].ranks] == [asdict(rank) for rank in ranks]
 
 
 def test_a_plugin_can_be_asked_without_a_controller() -> None:

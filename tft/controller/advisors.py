@@ -6,6 +6,7 @@ event like any other.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TypeVar, get_args
 
 import pluggy
@@ -17,7 +18,7 @@ from tft.errors import MalformedMessage, UsageError
 from tft.plugins import call_guarded
 from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Advised, OutsideReport
-from tft.spi.types import Advice, FaultView, IncidentView, OfferView
+from tft.spi.types import Advice, FaultView, IncidentView, OfferView, RankView
 
 log = structlog.get_logger()
 
@@ -124,9 +125,13 @@ def view(consult: Consult) -> IncidentView:
                 why_not=offer.why_not,
                 step=offer.step,
                 leaving=offer.leaving,
+                joining=offer.joining,
+                replaced=offer.replace,
+                reload=offer.reload,
             )
             for offer in consult.offers
         ),
+        ranks=tuple(RankView(**asdict(each)) for each in consult.ranks),
         until=consult.until,
     )
 

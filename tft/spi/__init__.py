@@ -36,6 +36,7 @@ from tft.spi.types import (
     Made,
     OfferView,
     Parallelism,
+    RankView,
     SessionView,
     ShardPayload,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "Parallelism",
     "PauseRequested",
     "PluginSpecs",
+    "RankView",
     "ResumeRequested",
     "SessionView",
     "ShardCopies",

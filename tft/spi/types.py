@@ -173,6 +173,40 @@ class OfferView:
     find themselves."""
     leaving: tuple[int, ...]
     """For `scale_in`: the ranks that would leave the job."""
+    joining: tuple[int, ...] = ()
+    """For `scale_out`: the ranks that would come back."""
+    replaced: tuple[int, ...] = ()
+    """The living ranks that would get another process."""
+    reload: bool = False
+    """True if all ranks would load the newest checkpoint that they keep themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """
+    A rank while a strategy is chosen.
+    """
+
+    rank: int
+    node: int | None
+    """The node that the rank runs on, or ran on last; None: it has never had one."""
+    member: bool
+    """True if the rank takes part in the training."""
+    alive: bool
+    """True if the process of the rank takes orders."""
+    held: int | None
+    """The step whose whole state the rank has in use; None: there is no such state."""
+    sound: bool
+    """True if no fault has touched that state."""
+    backups: tuple[int, ...]
+    """Earlier steps of which the rank keeps a sound copy."""
+    shards: tuple[str, ...]
+    """The shards of which the rank holds a copy. Ranks with the same shard are replicas of it."""
+    column: tuple[int, ...]
+    """The ranks that can only leave and come back together with this rank (a model replica). Empty:
+    the rank leaves alone."""
+    unplaceable: str
+    """Why no other process can be started for the rank. Empty: one can, or none is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +220,8 @@ class IncidentView:
     faults: tuple[FaultView, ...]
     offers: tuple[OfferView, ...]
     """The strategies, in the order in which they would be tried."""
+    ranks: tuple[RankView, ...]
+    """All ranks of the job, also those that have left, in their order."""
     until: float
     """The time at which the strategy is chosen without advice (CLOCK_MONOTONIC of the controller,
     seconds)."""

@@ -4,6 +4,7 @@ Gather the facts that the planner decides with from the state of a job.
 
 from collections.abc import Callable, Set
 
+from tft.core.job.commands import RankFacts
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
 from tft.core.job.state import Job
@@ -21,6 +22,32 @@ def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int,
         )
         for rank_state in job.ranks.states.values()
     }
+
+
+def rank_facts(job: Job, unplaceable: Callable[[RankState], str]) -> tuple[RankFacts, ...]:
+    """
+    Return what recovery plugins may know of every rank, in the order of the ranks.
+    """
+    topology = job.ranks.topology()
+    held: dict[int, list[str]] = {}
+    for shard, ranks in sorted(topology.groups.items()):
+        for rank in ranks:
+            held.setdefault(rank, []).append(shard)
+    return tuple(
+        RankFacts(
+            rank=rank,
+            node=topology.nodes.get(rank),
+            member=rank in job.ranks.members,
+            alive=standing.alive,
+            held=standing.held,
+            sound=standing.sound,
+            backups=tuple(sorted(standing.backups)),
+            shards=tuple(held.get(rank, ())),
+            column=tuple(topology.columns.get(rank, ())),
+            unplaceable=standing.unplaceable,
+        )
+        for rank, standing in sorted(standings_of(job, unplaceable).items())
+    )
 
 
 def terms_of(job: Job) -> Terms:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tft.core.job.attempts import Attempts
 from tft.core.job.commands import Consult
 from tft.core.job.comparison import Comparison
-from tft.core.job.facts import standings_of, terms_of
+from tft.core.job.facts import rank_facts, standings_of, terms_of
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
 from tft.core.job.shutdown import Shutdown
@@ -74,6 +74,7 @@ class StrategyChoice:
                 round=job.incident.round,
                 faults=tuple(job.incident.roots()),
                 offers=self.offers(),
+                ranks=rank_facts(job, self.unplaceable),
                 until=job.timing.now + job.policy.advice,
             )
         )
