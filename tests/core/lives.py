@@ -53,7 +53,7 @@ def take_over(job: ScriptedJob, private: dict[int, str]) -> None:
     Let another process take over from rank 1, and end the first process. Its node reports `private`
     as its rank-local state.
     """
-    job.deaf = {0}
+    job.script.deaf = {0}
     job.notice(1, "straggler", "its clock is throttled")
     job.settle()
     former = job.ranks[1]

@@ -145,6 +145,17 @@ def test_plugins_see_every_rank_with_its_place_and_its_copies() -> None:
     assert [asdict(rank) for rank in seen[0].ranks] == [asdict(rank) for rank in ranks]
 
 
+def test_plugins_see_what_a_rank_keeps_in_the_order_of_the_steps() -> None:
+    """
+    When a rank reports the copies that it keeps in some order, then the plugins see their steps in order.
+    """
+    job = trained(advised=True, keeps=2)
+    job.ranks[1].state.backups = (2, 1)
+    job.fault(2, "memory")
+    job.settle()
+    assert [rank.backups for rank in job.consulted[-1].ranks] == [(1, 2), (1, 2), (), (1, 2)]
+
+
 def test_a_plugin_can_be_asked_without_a_controller() -> None:
     """
     When a test of a plugin asks it, then it sees the incident as in a real job, and its answer is
@@ -405,7 +416,7 @@ def test_whoever_wants_time_is_asked_again() -> None:
     job.advise(wait=45.0, why="a node is on its way")
     assert job.facts("advice_awaited") == [{"seconds": 45.0, "why": "a node is on its way"}]
     assert job.machine.next_deadline() == job.now + 45.0
-    job.spare = {5: 2}
+    job.spare[5] = 2
     job.come(5)
     job.settle()
     assert job.doing == "choosing"
@@ -420,6 +431,27 @@ def test_whoever_wants_time_is_asked_again() -> None:
     assert [(s.rank, s.node) for s in job.orders(Spawn)] == [(2, 5), (3, 5)]
     assert strategies(job) == ["recover"]
     assert job.doing == "healthy"
+
+
+def test_half_a_second_is_time_too() -> None:
+    """
+    When a plugin asks for half a second, then the decision is made after that time and not before.
+    """
+    job = asked()
+    job.advise(wait=0.5)
+    assert job.doing == "choosing"
+    assert job.machine.next_deadline() == job.now + 0.5
+
+
+def test_a_strategy_that_was_passed_over_without_a_reason_has_a_plain_sentence() -> None:
+    """
+    When a plugin advises a strategy and gives no reason, then the report says of the others only
+    that another one was advised.
+    """
+    job = asked()
+    job.advise(strategy="dump", why="")
+    job.settle()
+    assert tried(job)["retry"] == "another was advised"
 
 
 def test_patience_is_limited() -> None:
@@ -560,7 +592,7 @@ def test_what_was_followed_before_says_nothing_to_what_comes_then() -> None:
     default is followed, not what was advised before.
     """
     job = asked()
-    job.slow = {2}
+    job.script.slow = {2}
     job.advise(strategy="mine", base="recover")
     job.settle()
     assert (job.doing, followed(job)) == ("awaiting", "mine")
@@ -576,7 +608,7 @@ def test_an_incident_that_ends_while_plugins_are_asked_has_followed_nothing() ->
     asked again, then the report does not say that it was that strategy which ended the incident.
     """
     job = asked()
-    job.slow = {0, 1, 2, 3}
+    job.script.slow = {0, 1, 2, 3}
     job.advise(strategy="recover")
     assert followed(job) == "recover"
     for rank in (0, 1, 3):
@@ -594,7 +626,7 @@ def test_nobody_is_asked_about_a_start_that_is_no_incident() -> None:
     the ranks are started elsewhere.
     """
     job = ScriptedJob(4, Policy(advised=True), placement=WITH_ROOM, spare={2: 2})
-    job.slow = {0, 1, 2, 3}
+    job.script.slow = {0, 1, 2, 3}
     job.start()
     job.notice(3, "node", "its fan has failed")
     job.kill(2, 0)

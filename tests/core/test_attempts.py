@@ -12,13 +12,13 @@ def test_nothing_is_followed_while_it_is_not_known_where_everyone_stands() -> No
     it is decided anew.
     """
     job = trained()
-    job.muted = {(0, "regroup")}
+    job.script.muted = {(0, "regroup")}
     job.kill(1)
     job.settle()
     assert job.machine.incident.decision.strategy == "recover"
     job.fault(2, "memory")
     assert (job.doing, job.machine.incident.decision.strategy) == ("freezing", "")
-    job.muted = set()
+    job.script.muted = set()
     job.settle()
     job.train()
     assert strategies(job) == ["recover"]

@@ -44,7 +44,7 @@ def starting(*slow: int) -> ScriptedJob:
     A job of two ranks, of which these are not ready yet.
     """
     job = ScriptedJob(2)
-    job.slow = set(slow)
+    job.script.slow = set(slow)
     job.lead(1)
     job.come(0)
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
@@ -133,7 +133,7 @@ def test_a_process_counts_as_running_though_its_start_was_never_told() -> None:
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
     job.settle()
     job.train()
-    job.muted = {(0, "complete")}
+    job.script.muted = {(0, "complete")}
     job.finish()
     job.lead(2)
     assert job.doing == "exiting"
@@ -147,7 +147,7 @@ def test_nothing_is_saved_of_a_resumed_job_that_has_loaded_nothing() -> None:
     others begin with is not written as if it were a step of the job.
     """
     job = ScriptedJob(2, Policy(), resume=("/run/checkpoints/step-00000005", 5))
-    job.slow = {1}
+    job.script.slow = {1}
     job.lead(1)
     job.come(0)
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
@@ -165,7 +165,7 @@ def test_a_store_that_opens_beside_another_disturbs_nobody(node: int) -> None:
     were begun.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()})
-    job.muted = {(0, "regroup")}
+    job.script.muted = {(0, "regroup")}
     job.fault(0, "network")
     job.settle()
     job.report(StoreOpened(node=node, host="h", port=9, at=job.now))
@@ -182,7 +182,7 @@ def test_the_store_of_a_node_that_comes_back_disturbs_nobody_who_meets_elsewhere
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}, strategies=("retry", "dump"))
     job.report(StoreOpened(node=1, host="h1", port=1, at=job.now))
     job.start()
-    job.muted = {(0, "regroup")}
+    job.script.muted = {(0, "regroup")}
     job.fault(0, "network")
     job.settle()
     job.report(StoreOpened(node=1, host="h1", port=9, at=job.now))
@@ -197,7 +197,7 @@ def test_a_store_that_is_lost_while_groups_are_formed_is_why_it_is_begun_anew() 
     the report says so of the strategy.
     """
     job = trained(attempts=1, enable=frozenset({"retry", "dump"}))
-    job.muted = {(0, "regroup")}
+    job.script.muted = {(0, "regroup")}
     job.fault(0, "network")
     job.settle()
     job.reopen_store(9)

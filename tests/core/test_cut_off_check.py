@@ -17,12 +17,12 @@ def checking(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
     placement = {0: (0, 1), 1: (2, 3), 2: ()}
     job = trained(**{"placement": placement, "spare": {2: 4}, **facts})
-    job.verdicts = {2: ("isolate", "a link drops packets")}
-    job.muted = {(1, "check")}
+    job.script.verdicts = {2: ("isolate", "a link drops packets")}
+    job.script.muted = {(1, "check")}
     job.pause("links")
     job.settle()
     assert job.doing == "paused"
-    job.muted = set()
+    job.script.muted = set()
     return job
 
 
@@ -109,7 +109,7 @@ def test_a_check_that_keeps_most_of_them_is_cut_off_and_ends_nobody() -> None:
     heard, then it is cut off, nobody is ended, and everyone goes on from where they stood.
     """
     job = trained()
-    job.muted = {(rank, "check") for rank in range(3)}
+    job.script.muted = {(rank, "check") for rank in range(3)}
     job.pause("links")
     job.settle()
     job.wait()
@@ -131,8 +131,8 @@ def test_what_was_found_before_a_check_kept_the_others_counts() -> None:
     that one is given up, and the others live.
     """
     job = trained(placement={0: (0, 1), 1: (2,), 2: (3,), 3: ()}, spare={3: 4})
-    job.verdicts = {2: ("isolate", "a link drops packets")}
-    job.muted = {(rank, "check") for rank in (0, 1, 3)}
+    job.script.verdicts = {2: ("isolate", "a link drops packets")}
+    job.script.muted = {(rank, "check") for rank in (0, 1, 3)}
     job.pause("links")
     job.settle()
     job.wait()
@@ -149,7 +149,7 @@ def test_one_half_that_a_check_keeps_is_ended() -> None:
     them: it is they that hang.
     """
     job = trained()
-    job.muted = {(rank, "check") for rank in (0, 1)}
+    job.script.muted = {(rank, "check") for rank in (0, 1)}
     job.pause("links")
     job.settle()
     job.wait()
@@ -165,8 +165,8 @@ def test_a_check_that_ends_the_job_ends_it_though_it_is_cut_off() -> None:
     a last checkpoint is written all the same.
     """
     job = trained()
-    job.verdicts = {2: ("end", "the model has diverged")}
-    job.muted = {(1, "check")}
+    job.script.verdicts = {2: ("end", "the model has diverged")}
+    job.script.muted = {(1, "check")}
     job.pause("model")
     job.settle()
     job.kill(3)
@@ -187,10 +187,10 @@ def test_what_an_earlier_check_has_found_is_not_held_against_the_next_node() -> 
     job.settle()
     job.train()
     job.said.clear()
-    job.muted = {(2, "check")}
+    job.script.muted = {(2, "check")}
     job.pause("links")
     job.settle()
-    job.muted = set()
+    job.script.muted = set()
     job.kill(2)
     job.settle()
     job.train()
@@ -205,7 +205,7 @@ def test_a_rank_that_is_unfit_without_a_word_has_not_passed() -> None:
     asked reads which ranks it were.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 4})
-    job.verdicts = {2: ("isolate", ""), 3: ("isolate", "")}
+    job.script.verdicts = {2: ("isolate", ""), 3: ("isolate", "")}
     job.pause("links")
     job.settle()
     assert [k.rank for k in job.orders(Kill)] == [2, 3]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.core.lives import names, strategies, trained, tried
+from tft.core.job.policy import STRATEGIES, Policy
 from tft.protocol.messages import (
     Commit,
     Fetch,
@@ -313,7 +314,7 @@ def test_a_node_that_returns_brings_its_ranks_back() -> None:
     they copy the state of now.
     """
     job = shrunk()
-    job.slow = {2, 3}
+    job.script.slow = {2, 3}
     job.come(1)
     assert [(s.rank, s.node, s.incarnation, s.cause) for s in job.orders(Spawn)] == [
         (2, 1, 1, "rank 2 is to come back"), (3, 1, 1, "rank 3 is to come back"),
@@ -372,7 +373,7 @@ def test_another_node_with_room_is_as_good_as_the_one_that_was_lost() -> None:
     When a new node with room comes, then those who left are started there.
     """
     job = shrunk()
-    job.spare = {5: 2}
+    job.spare[5] = 2
     job.come(5)
     job.settle()
     job.train()
@@ -385,7 +386,7 @@ def test_a_column_that_is_not_whole_waits() -> None:
     When a new node has room for one of two who left, then nobody is taken in.
     """
     job = shrunk()
-    job.spare = {5: 1}
+    job.spare[5] = 1
     job.come(5)
     job.settle()
     job.train()
@@ -456,7 +457,7 @@ def test_somebody_lost_while_others_come_back_comes_first() -> None:
     change of who takes part is left alone, with the reason.
     """
     job = shrunk(groups={"dense": (0, 1, 2, 3)})
-    job.slow = {1, 2, 3}
+    job.script.slow = {1, 2, 3}
     job.come(1)
     job.settle()
     job.arrive(2)
@@ -483,7 +484,7 @@ def test_those_who_come_back_and_die_again_do_not_take_the_job_with_them() -> No
     while job.doing == "healthy":
         job._obey(job._queue.popleft())
     assert job.doing == "freezing"
-    job.slow = {3}
+    job.script.slow = {3}
     job.kill(3)
     job.settle()
     job.train()
@@ -561,7 +562,7 @@ def test_a_successor_warms_while_the_straggler_trains_and_then_takes_over() -> N
     copies the state of the others, and the first process is ended.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler", "its clock is throttled")
     assert [(s.rank, s.node, s.incarnation) for s in job.orders(Spawn)] == [(3, 2, 1)]
     assert [s.cause for s in job.orders(Spawn)] == [
@@ -607,7 +608,7 @@ def test_a_successor_obeys_nothing_before_it_holds_the_rank() -> None:
     it out; what the other says to it counts for nothing.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.kill(1)
@@ -615,8 +616,8 @@ def test_a_successor_obeys_nothing_before_it_holds_the_rank() -> None:
     while not job.orders(Stop):
         job._obey(job._queue.popleft())
     successor = job.successors[3]
-    assert successor.heard == set()
-    assert (successor.key, successor.step) == ((-1, 0), 0)
+    assert successor.orders.names == set()
+    assert (successor.orders.key, successor.step) == ((-1, 0), 0)
     job.settle()
     job.train()
     assert job.doing == "healthy"
@@ -628,13 +629,13 @@ def test_what_a_successor_answers_before_its_time_is_absorbed() -> None:
     that does is still awaited.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
-    job.slow = set()
+    job.script.slow = set()
     successor = job.successors[3]
     job.join(successor)
-    job.muted = {(3, "freeze")}
+    job.script.muted = {(3, "freeze")}
     job.kill(1)
     job.settle()
     (freeze,) = job.orders(Freeze)
@@ -650,7 +651,7 @@ def test_a_successor_that_dies_while_it_warms_leaves_everything_as_it_was() -> N
     noticed again, there is room for another successor.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.kill_successor(3)
@@ -694,15 +695,31 @@ def test_a_successor_that_dies_on_the_way_to_the_boundary_holds_nobody_up() -> N
     assert job.doing == "healthy"
 
 
+def test_a_job_that_gave_up_a_takeover_can_be_paused() -> None:
+    """
+    When the successor has died on the way to the boundary, and a pause is requested later, then the
+    job pauses at the next boundary and stays there.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1})
+    job.notice(3, "straggler")
+    until(job, "pausing")
+    job.kill_successor(3)
+    job.settle()
+    job.train()
+    job.pause()
+    job.settle()
+    assert job.doing == "paused"
+
+
 def test_a_successor_that_fails_after_all_is_done_does_not_count() -> None:
     """
     When all steps are done while a second process is ready, and that process then ends with a code,
     then the job has completed: the process held no rank.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler", "its clock is throttled")
-    job.muted = {(0, "complete")}
+    job.script.muted = {(0, "complete")}
     job.settle()
     assert 3 in job.successors
     job.finish()
@@ -718,7 +735,7 @@ def test_a_boundary_that_cannot_be_reached_is_not_waited_for_again() -> None:
     ended: it would not work the next time either.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.muted = {(1, "hold")}
+    job.script.muted = {(1, "hold")}
     job.notice(3, "straggler")
     job.settle()
     job.wait()
@@ -760,7 +777,7 @@ def test_a_fault_on_the_way_to_the_boundary_is_handled_and_then_the_successor_ta
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     job.settle()
     job.arrive(1)
@@ -782,7 +799,7 @@ def test_ranks_that_are_to_be_switched_go_together_when_all_are_ready() -> None:
     ready waits for the other, and both take over in one incident.
     """
     job = trained(placement=WITH_ROOM, spare={2: 2})
-    job.slow = {2, 3}
+    job.script.slow = {2, 3}
     job.switch(2, 3)
     spawns = [(s.rank, s.node, s.successor, s.cause) for s in job.orders(Spawn)]
     assert spawns == [
@@ -816,7 +833,7 @@ def test_a_switch_waits_for_a_place() -> None:
     job.settle()
     job.train()
     assert job.orders(Spawn) == []
-    job.spare = {2: 1}
+    job.spare[2] = 1
     job.come(2)
     job.settle()
     job.train()
@@ -841,7 +858,7 @@ def test_a_switch_that_is_called_off_leaves_everyone_where_they_are(state: str) 
     then that is ended, and the job goes on with the processes that it had.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.slow = {3} if state == "healthy" else set()
+    job.script.slow = {3} if state == "healthy" else set()
     job.switch(3)
     until(job, state)
     job.settle() if state == "healthy" else None
@@ -875,6 +892,151 @@ def test_a_switch_that_is_called_off_while_it_is_chosen_is_chosen_no_more() -> N
     assert strategies(job) == ["retry"]
 
 
+def test_ranks_to_be_switched_are_named_and_started_in_order() -> None:
+    """
+    When a switch is asked for, or cannot be, or is called off, then its ranks are told in order, and their processes are
+    started in order, whatever order the request had.
+    """
+    facts: dict[str, Any] = {"world": 9, "placement": {0: tuple(range(9)), 1: ()}, "spare": {1: 2}}
+    job = trained(**facts)
+    job.script.slow = {1, 8}
+    job.switch(8, 1)
+    job.settle()
+    assert [order.rank for order in job.orders(Spawn)] == [1, 8]
+    assert job.facts("switch_asked") == [{"ranks": [1, 8], "why": "its pod is switched"}]
+    job.switch()
+    assert job.facts("switch_called_off") == [{"ranks": [1, 8], "why": "its pod is switched"}]
+    job = trained(**facts, enable=frozenset({"retry"}))
+    job.switch(8, 1)
+    job.switch(16, 9)
+    assert job.facts("switch_called_off") == [
+        {"ranks": [1, 8], "why": "migrate is not enabled"},
+        {"ranks": [9, 16], "why": "ranks [9, 16] do not take part"},
+    ]
+
+
+def test_a_switch_that_is_asked_for_again_goes_on_for_the_ranks_that_are_named_again() -> None:
+    """
+    When a later request names one of two ranks, then the switch of the other is called off, the process of the one that
+    is named again warms on, and nothing new is told of it.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2})
+    job.script.slow = {2, 3}
+    job.switch(2, 3)
+    job.settle()
+    job.switch(3)
+    job.settle()
+    assert [order.rank for order in job.orders(Kill)] == [2]
+    assert [told["ranks"] for told in job.facts("switch_called_off")] == [[2]]
+    assert [told["ranks"] for told in job.facts("switch_asked")] == [[2, 3]]
+    job.arrive(3)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["migrate"]
+    assert len(job.orders(Spawn)) == 2
+
+
+def test_a_switch_that_is_called_off_leaves_the_successor_of_a_straggler() -> None:
+    """
+    When a switch is called off, and another process warms for a rank that straggles, then that one warms on.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2})
+    job.script.slow = {2, 3}
+    job.notice(2, "straggler")
+    job.switch(3)
+    job.settle()
+    job.switch()
+    job.settle()
+    assert [order.rank for order in job.orders(Kill)] == [3]
+    assert job.successors.keys() == {2}
+
+
+def test_calling_off_what_was_not_asked_for_is_no_refusal() -> None:
+    """
+    When nobody is to be switched any more, then that is accepted, also by a job that could switch nobody.
+    """
+    job = trained(enable=frozenset({"retry"}))
+    job.switch()
+    assert job.facts("switch_called_off") == []
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_whether_ranks_can_be_switched_is_known_when_all_have_joined(*, joined: bool) -> None:
+    """
+    When a switch is asked for before all processes have called `tft.init`, then it is kept: it is not known what their
+    adaptors can do. When all have, then a switch that cannot be is refused, though training has not begun.
+    """
+    adaptor = ("retry",) if joined else STRATEGIES
+    job = ScriptedJob(3, Policy(), strategies=adaptor)
+    job.script.slow = {2}
+    job.start()
+    if joined:
+        job.join(job.ranks[2])
+    job.switch(1)
+    assert job.machine.switch == (frozenset() if joined else {1})
+    refused = [told["why"] for told in job.facts("switch_called_off")]
+    assert refused == (["the adaptor of ranks [0, 1, 2] cannot take part"] if joined else [])
+
+
+def test_a_switch_that_is_called_off_before_its_process_was_ready_changes_no_choice() -> None:
+    """
+    When recovery plugins are asked about another fault, and a switch is called off whose process still warms, then they
+    are not asked again.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
+    job.script.slow = {3}
+    job.switch(3)
+    job.settle()
+    job.fault(1, "memory")
+    job.settle()
+    assert job.doing == "choosing"
+    job.switch()
+    job.settle()
+    assert (job.doing, len(job.consulted)) == ("choosing", 1)
+
+
+def test_a_switch_that_is_called_off_after_the_choice_changes_no_choice() -> None:
+    """
+    When another strategy was chosen than to let the processes of a switch take over, and then the switch is called off,
+    then the strategy is not chosen again.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
+    job.switch(3)
+    job.settle()
+    job.script.slow = {1}
+    job.kill(1)
+    job.settle()
+    job.advise(strategy="recover", base="recover")
+    job.settle()
+    asked = len(job.consulted)
+    assert job.doing == "awaiting"
+    job.switch()
+    job.settle()
+    assert (job.doing, len(job.consulted)) == ("awaiting", asked)
+    job.arrive(1)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+
+
+def test_a_switch_of_which_a_part_was_ready_is_chosen_no_more() -> None:
+    """
+    When recovery plugins are asked about the processes that are ready to take over, and these are called off together
+    with one that still warms, then they are asked again.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2}, advised=True)
+    job.script.slow = {2}
+    job.notice(2, "straggler")
+    job.switch(3)
+    job.settle()
+    assert job.doing == "choosing"
+    job.switch(2, 3)
+    asked = len(job.consulted)
+    job.switch()
+    job.settle()
+    assert len(job.consulted) == asked + 1
+
+
 def test_a_switch_that_is_done_is_not_called_off_any_more() -> None:
     """
     When a switch is called off after its process has taken over, then nothing follows.
@@ -895,7 +1057,7 @@ def test_a_switch_of_which_a_part_dies_is_over() -> None:
     has asked for it is told; nobody tries again by himself.
     """
     job = trained(placement=WITH_ROOM, spare={2: 2})
-    job.slow = {2}
+    job.script.slow = {2}
     job.switch(2, 3)
     job.settle()
     job.kill_successor(2)
@@ -907,6 +1069,44 @@ def test_a_switch_of_which_a_part_dies_is_over() -> None:
         {"ranks": [2, 3], "why": "the process that was to take over from rank 2 has ended"}
     ]
     assert job.doing == "healthy"
+
+
+def test_a_switch_does_not_end_with_the_successor_of_a_straggler() -> None:
+    """
+    When a process ends that was to take over from a straggler, and other ranks are to be switched, then their switch
+    goes on.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2})
+    job.script.slow = {2, 3}
+    job.notice(2, "straggler")
+    job.switch(3)
+    job.settle()
+    job.kill_successor(2)
+    job.settle()
+    assert job.facts("switch_called_off") == []
+    job.arrive(3)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["migrate"]
+
+
+def test_a_switch_whose_process_was_ended_says_why() -> None:
+    """
+    When the node is given up on which a process warms that is to take over, then the switch is called off, with the
+    reason for which that process was ended.
+    """
+    job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
+    job.script.slow = {3}
+    job.switch(3)
+    job.settle()
+    assert job.successors[3].node == 2
+    job.notice(4, "node", "its fan has failed")
+    job.settle()
+    (told,) = job.facts("switch_called_off")
+    assert told == {
+        "ranks": [3],
+        "why": "the process that was to take over from rank 3 has ended: its fan has failed",
+    }
 
 
 def test_a_rank_that_is_lost_while_it_waits_to_be_switched_is_replaced() -> None:
@@ -931,12 +1131,15 @@ def test_a_node_of_which_all_ranks_are_switched_may_be_ended(state: str) -> None
     """
     places = {0: (0, 1, 2), 1: (3,), 2: ()}
     job = trained(placement=places, spare={2: 1}, derives=False, advised=state == "choosing")
-    job.slow = {3} if state == "healthy" else set()
+    job.script.slow = {3} if state == "healthy" else set()
     job.switch(3)
     job.settle()
     assert job.doing == state
     job.stop(node=1)
     job.settle()
+    assert [facts["why"] for facts in job.facts("node_left")] == [
+        "node 1 is not wanted any more: SIGTERM came"
+    ]
     if state == "choosing":
         job.advise()
     else:
@@ -948,6 +1151,60 @@ def test_a_node_of_which_all_ranks_are_switched_may_be_ended(state: str) -> None
     (rollback,) = job.orders(Rollback)
     assert (rollback.private, rollback.derive) == ({3: "00"}, ())
     assert job.doing == "healthy"
+
+
+def test_a_node_that_is_left_is_told_and_not_used_again() -> None:
+    """
+    When a node of which all ranks are switched is ended, then the log says which ranks were on it, the report has one
+    fault of each of them, and no process is started on it any more.
+    """
+    job = trained(placement={0: (0, 1, 2), 1: (3,), 2: ()}, spare={2: 1})
+    job.script.slow = {3}
+    job.switch(3)
+    job.settle()
+    job.stop(node=1)
+    job.settle()
+    why = "node 1 is not wanted any more: SIGTERM came"
+    assert job.facts("node_left") == [{"node": 1, "ranks": [3], "why": why}]
+    job.arrive(3)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("node", 3)]
+    assert incident["faults"][0]["evidence"].startswith(why)
+    job.lose_node(2)
+    job.settle()
+    assert {order.node for order in job.orders(Spawn)} == {2}
+
+
+def test_the_end_of_a_node_that_never_joined_ends_the_job() -> None:
+    """
+    When the launcher of a node is told to end, and that node has never joined, then that is a request to end the job.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2})
+    job.stop(node=7)
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("cancelled", 143)
+
+
+@pytest.mark.parametrize("recovered", [True, False])
+def test_the_end_of_a_lost_node_does_not_end_the_job(*, recovered: bool) -> None:
+    """
+    When a node is lost and its launcher is told to end, as a scheduler does with a broken node, then the job goes on:
+    its ranks get, or have got, another place.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 2})
+    job.lose_node(1)
+    if recovered:
+        job.settle()
+        job.train()
+    job.stop(node=1)
+    job.settle()
+    job.train()
+    assert job.over is None
+    assert strategies(job) == ["recover"]
+    assert [facts["ranks"] for facts in job.facts("node_left")] == [[]]
 
 
 def test_a_node_whose_ranks_have_gone_elsewhere_may_be_ended() -> None:
@@ -990,7 +1247,7 @@ def test_a_fault_while_a_successor_warms_is_handled_as_ever_and_the_switch_after
     process is ready, it takes over.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.switch(3)
     job.settle()
     job.fault(1, "memory")
@@ -1052,7 +1309,7 @@ def test_a_straggler_that_dies_while_its_successor_warms_is_followed_by_it() -> 
     second takes the rank as it is, and everyone waits for it.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.kill(3)
@@ -1078,9 +1335,9 @@ def test_what_a_rank_holds_is_known_before_the_process_that_follows_it_says_so()
     committed without it.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1}, groups={"a": (0, 1, 2), "b": (3,)})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
-    job.muted = {(3, "save")}
+    job.script.muted = {(3, "save")}
     job.fault(0, "software")
     job.settle()
     assert job.doing == "dumping"
@@ -1099,7 +1356,7 @@ def test_who_leaves_together_is_known_before_the_process_that_follows_one_says_s
         placement=WITH_ROOM, spare={2: 1}, columns={2: (2, 3), 3: (2, 3)},
         enable=frozenset({"migrate", "scale_in", "dump"}),
     )  # fmt: skip
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.kill(3)
@@ -1118,7 +1375,7 @@ def test_a_process_that_follows_a_lost_one_is_counted_like_one_that_is_started(
     is started as long as that is not once too often.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1}, respawns=respawns, enable=MIGRATE_OR_RECOVER)
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.kill(3)
@@ -1129,13 +1386,37 @@ def test_a_process_that_follows_a_lost_one_is_counted_like_one_that_is_started(
         assert tried(job)["recover"] == "rank 3 has died 2 times in this incident"
 
 
+def test_the_place_of_a_straggler_that_died_is_free_for_another() -> None:
+    """
+    When a straggler dies and its successor on another node follows it, then its place is free: when the node of the
+    successor is lost with two ranks, one of them goes there, and there is no room for the other.
+    """
+    job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
+    job.script.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.kill(3)
+    job.settle()
+    job.arrive(3)
+    job.settle()
+    job.train()
+    assert job.ranks[3].node == 2
+    job.lose_node(2)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover", "scale_in"]
+    assert job.machine.members == {0, 1, 2, 3}
+    assert job.ranks[3].node == 1
+    assert job.doing == "healthy"
+
+
 def test_a_straggler_whose_node_is_lost_is_followed_by_its_successor() -> None:
     """
     When the node of the first process is lost, then its second process takes the rank, and the
     others of that node are started where there is room.
     """
     job = trained(placement=WITH_ROOM, spare={2: 2})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.lose_node(1)
@@ -1155,7 +1436,7 @@ def test_a_successor_whose_node_is_lost_is_forgotten() -> None:
     When the node on which the second process warms is lost, then the first trains on.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.lose_node(2)
@@ -1172,7 +1453,7 @@ def test_a_successor_that_never_gets_ready_is_ended() -> None:
     and the first trains on.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1}, join=40.0)
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.wait()
@@ -1191,7 +1472,7 @@ def test_somebody_lost_while_a_successor_is_ready_comes_first() -> None:
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "freezing")
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     while job.doing != "awaiting":
         job._obey(job._queue.popleft())
@@ -1257,12 +1538,25 @@ def test_a_straggler_that_nobody_can_take_over_from_is_told(
     assert job.doing == "healthy"
 
 
+def test_nobody_gets_a_successor_while_everyone_stands_still() -> None:
+    """
+    When a rank is noticed to straggle in an incident, then no second process is started, and the operator is told why.
+    """
+    job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
+    job.fault(1, "memory")
+    job.settle()
+    job.notice(3, "straggler", "its clock is throttled")
+    assert job.orders(Spawn) == []
+    (told,) = job.facts("rank_straggles")
+    assert told["why_not"] == "everyone stands still already"
+
+
 def test_a_straggler_gets_one_successor() -> None:
     """
     When a rank is noticed to straggle twice, then one second process is enough.
     """
     job = trained(placement=WITH_ROOM, spare={2: 2})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.notice(3, "straggler")
@@ -1275,7 +1569,7 @@ def test_a_node_that_is_given_up_takes_no_successor_with_it_into_the_job() -> No
     When the node on which a successor warms is isolated, then the successor is ended.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: (4,)}, world=5, spare={2: 1, 0: 2})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     successor = job.successors[3]
@@ -1349,7 +1643,7 @@ def test_an_agent_that_starts_anew_at_the_very_end_leaves_nobody_waiting() -> No
     the agent before, and nobody waits for them.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)})
-    job.muted = {(rank, "complete") for rank in range(4)}
+    job.script.muted = {(rank, "complete") for rank in range(4)}
     job.finish(0, 1, 2, 3)
     job.settle()
     assert job.doing == "exiting"
@@ -1367,10 +1661,10 @@ def test_a_rank_that_fails_at_the_very_end_leaves_nobody_waiting() -> None:
     another one, which is ended with its node.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
-    job.muted = {(0, "complete")}
+    job.script.muted = {(0, "complete")}
     job.finish()
     assert job.doing == "exiting"
     while job.over is None:

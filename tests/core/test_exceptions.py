@@ -101,7 +101,7 @@ def test_an_exception_of_one_that_is_to_take_over_is_no_fault_of_the_job(kind: F
     When a process that is to take over raises, then those who train are not disturbed.
     """
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.said.clear()

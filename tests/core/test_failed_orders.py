@@ -28,7 +28,7 @@ def test_a_rank_whose_state_has_not_come_in_a_rebuild_fetches_it_again() -> None
     nobody's source.
     """
     job = trained(promises=True)
-    job.failures[1, "rebuild"] = ["its sender raised"]
+    job.script.failures[1, "rebuild"] = ["its sender raised"]
     job.fault(1, "memory")
     job.settle()
     job.train()
@@ -46,7 +46,7 @@ def test_a_rank_that_cannot_hold_is_why_there_is_no_pause() -> None:
     everyone goes on.
     """
     job = trained()
-    job.failures[2, "hold"] = ["it has left the loop"]
+    job.script.failures[2, "hold"] = ["it has left the loop"]
     job.pause()
     job.settle()
     job.train()
@@ -62,7 +62,7 @@ def test_a_rank_that_cannot_be_released_is_an_incident() -> None:
     step, the kind and the words, and nobody's name: which of them is to blame is not known.
     """
     job = trained()
-    job.failures[2, "release"] = ["a peer has closed the connection"]
+    job.script.failures[2, "release"] = ["a peer has closed the connection"]
     job.pause()
     job.settle()
     job.go_on()
@@ -86,7 +86,7 @@ def test_an_older_checkpoint_is_tried_where_one_cannot_be_read() -> None:
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)})
     job.checkpointed(1)
     job.checkpointed(2)
-    job.failures = {(rank, "load"): ["a file is damaged"] * 2 for rank in range(4)}
+    job.script.failures = {(rank, "load"): ["a file is damaged"] * 2 for rank in range(4)}
     job.kill(0)
     job.settle()
     job.wait()
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again() -> None:
     begins with it.
     """
     job = ScriptedJob(2, resume=RESUME)
-    job.failures = {(rank, "load"): ["OSError: the disk is away"] * 2 for rank in range(2)}
+    job.script.failures = {(rank, "load"): ["OSError: the disk is away"] * 2 for rank in range(2)}
     job.start()
     job.wait()
     job.settle()
@@ -123,7 +123,7 @@ def test_who_cannot_read_the_checkpoint_takes_it_from_those_who_can() -> None:
     is given the state by one that has loaded it.
     """
     job = ScriptedJob(2, resume=RESUME)
-    job.failures[1, "load"] = ["a digest differs"] * 9
+    job.script.failures[1, "load"] = ["a digest differs"] * 9
     job.start()
     job.wait()
     job.settle()
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_nobody_can_read_ends_the_job_with_the_reason() -> Non
     reason are told.
     """
     job = ScriptedJob(2, resume=RESUME)
-    job.failures = {(rank, "load"): ["a digest differs"] * 9 for rank in range(2)}
+    job.script.failures = {(rank, "load"): ["a digest differs"] * 9 for rank in range(2)}
     job.start()
     job.wait()
     job.settle()
@@ -154,8 +154,8 @@ def test_a_resumed_job_does_not_begin_anew_when_its_checkpoint_cannot_be_read() 
     fails: it was not to begin from nothing.
     """
     job = ScriptedJob(2, policy=Policy(attempts=1), resume=RESUME)
-    job.muted = {(1, "load")}
-    job.failures[0, "load"] = ["a digest differs"]
+    job.script.muted = {(1, "load")}
+    job.script.failures[0, "load"] = ["a digest differs"]
     job.start()
     job.kill(1)
     job.settle()
@@ -171,7 +171,7 @@ def test_what_a_rank_could_not_load_is_why_the_next_is_tried() -> None:
     """
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)}, attempts=1)
     job.checkpointed(2)
-    job.failures[2, "load"] = ["a file is damaged"]
+    job.script.failures[2, "load"] = ["a file is damaged"]
     job.kill(0)
     job.settle()
     (incident,) = job.machine.incidents
@@ -187,7 +187,7 @@ def test_what_a_rank_could_not_take_back_is_why_the_next_is_tried() -> None:
     says so of the strategy.
     """
     job = trained(keeps=1, attempts=1, enable=frozenset({"retry", "dump"}))
-    job.failures[1, "restore"] = ["its digest is another"]
+    job.script.failures[1, "restore"] = ["its digest is another"]
     job.fault(2, "numeric", polluted=True)
     job.settle()
     assert tried(job)["retry"] == "rank 1 could not restore: its digest is another"
@@ -200,7 +200,7 @@ def test_who_has_finished_does_not_hang() -> None:
     """
     job = trained()
     job.finish(0)
-    job.ranks[0].waiting = job.ranks[2].waiting = False
+    job.ranks[0].loop.waiting = job.ranks[2].loop.waiting = False
     job.stall()
     job.settle()
     job.train()
@@ -213,7 +213,7 @@ def test_a_rank_that_cannot_leave_does_not_keep_the_others() -> None:
     When a rank answers that it could not end, then the job is over all the same when it has left.
     """
     job = trained()
-    job.failures[1, "end"] = ["a thread does not end"]
+    job.script.failures[1, "end"] = ["a thread does not end"]
     job.stop()
     job.settle()
     assert job.facts("order_failed") == [
@@ -229,12 +229,12 @@ def test_what_a_script_begins_with_is_no_copy_of_what_the_checkpoint_holds() -> 
     all the same: everyone holds step 0, which is not where the job was.
     """
     job = ScriptedJob(4, resume=("/run/checkpoints/step-00000005", 5))
-    job.muted = {(rank, "load") for rank in range(4)}
+    job.script.muted = {(rank, "load") for rank in range(4)}
     job.lead(1)
     job.come(0)
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
     job.settle()
-    job.muted = set()
+    job.script.muted = set()
     job.fault(1, "network")
     job.settle()
     job.train()
@@ -252,8 +252,8 @@ def test_a_new_process_of_a_resumed_job_has_nothing_to_go_on_from() -> None:
     job = ScriptedJob(2, policy=Policy(attempts=1), resume=resume).start()
     job.train(2)
     job.said.clear()
-    job.failures[0, "load"] = ["a file is damaged"]
-    job.muted = {(1, "load")}
+    job.script.failures[0, "load"] = ["a file is damaged"]
+    job.script.muted = {(1, "load")}
     job.kill(0)
     job.kill(1)
     job.settle()
@@ -267,7 +267,7 @@ def test_a_check_that_passes_with_a_remark_has_passed() -> None:
     When a rank passes and says something about it, then the check has passed.
     """
     job = trained()
-    job.verdicts = {1: ("pass", "all links are fine")}
+    job.script.verdicts = {1: ("pass", "all links are fine")}
     job.pause("links")
     job.settle()
     assert job.machine.checked == "passed"
@@ -307,7 +307,7 @@ def test_a_checkpoint_that_has_been_removed_is_not_gone_back_to(
     job = trained(groups=groups, keep_checkpoints=keep, attempts=9, enable=frozenset({"recover"}))
     for step in (1, 3, 2):
         job.checkpointed(step)
-    job.failures[0, "load"] = ["a digest differs"] * 20
+    job.script.failures[0, "load"] = ["a digest differs"] * 20
     job.kill(0)
     job.settle()
     while job.over is None:

@@ -142,7 +142,7 @@ def test_a_rank_that_flaps_is_named_even_where_another_one_fails() -> None:
     """
     job = trained(flaps=1)
     fails(job, "process")
-    job.slow = {2}
+    job.script.slow = {2}
     job.kill(1)
     job.kill(2)
     job.settle()

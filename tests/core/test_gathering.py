@@ -67,7 +67,7 @@ def test_a_limit_that_passes_while_nodes_are_awaited_ends_nothing_else() -> None
     nodes are waited for all the same.
     """
     job = ScriptedJob(6, placement=NODES)
-    job.slow = {1}
+    job.script.slow = {1}
     job.lead(1)
     job.come(0)
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
@@ -95,7 +95,7 @@ def test_a_job_that_has_gathered_waits_for_no_more_nodes() -> None:
     assert job.doing == "healthy"
     assert job.machine.next_deadline() is None
     job.now += 7200.0
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     job.settle()
     assert job.doing == "awaiting"

@@ -111,11 +111,11 @@ def test_a_rank_that_is_lost_while_all_load_has_everyone_load_again(
     """
     job = trained(derives=derives)
     job.checkpointed(1)
-    job.muted = {(1, "load")}
+    job.script.muted = {(1, "load")}
     job.fault(2, "numeric", polluted=True)
     job.settle()
     assert job.doing == "repairing"
-    job.muted = set()
+    job.script.muted = set()
     job.kill(lost)
     job.settle()
     job.train()
@@ -133,7 +133,7 @@ def test_what_one_rank_cannot_read_is_left_by_those_who_have_read_it() -> None:
     job = trained(derives=False)
     job.checkpointed(1)
     job.checkpointed(2)
-    job.failures[1, "load"] = ["a file is damaged"] * 2
+    job.script.failures[1, "load"] = ["a file is damaged"] * 2
     job.fault(2, "numeric", polluted=True)
     job.settle()
     job.wait()
@@ -142,6 +142,46 @@ def test_what_one_rank_cannot_read_is_left_by_those_who_have_read_it() -> None:
     assert [(o.to, o.step) for o in job.orders(Load)] == [(ALL, 2), (ALL, 2), (ALL, 1)]
     assert [r.step for r in job.orders(Rollback)] == [1]
     assert strategies(job) == ["retry"]
+
+
+def test_a_checkpoint_that_gets_complete_while_a_process_starts_is_loaded() -> None:
+    """
+    When a checkpoint of a later step than the ranks hold is complete only after the strategy was chosen, then it is
+    loaded, and the plan names its step.
+    """
+    job = trained()
+    job.script.slow = {3}
+    job.kill(3)
+    job.settle()
+    assert job.machine.incident.decision.plan is not None
+    assert job.machine.incident.decision.plan.step == 3
+    job.checkpointed(4)
+    job.arrive(3)
+    job.settle()
+    job.train()
+    assert [(order.directory, order.step) for order in job.orders(Load)] == [("/periodic/4", 4)]
+    plan = job.machine.incidents[-1].decision.plan
+    assert plan is not None
+    assert plan.repair is not None
+    assert (plan.step, plan.repair.load) == (4, "/periodic/4")
+
+
+def test_a_reservation_about_a_step_is_dropped_when_all_go_back_behind_it() -> None:
+    """
+    When a copy could not be read at the end of a step, and all go back to an earlier step in the same incident, then the
+    report says nothing of it: the step is computed again.
+    """
+    job = trained(keeps=2)
+    job.ranks[2].state.content = ""
+    job.kill(1)
+    job.settle()
+    assert len(job.machine.incident.exactness.sentences) == 1
+    job.ranks[2].state.content = "right"
+    job.fault(3, "numeric", polluted=True)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert (incident["step"], incident["inexact"]) == (3, [])
 
 
 def test_a_copy_that_is_kept_is_nearer_than_a_checkpoint() -> None:
@@ -181,7 +221,7 @@ def test_a_rank_ahead_takes_back_its_own_copy() -> None:
     for rank in (0, 2):
         job.window(rank)
         job.close(rank)
-    job.stuck = {1, 3}
+    job.script.stuck = {1, 3}
     job.fault(1, "network")
     job.settle()
     assert [(r.to, r.step) for r in job.orders(Restore)] == [((0, 2), 3)]
@@ -248,7 +288,7 @@ def test_the_earliest_of_several_pollutions_counts() -> None:
     job.window(1)
     job.close(1)
     job.fault(1, "numeric", polluted=True)
-    job.stuck = {0, 2, 3}
+    job.script.stuck = {0, 2, 3}
     job.fault(2, "numeric", polluted=True)
     job.settle()
     assert {r.step for r in job.orders(Restore)} == {2}
@@ -350,6 +390,19 @@ def test_who_knows_how_old_it_is_takes_everyone_back_so_far(*, noticed: bool) ->
     assert job.orders(Load)[-1].directory == "/periodic/1"
 
 
+def test_a_rank_that_was_long_not_heard_may_have_come_further() -> None:
+    """
+    When it is noticed from outside after which step numbers went wrong, and the rank has not been heard since an earlier
+    step, then all go back behind that step: ranks may have completed later steps meanwhile.
+    """
+    job = trained(keeps=2)
+    assert job.machine._job.ranks.states[2].position.step == 1
+    job.notice(2, "numeric", not_after=2)
+    job.settle()
+    job.train()
+    assert [(order.to, order.step) for order in job.orders(Restore)] == [(ALL, 2)]
+
+
 @pytest.mark.parametrize(
     ("limits", "step"), [((1, 2), 1), ((2, 1), 1), ((2, None), 2), ((None, 1), 1)]
 )
@@ -415,7 +468,7 @@ def test_a_pollution_counts_however_late_the_rank_is_heard_that_says_so(says: st
     another round, then it was in the loop all the same: what it says to have spread takes everyone back.
     """
     job = trained(keeps=2)
-    job.muted = {(1, "resume")}
+    job.script.muted = {(1, "resume")}
     job.kill(1)
     job.settle()
     (resume,) = job.orders(Resume)
@@ -423,13 +476,13 @@ def test_a_pollution_counts_however_late_the_rank_is_heard_that_says_so(says: st
     resumed = late.answer(resume, "resume", None, found=("pass", ""), at=job.now)
     late.training = True
     job.train(2)
-    job.muted = {(0, "freeze")}
+    job.script.muted = {(0, "freeze")}
     job.fault(2, "network")
     job.settle()
     step = Trained(rank=1, incarnation=1, step=4, at=job.now)
     job.report(resumed if says == "that it goes on" else step)
     job.fault(1, "numeric", polluted=True)
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     assert {restore.step for restore in job.orders(Restore)} == {4}
@@ -441,16 +494,16 @@ def test_a_rank_that_could_not_go_on_has_spread_nothing() -> None:
     contributed nothing: nobody goes back.
     """
     job = trained(keeps=2)
-    job.failures[1, "resume"] = ["the script is gone"]
+    job.script.failures[1, "resume"] = ["the script is gone"]
     job.kill(1)
     while not job.orders(Resume):
         job._obey(job._queue.popleft())
-    job.muted = {(0, "freeze")}
+    job.script.muted = {(0, "freeze")}
     job.settle()
     assert job.doing == "freezing"
     evidence = "the loss of rank 1 has diverged"
     job.report(Noticed(rank=1, kind="numeric", evidence=evidence, polluted=True, at=job.now))
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     job.train()
@@ -518,7 +571,7 @@ def test_a_guess_about_how_far_to_go_back_is_no_reason_to_end() -> None:
     for _ in range(2):
         job.fault(2, "numeric")
         if job.machine.incident.spread.ceiling is not None:
-            job.ranks[0].backups = ()
+            job.ranks[0].state.backups = ()
         job.settle()
     job.train()
     assert job.orders(Restore) == []
@@ -539,11 +592,11 @@ def test_what_a_plugin_rules_out_after_a_guess_was_dropped_is_no_guess() -> None
     job.advise()
     job.settle()
     job.fault(2, "numeric")
-    job.ranks[0].backups = ()
+    job.ranks[0].state.backups = ()
     job.settle()
     assert job.machine.incident.spread.ceiling is None
     job.checkpointed(2)
-    job.failures[0, "load"] = ["the manifest is damaged"]
+    job.script.failures[0, "load"] = ["the manifest is damaged"]
     job.advise(strategy="mine", base="retry", not_after=2)
     job.settle()
     job.advise()
@@ -599,7 +652,7 @@ def test_a_copy_that_cannot_be_taken_back_is_fetched_from_others() -> None:
     who can give it; so does the one whose numbers went wrong, whose word was cut off.
     """
     job = trained(keeps=1)
-    job.failures[1, "restore"] = ["digest differs"]
+    job.script.failures[1, "restore"] = ["digest differs"]
     job.fault(2, "numeric", polluted=True)
     job.settle()
     job.train()

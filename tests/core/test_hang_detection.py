@@ -2,6 +2,8 @@
 The watch over progress: limits that are learnt, silence that is judged.
 """
 
+from dataclasses import replace
+
 from tft.core.job.policy import Policy
 from tft.core.link.hang_detection import HangDetection
 from tft.protocol.messages import Beat, Position, Pulse
@@ -9,13 +11,15 @@ from tft.protocol.messages import Beat, Position, Pulse
 POLICY = Policy(stall_floor=1.0, stall_factor=20.0, first_step=600.0)
 
 
-def beat(at: float, step: int, *, moved: float | None = None, training: bool = True) -> Beat:
+def beat(
+    at: float, step: int, *, moved: float | None = None, training: bool = True, incarnation: int = 0
+) -> Beat:
     """
     One rank of one node.
     """
     pulse = Pulse(
         rank=0,
-        incarnation=0,
+        incarnation=incarnation,
         position=Position(step=step, window=False),
         training=training,
         moved=at if moved is None else moved,
@@ -40,6 +44,69 @@ def test_the_limit_is_learnt_from_the_steps_of_the_job() -> None:
     """
     assert learnt(0.5)[0].limit() == 10.0
     assert learnt(0.001)[0].limit() == 1.0
+
+
+def test_a_step_that_is_three_times_as_long_as_the_longest_recent_one_is_no_stall() -> None:
+    """
+    When one of the last 64 steps was long, then three times its length is the limit; when 64 more
+    steps have followed, then that step is forgotten.
+    """
+    watch = HangDetection(POLICY)
+    watch.heard(beat(0.0, 0), 0.0)
+    for step in range(1, 65):
+        at = 10.0 + (step - 1) * 0.1
+        watch.heard(beat(at, step), at)
+    assert watch.limit() == 30.0
+    watch.heard(beat(at + 0.1, 65), at + 0.1)
+    assert round(watch.limit(), 6) == 2.0
+
+
+def test_steps_that_end_between_two_beats_share_the_time_between_them() -> None:
+    """
+    When ten steps of 0.05 s end between two beats, then steps of 0.05 s are learnt.
+    """
+    watch = HangDetection(POLICY)
+    for count in range(8):
+        watch.heard(beat(count * 0.5, count * 10), count * 0.5)
+    assert watch.limit() == 1.0
+
+
+def test_a_step_lasts_until_the_next_one_although_the_rank_moves_within_it() -> None:
+    """
+    When a rank is seen to move twice in each step of half a second, then steps of half a second
+    are learnt.
+    """
+    watch = HangDetection(POLICY)
+    for count in range(20):
+        watch.heard(beat(count * 0.25, count // 2), count * 0.25)
+    assert watch.limit() == 10.0
+
+
+def test_the_limit_is_learnt_from_five_steps() -> None:
+    """
+    When four steps are done, then the limit is that of a first step; when five are, it is learnt.
+    """
+    watch = HangDetection(POLICY)
+    for step in range(5):
+        watch.heard(beat(step * 0.5, step), step * 0.5)
+    assert watch.limit() == 600.0
+    watch.heard(beat(2.5, 5), 2.5)
+    assert watch.limit() == 10.0
+
+
+def test_the_time_in_which_a_process_is_replaced_is_no_step_time() -> None:
+    """
+    When a rank goes on in another process after 50 s, then the limit is not learnt from these
+    50 s, but the next step of the new process counts.
+    """
+    watch = HangDetection(POLICY)
+    for step in range(5):
+        watch.heard(beat(step * 0.5, step), step * 0.5)
+    watch.heard(beat(52.0, 4, incarnation=1), 52.0)
+    watch.heard(beat(52.5, 5, incarnation=1), 52.5)
+    assert watch.limit() == 10.0
+    watch.heard(beat(102.5, 6, incarnation=2), 102.5)
+    assert watch.limit() == 10.0
 
 
 def test_before_step_times_are_known_the_limit_is_that_of_a_first_step() -> None:
@@ -74,6 +141,47 @@ def test_a_machine_that_was_paused_is_not_a_rank_that_hangs() -> None:
     assert watch.heard(beat(at + 30.9, 11, moved=at), at + 30.9) is None
 
 
+def test_a_node_that_was_paused_for_two_seconds_begins_anew() -> None:
+    """
+    When two seconds lie between the beats of a node whose steps take less, then its silence counts
+    from the second beat, whatever the clock of the node shows.
+    """
+    for ours in (0.0, 1_000_000.0, -1_000_000.0):
+        watch = HangDetection(POLICY)
+        for step in range(100, 112):
+            watch.heard(beat(step * 0.05, step), ours + step * 0.05)
+        assert watch.limit() == 1.0
+        silences = [
+            watch.heard(beat(at, 111, moved=5.55), ours + at) for at in (6.5, 8.5, 9.4, 9.6)
+        ]
+        assert [silence is not None for silence in silences] == [False, False, False, True]
+
+
+def test_a_beat_that_comes_late_or_twice_does_not_hide_a_hang() -> None:
+    """
+    When a beat arrives 500 s after it was sent, or once more 30 s after it arrived, then the hang
+    that follows it is noticed as soon as the limit allows.
+    """
+    late, at = learnt(0.1)
+    assert late.heard(beat(at + 0.5, 11, moved=at), at + 500.0) is None
+    twice, at = learnt(0.1)
+    assert twice.heard(beat(at, 11), at + 30.0) is None
+    for watch in (late, twice):
+        assert watch.heard(beat(at + 1.0, 11, moved=at), at + 1.0) is None
+        assert watch.heard(beat(at + 1.9, 11, moved=at), at + 1.9) is None
+        assert watch.heard(beat(at + 2.5, 11, moved=at), at + 2.5) is not None
+
+
+def test_a_hang_is_noticed_on_a_node_that_has_started_again() -> None:
+    """
+    When a node starts again and its clock with it, then a hang that follows is noticed.
+    """
+    watch, at = learnt(0.1)
+    for sent in (0.2, 1.0, 1.9):
+        assert watch.heard(beat(sent, 11, moved=0.2), at + 30.0 + sent) is None
+    assert watch.heard(beat(2.5, 11, moved=0.2), at + 32.5) is not None
+
+
 def test_a_beat_that_comes_late_is_not_a_rank_that_hangs() -> None:
     """
     When the broker was away, then what counts is how old the movement was when the beat left.
@@ -87,7 +195,23 @@ def test_ranks_that_are_out_of_the_loop_cannot_stall() -> None:
     When everyone is parked in an incident, then silence means nothing.
     """
     watch, at = learnt(0.1)
-    assert watch.heard(beat(at + 99, 11, moved=at, training=False), at + 99) is None
+    for _ in range(20):
+        at += 0.5
+        assert watch.heard(beat(at, 11, moved=1.1, training=False), at) is None
+        assert watch.heard(Beat(node=1, pulses=(), at=at), at) is None
+
+
+def test_a_rank_that_moves_out_of_the_loop_does_not_hide_a_hang() -> None:
+    """
+    When one rank moves out of the loop and another one stands still in it, then the silence of the
+    second one is a stall.
+    """
+    watch, at = learnt(0.1)
+    for after in (0.5, 1.0, 1.5, 2.0, 2.5):
+        (hangs,) = beat(at + after, 11, moved=at).pulses
+        out = replace(hangs, rank=1, moved=at + after, training=False)
+        silence = watch.heard(Beat(node=0, pulses=(hangs, out), at=at + after), at + after)
+    assert silence is not None
 
 
 def test_after_a_resume_silence_counts_from_there() -> None:
@@ -97,6 +221,54 @@ def test_after_a_resume_silence_counts_from_there() -> None:
     watch, at = learnt(0.1)
     watch.resumed(at + 50.0)
     assert watch.heard(beat(at + 51.0, 11, moved=at), at + 51.0) is None
+
+
+def test_silence_counts_from_a_resume_by_the_clock_of_every_node() -> None:
+    """
+    When no rank moves after an incident of ten seconds, then the stall is noticed when the limit
+    has passed since the resume, whatever the clock of the node shows.
+    """
+    for ours in (0.0, 1_000_000.0, -1_000_000.0):
+        watch = HangDetection(POLICY)
+        for step in range(100, 112):
+            watch.heard(beat(step * 0.125, step), ours + step * 0.125)
+        for count in range(20):
+            at = 14.0 + count * 0.5
+            watch.heard(beat(at, 111, moved=13.875, training=False), ours + at)
+        watch.resumed(ours + 24.0)
+        assert watch.limit() == 25.0
+        moments = [24.5 + count * 0.5 for count in range(51)]
+        silences = [watch.heard(beat(at, 111, moved=13.875), ours + at) for at in moments]
+        assert silences == [None] * 50 + [25.5]
+
+
+def test_a_resume_does_not_take_back_progress_that_was_heard() -> None:
+    """
+    When a rank has moved after the moment of the resume, then silence counts from that movement.
+    """
+    watch, at = learnt(0.1)
+    watch.resumed(at - 1.0)
+    assert watch.heard(beat(at + 0.5, 12), at + 0.5) is None
+    watch.resumed(at - 1.0)
+    silences = [
+        watch.heard(beat(at + after, 12, moved=at - 60.0), at + after)
+        for after in (0.5 + 0.9 * count for count in range(1, 23))
+    ]
+    assert silences == [None] * 22
+
+
+def test_the_first_step_after_a_resume_may_take_ten_times_as_long() -> None:
+    """
+    When training has just gone on, then the limit is ten times the learnt one until a step is done.
+    The time of the incident is no step time.
+    """
+    watch, at = learnt(0.5)
+    watch.resumed(at + 100.0)
+    assert watch.limit() == 100.0
+    watch.heard(beat(at + 100.0, 12), at + 100.0)
+    assert watch.limit() == 100.0
+    watch.heard(beat(at + 100.5, 13), at + 100.5)
+    assert watch.limit() == 10.0
 
 
 def test_a_node_is_lost_only_while_another_one_is_heard() -> None:
@@ -110,6 +282,40 @@ def test_a_node_is_lost_only_while_another_one_is_heard() -> None:
     watch.heard(other, 60.0)
     assert watch.silent(60.0) == [0]
     assert watch.silent(60.0) == []
+
+
+def test_before_the_first_beat_no_node_is_lost() -> None:
+    """
+    When no node has sent a beat yet, then no node is lost.
+    """
+    assert HangDetection(POLICY).silent(60.0) == []
+
+
+def test_a_node_that_never_sends_a_beat_is_lost() -> None:
+    """
+    When a node is up, and after ten seconds only another one has sent beats, then it is lost. A
+    beat that has arrived meanwhile counts.
+    """
+    watch = HangDetection(Policy(node_silence=10.0))
+    for node in (0, 1, 2):
+        watch.expect(node, 0.0)
+    watch.heard(Beat(node=1, pulses=(), at=5.0), 5.0)
+    watch.expect(1, 5.5)
+    watch.heard(Beat(node=0, pulses=(), at=10.0), 10.0)
+    assert watch.silent(10.0) == []
+    assert watch.silent(10.5) == [2]
+
+
+def test_a_second_without_any_beat_is_not_the_fault_of_a_node() -> None:
+    """
+    When the last beat of any node came one second ago, then a silent node is lost; when it came
+    earlier, then the bus or the controller may be the cause.
+    """
+    watch = HangDetection(Policy(node_silence=10.0))
+    for node, at in ((0, 0.0), (1, 60.0)):
+        watch.heard(Beat(node=node, pulses=(), at=at), at)
+    assert watch.silent(61.5) == []
+    assert watch.silent(61.0) == [0]
 
 
 def test_a_node_may_have_a_clock_of_its_own() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.core.lives import trained
-from tft.core.job.incident import Fault, Incident, Progress, Spread
+from tft.core.job.incident import Exactness, Fault, Incident, Progress, Spread
 from tft.core.job.policy import Policy
 from tft.protocol.messages import FaultKind, Position
 from tft.testing.scripted import ScriptedJob
@@ -125,6 +125,16 @@ def test_steps_that_are_computed_again_are_lost(step: int | None, lost: int) -> 
     was interrupted is not.
     """
     assert Progress(furthest=8, step=step).steps_lost == lost
+
+
+def test_a_reservation_about_a_step_that_is_computed_again_is_dropped() -> None:
+    """
+    When all members go on from the end of step 5, then reservations about step 5 and earlier steps
+    stay, and those about later steps are dropped.
+    """
+    exactness = Exactness(reservations=[(4, "four"), (5, "five"), (6, "six")])
+    exactness.returns_to(5)
+    assert exactness.sentences == ["four", "five"]
 
 
 def phases(job: ScriptedJob) -> list[str]:

@@ -5,7 +5,7 @@ The last checkpoint: of whose copies it is made, and what is said when it cannot
 import pytest
 
 from tests.core.lives import strategies, trained, tried
-from tft.protocol.messages import Commit, End, EndNode, OrderName, Restore, Save
+from tft.protocol.messages import Commit, End, EndNode, OrderName, Rebuild, Restore, Save
 from tft.testing.scripted import ScriptedJob
 
 CAN_ONLY_DUMP = frozenset({"dump"})
@@ -17,7 +17,7 @@ def test_who_cannot_write_holds_nothing_that_could_be_saved() -> None:
     nothing more: the shard is named as missing, and so is why.
     """
     job = trained(groups={"a": (0, 1), "b": (2, 3)}, enable=CAN_ONLY_DUMP)
-    job.failures[2, "save"] = ["OSError: no space left on device"]
+    job.script.failures[2, "save"] = ["OSError: no space left on device"]
     job.kill(3)
     job.settle()
     assert job.orders(Commit) == []
@@ -35,7 +35,7 @@ def test_a_shard_that_nobody_has_is_named_though_nobody_could_commit_either() ->
     not that nobody is left.
     """
     job = trained(world=2, enable=CAN_ONLY_DUMP)
-    job.failures[1, "save"] = ["OSError: no space left on device"]
+    job.script.failures[1, "save"] = ["OSError: no space left on device"]
     job.kill(0)
     job.settle()
     assert "shard 'dense'" in tried(job)["dump"]
@@ -46,7 +46,9 @@ def test_where_nobody_can_commit_that_is_the_reason() -> None:
     When everyone who is left can write but not commit, then that is said, with the reason of each.
     """
     job = trained(world=3, enable=CAN_ONLY_DUMP)
-    job.failures[1, "commit"] = job.failures[2, "commit"] = ["OSError: stale file handle"] * 2
+    job.script.failures[1, "commit"] = job.script.failures[2, "commit"] = [
+        "OSError: stale file handle"
+    ] * 2
     job.kill(0)
     job.settle()
     assert tried(job)["dump"] == (
@@ -73,10 +75,10 @@ def test_what_was_written_before_it_was_planned_anew_is_not_counted() -> None:
     have written since.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=CAN_ONLY_DUMP)
-    job.muted = {(2, "save")}
+    job.script.muted = {(2, "save")}
     job.stop(0)
     job.settle()
-    job.muted = set()
+    job.script.muted = set()
     job.lose_node(0)
     job.settle()
     (commit,) = job.orders(Commit)
@@ -90,7 +92,7 @@ def test_an_incident_that_is_cut_short_by_the_end_has_not_been_recovered_from() 
     """
     job = trained(2)
     job.checkpointed(2)
-    job.slow = {0, 1}
+    job.script.slow = {0, 1}
     job.kill(0)
     job.kill(1)
     job.settle()
@@ -101,6 +103,58 @@ def test_an_incident_that_is_cut_short_by_the_end_has_not_been_recovered_from() 
     assert (job.machine.outcome.result, job.machine.outcome.code) == ("cancelled", 143)
     (incident,) = job.reports()
     assert (incident["strategy"], incident["pids_kept"]) == ("exit", None)
+
+
+def test_a_last_checkpoint_of_an_earlier_step_has_no_reservation_about_a_later_one() -> None:
+    """
+    When a copy could not be read at the end of a step, and then an earlier step is saved, then the report says nothing
+    of that copy, and it says what the loops do in their tails.
+    """
+    job = trained(keeps=2)
+    job.ranks[2].state.content = ""
+    job.kill(1)
+    job.settle()
+    assert "could not be read" in job.machine.incident.exactness.sentences[0]
+    job.ranks[2].state.content = "right"
+    for one in job.ranks.values():
+        one.loop.inexact = ("the loop draws",)
+    job.fault(3, "numeric", polluted=True)
+    job.stop(0)
+    job.settle()
+    assert {save.step for save in job.orders(Save)} == {2}
+    assert job.reports()[-1]["inexact"] == ["ranks [0, 1, 2, 3]: the loop draws"]
+
+
+def test_a_rank_with_another_process_saves_what_is_its_own_itself() -> None:
+    """
+    When a rank has got another process, and then all is saved, then the rank saves its own RNG and data position, and
+    no other rank saves what the lost process had captured.
+    """
+    job = trained()
+    job.kill(3)
+    while not job.orders(Rebuild):
+        job.obey_next()
+    job.stop(0)
+    job.settle()
+    saves = [(save.to, save.private) for save in job.orders(Save)]
+    assert saves == [((rank,), {}) for rank in range(4)]
+
+
+def test_a_process_that_joins_a_job_that_is_over_is_told_so_with_those_who_leave() -> None:
+    """
+    When a process calls `tft.init` after the end was decided, then it is told to leave like the others that have not
+    left yet, in the order of the ranks.
+    """
+    job = trained(world=9)
+    job.script.slow = {8}
+    job.kill(8)
+    job.settle()
+    job.stop(0)
+    job.script.muted = {(1, "end")}
+    job.settle()
+    assert job.doing == "exiting"
+    job.join(job.ranks[8])
+    assert job.orders(End)[-1].to == (1, 8)
 
 
 def test_a_last_checkpoint_is_called_as_the_job_was_told() -> None:
@@ -147,7 +201,7 @@ def outside(*muted: tuple[int, OrderName]) -> ScriptedJob:
     job.lose_node(1)
     job.settle()
     assert job.machine.members == {2, 3}
-    job.muted = set(muted)
+    job.script.muted = set(muted)
     job.stop(0)
     job.settle()
     assert job.doing == "dumping"
@@ -203,12 +257,12 @@ def test_once_all_is_saved_one_outside_that_does_not_commit_may_go() -> None:
     )  # fmt: skip
     job.lose_node(2)
     job.settle()
-    job.muted = {(0, "commit")}
+    job.script.muted = {(0, "commit")}
     job.stop(0)
     job.settle()
     saves = len(job.orders(Save))
     job.kill(2)
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     assert len(job.orders(Save)) == saves
@@ -221,8 +275,8 @@ def test_nothing_is_saved_any_more_when_it_has_turned_out_that_nothing_can_be() 
     When all who hold a shard fail to write it, then the job ends, and nobody is told to save after that.
     """
     job = trained(groups={"a": (0, 1), "b": (2, 3)}, enable=frozenset({"dump"}))
-    job.failures = {(rank, "save"): ["the disk is full"] * 4 for rank in (2, 3)}
-    job.muted = {(0, "save"), (0, "end")}
+    job.script.failures = {(rank, "save"): ["the disk is full"] * 4 for rank in (2, 3)}
+    job.script.muted = {(0, "save"), (0, "end")}
     job.kill(1)
     job.settle()
     assert job.doing == "exiting"
@@ -232,13 +286,36 @@ def test_nothing_is_saved_any_more_when_it_has_turned_out_that_nothing_can_be() 
     assert job.orders(Save)
 
 
+def test_nothing_is_saved_any_more_when_one_outside_had_the_last_copy() -> None:
+    """
+    When no member can write a shard, and the rank outside the job that could ends, then the job ends, and nobody is told
+    to save after that.
+    """
+    job = trained(
+        placement={0: (0,), 1: (1,), 2: (2, 3)}, columns={0: (0, 1), 1: (0, 1)},
+        enable=frozenset({"scale_in", "dump"}),
+    )  # fmt: skip
+    job.lose_node(1)
+    job.settle()
+    job.script.failures = {(rank, "save"): ["the disk is full"] * 4 for rank in (2, 3)}
+    job.script.muted = {(0, "save"), (2, "end")}
+    job.stop(0)
+    job.settle()
+    assert job.doing == "dumping"
+    job.kill(0)
+    job.settle()
+    assert job.doing == "exiting"
+    kinds = [type(said) for said in job.said if isinstance(said, Save | End)]
+    assert kinds == sorted(kinds, key=[Save, End].index)
+
+
 def test_who_cannot_take_its_copy_back_still_saves_what_is_its_own() -> None:
     """
     When a rank that is to save a shard cannot take back the copy of it, then another one saves that,
     and the rank what is its own: nobody else has it.
     """
     job = trained(world=3, keeps=1, enable=CAN_ONLY_DUMP)
-    job.failures[0, "restore"] = ["its digest is another"]
+    job.script.failures[0, "restore"] = ["its digest is another"]
     job.fault(2, "numeric", polluted=True)
     job.settle()
     assert [restore.to for restore in job.orders(Restore)] == [(0,), (1,)]
@@ -257,7 +334,7 @@ def test_where_nobody_can_take_a_copy_back_that_is_the_reason() -> None:
     each is said.
     """
     job = trained(world=2, keeps=1, enable=CAN_ONLY_DUMP)
-    job.failures = {(rank, "restore"): [f"bit {rank} is another"] * 3 for rank in (0, 1)}
+    job.script.failures = {(rank, "restore"): [f"bit {rank} is another"] * 3 for rank in (0, 1)}
     job.fault(1, "numeric", polluted=True)
     job.settle()
     assert job.orders(Save) == []
@@ -273,8 +350,8 @@ def test_what_is_a_ranks_own_is_saved_of_another_step_than_it_was_asked_for() ->
     which another holds, and with it what the rank had captured of its own then.
     """
     job = trained(world=2, enable=CAN_ONLY_DUMP)
-    job.failures[0, "save"] = ["OSError: no space left on device"]
-    job.stuck = {1}
+    job.script.failures[0, "save"] = ["OSError: no space left on device"]
+    job.script.stuck = {1}
     job.window(0)
     job.stop(0)
     job.settle()
@@ -314,7 +391,7 @@ def test_what_is_planned_anew_is_written_without_further_copies() -> None:
     taken the room, then it is written anew without any.
     """
     job = trained(save_copies=True, enable=CAN_ONLY_DUMP)
-    job.failures[0, "save"] = ["OSError: no space left on device"]
+    job.script.failures[0, "save"] = ["OSError: no space left on device"]
     job.kill(3)
     job.settle()
     first, second = job.orders(Save)[:3], job.orders(Save)[3:]

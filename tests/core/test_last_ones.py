@@ -2,8 +2,22 @@
 Those that are left: the room that several share, the last to finish, what the others left behind.
 """
 
+import pytest
+
 from tests.core.lives import strategies, trained, tried
-from tft.protocol.messages import End, Fetch, Finished, Freeze, Kill, Rollback, Spawn
+from tft.core.job.policy import STRATEGIES, Policy
+from tft.protocol.messages import (
+    End,
+    Fetch,
+    Finished,
+    Freeze,
+    Kill,
+    Ready,
+    Rollback,
+    ShardCopies,
+    Spawn,
+)
+from tft.testing.scripted import ScriptedJob
 
 PAIRS = {"a": (0, 2, 4), "b": (1, 3, 5)}
 
@@ -31,12 +45,32 @@ def test_all_who_do_not_answer_are_ended_and_asked_nothing_more() -> None:
     are asked again.
     """
     job = trained()
-    job.muted = {(1, "freeze"), (2, "freeze")}
+    job.script.muted = {(1, "freeze"), (2, "freeze")}
     job.pause()
     job.settle()
     job.wait()
     assert job.orders(Freeze)[-1].to == (0, 3)
     assert [kill.rank for kill in job.orders(Kill)] == [1, 2]
+
+
+def test_the_last_ones_have_the_time_of_what_is_called_after_the_last_step() -> None:
+    """
+    When one rank calls something after its steps, and another has finished, then the others have that time besides the
+    usual limit.
+    """
+    job = ScriptedJob(3, Policy(tail=50.0), strategies=STRATEGIES)
+    job.script.slow = {0}
+    job.start()
+    job.join(job.ranks[0])
+    job.ranks[0].state.shards = ("dense",)
+    dense = ShardCopies(shard="dense", ranks=(0, 1, 2))
+    job.report(Ready(rank=0, incarnation=0, shards=(dense,), after=60.0, at=job.now))
+    job.settle()
+    job.train(2)
+    job.finish(1)
+    deadline = job.machine.next_deadline()
+    assert deadline is not None
+    assert deadline - job.now == pytest.approx(110.0, abs=0.1)
 
 
 def test_who_has_left_the_loop_and_is_never_heard_is_noticed_at_last() -> None:
@@ -45,7 +79,7 @@ def test_who_has_left_the_loop_and_is_never_heard_is_noticed_at_last() -> None:
     for ever: after the limit they are asked where they stand, and it does not answer.
     """
     job = trained(tail=50.0)
-    job.ranks[1].training, job.ranks[1].done, job.ranks[1].hung = False, True, True
+    job.ranks[1].training, job.ranks[1].loop.done, job.ranks[1].hung = False, True, True
     job.finish()
     assert job.doing == "healthy"
     assert job.machine.next_deadline() is not None
@@ -135,7 +169,7 @@ def test_no_copy_that_was_left_behind_is_a_source_when_the_others_have_gone_back
         job.settle()
     job.train()
     assert [r.step for r in job.orders(Rollback)] == [4, 3, 2]
-    assert 3 in job.ranks[4].backups
+    assert 3 in job.ranks[4].state.backups
     job.fault(0, "memory")
     job.settle()
     (fetch,) = job.orders(Fetch)
@@ -189,10 +223,10 @@ def test_a_process_that_joins_after_the_end_was_decided_is_told_so() -> None:
     the others did: it does not wait until its node ends it.
     """
     job = trained()
-    job.slow = {3}
+    job.script.slow = {3}
     job.kill(3)
     job.settle()
-    job.muted = {(0, "end")}  # somebody still has to leave
+    job.script.muted = {(0, "end")}  # somebody still has to leave
     job.stop()
     job.settle()
     assert job.doing == "exiting"

@@ -22,7 +22,7 @@ def stranded(*, lost: bool = True, room: int = 1, **facts: int) -> ScriptedJob:
     if lost:
         job.lose_node(1)
     else:
-        job.deaf = {1}
+        job.script.deaf = {1}
         for rank in (2, 3):
             job.notice(rank, "process", "its card is gone")
     while job.doing != "choosing":
@@ -65,7 +65,7 @@ def test_who_was_started_late_is_started_again_as_often_as_any_other() -> None:
     job = stranded(room=2, respawns=2)
     for _ in range(2):
         job.advise(strategy="recover")
-        job.slow = {2}
+        job.script.slow = {2}
         job.settle()
         assert job.machine.incident.decision.strategy == "recover"
         job.kill(2)

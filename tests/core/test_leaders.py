@@ -19,9 +19,9 @@ def test_a_leader_speaks_in_its_own_epoch() -> None:
     its epoch, which the machine knows.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)})
-    job.gone = {1}  # its agent hears nothing
+    job.script.gone = {1}  # its agent hears nothing
     job.kill(3)
-    job.muted = {(1, "regroup")}
+    job.script.muted = {(1, "regroup")}
     job.fault(2, "network")
     job.settle()
     job.lead(7)
@@ -29,7 +29,7 @@ def test_a_leader_speaks_in_its_own_epoch() -> None:
     said = job.machine.outstanding()
     assert [type(order) for order in said] == [Spawn]
     assert {order.epoch for order in said} == {7}
-    job.gone = set()
+    job.script.gone = set()
     job.repeat()
     job.settle()
     (regroup,) = job.machine.outstanding()
@@ -42,7 +42,7 @@ def waits_for_groups() -> ScriptedJob:
     A rank has not answered the order to form groups yet.
     """
     job = trained()
-    job.muted = {(2, "regroup")}
+    job.script.muted = {(2, "regroup")}
     job.fault(1, "network")
     job.settle()
     return job
@@ -53,7 +53,7 @@ def waits_for_a_process() -> ScriptedJob:
     A rank's new process is starting.
     """
     job = trained()
-    job.slow = {2}
+    job.script.slow = {2}
     job.kill(2)
     job.settle()
     return job
@@ -64,7 +64,7 @@ def waits_for_an_end() -> ScriptedJob:
     An agent was told to end a process, and has not said that it did.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.settle()
     return job
@@ -128,7 +128,7 @@ def test_a_job_whose_ranks_are_leaving_is_not_over_for_a_leader() -> None:
     have left, and not before.
     """
     job = trained(enable=set())
-    job.muted = {(2, "end")}
+    job.script.muted = {(2, "end")}
     job.kill(1)
     job.settle()
     assert job.state is State.EXITING

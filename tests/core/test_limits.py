@@ -5,6 +5,7 @@ What is waited for, for how long, and who is held to be at fault when it does no
 import pytest
 
 from tests.core.lives import trained, tried
+from tft.core.job.attempts import ALONE
 from tft.core.job.policy import Policy
 from tft.core.job.transitions import State
 from tft.protocol.messages import EndNode, Freeze, Kill, OrderName, Resume
@@ -20,7 +21,7 @@ def test_a_limit_that_is_not_over_changes_nothing(order: OrderName) -> None:
     is done, and it goes on waiting until the same moment.
     """
     job = trained()
-    job.muted = {(1, order)}
+    job.script.muted = {(1, order)}
     job.fault(1, "memory")
     job.settle()
     state, orders, deadline = job.state, len(job.said), job.machine.next_deadline()
@@ -29,16 +30,19 @@ def test_a_limit_that_is_not_over_changes_nothing(order: OrderName) -> None:
     assert job.machine.next_deadline() == deadline
 
 
-@pytest.mark.parametrize(("promises", "limit"), [(False, 120.0), (True, 300.0)])
+@pytest.mark.parametrize(
+    ("promises", "repair", "limit"),
+    [(False, 300.0, 120.0), (True, 300.0, 300.0), (True, 30.0, 120.0)],
+)
 def test_state_that_comes_in_a_rebuild_has_the_time_of_a_repair(
-    promises: bool, limit: float
+    promises: bool, repair: float, limit: float
 ) -> None:
     """
     When a rank holds nothing after its fetch, because its state comes when all rebuild, then the rebuild may take as
-    long as a repair may; else it may take as long as building wrappers may.
+    long as a repair may; else, or if a repair may take less, it may take as long as building wrappers may.
     """
-    job = trained(promises=promises)
-    job.muted = {(1, "rebuild")}
+    job = trained(promises=promises, repair=repair)
+    job.script.muted = {(1, "rebuild")}
     job.fault(1, "memory")
     job.settle()
     assert job.state is State.REBUILDING
@@ -65,7 +69,7 @@ def test_those_who_are_late_are_named_in_order() -> None:
     numbers: a story reads the same each time.
     """
     job = trained(10)
-    job.muted = {(1, "fetch"), (8, "fetch")}
+    job.script.muted = {(1, "fetch"), (8, "fetch")}
     job.fault(8, "memory")
     job.fault(1, "memory")
     job.settle()
@@ -93,7 +97,7 @@ def test_what_is_given_up_is_held_against_nobody() -> None:
     begin anew, then nobody is ended for not having answered the second.
     """
     job = trained(repair=60.0)
-    job.muted = {(1, "regroup"), (1, "fetch")}
+    job.script.muted = {(1, "regroup"), (1, "fetch")}
     job.fault(1, "memory")
     job.settle()
     job.wait()
@@ -108,7 +112,7 @@ def test_groups_that_are_never_formed_are_told_with_who_did_not_come() -> None:
     that names it.
     """
     job = trained()
-    job.muted = {(2, "regroup")}
+    job.script.muted = {(2, "regroup")}
     job.fault(1, "memory")
     job.settle()
     for _ in range(2):
@@ -117,7 +121,7 @@ def test_groups_that_are_never_formed_are_told_with_who_did_not_come() -> None:
     job.wait()  # two seconds, before the third attempt
     job.settle()
     job.wait()
-    job.muted = set()
+    job.script.muted = set()
     job.settle()
     job.train()
     assert tried(job)["retry"] == "ranks [2]: no answer to regroup in time"
@@ -129,12 +133,12 @@ def test_a_rank_that_computes_is_not_suspected_because_another_is_not_heard() ->
     all are asked where they stand, then nobody is ended.
     """
     job = trained()
-    job.muted = {(3, "resume")}
-    job.ranks[0].waiting = False
+    job.script.muted = {(3, "resume")}
+    job.ranks[0].loop.waiting = False
     job.fault(1, "network")
     job.settle()
     job.wait()
-    job.muted = set()
+    job.script.muted = set()
     job.settle()
     assert len(job.orders(Resume)) == 2
     assert job.orders(Kill) == []
@@ -148,15 +152,15 @@ def test_a_rank_that_is_not_done_with_its_state_in_time_is_ended(order: OrderNam
     """
     if order == "load":
         job = ScriptedJob(4, Policy(), resume=("/old/step-7", 7))
-        job.muted = {(1, order)}
+        job.script.muted = {(1, order)}
         job.start()
     else:
         job = trained(steps=6, keeps=2)
-        job.muted = {(1, order)}
+        job.script.muted = {(1, order)}
         job.fault(2, "numeric", polluted=True)
         job.settle()
     job.wait()
-    job.muted = set()
+    job.script.muted = set()
     job.settle()
     job.train()
     (incident,) = job.reports()
@@ -174,7 +178,7 @@ def test_the_end_of_a_process_is_waited_for_before_advice() -> None:
     job = trained(placement={0: (0, 1), 1: (2, 3)}, advised=True)
     job.fault(1, "network")
     job.settle()
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.now += 25.0
     job.notice(3, "process", "its card is gone")
     assert job.machine.next_deadline() == pytest.approx(job.now + 10.0)
@@ -192,9 +196,9 @@ def test_a_job_that_ends_waits_for_the_leaving_and_for_nothing_else() -> None:
     """
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(placement={0: (0, 1), 1: (2, 3)}, groups=groups, join=8.0, leave=5.0)
-    job.slow, job.deaf = {1}, {1}
+    job.script.slow, job.script.deaf = {1}, {1}
     job.kill(1)
-    job.muted = {(rank, order) for rank in range(4) for order in ("save", "end")}
+    job.script.muted = {(rank, order) for rank in range(4) for order in ("save", "end")}
     job.settle()
     job.stop(0)
     job.settle()
@@ -218,7 +222,7 @@ def test_a_script_may_take_its_time_before_the_first_rank_joins() -> None:
     soon as one has, the others have to come.
     """
     job = ScriptedJob(2, Policy(join=300.0))
-    job.slow = {0, 1}
+    job.script.slow = {0, 1}
     job.start()
     assert job.machine.next_deadline() is None
     job.let_pass(1000.0)
@@ -234,12 +238,15 @@ def test_the_last_holder_of_a_shard_is_not_ended_for_a_late_stop() -> None:
     may take: ended it would take the shard along.
     """
     job = trained(2, steps=3, strategies=("retry", "recover", "dump"))
-    job.muted = {(1, "stop")}
+    job.script.muted = {(1, "stop")}
     job.fault(0, "memory")
     job.settle()
     job.let_pass(10.5)
     assert job.orders(Kill) == []
-    job.let_pass(300.0)
+    assert job.facts("stop_waits") == [{"ranks": [1], "shards": ["dense"]}]
+    job.let_pass(299.0)
+    assert job.orders(Kill) == []
+    job.let_pass(1.5)
     assert [kill.rank for kill in job.orders(Kill)] == [1]
 
 
@@ -248,8 +255,42 @@ def test_a_late_stop_ends_a_rank_whose_shards_others_have() -> None:
     When a rank does not leave its loop in time and others have all that it has, then it is ended at once.
     """
     job = trained(3, steps=3, strategies=("retry", "recover", "dump"))
-    job.muted = {(1, "stop")}
+    job.script.muted = {(1, "stop")}
     job.fault(0, "memory")
     job.settle()
     job.let_pass(10.5)
     assert [kill.rank for kill in job.orders(Kill)] == [1]
+    assert job.machine.incident.faults[-1].evidence == f"no answer to stop in time. {ALONE}"
+
+
+def test_a_checkpoint_is_enough_to_end_the_last_holder_of_a_shard_for_a_late_stop() -> None:
+    """
+    When the only rank that still has a shard does not leave its loop in time, and there is a checkpoint to go back
+    to, then the rank is ended at once.
+    """
+    job = trained(2, steps=3, strategies=("retry", "recover", "dump"))
+    job.checkpointed(2)
+    job.script.muted = {(1, "stop")}
+    job.fault(0, "memory")
+    job.settle()
+    job.let_pass(10.5)
+    assert [kill.rank for kill in job.orders(Kill)] == [1]
+
+
+def test_a_replacement_that_is_not_ready_in_time_is_no_fault_of_its_own() -> None:
+    """
+    When the process that replaces a lost one is not ready in time, then it is ended and replaced in turn. That adds to
+    the evidence of the fault that is known already.
+    """
+    job = trained(join=8.0)
+    job.script.slow = {1}
+    job.kill(1)
+    job.settle()
+    job.wait()
+    job.script.slow = set()
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    (fault,) = incident["faults"]
+    assert (fault["kind"], fault["rank"]) == ("process", 1)
+    assert "was ended by signal 9\nnot ready 8 s after its start" in fault["evidence"]

@@ -142,7 +142,7 @@ def test_everyone_stands_still_while_such_a_process_is_being_ended() -> None:
     """
     job = trained(groups={"a": (0, 1), "b": (2, 3)})
     job.ranks[2].context_lost = True
-    job.deaf = {0}
+    job.script.deaf = {0}
     job.fault(1, "memory")
     job.settle()
     assert job.doing == "freezing"
@@ -173,7 +173,7 @@ def test_a_context_that_is_lost_when_all_is_done_is_nobodys_loss() -> None:
     """
     job = trained()
     job.ranks[2].context_lost = True
-    job.failures[2, "complete"] = ["AcceleratorError: CUDA error: unknown error"]
+    job.script.failures[2, "complete"] = ["AcceleratorError: CUDA error: unknown error"]
     job.finish()
     assert job.over is not None
     assert job.over.result == "completed"

@@ -102,10 +102,10 @@ def test_a_step_that_only_the_dead_had_completed_is_computed_again_and_counted()
     job = trained()
     job.window(2)
     job.close(2)
-    job.stuck = {0, 1, 3}
+    job.script.stuck = {0, 1, 3}
     job.kill(2)
     job.settle()
-    job.stuck = set()
+    job.script.stuck = set()
     job.train()
     (incident,) = job.reports()
     assert (incident["step"], incident["steps_lost"]) == (4, 1)
@@ -118,7 +118,7 @@ def test_a_rank_cut_off_from_a_step_the_others_finish_fetches_it() -> None:
     """
     job = trained()
     job.window(2)
-    job.stuck = {1}
+    job.script.stuck = {1}
     job.kill(2)
     job.settle()
     job.train()
@@ -151,10 +151,10 @@ def test_a_faulty_rank_never_sets_the_step() -> None:
     job = trained()
     job.window(1)
     job.close(1)
-    job.stuck = {0, 2, 3}
+    job.script.stuck = {0, 2, 3}
     job.fault(1, "memory")
     job.settle()
-    job.stuck = set()
+    job.script.stuck = set()
     job.train()
     (incident,) = job.reports()
     assert incident["step"] == 4
@@ -242,7 +242,7 @@ def test_each_round_has_a_name_of_its_own_for_its_groups() -> None:
     """
     job = trained()
     job.kill(1)
-    job.failures[(2, "regroup")] = ["the store is gone"]
+    job.script.failures[(2, "regroup")] = ["the store is gone"]
     job.settle()
     job.train()
     names = [r.name for r in job.orders(Regroup)]
@@ -255,10 +255,10 @@ def test_a_store_that_comes_back_elsewhere_while_groups_form_starts_a_new_round(
     sent to the new one.
     """
     job = trained()
-    job.muted = {(r, "regroup") for r in range(4)}
+    job.script.muted = {(r, "regroup") for r in range(4)}
     job.kill(1)
     job.settle()
-    job.muted = set()
+    job.script.muted = set()
     job.report(StoreOpened(node=0, host="h", port=2, at=job.now))
     job.settle()
     job.train()
@@ -284,7 +284,7 @@ def test_a_strategy_that_keeps_failing_gives_way_to_the_next() -> None:
     """
     job = trained()
     job.fault(1, "memory")
-    job.failures[(1, "fetch")] = ["digest differs"] * 3
+    job.script.failures[(1, "fetch")] = ["digest differs"] * 3
     job.settle()
     job.wait()
     job.settle()
@@ -350,10 +350,10 @@ def test_a_saver_that_dies_is_replaced_by_another_holder() -> None:
     When the saver dies while it writes, then another holder writes the shard.
     """
     job = trained(enable=frozenset({"dump"}))
-    job.muted = {(1, "save")}
+    job.script.muted = {(1, "save")}
     job.kill(0)
     job.settle()
-    job.muted = set()
+    job.script.muted = set()
     job.kill(1)
     job.settle()
     assert job.over is not None
@@ -387,7 +387,7 @@ def test_a_rank_that_hangs_is_named_killed_and_replaced() -> None:
     ended, with its last words, and replaced; the fault is a hang with its stack.
     """
     job = trained()
-    job.ranks[2].waiting = False
+    job.ranks[2].loop.waiting = False
     job.stall()
     job.settle()
     job.train()
@@ -554,7 +554,7 @@ def test_unanswered_orders_are_said_again_to_those_who_owe_the_answer() -> None:
     When one rank has not answered, then only it is asked again, under the present epoch.
     """
     job = trained()
-    job.muted = {(0, "freeze")}
+    job.script.muted = {(0, "freeze")}
     job.kill(1)
     job.settle()
     (freeze,) = [o for o in job.machine.outstanding() if isinstance(o, Freeze)]
@@ -617,7 +617,7 @@ def test_a_rank_that_fails_after_all_is_done_is_told() -> None:
     When training is complete and a script then fails on its own, the job did not complete.
     """
     job = trained(world=1)
-    job.muted = {(0, "complete")}
+    job.script.muted = {(0, "complete")}
     job.finish()
     job.kill(0, code=1)
     assert job.over is not None
@@ -689,7 +689,7 @@ def test_nothing_is_committed_before_a_saver_that_hangs_is_gone() -> None:
     groups: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (2, 3)}
     job = ScriptedJob(4, groups=groups).start()
     job.train(3)
-    job.muted = {(2, "save")}
+    job.script.muted = {(2, "save")}
     job.stop()
     job.settle()
     job.wait()
@@ -719,7 +719,7 @@ def test_limits_begin_anew_with_a_new_controller() -> None:
     ranks are asked again, not killed.
     """
     job = trained()
-    job.muted = {(r, "freeze") for r in range(4)}
+    job.script.muted = {(r, "freeze") for r in range(4)}
     job.kill(1)
     job.settle()
     job.now += 60.0
@@ -749,7 +749,7 @@ def test_what_fails_twice_is_given_time_before_the_third_attempt() -> None:
     for comes_back in (False, True):
         job = trained()
         job.fault(1, "memory")
-        job.failures[(1, "regroup")] = ["connection refused"] * 2
+        job.script.failures[(1, "regroup")] = ["connection refused"] * 2
         job.settle()
         assert (job.state, len(job.orders(Regroup))) == (State.AWAITING, 3)
         assert job.machine.next_deadline() == pytest.approx(job.now + 2.0)
@@ -773,7 +773,7 @@ def test_when_most_do_not_answer_it_is_not_the_ranks(
     or we are: nobody is ended for it, until it has been so several times.
     """
     job = trained()
-    job.muted = {(rank, order) for rank in late}
+    job.script.muted = {(rank, order) for rank in late}
     job.fault(1, "network")
     job.settle()
     began = job.now
@@ -795,11 +795,11 @@ def test_a_bus_that_comes_back_costs_nobody_its_process() -> None:
     answer what is repeated to them, and everyone keeps its process.
     """
     job = trained()
-    job.muted = {(rank, "freeze") for rank in (1, 2, 3)}
+    job.script.muted = {(rank, "freeze") for rank in (1, 2, 3)}
     job.fault(1, "network")
     job.settle()
     job.wait()
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     job.train()
@@ -815,7 +815,7 @@ def test_when_no_more_than_half_do_not_answer_it_is_them(world: int, late: tuple
     ended as soon as their time is over.
     """
     job = trained(world)
-    job.muted = {(rank, "freeze") for rank in late}
+    job.script.muted = {(rank, "freeze") for rank in late}
     job.fault(0, "network")
     job.settle()
     job.wait()
@@ -867,10 +867,10 @@ def test_a_suspicion_does_not_outlive_what_it_was_about() -> None:
     computes is not taken for one that hangs.
     """
     job = trained()
-    job.ranks[1].waiting = False
+    job.ranks[1].loop.waiting = False
     job.stall()
     job.settle()
-    job.ranks[0].waiting = False
+    job.ranks[0].loop.waiting = False
     job.kill(2)
     job.settle()
     assert [k.rank for k in job.orders(Kill)] == [1]
@@ -881,7 +881,7 @@ def test_a_rank_that_never_leaves_after_the_end_is_ended() -> None:
     When all is done and a rank does not even hear it, then it does not keep the job.
     """
     job = trained()
-    job.muted = {(2, "complete")}
+    job.script.muted = {(2, "complete")}
     job.finish()
     job.wait()
     job.settle()
@@ -899,7 +899,7 @@ def test_a_node_that_is_lost_before_anything_was_trained_ends_the_job_once() -> 
     job.settle()
     assert job.machine.outcome is not None
     lonely = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)})
-    for node, ranks in lonely.placement.items():
+    for node, ranks in lonely.nodes.items():
         lonely.report(NodeJoined(node=node, host="h", pid=1, ranks=ranks, at=lonely.now))
     lonely.settle()
     lonely.lose_node(1)
@@ -913,7 +913,7 @@ def test_the_outcome_stays_once_it_was_announced() -> None:
     change the exit code behind the report.
     """
     job = trained(world=2)
-    job.muted = {(0, "complete")}
+    job.script.muted = {(0, "complete")}
     job.finish()
     job.machine._job.processes.running.clear()  # as after a failover, which forgets the process
     job.let_pass(1.0)
@@ -929,9 +929,9 @@ def test_a_rank_that_cannot_be_ended_after_all_is_done_does_not_hold_up_the_end(
     ends in time, and not as completed.
     """
     job = trained(world=2)
-    job.muted = {(0, "complete")}
+    job.script.muted = {(0, "complete")}
     job.finish()
-    job.deaf = {0}
+    job.script.deaf = {0}
     for _ in range(2):  # the limit of `complete`, and then the limit of the kill
         job.wait()
     assert job.over is not None
@@ -948,7 +948,7 @@ def test_a_node_that_is_lost_after_all_is_done_is_not_passed_over() -> None:
     complete: these ranks may have had a model to save.
     """
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
-    job.muted = {(2, "complete"), (3, "complete")}
+    job.script.muted = {(2, "complete"), (3, "complete")}
     job.finish()
     job.lose_node(1)
     assert job.over is not None
@@ -964,7 +964,7 @@ def test_a_loss_after_all_is_done_does_not_let_the_others_wait_for_ever(lost: st
     """
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.train()
-    job.stuck = {0, 1, 2, 3}  # in their scripts, behind the last step
+    job.script.stuck = {0, 1, 2, 3}  # in their scripts, behind the last step
     job.finish()
     if lost == "rank":
         job.kill(2)

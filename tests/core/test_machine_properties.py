@@ -29,7 +29,7 @@ def act(job: ScriptedJob, action: str, number: int) -> None:
         case "memory" | "network" | "software" | "numeric" if one.training and not one.hung:
             job.fault(one.rank, action)
         case "hang" if one.alive and one.training:
-            one.hung, one.waiting = True, False
+            one.hung, one.loop.waiting = True, False
         case "stall":
             job.stall()
         case "obey":
@@ -38,9 +38,9 @@ def act(job: ScriptedJob, action: str, number: int) -> None:
                     job._obey(job._queue.popleft())
         case "train":
             job.train()
-        case "window" if one.training and not one.window:
+        case "window" if one.training and not one.loop.window:
             job.window(one.rank)
-        case "close" if one.training and one.window and _all_have_reduced(job, one.rank):
+        case "close" if one.training and one.loop.window and _all_have_reduced(job, one.rank):
             job.close(one.rank)
         case "store":
             job.reopen_store(number)
@@ -52,7 +52,7 @@ def act(job: ScriptedJob, action: str, number: int) -> None:
             job.wait()
         case "fail":
             names: tuple[OrderName, ...] = ("fetch", "regroup", "rebuild", "save", "stop")
-            job.failures[one.rank, names[number % 5]] = ["it broke"]
+            job.script.failures[one.rank, names[number % 5]] = ["it broke"]
         case _:
             pass
 
@@ -86,7 +86,7 @@ def test_whatever_happens_is_absorbed_and_every_incident_ends(
         if job.over is not None:
             break
         act(job, action, number)
-    job.failures.clear()
+    job.script.failures.clear()
     for _ in range(60):
         job.settle()
         if job.over is not None or job.state is State.HEALTHY:

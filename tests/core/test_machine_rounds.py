@@ -111,7 +111,7 @@ def test_what_fails_again_and_again_is_given_more_time_each_time() -> None:
     time, and after a longer while each further time: what it needs may be on its way.
     """
     job = trained(attempts=5, backoff=2.0)
-    job.failures[0, "regroup"] = ["no route to host"] * 4
+    job.script.failures[0, "regroup"] = ["no route to host"] * 4
     job.fault(1, "network")
     job.settle()
     for seconds in (2.0, 4.0, 6.0):
@@ -130,7 +130,7 @@ def test_nothing_is_begun_for_the_last_time_at_once() -> None:
     and another one on its way.
     """
     job = trained(attempts=2, backoff=2.0)
-    job.failures[0, "regroup"] = ["no store listens there"]
+    job.script.failures[0, "regroup"] = ["no store listens there"]
     job.fault(1, "network")
     job.settle()
     assert (job.doing, len(job.orders(Regroup))) == ("awaiting", 1)
@@ -203,11 +203,11 @@ def test_a_fault_seen_before_everyone_stands_is_in_the_step_they_come_to() -> No
     a pause, then its step is the one it says then.
     """
     job = trained(steps=7)
-    job.muted = {(3, "freeze")}
+    job.script.muted = {(3, "freeze")}
     job.pause()
     job.settle()
     assert job.doing == "pausing"
-    job.muted = set()
+    job.script.muted = set()
     job.notice(3, "memory")
     job.settle()
     job.train()
@@ -220,10 +220,10 @@ def test_a_new_process_does_not_say_where_the_lost_one_was() -> None:
     then the lost one is not taken to have been at the beginning.
     """
     job = trained(steps=7, placement=WITH_ROOM, spare={2: 1})
-    job.muted = {(0, "freeze")}
+    job.script.muted = {(0, "freeze")}
     job.lose_node(1)
     job.settle()
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     job.train()
@@ -265,7 +265,7 @@ def test_a_successor_that_is_late_is_ended_without_last_words() -> None:
     When a successor does not get ready, then its stacks are of no interest to anyone.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1}, join=40.0)
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
     job.wait()
@@ -281,7 +281,7 @@ def test_an_order_that_fails_twice_is_no_reason_to_give_up() -> None:
     """
     job = trained()
     job.fault(1, "memory")
-    job.failures[1, "fetch"] = ["digest differs"] * 2
+    job.script.failures[1, "fetch"] = ["digest differs"] * 2
     tries_on(job)
     job.train()
     assert strategies(job) == ["retry"]
@@ -295,7 +295,7 @@ def test_every_strategy_has_its_own_attempts() -> None:
     """
     job = trained()
     job.fault(1, "memory")
-    job.failures[1, "fetch"] = ["digest differs"] * 5
+    job.script.failures[1, "fetch"] = ["digest differs"] * 5
     tries_on(job)
     job.train()
     assert strategies(job) == ["recover"]
@@ -308,14 +308,14 @@ def test_what_had_failed_before_a_process_was_lost_is_not_held_against_its_repla
     fails once more when it is replaced, then the replacement has not been tried as often as it may be.
     """
     job = trained(attempts=2)
-    job.failures[0, "regroup"] = ["a peer has closed its connection"] * 2
+    job.script.failures[0, "regroup"] = ["a peer has closed its connection"] * 2
     job.fault(1, "network")
     while not job.orders(Regroup):
         job._obey(job._queue.popleft())
-    job.muted = {(2, "freeze")}
+    job.script.muted = {(2, "freeze")}
     job.settle()
     assert job.doing == "freezing"
-    job.muted = set()
+    job.script.muted = set()
     job.kill(2)
     tries_on(job)
     job.train()
@@ -330,11 +330,11 @@ def test_a_fault_that_joins_begins_the_count_anew() -> None:
     """
     job = trained()
     job.fault(1, "memory")
-    job.failures[1, "fetch"] = ["digest differs"] * 2
+    job.script.failures[1, "fetch"] = ["digest differs"] * 2
     tries_on(job)
     assert job.doing == "resuming"
-    job.failures[1, "fetch"] = ["digest differs"] * 2
-    job.ranks[1].spoiled = True
+    job.script.failures[1, "fetch"] = ["digest differs"] * 2
+    job.ranks[1].state.spoiled = True
     job.fault(0, "memory")
     job.fault(1, "corruption")
     tries_on(job)
@@ -347,7 +347,7 @@ def test_a_start_whose_groups_fail_to_form_becomes_an_incident() -> None:
     When forming the first groups fails, then it is tried again, as an incident with a number.
     """
     job = ScriptedJob(2)
-    job.failures[1, "regroup"] = ["the store is gone"]
+    job.script.failures[1, "regroup"] = ["the store is gone"]
     job.start()
     job.train()
     assert job.doing == "healthy"
@@ -492,7 +492,7 @@ def test_a_place_that_comes_late_is_counted_like_any_other() -> None:
     job.lose_node(1)
     job.settle()
     job.advise(wait=30.0)
-    job.spare = {5: 1}
+    job.spare[5] = 1
     job.come(5)
     job.settle()
     job.wait()
@@ -525,7 +525,7 @@ def test_a_freeze_says_why_and_goes_to_those_who_can_answer() -> None:
     who have a process that takes orders.
     """
     job = trained(placement={0: (0, 1, 2, 3)})
-    job.slow = {1, 2}
+    job.script.slow = {1, 2}
     job.kill(1)
     job.settle()
     job.arrive(1)
@@ -606,7 +606,7 @@ def test_only_the_successor_that_is_ready_takes_over() -> None:
     When two ranks straggle and one successor is ready, then it takes over, and the other one warms on.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
-    job.slow = {2}
+    job.script.slow = {2}
     job.notice(2, "straggler")
     job.settle()
     job.notice(3, "straggler")

@@ -48,7 +48,7 @@ def test_a_notice_of_a_process_that_is_starting_is_told_and_not_taken() -> None:
     left in peace, and the log says why.
     """
     job = trained()
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     job.settle()
     before = len(job.said)
@@ -63,11 +63,11 @@ def test_a_node_is_given_up_though_its_process_is_only_starting() -> None:
     another; it is no member's state that is lost.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
-    job.slow = {3}
+    job.script.slow = {3}
     job.kill(3)
     job.settle()
     job.notice(3, "node", "its fan has failed")
-    job.slow = set()
+    job.script.slow = set()
     job.settle()
     job.train()
     assert not_taken(job) == []
@@ -112,7 +112,7 @@ def test_what_is_seen_of_a_rank_while_the_job_starts_counts_against_it(kind: Fau
     is not given another process.
     """
     job = ScriptedJob(3, Policy(flaps=0))
-    job.slow = {2}
+    job.script.slow = {2}
     job.lead(1)
     job.come(0)
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))

@@ -59,7 +59,7 @@ def test_a_parked_process_that_does_not_save_is_ended_and_is_no_fault_of_the_job
     the report has no fault of it: it had no part in the job.
     """
     job = parked("dump")
-    job.muted = {(1, "save")}
+    job.script.muted = {(1, "save")}
     job.stop(0)
     job.settle()
     assert 1 in {rank for save in job.orders(Save) for rank in save.to}
@@ -97,7 +97,7 @@ def test_a_process_that_gets_ready_after_it_was_given_up_is_not_taken_in() -> No
     job.settle()
     job.train()
     assert job.machine.members == {0, 1}
-    job.slow, job.deaf = {2, 3}, {1}
+    job.script.slow, job.script.deaf = {2, 3}, {1}
     job.come(1)
     job.settle()
     for _ in (2, 3):

@@ -117,7 +117,7 @@ def test_a_pause_that_is_called_off_before_everyone_stands_is_over() -> None:
     everyone is released from where they are.
     """
     job = trained()
-    job.muted = {(2, "hold")}
+    job.script.muted = {(2, "hold")}
     job.pause()
     job.settle()
     assert job.doing == "pausing"
@@ -188,11 +188,11 @@ def test_unanswered_holds_are_said_again_to_those_who_owe_them() -> None:
     stand there is told again.
     """
     job = trained()
-    job.muted = {(2, "hold")}
+    job.script.muted = {(2, "hold")}
     job.pause()
     job.settle()
     job.lead(2)
-    job.muted = set()
+    job.script.muted = set()
     (hold,) = job.machine.outstanding()
     assert isinstance(hold, Hold)
     assert (hold.to, hold.step, hold.epoch) == ((2,), 3, 2)
@@ -211,7 +211,7 @@ def test_a_pause_asked_for_during_an_incident_is_kept(state: str) -> None:
     the pause begins once the job is healthy.
     """
     job = trained()
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     while job.doing != state:
         if not job._queue:
@@ -220,7 +220,7 @@ def test_a_pause_asked_for_during_an_incident_is_kept(state: str) -> None:
     job.pause()
     assert job.doing == state
     job.settle()
-    if job.slow:
+    if job.script.slow:
         job.arrive(1)
         job.settle()
     assert job.doing == "resuming"
@@ -300,7 +300,7 @@ def test_a_paused_job_waits_for_every_verdict() -> None:
     without a check does not count.
     """
     job = trained(pause=1.0, check=70.0)
-    job.muted = {(3, "check")}
+    job.script.muted = {(3, "check")}
     job.pause("links")
     job.settle()
     assert job.doing == "paused"
@@ -317,7 +317,7 @@ def test_a_check_that_isolates_moves_the_ranks_of_that_node_to_one_with_room() -
     check has been run, and the pause is over.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
-    job.verdicts = {2: ("isolate", "a link drops packets")}
+    job.script.verdicts = {2: ("isolate", "a link drops packets")}
     job.pause("links")
     job.settle()
     finding = "the check found: a link drops packets (rank 2)"
@@ -358,7 +358,7 @@ def test_a_check_that_isolates_without_a_place_to_go_ends_in_a_last_checkpoint()
     When there is no room elsewhere and the job cannot shrink, then the others save.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover", "dump"}))
-    job.verdicts = {3: ("isolate", "memory is worn out")}
+    job.script.verdicts = {3: ("isolate", "memory is worn out")}
     job.pause("memory")
     job.settle()
     assert job.over is not None
@@ -378,7 +378,7 @@ def test_a_node_that_alone_has_a_shard_saves_it_before_it_is_given_up() -> None:
     """
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(placement={0: (0, 1), 1: (2, 3)}, groups=groups)
-    job.verdicts = {2: ("isolate", "a link drops packets")}
+    job.script.verdicts = {2: ("isolate", "a link drops packets")}
     job.pause("links")
     job.settle()
     assert job.orders(Kill) == []
@@ -395,7 +395,10 @@ def test_a_check_that_ends_the_job_saves_first() -> None:
     finding is the reason.
     """
     job = trained()
-    job.verdicts = {1: ("end", "the model has diverged"), 2: ("isolate", "a link drops packets")}
+    job.script.verdicts = {
+        1: ("end", "the model has diverged"),
+        2: ("isolate", "a link drops packets"),
+    }
     job.pause("model")
     job.settle()
     assert job.over is not None
@@ -411,7 +414,7 @@ def test_a_verdict_counts_though_nothing_is_said_for_it() -> None:
     When a check ends the job and does not say why, then the job ends, and the rank is named.
     """
     job = trained()
-    job.verdicts = {1: ("end", "")}
+    job.script.verdicts = {1: ("end", "")}
     job.pause("model")
     job.settle()
     assert job.over is not None
@@ -425,7 +428,7 @@ def test_a_check_that_cannot_be_run_keeps_nobody() -> None:
     whoever asked reads why.
     """
     job = trained()
-    job.failures[2, "check"] = ["no plugin offers a check named 'links'"]
+    job.script.failures[2, "check"] = ["no plugin offers a check named 'links'"]
     job.pause("links")
     job.settle()
     job.train()
@@ -441,7 +444,7 @@ def test_the_verdict_of_an_earlier_check_does_not_count_again() -> None:
     When a check could not be run and the next one passes, then the next one has passed.
     """
     job = trained()
-    job.failures[2, "check"] = ["it broke"]
+    job.script.failures[2, "check"] = ["it broke"]
     for _ in range(2):
         job.pause("links")
         job.settle()
@@ -469,14 +472,14 @@ def test_a_rank_that_never_says_what_it_found_hangs() -> None:
     replaced, and the others are kept.
     """
     job = trained(check=30.0)
-    job.muted = {(3, "check")}
+    job.script.muted = {(3, "check")}
     job.pause("links")
     job.settle()
     job.wait()
     assert [(k.rank, k.last_words, k.cause) for k in job.orders(Kill)] == [
         (3, True, "no answer to check in time")
     ]
-    job.muted = set()
+    job.script.muted = set()
     job.settle()
     job.train()
     (incident,) = job.reports()
@@ -494,11 +497,11 @@ def test_a_fault_in_a_pause_is_an_incident_like_any_other(state: str, kind: Faul
     with; after that, the pause that was asked for begins.
     """
     job = trained()
-    job.muted = {(3, "hold")} if state == "pausing" else set()
+    job.script.muted = {(3, "hold")} if state == "pausing" else set()
     job.pause()
     job.settle()
     assert job.doing == state
-    job.muted = set()
+    job.script.muted = set()
     if kind == "process":
         job.kill(1)
     else:
@@ -541,7 +544,7 @@ def test_a_rank_that_cannot_be_held_back_is_ended_before_anyone_is_told_where_to
     others hear of no boundary that it would not come to: the pause begins when it was replaced.
     """
     job = trained()
-    job.failures[1, "freeze"] = ["its lock is broken"]
+    job.script.failures[1, "freeze"] = ["its lock is broken"]
     job.pause()
     job.settle()
     assert [(k.rank, k.cause) for k in job.orders(Kill)] == [
@@ -560,8 +563,8 @@ def test_nobody_moving_while_a_boundary_is_awaited_is_a_hang() -> None:
     rank that does not wait for others is ended, and the job pauses after that.
     """
     job = trained()
-    job.muted = {(r, "hold") for r in range(4)}
-    job.ranks[1].waiting = False
+    job.script.muted = {(r, "hold") for r in range(4)}
+    job.ranks[1].loop.waiting = False
     job.pause()
     job.settle()
     job.stall()
@@ -571,7 +574,7 @@ def test_nobody_moving_while_a_boundary_is_awaited_is_a_hang() -> None:
     )
     job.settle()
     assert [(k.rank, k.last_words) for k in job.orders(Kill)] == [(1, True)]
-    job.muted = set()
+    job.script.muted = set()
     job.settle()
     job.train()
     (incident,) = job.reports()
@@ -587,14 +590,14 @@ def test_a_boundary_that_is_not_reached_in_time_is_given_up() -> None:
     job = trained(hold=20.0)
     job.window(0)
     job.close(0)
-    job.stuck = {3}
+    job.script.stuck = {3}
     job.pause()
     job.settle()
     assert job.doing == "pausing"
     job.wait()
     assert job.facts("order_overdue") == [{"order": "hold", "ranks": [3]}]
     assert job.facts("pause_given_up") == [{"why": "ranks [3]: no answer to hold in time"}]
-    job.stuck = set()
+    job.script.stuck = set()
     job.settle()
     job.train()
     assert job.doing == "healthy"
@@ -607,11 +610,11 @@ def test_ranks_that_are_not_released_are_dealt_with() -> None:
     When a rank does not answer that it goes on, then the job does not stand for ever.
     """
     job = paused()
-    job.muted = {(2, "release")}
+    job.script.muted = {(2, "release")}
     job.go_on()
     job.settle()
     job.wait()
-    job.muted = set()
+    job.script.muted = set()
     assert job.doing == "freezing"
     job.settle()
     job.train()
@@ -627,11 +630,11 @@ def test_who_trains_while_another_is_not_released_is_not_suspected() -> None:
     everyone is frozen for that, then none of these is taken for one that hangs, and nobody is ended.
     """
     job = paused()
-    job.muted = {(2, "release")}
+    job.script.muted = {(2, "release")}
     job.go_on()
     job.settle()
     for rank in (0, 2):
-        job.ranks[rank].waiting = False
+        job.ranks[rank].loop.waiting = False
     job.wait()
     job.settle()
     job.train()
@@ -649,7 +652,7 @@ def test_who_hears_nothing_when_everyone_is_released_is_ended() -> None:
     """
     job = paused()
     job.ranks[2].hung = True
-    job.ranks[0].waiting = False
+    job.ranks[0].loop.waiting = False
     job.go_on()
     job.settle()
     for _ in ("release", "freeze"):
@@ -703,11 +706,11 @@ def test_a_rank_that_finishes_on_the_way_stands_as_still_as_can_be() -> None:
     job = trained()
     job.window(0)
     job.close(0)
-    job.stuck = {1, 2, 3}
+    job.script.stuck = {1, 2, 3}
     job.pause()
     job.settle()
     job.finish(0)
-    job.stuck = set()
+    job.script.stuck = set()
     job.repeat()
     job.settle()
     assert job.doing == "paused"
@@ -795,7 +798,7 @@ def test_a_resume_during_a_check_waits_for_its_end() -> None:
     it: the all-reduces of the check of some would meet those of the step of others.
     """
     job = trained()
-    job.muted = {(2, "check")}
+    job.script.muted = {(2, "check")}
     job.pause("links")
     job.settle()
     job.go_on()
@@ -803,7 +806,7 @@ def test_a_resume_during_a_check_waits_for_its_end() -> None:
     assert job.doing == "paused"
     assert job.orders(Release) == []
     assert job.facts("check_not_over") == [{}]
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     job.train()
@@ -817,7 +820,7 @@ def test_a_check_that_ends_in_a_fault_is_not_begun_again() -> None:
     check would end like that the next time, too.
     """
     job = trained()
-    job.muted = {(2, "check")}
+    job.script.muted = {(2, "check")}
     job.pause("links")
     job.settle()
     job.kill(2)

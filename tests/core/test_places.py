@@ -4,6 +4,7 @@ and not where nobody has room.
 """
 
 from tests.core.lives import strategies, trained
+from tft.core.job.nodes import Nodes
 from tft.protocol.messages import Kill, Regroup, Save, Spawn, StoreOpened
 from tft.testing.scripted import ScriptedJob
 
@@ -34,7 +35,7 @@ def test_nothing_is_started_again_where_a_process_could_not_be_ended() -> None:
     a process of it may still sit, though that has room: it goes to a third one.
     """
     job = trained(placement=WITH_ROOM, spare={1: 1, 2: 1, 3: 1})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.settle()
     job.wait()
@@ -56,7 +57,7 @@ def test_who_moves_leaves_its_place_to_one_other() -> None:
         6, placement={0: (0, 1), 1: (2, 3), 2: (4, 5), 3: ()}, spare={3: 1},
         groups={"a": (0, 2, 4), "b": (1, 3, 5)},
     )  # fmt: skip
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.settle()
     job.wait()
@@ -92,7 +93,7 @@ def test_a_node_that_two_ranks_complain_of_is_given_up_once() -> None:
     first, and the report names each of them once.
     """
     job = trained(placement=TWO_NODES, groups={"a": (0, 2), "b": (1, 3)})
-    job.verdicts = {2: ("isolate", "a link drops packets"), 3: ("isolate", "it is hot")}
+    job.script.verdicts = {2: ("isolate", "a link drops packets"), 3: ("isolate", "it is hot")}
     job.pause("links")
     job.settle()
     job.train()
@@ -102,3 +103,16 @@ def test_a_node_that_two_ranks_complain_of_is_given_up_once() -> None:
     assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("node", 2), ("node", 3)]
     assert job.machine.checked == "a link drops packets (rank 2); it is hot (rank 3)"
     assert job.doing == "healthy"
+
+
+def test_an_order_for_another_process_of_the_rank_stays_unanswered() -> None:
+    """
+    When one process of a rank answers its order, then the order for another process of that rank
+    still waits for its answer, and so do orders of other kinds.
+    """
+    kill = Kill(epoch=1, node=0, rank=2, incarnation=0, last_words=False, cause="it hangs")
+    first = Spawn(epoch=1, node=0, rank=2, incarnation=0, cause="the start")
+    second = Spawn(epoch=1, node=0, rank=2, incarnation=1, cause="a kill")
+    nodes = Nodes(orders={2: [kill, first, second]})
+    nodes.forget(2, 0, Spawn)
+    assert nodes.orders == {2: [kill, second]}

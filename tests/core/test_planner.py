@@ -2,6 +2,8 @@
 Which step everyone can be brought to, who copies what from whom, and who saves what.
 """
 
+from dataclasses import replace
+
 from tests.core.placements import (
     ALL,
     everybody,
@@ -10,10 +12,10 @@ from tests.core.placements import (
     terms,
     without,
 )
-from tft.core.plan.coverage import agreed_step, covered_step
+from tft.core.plan.coverage import agreed_step, covered_step, sound
 from tft.core.plan.offers import offers
 from tft.core.plan.repair import SOURCES, Repair, plan_repair
-from tft.core.plan.savers import savers
+from tft.core.plan.savers import plan_save, savers
 from tft.core.plan.standing import Standing
 from tft.core.plan.topology import Topology
 
@@ -47,6 +49,28 @@ def test_a_rank_that_a_fault_has_touched_never_sets_the_step() -> None:
     sound = Standing(rank=1, held=4)
     assert covered_step({"a": (0, 1)}, {0: faulty, 1: sound}) == 4
     assert covered_step({"a": (0,)}, {0: faulty}) == 3
+
+
+def test_a_shard_that_others_have_further_in_the_tail_does_not_set_the_step() -> None:
+    """
+    When the one holder of a shard at step 5 was left in the tail of that step, and others have come
+    further there, then its copy of step 5 does not count; what it keeps counts.
+    """
+    outrun = Standing(rank=0, held=5, tail=True, outrun=frozenset({"a"}))
+    groups = {"a": (0, 1)}
+    assert covered_step(groups, {0: outrun, 1: Standing(rank=1, held=4)}) == 4
+    kept = replace(outrun, backups=(5,))
+    assert covered_step(groups, {0: kept, 1: Standing(rank=1, held=4)}) == 5
+
+
+def test_a_rank_in_the_tail_of_a_later_step_gives_what_it_keeps() -> None:
+    """
+    When a rank was left in the tail of step 5, then its copy of step 4 is as good as that of a rank
+    that is at step 4.
+    """
+    ahead = Standing(rank=0, held=5, tail=True, backups=(4,))
+    standings = {0: ahead, 1: Standing(rank=1, held=4)}
+    assert [holder.rank for holder in sound("a", (0, 1), standings, 4, None)] == [0, 1]
 
 
 def test_a_rank_without_a_process_holds_nothing() -> None:
@@ -405,3 +429,35 @@ def test_ranks_whose_node_is_not_known_share_one() -> None:
     assert plan == {0: ("a", "c"), 1: ("b", "d")}
     topology = Topology(groups={"a": (2,), "b": (0, 3)}, nodes={2: 0, 3: 1})
     assert savers(topology, everybody(4), 4, None, spread=True) == {2: ("a",), 3: ("b",)}
+
+
+def test_who_restores_a_copy_to_save_it_writes_further_copies_of_it_too() -> None:
+    """
+    When a rank restores its copy of the step, because it alone has one shard, then it has the other
+    shard in use as well, and can write a further copy of that.
+    """
+    topology = Topology(groups={"a": (0,), "b": (1, 0)})
+    standings = {
+        0: Standing(rank=0, sound=False, held=6, backups=(5,)),
+        1: Standing(rank=1, held=5),
+    }
+    plan = plan_save(topology, standings, (0, 1), 5, None, spread=False, with_copies=True)
+    assert plan.restoring == (0,)
+    assert plan.shards == {0: ("a",), 1: ("b",)}
+    assert plan.copies == {0: ("b",), 1: ()}
+
+
+def test_only_a_copy_in_use_that_is_not_outrun_is_a_further_copy() -> None:
+    """
+    When one rank keeps the step without having it in use, and another was left in its tail while
+    the saver has ended the step, then neither writes a further copy.
+    """
+    topology = Topology(groups={"a": (0, 1, 2)})
+    standings = {
+        0: Standing(rank=0, held=5),
+        1: Standing(rank=1, held=6, backups=(5,)),
+        2: Standing(rank=2, held=5, tail=True),
+    }
+    plan = plan_save(topology, standings, (0, 1, 2), 5, None, spread=False, with_copies=True)
+    assert plan.shards == {0: ("a",)}
+    assert not any(plan.copies.values())

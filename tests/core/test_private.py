@@ -34,12 +34,12 @@ def test_room_that_comes_later_does_not_bring_back_what_was_captured() -> None:
     the lost ranks had captured is as far away as before: no process is started in vain.
     """
     job = trained(placement=TWO_NODES, spare={2: 2}, derives=False, enable=NO_SHRINKING)
-    job.muted = {(0, "stop")}
+    job.script.muted = {(0, "stop")}
     job.lose_node(1)
     job.settle()
     job.come(2)
     assert job.doing == "clearing"
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     assert strategies(job) == ["dump"]
@@ -53,7 +53,7 @@ def test_what_was_captured_where_a_process_could_not_be_ended_is_out_of_reach() 
     had captured stays where it was: nobody goes on without it.
     """
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 1}, derives=False, enable=NO_SHRINKING)
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.settle()
     job.wait()
@@ -68,10 +68,10 @@ def test_what_is_in_no_checkpoint_any_more_is_made_anew() -> None:
     turns out not to be whole, then others have what it shares, and its own is made anew.
     """
     job = ScriptedJob(2, resume=SEVEN, strategies=STRATEGIES)
-    job.muted = {(1, "load")}
+    job.script.muted = {(1, "load")}
     job.start()
-    job.muted = set()
-    job.failures[1, "load"] = ["a digest differs"] * 2
+    job.script.muted = set()
+    job.script.failures[1, "load"] = ["a digest differs"] * 2
     job.kill(1)
     job.settle()
     job.wait()
@@ -90,14 +90,14 @@ def test_who_comes_back_to_a_job_that_has_gone_on_is_not_what_the_checkpoint_hol
     trained on from the checkpoint, then it makes its own state anew, and nobody loads.
     """
     job = ScriptedJob(4, resume=SEVEN, strategies=STRATEGIES, placement={0: (0, 1, 2), 1: (3,)})
-    job.muted = {(3, "load")}
+    job.script.muted = {(3, "load")}
     job.start()
     job.lose_node(1)
     job.settle()
     job.train(2)
     assert job.machine.members == {0, 1, 2}
     loads = len(job.orders(Load))
-    job.muted = set()
+    job.script.muted = set()
     job.come(1)
     job.settle()
     job.train()

@@ -25,7 +25,7 @@ def starting(world: int = 2) -> ScriptedJob:
     A job whose scripts have been started and have not called `tft.init`.
     """
     job = ScriptedJob(world)
-    job.slow = set(range(world))
+    job.script.slow = set(range(world))
     job.lead(1)
     job.come(0)
     job.settle()
@@ -67,7 +67,7 @@ def test_a_script_that_leaves_before_it_took_an_order_is_not_started_again(code:
     script: no third one is started, the others save, and the report says where to look.
     """
     job = trained()
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     job.settle()
     job.kill(1, code)
@@ -87,17 +87,61 @@ def test_a_script_that_leaves_before_it_took_an_order_is_not_started_again(code:
     ]
 
 
+@pytest.mark.parametrize(
+    ("joins", "missed"),
+    [
+        (False, "it did not call tft.init"),
+        (True, "it called tft.init and did not come to session.run"),
+    ],
+)
+def test_a_script_that_leaves_early_is_told_how_far_it_came(*, joins: bool, missed: str) -> None:
+    """
+    When the next process of a rank leaves with code 0 before it is ready, then the end of the job says whether it had
+    called `tft.init`.
+    """
+    job = trained()
+    job.script.slow = {1}
+    job.kill(1)
+    job.settle()
+    if joins:
+        job.join(job.ranks[1])
+    job.kill(1, 0)
+    job.settle()
+    assert job.over is not None
+    assert job.over.why.startswith(f"rank 1 left with code 0 and has not begun to train: {missed};")
+
+
+def test_an_end_that_is_told_twice_is_one_fault() -> None:
+    """
+    When the end of a process is reported again before another one is started, then the report has one fault, and
+    recovery plugins are asked once.
+    """
+    job = trained(advised=True, enable=frozenset({"retry", "scale_in", "dump"}))
+    job.kill(3)
+    job.settle()
+    assert job.doing == "choosing"
+    job.kill(3)
+    job.settle()
+    assert len(job.consulted) == 1
+    assert len(job.facts("rank_gone")) == 1
+    job.advise()
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("process", 3)]
+
+
 def test_a_process_that_is_ended_while_it_starts_is_replaced() -> None:
     """
     When the next process of a rank is ended by a signal before it is ready, then that is no bug of
     the script, and a third one is started.
     """
     job = trained()
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     job.settle()
     job.kill(1, -11)
-    job.slow = set()
+    job.script.slow = set()
     job.settle()
     job.train()
     assert [s.incarnation for s in job.orders(Spawn)] == [1, 2]
@@ -127,7 +171,7 @@ def flappy(policy: Policy) -> ScriptedJob:
     A job that starts, in which the process of rank 1 has joined and gets no further.
     """
     job = ScriptedJob(2, policy)
-    job.slow = {1}
+    job.script.slow = {1}
     job.lead(1)
     job.come(0)
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
@@ -155,7 +199,7 @@ def test_a_process_that_was_ended_because_it_was_slow_does_not_count_against_its
     """
     job = flappy(Policy(flaps=0))
     job.wait()
-    job.slow = set()
+    job.script.slow = set()
     job.settle()
     assert [s.incarnation for s in job.orders(Spawn)] == [0, 0, 1]
     job.train()
@@ -168,8 +212,8 @@ def test_a_process_that_cannot_be_ended_is_named_though_nothing_was_known_agains
     report is that.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
-    job.deaf = {1}
-    job.failures[3, "stop"] = ["its card does not answer"]
+    job.script.deaf = {1}
+    job.script.failures[3, "stop"] = ["its card does not answer"]
     job.fault(0, "network")
     job.settle()
     job.wait()
@@ -258,7 +302,7 @@ def test_the_place_of_a_process_that_was_to_take_over_is_free_again_once() -> No
     for one only.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
-    job.slow = {2, 3}
+    job.script.slow = {2, 3}
     job.notice(3, "straggler")
     job.settle()
     job.kill_successor(3)
@@ -290,7 +334,7 @@ def test_a_copy_that_went_with_its_process_is_nothing_to_go_back_to() -> None:
     that is gone, then the same is not tried a third time.
     """
     job = trained(enable=frozenset({"scale_in", "retry", "dump"}))
-    job.ranks[3].keeps = 1
+    job.ranks[3].state.keeps = 1
     job.train(2)
     job.pause()
     job.settle()
@@ -313,7 +357,7 @@ def test_an_agent_that_comes_anew_has_nothing_to_end() -> None:
     is not repeated to it.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.report(NodeJoined(node=1, host="h", pid=2, ranks=(2, 3), at=job.now))
     kills = [k for k in job.machine.outstanding() if isinstance(k, Kill)]
@@ -327,7 +371,7 @@ def test_a_node_lost_while_everyone_leaves_starts_nobody() -> None:
     """
     groups = {"a": (0, 1), "b": (2,), "c": (3,)}
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 4}, groups=groups)
-    job.muted = {(rank, "end") for rank in range(4)}
+    job.script.muted = {(rank, "end") for rank in range(4)}
     job.kill(3)
     job.settle()
     assert job.doing == "exiting"

@@ -2,7 +2,10 @@
 The rank machine: what one worker makes of its orders.
 """
 
+from dataclasses import asdict
 from typing import TypedDict
+
+import pytest
 
 from tft.core.rank.machine import AGAIN, RankMachine
 from tft.core.rank.protocol import (
@@ -14,17 +17,18 @@ from tft.core.rank.protocol import (
     LeaveAfter,
     Leaving,
     Left,
+    Located,
     Lock,
     Locked,
     Ordered,
     RankCommand,
-    Standing,
     Unlock,
     Unlocked,
     Withdraw,
     Withdrawn,
     Woken,
 )
+from tft.core.rank.transitions import Stage
 from tft.protocol.messages import (
     Answered,
     Check,
@@ -37,6 +41,7 @@ from tft.protocol.messages import (
     Regroup,
     Release,
     Resume,
+    SavedFile,
     Stop,
 )
 
@@ -86,16 +91,23 @@ def order(machine: RankMachine, name: OrderName, what: RankOrder, at: float) -> 
     return machine.handle(Ordered(at=at, name=name, order=what))
 
 
-def done(machine: RankMachine, name: OrderName, what: RankOrder, at: float) -> list[RankCommand]:
+def done(
+    machine: RankMachine,
+    name: OrderName,
+    what: RankOrder,
+    at: float,
+    *,
+    failure: str | None = None,
+) -> list[RankCommand]:
     """
-    The training thread has carried an order out.
+    The training thread has carried an order out, or could not.
     """
     position = Position(step=3, window=False)
     return machine.handle(
         Done(
             order=what,
             name=name,
-            failure=None,
+            failure=failure,
             position=position,
             held=3,
             files=(),
@@ -178,7 +190,7 @@ def test_an_abort_is_repeated_until_the_training_thread_is_out() -> None:
     frozen(machine, window=False)
     order(machine, "stop", stop(3), 2.0)
     machine.handle(Leaving(at=2.0, position=Position(step=3, window=False)))
-    assert machine.next_deadline() == 2.0 + AGAIN
+    assert machine.next_deadline() == 2.05
     assert machine.handle(Woken(at=2.0 + AGAIN)) == [Abort()]
     assert names(machine.handle(Left(at=2.1))) == ["Execute"]
     assert machine.next_deadline() is None
@@ -193,9 +205,171 @@ def test_the_clearing_is_answered_when_the_training_thread_has_done_it() -> None
     order(machine, "stop", stop(3), 2.0)
     (execute,) = machine.handle(Left(at=2.1))
     assert execute == Execute(name="stop", order=stop(3))
-    (answer,) = done(machine, "stop", stop(3), 2.2)
+    assert (machine.doing, machine.stage) == ("stop", Stage.BUSY)
+    assert order(machine, "regroup", regroup(), 2.15) == []
+    answer, regroups = done(machine, "stop", stop(3), 2.2)
     assert isinstance(answer, Answer)
     assert (answer.answer.order, answer.answer.began, answer.answer.at) == ("stop", 2.0, 2.2)
+    assert regroups == Execute(name="regroup", order=regroup())
+
+
+def test_an_update_that_is_past_the_last_step_is_aborted_at_once() -> None:
+    """
+    When the rank is beyond the step to finish, then it is aborted at once, also within the tail of
+    its step.
+    """
+    machine = training()
+    order(machine, "stop", stop(3), 2.0)
+    beyond = Position(step=4, window=False, tail=True)
+    assert machine.handle(Leaving(at=2.0, position=beyond)) == [Abort()]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [Position(step=3, window=False, tail=True), Position(step=3, window=False, after=True)],
+    ids=["in its tail", "in what is called after it"],
+)
+def test_a_step_whose_update_is_complete_may_be_ended(where: Position) -> None:
+    """
+    When the rank has updated in the last step and has not ended this step, then it gets its grace.
+    """
+    machine = training()
+    order(machine, "stop", stop(3), 2.0)
+    assert machine.handle(Leaving(at=2.0, position=where)) == []
+    assert machine.next_deadline() == 3.0
+
+
+def test_a_stop_of_an_older_round_is_void() -> None:
+    """
+    When a freeze of a newer round comes before the rank is out of its loop, then the older stop
+    neither aborts it nor is carried out.
+    """
+    machine = training()
+    order(machine, "stop", stop(4), 2.0)
+    machine.handle(Leaving(at=2.0, position=Position(step=3, window=False)))
+    assert order(machine, "freeze", freeze(round=2), 2.5) == [Lock()]
+    assert machine.next_deadline() is None
+    assert machine.handle(Left(at=2.6)) == []
+
+
+def test_a_stop_goes_before_the_orders_that_wait() -> None:
+    """
+    When a stop comes while one order is carried out and another one waits, then the stop is the
+    next one.
+    """
+    machine = RankMachine(rank=0, incarnation=0)
+    order(machine, "check", check(), 1.0)
+    order(machine, "regroup", regroup(), 1.1)
+    assert machine.stage is Stage.CHECKING
+    assert order(machine, "stop", stop(3), 1.2) == []
+    assert names(done(machine, "check", check(), 1.3)) == ["Answer", "Execute"]
+    assert machine.doing == "stop"
+
+    machine = RankMachine(rank=0, incarnation=0)
+    order(machine, "regroup", regroup(), 1.0)
+    order(machine, "check", check(), 1.1)
+    assert order(machine, "stop", stop(3), 1.2) == []
+    assert names(done(machine, "regroup", regroup(), 1.3)) == ["Answer", "Execute"]
+    assert machine.doing == "stop"
+
+
+def test_a_wake_up_that_comes_too_late_aborts_nothing() -> None:
+    """
+    When the reason to abort has gone before the time comes, then nothing is aborted.
+    """
+    machine = training()
+    order(machine, "stop", stop(3), 2.0)
+    machine.handle(Leaving(at=2.0, position=Position(step=3, window=False)))
+    machine.handle(Left(at=2.01))
+    assert machine.handle(Woken(at=2.05)) == []
+
+
+def test_a_rank_that_entered_its_loop_before_the_abort_is_left_alone() -> None:
+    """
+    When a freeze of a newer round aborts a resume, and the rank is in its loop all the same, then
+    the abort is not repeated.
+    """
+    machine = RankMachine(rank=0, incarnation=0)
+    resume = Resume(**key(), to=(0,), step=1)
+    order(machine, "resume", resume, 1.0)
+    assert order(machine, "freeze", freeze(round=2), 1.1) == [Abort(), Lock()]
+    assert done(machine, "resume", resume, 1.12) == []
+    assert machine.next_deadline() is None
+    assert machine.stage is Stage.LOOP
+
+
+def test_a_rank_that_could_not_resume_is_out_of_the_loop() -> None:
+    """
+    When a rank could not enter its loop, then it carries out further orders out of the loop. Any
+    other order that fails does not change where the rank is.
+    """
+    machine = RankMachine(rank=0, incarnation=0)
+    resume = Resume(**key(), to=(0,), step=1)
+    order(machine, "resume", resume, 1.0)
+    failed = the_answer(done(machine, "resume", resume, 1.1, failure="the loader is empty"))
+    assert failed.failure == "the loader is empty"
+    assert machine.stage is Stage.IDLE
+    assert names(order(machine, "regroup", regroup(round=2), 1.2)) == ["Execute"]
+
+    held = checking(training())
+    assert the_answer(done(held, "check", check(), 2.5, failure="no lamps")).failure == "no lamps"
+    assert held.stage is Stage.HELD
+
+
+def test_a_process_obeys_its_first_order() -> None:
+    """
+    When a process has heard nothing yet, then it obeys the first round of any controller.
+    """
+    machine = RankMachine(rank=0, incarnation=0)
+    first = freeze(epoch=0, incident=0, round=0)
+    assert order(machine, "freeze", first, 1.0) == [Lock()]
+
+
+def test_an_order_for_another_process_of_the_rank_is_ignored() -> None:
+    """
+    When an order is for the process that replaces this one, then nothing happens.
+    """
+    machine = RankMachine(rank=0, incarnation=0)
+    other = Freeze(**key(), to=(0,), cause="a test", incarnations={0: 1})
+    assert order(machine, "freeze", other, 1.0) == []
+
+
+def test_the_answer_has_all_that_the_training_thread_reports() -> None:
+    """
+    When an order has been carried out, then its answer has every fact that the training thread
+    reports of it.
+    """
+    facts = Done(
+        order=regroup(incident=2, round=3), name="regroup", failure="why", context_lost=True,
+        position=Position(step=3, window=True), held=3, backups=(1, 2),
+        files=(SavedFile(name="f", size=1, digest="d"),), verdict="isolate", finding="lamps",
+        private={3: "00"}, digests={"dense": {"model": "d"}}, compared=0.5, line="train.py:7",
+        odd={1: "it is away"}, inexact=("a metric",), tails=True, began=1.5, at=2.5,
+    )  # fmt: skip
+    machine = RankMachine(rank=0, incarnation=0)
+    order(machine, "regroup", regroup(incident=2, round=3), 1.0)
+    answer = asdict(the_answer(machine.handle(facts)))
+    expected = {name: fact for name, fact in asdict(facts).items() if name not in ("order", "name")}
+    assert {name: answer[name] for name in expected} == expected
+    assert (answer["order"], answer["incident"], answer["round"]) == ("regroup", 2, 3)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_freeze_tells_whether_the_rank_waits_for_others(waiting: bool) -> None:
+    """
+    When a rank is in its loop, then the answer to a freeze tells whether it waits for other ranks;
+    out of the loop it always waits. The answer names the kept copies.
+    """
+    position = Position(step=3, window=False)
+    locked = Locked(at=1.1, position=position, held=3, backups=(1, 2), waiting=waiting)
+    inside = training()
+    order(inside, "freeze", freeze(), 1.0)
+    answer = the_answer(inside.handle(locked))
+    assert (answer.waiting, answer.backups, answer.began) == (waiting, (1, 2), 1.0)
+
+    outside = RankMachine(rank=0, incarnation=0)
+    order(outside, "freeze", freeze(), 1.0)
+    assert the_answer(outside.handle(locked)).waiting
 
 
 def test_an_order_heard_twice_is_carried_out_once_and_answered_twice() -> None:
@@ -263,6 +437,7 @@ def test_the_end_of_the_job_brings_a_rank_out_of_its_loop() -> None:
     machine = training()
     end = End(**key(), to=(0,), code=3, why="a test")
     assert order(machine, "end", end, 2.0) == [LeaveAfter(step=0), Abort()]
+    assert machine.handle(Leaving(at=2.0, position=Position(step=3, window=False))) == []
     assert machine.handle(Left(at=2.1)) == [Execute(name="end", order=end)]
 
 
@@ -289,7 +464,7 @@ def stands(machine: RankMachine, step: int, *, still: bool = True) -> list[RankC
     """
     position = Position(step=step, window=still)
     return machine.handle(
-        Standing(at=1.5, position=position, held=step, backups=(step - 1,), still=still)
+        Located(at=1.5, position=position, held=step, backups=(step - 1,), still=still)
     )
 
 
@@ -322,6 +497,7 @@ def test_a_hold_is_answered_when_the_training_thread_has_come_to_stand_there() -
     frozen(machine, window=False)
     order(machine, "hold", hold(4), 1.1)
     assert stands(machine, 3) == []  # where the freeze had held it
+    assert stands(machine, 4, still=False) == []
     answer = the_answer(stands(machine, 4))
     assert answer.position == Position(step=4, window=True)
     assert (answer.held, answer.backups, answer.began, answer.at) == (4, (3,), 1.1, 1.5)
@@ -372,6 +548,57 @@ def test_a_check_is_run_where_the_rank_stands() -> None:
     assert machine.inside
 
 
+def test_only_a_check_is_run_where_the_rank_stands() -> None:
+    """
+    When another order comes to a rank that stands still in the loop, then it waits until the rank
+    is out of the loop.
+    """
+    machine = paused(training())
+    assert order(machine, "regroup", regroup(), 2.0) == []
+    assert machine.handle(Left(at=2.1)) == [Execute(name="regroup", order=regroup())]
+
+
+def test_the_stage_names_where_the_training_thread_is() -> None:
+    """
+    When a rank trains, stands still, runs a check there, is released meanwhile and is done with
+    the check, then each of these is a stage of its own.
+    """
+    machine = training()
+    stages = [machine.stage, paused(machine).stage]
+    order(machine, "check", check(), 2.0)
+    stages.append(machine.stage)
+    order(machine, "release", Release(**key(round=2), to=(0,)), 3.0)
+    stages.append(machine.stage)
+    done(machine, "check", check(), 3.5)
+    stages.append(machine.stage)
+    machine.handle(Left(at=4.0))
+    stages.append(machine.stage)
+    checking_held = [Stage.CHECKING_HELD, Stage.CHECKING_HELD]
+    assert stages == [Stage.LOOP, Stage.HELD, *checking_held, Stage.LOOP, Stage.IDLE]
+
+
+def test_a_rank_that_went_on_does_not_stand_still_in_the_next_round() -> None:
+    """
+    When a newer round begins while a rank stands still, then a check of that round waits until the
+    rank stands still again. The same holds for a process that enters its loop for the first time.
+    """
+    machine = paused(training())
+    order(machine, "freeze", freeze(round=2), 2.0)
+    assert order(machine, "check", check(round=2), 2.1) == []
+    assert order(training(), "check", check(incident=0, round=0), 2.1) == []
+
+
+def test_a_position_that_no_hold_asks_for_is_not_answered() -> None:
+    """
+    When a rank stands still, in the loop or out of it, and there is no hold, then nothing is
+    answered.
+    """
+    machine = training()
+    assert stands(machine, 4) == []
+    machine.handle(Left(at=2.0))
+    assert stands(machine, 4, still=False) == []
+
+
 def test_a_check_that_comes_early_waits_until_the_rank_stands_still() -> None:
     """
     When a check is heard before the hold could be answered, then it is not lost, and not run
@@ -401,9 +628,21 @@ def test_a_release_lets_the_training_thread_go_on_and_is_answered_at_once() -> N
     release = Release(**key(), to=(0,))
     assert order(machine, "release", release, 3.0) == [Unlock()]
     position = Position(step=4, window=True)
-    answer = the_answer(machine.handle(Unlocked(at=3.0, position=position, held=4)))
-    assert (answer.order, answer.position) == ("release", position)
+    unlocked = Unlocked(at=3.1, position=position, held=4, backups=(2, 3))
+    answer = the_answer(machine.handle(unlocked))
+    assert (answer.order, answer.position, answer.backups) == ("release", position, (2, 3))
+    assert (answer.began, answer.at) == (3.0, 3.1)
     assert order(machine, "check", check(), 3.1) == []
+
+
+def test_a_release_withdraws_a_hold() -> None:
+    """
+    When a rank is released on its way to the place of a hold, then the hold is not answered.
+    """
+    machine = training()
+    order(machine, "hold", hold(4), 1.1)
+    assert order(machine, "release", Release(**key(), to=(0,)), 1.2) == [Unlock()]
+    assert stands(machine, 4) == []
 
 
 def checking(machine: RankMachine) -> RankMachine:

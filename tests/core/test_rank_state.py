@@ -27,6 +27,20 @@ def test_a_rank_state_begins_empty() -> None:
     assert rank_state.holdings.kept == (0, 1)
 
 
+def test_a_rank_of_which_nothing_was_heard_has_said_and_done_nothing() -> None:
+    """
+    When nobody was asked for yet, then a rank has no process that was started, is ended or is slow, its process has
+    promised nothing, and no check has found anything.
+    """
+    rank_state = RankState(rank=1)
+    process, declared = rank_state.process, rank_state.declared
+    assert (process.pid, process.started, process.sender) == (0, 0, "")
+    assert (process.spawned, process.began, process.terminating_since) == (0.0, 0.0, 0.0)
+    assert (process.terminating, process.blame, process.straggles) == ("", "", "")
+    assert (declared.derives, declared.reloads, declared.after) == (False, False, 0.0)
+    assert (rank_state.check.verdict, rank_state.check.finding) == ("pass", "")
+
+
 def test_the_next_process_begins_as_the_first_did() -> None:
     """
     When a process is asked for where another one has been, then nothing is left of that but what
@@ -90,6 +104,41 @@ def test_copies_from_before_a_repair_are_not_kept() -> None:
         assert holdings.kept == kept
 
 
+def test_a_process_that_loads_a_checkpoint_has_no_copy_to_give() -> None:
+    """
+    When a process is loading a checkpoint, then neither its state in use nor an earlier copy counts.
+    """
+    holdings = Holdings(held=5, backups=(3, 4), searching=True)
+    assert holdings.kept == ()
+    assert not holdings.sound
+
+
+def test_what_was_found_about_a_copy_does_not_outlive_it() -> None:
+    """
+    When a rank holds another copy than before, fetched or loaded, then what a comparison has found
+    about the copy before is forgotten.
+    """
+    for fetched in (False, True):
+        holdings = Holdings(held=5, outrun=frozenset({"a"}), disputed=True)
+        holdings.replaced(fetched=fetched)
+        assert holdings == Holdings(held=5, fetched=fetched)
+
+
+def test_a_checkpoint_that_all_have_found_makes_the_memory_sound_again() -> None:
+    """
+    When all ranks have loaded the checkpoint of step 4, then nothing is known against the state of
+    a rank. Of the copies that it keeps, only later ones than step 4 count.
+    """
+    holdings = Holdings(
+        held=4, backups=(3, 4, 5), trusted=False, damaged=True, disputed=True,
+        outrun=frozenset({"a"}),
+    )  # fmt: skip
+    holdings.reloaded(4)
+    assert holdings == Holdings(held=4, backups=(3, 4, 5), doubted=4)
+    assert holdings.sound
+    assert holdings.kept == (5,)
+
+
 @pytest.mark.parametrize("far", ["ordered", "spawned"])
 def test_a_node_that_is_given_up_before_its_process_has_started_is_left(far: str) -> None:
     """
@@ -97,13 +146,13 @@ def test_a_node_that_is_given_up_before_its_process_has_started_is_left(far: str
     it has started one, then the node is given up, and the rank comes back on another.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
-    job.slow = {3}
+    job.script.slow = {3}
     if far == "ordered":
-        job.gone = {1}  # its agent does not hear
+        job.script.gone = {1}  # its agent does not hear
     job.kill(3)
     job.settle()
     job.notice(3, "node", "its power goes")
-    job.slow = set()
+    job.script.slow = set()
     job.settle()
     if far == "ordered":
         job.wait()  # nobody says that its process has ended

@@ -76,7 +76,7 @@ def test_checkpoints_that_differ_are_not_searched_for_for_ever() -> None:
     once more, and then the rank gets another process.
     """
     job = keeping(groups={"dense": ALL, **OWN}, attempts=2)
-    job.ranks[1].content = "wrong"
+    job.ranks[1].state.content = "wrong"
     job.fault(2, "memory")
     go_through(job)
     job.train()
@@ -91,12 +91,12 @@ def test_nobody_searches_before_the_groups_are_formed() -> None:
     And nobody knows by then which step the groups are for.
     """
     job = keeping()
-    job.muted = {(3, "regroup")}
+    job.script.muted = {(3, "regroup")}
     job.fault(1, "memory")
     job.settle()
     assert [o.step for o in job.orders(Regroup)] == [0]
     assert job.orders(Reload) == []
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     assert [o.to for o in job.orders(Reload)] == [ALL]
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_is_known_comes_before_one_that_is_found() -> None:
     """
     job = keeping()
     job.checkpointed(1)
-    job.failures[0, "load"] = ["the disk is away"] * 3
+    job.script.failures[0, "load"] = ["the disk is away"] * 3
     job.fault(1, "memory")
     job.settle()
     go_through(job)
@@ -401,7 +401,7 @@ def test_a_step_that_is_finished_on_the_way_out_is_one_that_was_reached() -> Non
     """
     job = keeping(4)
     job.window(0)
-    job.failures[3, "reload"] = ["the disk is away"]
+    job.script.failures[3, "reload"] = ["the disk is away"]
     job.fault(1, "memory")
     job.settle()
     job.train()
@@ -415,12 +415,69 @@ def test_a_rank_that_does_not_say_what_it_holds_has_found_nothing() -> None:
     """
     job = keeping(0, resume=("/old/7", 7))
     job.checkpointed(8)
-    job.failures[0, "load"] = ["the disk is away"] * 9
+    job.script.failures[0, "load"] = ["the disk is away"] * 9
     job.fault(1, "memory")
     job.settle()
     go_through(job)
     assert job.over is not None
     assert "rank 0 has not said of which step the checkpoint is that it has found" in job.over.why
+
+
+def test_what_is_found_is_not_given_up_for_a_guess() -> None:
+    """
+    When a fault came back, and how far to go back is only guessed, then a checkpoint that the ranks find is gone on
+    from, though it is later than the guess.
+    """
+    groups = {"own": (0,), "rest": (1, 2, 3)}
+    job = keeping(3, groups=groups, keeps=1, strategies=("retry", "dump"))
+    for _ in range(2):
+        job.fault(2, "numeric")
+        if job.machine.incident.spread.ceiling is not None:
+            job.ranks[0].state.backups = ()
+        job.settle()
+    job.train()
+    assert [order.not_after for order in job.orders(Reload)] == [2]
+    assert [order.step for order in job.orders(Rollback)] == [3, 3]
+    assert strategies(job) == ["retry"]
+
+
+def test_a_successor_that_starts_will_find_what_its_rank_keeps() -> None:
+    """
+    When a straggler is lost that alone has a shard, and the process that follows it still starts, then all wait for it,
+    and load what they find.
+    """
+    job = keeping(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
+    job.script.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.kill(3)
+    job.settle()
+    assert job.doing == "awaiting"
+    job.arrive(3)
+    job.settle()
+    job.train()
+    assert [order.to for order in job.orders(Reload)] == [ALL]
+    assert strategies(job) == ["recover"]
+
+
+def test_what_is_found_has_no_tail_that_was_cut_off() -> None:
+    """
+    When all that were left had been cut off in the tail of a step, and then all load an earlier checkpoint that they
+    find, then the report says nothing of that tail.
+    """
+    job = keeping(groups={"first": (0, 2), "second": (1, 3)})
+    for rank in (0, 1, 2):
+        job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
+    job.kill(3)
+    job.settle()
+    assert len(job.machine.incident.exactness.sentences) == 1
+    job.kill(1)
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert len(job.orders(Reload)) == 1
+    (incident,) = job.reports()
+    assert (incident["step"], incident["inexact"]) == (3, [])
 
 
 # ---------------------------------------------------------------- what goes wrong meanwhile
@@ -432,13 +489,13 @@ def test_a_rank_that_cannot_load_says_why_and_it_is_tried_again() -> None:
     strategy is tried, and the end says why.
     """
     job = keeping()
-    job.failures[3, "reload"] = ["the disk is away"]
+    job.script.failures[3, "reload"] = ["the disk is away"]
     job.fault(1, "memory")
     job.settle()
     job.train()
     assert strategies(job) == ["retry"]
     assert len(job.orders(Reload)) == 2
-    job.failures[3, "reload"] = ["the disk is away"] * 6
+    job.script.failures[3, "reload"] = ["the disk is away"] * 6
     job.fault(1, "memory")
     job.settle()
     go_through(job)
@@ -452,11 +509,11 @@ def test_a_fault_in_the_middle_of_it_has_everyone_search_anew() -> None:
     some have loaded by then is not copied to the others.
     """
     job = keeping(groups={})
-    job.muted = {(1, "reload")}
+    job.script.muted = {(1, "reload")}
     job.fault(2, "numeric", polluted=True)
     job.settle()
     assert job.doing == "repairing"
-    job.muted = set()
+    job.script.muted = set()
     job.kill(1)
     job.settle()
     job.train()
@@ -471,10 +528,10 @@ def test_a_rank_that_hangs_in_it_is_ended_and_replaced() -> None:
     When a rank never says that it has loaded, then its process is ended at the limit for repairs.
     """
     job = keeping()
-    job.muted = {(1, "reload")}
+    job.script.muted = {(1, "reload")}
     job.fault(0, "memory")
     job.settle()
-    job.muted = set()
+    job.script.muted = set()
     job.ranks[1].hung = True
     job.wait()
     job.settle()

@@ -21,9 +21,9 @@ def test_who_is_lost_while_all_load_is_given_its_own_state_from_the_checkpoint(
     private to the rank stands there and nowhere else, though others hold all that it shares.
     """
     job = ScriptedJob(2, resume=SEVEN, derives=derives, strategies=STRATEGIES)
-    job.muted = {(1, "load")}
+    job.script.muted = {(1, "load")}
     job.start()
-    job.muted = set()
+    job.script.muted = set()
     job.kill(1)
     job.machine._job.ranks.states[1].local_state.reported = {}  # it had not captured anything
     job.settle()
@@ -40,9 +40,9 @@ def test_what_a_script_begins_with_is_not_what_the_checkpoint_holds() -> None:
     held by nobody, and everyone loads.
     """
     job = ScriptedJob(2, resume=SEVEN, strategies=STRATEGIES)
-    job.muted = {(0, "load"), (1, "load")}
+    job.script.muted = {(0, "load"), (1, "load")}
     job.start()
-    job.muted = set()
+    job.script.muted = set()
     job.notice(0, "numeric", polluted=True)
     job.settle()
     job.train()
@@ -81,7 +81,9 @@ def test_a_resumed_job_knows_what_lies_before_its_checkpoint(
     is one, and train on from there; else the job fails.
     """
     job = ScriptedJob(2, resume=SEVEN, older=older, strategies=STRATEGIES)
-    job.failures = {(rank, "load"): ["a digest differs"] * (2 if older else 9) for rank in range(2)}
+    job.script.failures = {
+        (rank, "load"): ["a digest differs"] * (2 if older else 9) for rank in range(2)
+    }
     job.start()
     while older and job.doing != "healthy" and job.machine.next_deadline() is not None:
         job.wait()

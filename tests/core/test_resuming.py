@@ -3,7 +3,7 @@ What has to have been heard before an incident is over, and who is let in then.
 """
 
 from tests.core.lives import strategies, trained, tried
-from tft.protocol.messages import Freeze, Resume, Spawn, Trained
+from tft.protocol.messages import Freeze, Release, Resume, Spawn, Trained
 
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
 
@@ -14,7 +14,7 @@ def test_a_step_that_is_heard_of_before_the_answer_is_no_success_yet() -> None:
     healthy only when the answer is there, too: it says that it is in the loop.
     """
     job = trained()
-    job.muted = {(2, "resume")}
+    job.script.muted = {(2, "resume")}
     job.kill(1)
     job.settle()
     job.train()
@@ -26,6 +26,26 @@ def test_a_step_that_is_heard_of_before_the_answer_is_no_success_yet() -> None:
     assert job.doing == "healthy"
 
 
+def test_a_step_after_a_pause_is_no_success_before_all_are_released() -> None:
+    """
+    When the answer of a rank to `Release` is overtaken by the step it has done, then the job is healthy only when the
+    answer is there, too.
+    """
+    job = trained()
+    job.pause()
+    job.settle()
+    job.script.muted = {(2, "release")}
+    job.go_on()
+    job.settle()
+    job.train()
+    late = job.ranks[2]
+    job.report(Trained(rank=2, incarnation=0, step=4, at=job.now))
+    assert job.doing == "resuming"
+    (release,) = job.orders(Release)
+    job.report(late.answer(release, "release", None, found=("pass", ""), at=job.now))
+    assert job.doing == "healthy"
+
+
 def test_a_successor_that_was_given_up_is_not_let_in_when_it_is_ready_at_last() -> None:
     """
     When the node on which a process gets ready to take over is given up, and its agent ends
@@ -33,10 +53,10 @@ def test_a_successor_that_was_given_up_is_not_let_in_when_it_is_ready_at_last() 
     incident it is not let in, either.
     """
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
-    job.deaf = {2}
+    job.script.deaf = {2}
     job.notice(4, "node", "its fan has failed")
     job.settle()
     job.wait()
@@ -57,10 +77,10 @@ def test_nobody_is_followed_by_a_process_that_was_given_up() -> None:
     node, then another one is started.
     """
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
-    job.slow = {3}
+    job.script.slow = {3}
     job.notice(3, "straggler")
     job.settle()
-    job.deaf = {2}
+    job.script.deaf = {2}
     job.notice(4, "node", "its fan has failed")
     job.kill(3)
     assert [(s.rank, s.node, s.incarnation) for s in job.orders(Spawn)] == [(3, 2, 1), (3, 1, 2)]
@@ -92,7 +112,7 @@ def test_what_is_decided_waits_for_the_end_of_whoever_was_taken_over_from() -> N
     come in, then it is decided anew as soon as that has come.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "straggler")
     job.settle()
     assert job.doing == "awaiting"
@@ -114,7 +134,7 @@ def test_what_a_straggler_takes_with_it_ends_the_way_that_needed_it() -> None:
     others hold is saved.
     """
     job = trained(placement=WITH_ROOM, spare={2: 1}, derives=False)
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "straggler")
     job.settle()
     assert job.doing == "awaiting"

@@ -42,3 +42,17 @@ def test_groups_are_formed_at_the_store_that_was_opened_last() -> None:
     job.kill(1)
     job.settle()
     assert last_regroup(job).port == 9
+
+
+def test_a_store_that_is_lost_while_groups_are_formed_is_logged() -> None:
+    """
+    When the store at which groups are being formed is replaced, then the attempt begins again, and
+    the log says that the store was replaced.
+    """
+    job = ScriptedJob(4).start()
+    job.train(2)
+    job.script.muted = {(2, "regroup")}
+    job.kill(1)
+    job.settle()
+    job.reopen_store(port=2)
+    assert job.facts("store_replaced") == [{"port": 2}]

@@ -57,13 +57,27 @@ def test_what_another_process_says_of_a_rank_is_absorbed() -> None:
     assert "other" not in job.machine._job.ranks.topology().groups
 
 
+def test_a_report_of_a_process_that_was_never_ordered_is_absorbed() -> None:
+    """
+    When a report comes from an incarnation of a rank that the controller has never ordered, then it changes nothing.
+    """
+    job = trained()
+    fault = Faulted(
+        rank=2, incarnation=9, kind="software", step=1, summary="Boom", traceback="Boom",
+        position=Position(step=0, window=False), at=job.now,
+    )  # fmt: skip
+    job.report(fault, sender="rank.2/9.77")
+    assert job.said == []
+    assert job.doing == "healthy"
+
+
 def test_another_process_does_not_answer_for_a_rank() -> None:
     """
     When a process that does not hold the rank answers an order in its place, then the answer of the
     one that does is still waited for.
     """
     job = trained()
-    job.muted = {(2, "freeze")}
+    job.script.muted = {(2, "freeze")}
     job.kill(1)
     job.settle()
     incident = job.machine.incident
@@ -136,11 +150,11 @@ def test_another_agent_while_replacements_are_awaited_is_no_end() -> None:
     there when it is judged what can be done: its ranks are started there once more, and nothing is saved.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"retry", "recover", "dump"}))
-    job.slow = {3}
+    job.script.slow = {3}
     job.kill(3)
     job.settle()
     assert job.doing == "awaiting"
-    job.slow = set()
+    job.script.slow = set()
     job.ranks[2].alive = job.ranks[3].alive = False
     job.report(NodeJoined(node=1, host="h", pid=2, ranks=(2, 3), at=job.now))
     assert job.doing == "awaiting"
@@ -162,7 +176,7 @@ def test_a_node_that_comes_back_has_its_pages_if_its_agent_is_the_same(
     job.lose_node(1)
     job.settle()
     assert job.doing == "choosing"
-    job.gone = set()
+    job.script.gone = set()
     job.report(NodeJoined(node=1, host="h", pid=pid, ranks=(2, 3), at=job.now))
     job.advise()
     job.settle()
@@ -178,7 +192,7 @@ def test_a_node_that_comes_when_all_is_over_starts_nobody() -> None:
     job.lead(1)
     job.come(0)
     job.settle()
-    job.muted = {(rank, "end") for rank in range(2)}
+    job.script.muted = {(rank, "end") for rank in range(2)}
     job.stop()
     job.said.clear()
     job.come(1)
@@ -191,11 +205,11 @@ def test_who_is_lost_beside_one_that_was_to_be_ended_is_planned_for() -> None:
     what to do is decided anew, for the other rank too.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover", "dump"}))
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.fault(2, "memory")
     job.settle()
     assert job.doing == "awaiting"
-    job.deaf = set()
+    job.script.deaf = set()
     job.said.clear()
     job.ranks[2].alive = job.ranks[3].alive = False
     job.report(NodeJoined(node=1, host="h", pid=9, ranks=(2, 3), at=job.now))

@@ -87,7 +87,7 @@ def test_a_dump_asked_for_in_an_incident_ends_it() -> None:
     process: the survivors save, and write what the lost one had captured.
     """
     job = trained()
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     job.settle()
     assert job.doing == "awaiting"
@@ -137,7 +137,7 @@ def test_who_has_gone_on_too_far_takes_back_a_copy_before_it_saves() -> None:
     for rank in (0, 1):
         job.window(rank)
         job.close(rank)
-    job.stuck = {2, 3}
+    job.script.stuck = {2, 3}
     job.kill(1)
     job.settle()
     assert [(r.to, r.step) for r in job.orders(Restore)] == [((0,), 3)]
@@ -168,7 +168,7 @@ def test_a_copy_that_cannot_be_taken_back_is_written_by_another() -> None:
     When the saver cannot take its copy back, then another holder does, and saves.
     """
     job = trained(keeps=1, enable=CAN_ONLY_DUMP)
-    job.failures[0, "restore"] = ["digest differs"]
+    job.script.failures[0, "restore"] = ["digest differs"]
     job.fault(2, "numeric", polluted=True)
     job.settle()
     assert [r.to for r in job.orders(Restore)] == [(0,), (1,)]
@@ -187,7 +187,7 @@ def test_a_saver_that_fails_leaves_its_part_to_another() -> None:
     When the saver's disk is full, then another holder saves all of it, under a round of its own.
     """
     job = trained(enable=CAN_ONLY_DUMP)
-    job.failures[1, "save"] = ["OSError: no space left on device"]
+    job.script.failures[1, "save"] = ["OSError: no space left on device"]
     job.kill(0)
     job.settle()
     rounds = {s.round: [(s.to, s.shards) for s in job.orders(Save)] for s in job.orders(Save)}
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_nobody_can_write_is_not_claimed() -> None:
     operator reads why the writing failed.
     """
     job = trained(world=2, enable=CAN_ONLY_DUMP)
-    job.failures[1, "save"] = ["OSError: no space left on device"]
+    job.script.failures[1, "save"] = ["OSError: no space left on device"]
     job.kill(0)
     job.settle()
     assert job.orders(Commit) == []
@@ -221,7 +221,7 @@ def test_a_commit_that_fails_is_done_by_another() -> None:
     own is nobody else's, and another one commits.
     """
     job = trained(enable=CAN_ONLY_DUMP)
-    job.failures[1, "commit"] = ["OSError: stale file handle"]
+    job.script.failures[1, "commit"] = ["OSError: stale file handle"]
     job.kill(0)
     job.settle()
     assert [c.to for c in job.orders(Commit)] == [(1,), (2,)]
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_nobody_can_commit_is_not_claimed() -> None:
     When nobody can commit, then the job has failed, and the operator reads why.
     """
     job = trained(world=2, enable=CAN_ONLY_DUMP)
-    job.failures[1, "commit"] = ["OSError: stale file handle"]
+    job.script.failures[1, "commit"] = ["OSError: stale file handle"]
     job.kill(0)
     job.settle()
     assert job.over is not None
@@ -251,7 +251,7 @@ def test_a_saver_that_hangs_is_ended_and_its_part_written_by_another() -> None:
     when its end is known does another holder write its part.
     """
     job = trained(enable=CAN_ONLY_DUMP, save=90.0)
-    job.muted = {(1, "save")}
+    job.script.muted = {(1, "save")}
     job.kill(0)
     job.settle()
     job.wait()
@@ -309,7 +309,7 @@ def test_a_node_lost_during_a_dump_costs_its_part_only() -> None:
     When a whole node goes while the last checkpoint is written, then the others write it.
     """
     job = trained(placement=TWO_NODES, enable=CAN_ONLY_DUMP)
-    job.muted = {(1, "save")}
+    job.script.muted = {(1, "save")}
     job.kill(0)
     job.settle()
     job.lose_node(0)
@@ -324,7 +324,7 @@ def test_a_pause_is_not_begun_in_a_job_that_ends() -> None:
     When a pause is asked for while the last checkpoint is written, then nothing follows from it.
     """
     job = trained(enable=CAN_ONLY_DUMP)
-    job.muted = {(1, "save")}
+    job.script.muted = {(1, "save")}
     job.kill(0)
     job.settle()
     before = len(job.said)
@@ -364,7 +364,7 @@ def test_ranks_that_do_not_leave_are_not_waited_for() -> None:
     times what they get.
     """
     job = trained()
-    job.muted = {(r, "end") for r in range(4)}
+    job.script.muted = {(r, "end") for r in range(4)}
     job.stop(0)
     job.settle()
     assert job.doing == "exiting"
@@ -487,6 +487,22 @@ def test_all_of_a_node_is_replaced_where_that_is_the_policy() -> None:
     assert list(job.machine._job.history.troubles) == [2]
 
 
+def test_nobody_is_replaced_with_its_node_where_nobody_is_replaced() -> None:
+    """
+    When nodes are replaced as a whole, but ranks get no other processes, then the others on the node of a lost rank go
+    on.
+    """
+    job = trained(
+        placement=TWO_NODES, replace="node", enable=frozenset({"retry", "scale_in", "dump"})
+    )
+    job.kill(2)
+    job.settle()
+    job.train()
+    assert job.orders(Kill) == []
+    assert strategies(job) == ["scale_in"]
+    assert job.machine.members == {0, 1, 3}
+
+
 def test_nobody_is_replaced_with_its_node_in_a_job_that_ends() -> None:
     """
     When nodes are replaced as a whole, and a process dies after the end was asked for, then the
@@ -565,14 +581,14 @@ def test_a_replacement_that_never_gets_ready_is_ended_and_tried_again() -> None:
     another is started.
     """
     job = trained(join=40.0)
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     job.settle()
     job.wait()
     assert [(k.rank, k.incarnation, k.cause) for k in job.orders(Kill)] == [
         (1, 1, "not ready 40 s after its start")
     ]
-    job.slow = set()
+    job.script.slow = set()
     job.settle()
     job.train()
     assert [s.incarnation for s in job.orders(Spawn)] == [1, 2]
@@ -611,7 +627,7 @@ def test_a_process_is_started_at_once_where_a_strategy_waits_for_it(
     gives it one: in place of it, or when all are to take part again.
     """
     job = trained(strategies=strategies)
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     job.settle()
     assert [order.rank for order in job.orders(Spawn)] == spawned
@@ -644,7 +660,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_tried_and_given_up() -> None:
     job = trained(groups=groups)
     job.checkpointed(2)
     job.kill(3)
-    job.failures[3, "load"] = ["the manifest is damaged"] * 20
+    job.script.failures[3, "load"] = ["the manifest is damaged"] * 20
     job.settle()
     for _ in range(3):  # retry is no choice, recover and scale_in are tried three times each
         if job.over is None:
@@ -739,7 +755,7 @@ def test_what_is_noticed_of_strangers_is_absorbed() -> None:
     job = trained()
     job.report(_noticed_of(9))
     assert job.said == []
-    job.slow = {1}
+    job.script.slow = {1}
     job.kill(1)
     job.settle()
     before = len(job.said)
@@ -752,7 +768,7 @@ def test_a_node_that_is_taken_away_while_its_ranks_start_is_not_trained_on() -> 
     When a node is given up while a process starts there, then that is no reason to wait for it.
     """
     job = trained(placement=TWO_NODES)
-    job.slow = {3}
+    job.script.slow = {3}
     job.kill(3)
     job.settle()
     job.notice(3, "node", "its power goes")

@@ -17,7 +17,7 @@ def test_a_process_that_cannot_be_ended_is_given_up_after_its_limit() -> None:
     without its last word: nobody obeys in its place, and its rank comes back on another node.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.settle()
     assert job.state is State.FREEZING
@@ -37,7 +37,7 @@ def test_who_was_to_be_replaced_and_cannot_be_ended_is_done_without() -> None:
     place for it, then it is not waited for: what was decided is decided again.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)})
-    job.deaf = {1}
+    job.script.deaf = {1}
     for _ in range(2):
         job.fault(2, "memory")
         job.settle()
@@ -54,7 +54,7 @@ def test_a_job_that_ends_does_not_wait_for_a_process_that_cannot_be_ended() -> N
     When somebody cannot be ended while a last checkpoint is written, then it is written without.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.stop(0)
     job.notice(3, "process", "its card is gone")
     job.settle()
@@ -70,7 +70,7 @@ def test_what_is_left_by_a_process_that_was_given_up_counts_all_the_same() -> No
     last checkpoint.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"dump"})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.settle()
     job.wait()
@@ -86,12 +86,12 @@ def test_a_process_that_ends_late_after_all_makes_room_for_the_next() -> None:
     chosen, then its node is a place for the rank again.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"recover", "dump"})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.settle()
     job.wait()
     assert job.state is State.CLEARING
-    job.deaf = set()
+    job.script.deaf = set()
     job.kill(3)
     job.settle()
     job.train()
@@ -105,7 +105,7 @@ def test_a_node_is_a_place_again_also_for_a_rank_that_has_moved() -> None:
     node is lost later, then the rank comes back to the first node.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.settle()
     former = job.ranks[3]
@@ -113,7 +113,7 @@ def test_a_node_is_a_place_again_also_for_a_rank_that_has_moved() -> None:
     job.settle()
     job.train()
     assert job.ranks[3].node == 2
-    job.deaf = set()
+    job.script.deaf = set()
     job._ends(former, -9)
     job.lose_node(2)
     job.settle()
@@ -128,7 +128,7 @@ def test_a_node_that_is_there_is_not_said_to_be_gone() -> None:
     so.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"recover", "dump"})
-    job.deaf = {1}
+    job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
     job.settle()
     job.wait()
@@ -145,7 +145,7 @@ def test_a_ceiling_holds_until_everyone_has_gone_back() -> None:
     job.fault(1, "memory", polluted=True)
     job.settle()
     for one in job.ranks.values():
-        one.announce = False  # the controller does not listen
+        one.loop.announce = False  # the controller does not listen
     job.train(5)
     held = job.ranks[0].step
     job.kill(2)
@@ -162,13 +162,13 @@ def test_all_can_be_lost_and_come_back_more_than_once() -> None:
     """
     job = ScriptedJob(2, resume=("/checkpoints/step-4", 4)).start()
     job.train(2)
-    job.slow = {0, 1}
+    job.script.slow = {0, 1}
     job.kill(0)
     job.kill(1)
     job.settle()
     assert job.state is State.CHOOSING or job.state is State.AWAITING
     assert job.machine.next_deadline() is not None
-    job.slow = set()
+    job.script.slow = set()
     job.kill(0)
     job.settle()
     assert job.over is None
@@ -196,13 +196,13 @@ def test_asking_twice_for_the_end_does_not_begin_it_anew() -> None:
     that somebody asked is how the job is said to have ended.
     """
     job = trained()
-    job.muted = {(0, "save")}
+    job.script.muted = {(0, "save")}
     job.fault(1, "software")
     job.settle()
     job.stop(15)
     job.settle()
     assert len(job.orders(Save)) == 4
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     assert job.over is not None
@@ -250,7 +250,7 @@ def test_who_starts_after_it_was_given_up_is_ended_all_the_same() -> None:
     that it has started, then it is still to be ended.
     """
     job = trained()
-    job.gone = {0}  # its agent hears nothing
+    job.script.gone = {0}  # its agent hears nothing
     job.kill(1)
     job.settle()
     job.wait()

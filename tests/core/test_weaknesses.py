@@ -78,7 +78,7 @@ ROWS: dict[str, str] = {
     "9.4.35": "test_a_request_to_end_is_heard_in_every_state",
     "9.5.36": "test_a_process_nobody_asked_for_is_no_replacement",
     "9.5.37": "tests/bus/test_zeromq.py::test_a_stopped_process_is_gone_and_comes_back_and_a_busy_one_stays",
-    "9.5.38": "tests/mindio/test_tls.py::test_a_certificate_that_is_good_is_taken",
+    "9.5.38": "tests/mindio/test_tls.py::test_a_valid_certificate_is_accepted",
     "9.5.39": "tests/test_keys.py::test_keys_that_cannot_be_used_are_refused",
 }
 SHARDS = {"first": (0, 2), "second": (1, 3)}
@@ -156,10 +156,10 @@ def test_a_step_that_only_the_lost_had_is_not_waited_for() -> None:
     job = trained(groups=SHARDS)
     job.window(3)
     job.close(3)
-    job.stuck = {0, 1, 2}
+    job.script.stuck = {0, 1, 2}
     job.kill(3)
     job.settle()
-    job.stuck = set()
+    job.script.stuck = set()
     job.train()
     (incident,) = job.reports()
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("recover", 4, 1)
@@ -172,7 +172,7 @@ def test_what_does_not_verify_is_not_trained_on() -> None:
     """
     job = trained()
     job.fault(1, "memory")
-    job.failures[1, "fetch"] = ["digest differs"] * 3
+    job.script.failures[1, "fetch"] = ["digest differs"] * 3
     job.settle()
     job.wait()
     job.settle()
@@ -223,7 +223,7 @@ def test_a_copy_that_is_kept_counts_in_every_decision() -> None:
         for rank in (0, 2):
             job.window(rank)
             job.close(rank)
-        job.stuck = {1, 3}
+        job.script.stuck = {1, 3}
         job.fault(1, "network")
         job.settle()
         assert {r.step for r in job.orders(Restore)} == {3}
@@ -279,11 +279,11 @@ def test_a_checkpoint_is_committed_with_every_file_in_it_or_not_at_all() -> None
     saved, then the commit names every file with its size and digest; before, there is none.
     """
     job = trained(groups=SHARDS)
-    job.muted = {(3, "save")}
+    job.script.muted = {(3, "save")}
     job.stop(0)
     job.settle()
     assert job.orders(Commit) == []
-    job.muted = set()
+    job.script.muted = set()
     job.repeat()
     job.settle()
     (commit,) = job.orders(Commit)
@@ -325,7 +325,7 @@ def test_the_next_leader_goes_on_where_the_last_one_was(state: str) -> None:
     the same end as it would have.
     """
     job = trained(advised=True)
-    job.slow = {1}
+    job.script.slow = {1}
     if state in ("pausing", "paused"):
         job.pause()
     elif state in ("dumping", "exiting"):
@@ -347,7 +347,7 @@ def test_the_next_leader_goes_on_where_the_last_one_was(state: str) -> None:
         job.settle()
         if job.doing == "choosing":
             job.advise()
-        elif job.doing == "awaiting" and 1 in job.slow:
+        elif job.doing == "awaiting" and 1 in job.script.slow:
             job.arrive(1)
         elif job.doing == "paused":
             job.go_on()
@@ -390,7 +390,7 @@ def test_a_training_thread_that_hangs_is_found_though_its_process_answers() -> N
     with its stacks written, and replaced.
     """
     job = trained()
-    job.ranks[2].waiting = False
+    job.ranks[2].loop.waiting = False
     job.stall()
     job.settle()
     job.train()
@@ -411,7 +411,7 @@ def test_every_order_has_a_limit_of_its_own() -> None:
     }  # fmt: skip
     for name, limit in limits.items():
         job = trained()
-        job.muted = {(r, name) for r in range(2)}
+        job.script.muted = {(r, name) for r in range(2)}
         job.fault(1, "memory")
         job.settle()
         began = job.now
@@ -421,7 +421,7 @@ def test_every_order_has_a_limit_of_its_own() -> None:
     last: dict[OrderName, float] = {"save": 1800.0, "commit": 1800.0}
     for name, limit in last.items():
         job = trained()
-        job.muted = {(r, name) for r in range(4)}
+        job.script.muted = {(r, name) for r in range(4)}
         job.stop(0)
         job.settle()
         began = job.now
@@ -438,7 +438,7 @@ def test_an_order_that_fails_is_answered_not_waited_for(name: OrderName) -> None
     once, then the job is healthy again without any limit passing.
     """
     job = trained()
-    job.failures[1, name] = ["it broke"]
+    job.script.failures[1, name] = ["it broke"]
     began = job.now
     job.fault(1, "memory")
     job.settle()
@@ -456,7 +456,7 @@ def test_the_end_does_not_wait_for_what_is_under_way(name: OrderName) -> None:
     When the end is asked for while an order hangs on every rank, then a new round begins at once.
     """
     job = trained()
-    job.muted = {(r, name) for r in range(4)}
+    job.script.muted = {(r, name) for r in range(4)}
     job.fault(1, "memory")
     job.settle()
     before = len(job.orders(Freeze))
@@ -551,7 +551,7 @@ def test_a_loop_that_cannot_be_left_does_not_cost_the_state_of_the_others() -> N
     """
     for enable, strategy in ((frozenset({"dump"}), "dump"), (frozenset({"recover"}), "recover")):
         job = trained(enable=enable)
-        job.failures[2, "stop"] = ["the device does not answer"]
+        job.script.failures[2, "stop"] = ["the device does not answer"]
         job.fault(1, "network")
         job.settle()
         if job.over is None:
@@ -727,7 +727,7 @@ def test_a_request_to_end_is_heard_in_every_state(state: str) -> None:
     state, then a last checkpoint is written, and the ranks leave with the code that says so.
     """
     job = trained(advised=True)
-    job.slow = {1}
+    job.script.slow = {1}
     if state in ("pausing", "paused"):
         job.pause()
     elif state != "healthy":

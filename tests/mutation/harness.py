@@ -157,6 +157,7 @@ class _Server:
         self._session = session
         self._patience = patience
         self._known: list[Test] = []
+        self._imported: dict[str, frozenset[int]] = {}
         self._kills: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.failed = ""
 
@@ -175,6 +176,9 @@ class _Server:
         os.waitpid(pid, 0)
         answer = json.loads(text or '{"failed": "the tests were not even collected"}')
         self.failed = answer.get("failed", "")
+        self._imported = {
+            module: frozenset(numbers) for module, numbers in answer.get("imported", {}).items()
+        }
         for id_, seconds, runs in answer.get("tests", ()):
             lines = {module: frozenset(numbers) for module, numbers in runs.items()}
             self._known.append(Test(id=id_, seconds=seconds, runs=lines))
@@ -210,12 +214,14 @@ class _Server:
     def _suited(self, mutant: Mutant) -> list[Test]:
         """
         The tests that run the mutated lines: first those that have killed its neighbours, then
-        the quick ones.
+        the quick ones. What runs at import, every test runs.
         """
+        imported = self._imported.get(mutant.module, frozenset())
+        always = mutant.always or mutant.lines & imported
         fit = [
             test
             for test in self._known
-            if mutant.always or mutant.lines & test.runs.get(mutant.module, frozenset())
+            if always or mutant.lines & test.runs.get(mutant.module, frozenset())
         ]
         kills = self._kills[_scope(mutant)]
         return sorted(fit, key=lambda test: (-kills[test.id], test.seconds))
@@ -325,8 +331,14 @@ class _Baseline:
         self._told = told
         self._modules = {str(path): name for name, path in files.items()}
         self._lines: defaultdict[str, set[int]] = defaultdict(set)
+        self._imported: dict[str, list[int]] = {}
         self._tests: list[tuple[str, float, dict[str, list[int]]]] = []
         _hush()
+        sys.settrace(self._enter)
+
+    def pytest_collection_finish(self) -> None:
+        sys.settrace(None)
+        self._imported = {module: sorted(lines) for module, lines in self._lines.items()}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -350,7 +362,7 @@ class _Baseline:
             self._leave({"failed": f"{report.nodeid}: {report.longreprtext}"})
 
     def pytest_sessionfinish(self) -> None:
-        self._leave({"tests": self._tests})
+        self._leave({"tests": self._tests, "imported": self._imported})
 
     def _leave(self, answer: dict[str, object]) -> None:
         with os.fdopen(self._told, "wb") as pipe:

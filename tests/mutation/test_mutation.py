@@ -127,6 +127,16 @@ CALLED = """
 def test_drained():
     judgement.drained(2)
 """
+AT_IMPORT = """
+def row(n):
+    return [n]
+
+ROWS = row(LIMIT)
+"""
+READ = """
+def test_rows():
+    assert judgement.ROWS == [3]
+"""
 SETTINGS = """
 files = ["judgement.py"]
 tests = ["test_judgement.py"]
@@ -198,6 +208,16 @@ def test_a_mutant_that_never_ends_is_killed(tmp_path: Path) -> None:
     done = mutate(tmp_path, SETTINGS, source=JUDGEMENT + ENDLESS, tests=TESTS + CALLED)
     *_, every = (line.split() for line in done.stdout.splitlines() if line.startswith("all "))
     assert int(every[3]) > 0
+
+
+def test_what_runs_at_import_is_judged_by_all_tests(tmp_path: Path) -> None:
+    """
+    When a function is called while its module is imported, and never by a test, then its mutants
+    are tried with all tests.
+    """
+    done = mutate(tmp_path, SETTINGS, source=JUDGEMENT + AT_IMPORT, tests=TESTS + READ)
+    assert "judgement.row" not in done.stdout
+    assert "judgement.allowed" in done.stdout
 
 
 def test_nothing_is_judged_by_tests_that_fail_anyway(tmp_path: Path) -> None:

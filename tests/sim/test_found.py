@@ -630,6 +630,45 @@ FOUND = {
         own=3,
         mishaps=(Mishap(what="node", delay=1.7),),
     ),
+    "the simulation forgot a checkpoint when fewer ranks were to go on from an earlier one, which "
+    "could then not be read": Schedule(
+        seed=761036,
+        world=4,
+        steps=12,
+        policy=replace(QUICK, max_incidents=2, skip_batch=True, respawns=1, attempts=2),
+        derives=False,
+        checkpoints=2,
+        backups=1,
+        mishaps=(
+            Mishap(
+                what="bad batch",
+                target=1,
+                when="phase",
+                name="window",
+                number=8,
+                by=3.471879763535303,
+                lasting=6.0,
+            ),
+            Mishap(
+                what="unreadable",
+                target=1,
+                when="state",
+                name="freezing",
+                by=1.060358207912639,
+                lasting=0.5,
+            ),
+            Mishap(what="agent", delay=3.0854272983813433, lasting=2.0),
+            Mishap(
+                what="fail",
+                target=1,
+                when="order",
+                name="stop",
+                number=1,
+                by=3.1680841451283728,
+                lasting=2.0,
+            ),
+        ),
+    ),
 }
 
 

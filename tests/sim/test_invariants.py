@@ -4,7 +4,7 @@ way at a time, and within a few dozen schedules the simulation notices.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -23,15 +23,15 @@ from tft.core.job.restart import Restart
 from tft.core.job.state import Job
 from tft.core.job.strategy import StrategyChoice
 from tft.core.job.transitions import State
-from tft.core.plan import coverage
+from tft.core.plan import coverage, repair
 from tft.core.plan.offers import Offer, offers
 from tft.core.plan.repair import Repair, plan_repair
 from tft.core.plan.savers import savers
-from tft.core.plan.standing import Standing as RankStanding
-from tft.core.plan.standing import Standings, Terms
+from tft.core.plan.standing import Standing, Standings, Terms
+from tft.core.plan.topology import Topology
 from tft.core.rank.machine import RankMachine
-from tft.core.rank.protocol import Ordered, RankCommand, RankEvent, Standing
-from tft.protocol.messages import Answered, Commit, RankOrder
+from tft.core.rank.protocol import Located, Ordered, RankCommand, RankEvent
+from tft.protocol.messages import Answered, Commit, RankOrder, Source, Transfer
 from tft.simulation.run import run
 from tft.simulation.schedule import QUICK, Mishap, Schedule, Trouble, draw
 
@@ -192,13 +192,22 @@ def whoever_hears_an_order_obeys(patch: Patch) -> None:
 
 
 def a_source_that_does_not_have_it(patch: Patch) -> None:
-    def everyone(
-        shard: str, ranks: Iterable[int], standings: Standings, step: int,
-        ceiling: int | None,
-    ) -> list[RankStanding]:  # fmt: skip
-        return [standings[rank] for rank in ranks if rank in standings and standings[rank].alive]
+    transfers = repair._transfers
 
-    everywhere(patch, "sound", everyone)
+    def from_each_other(
+        topology: Topology, standings: Standings, members: Collection[int], step: int, terms: Terms
+    ) -> dict[int, tuple[Transfer, ...]]:
+        planned = transfers(topology, standings, members, step, terms)
+        wrong: dict[int, tuple[Transfer, ...]] = {}
+        for rank, fetched in planned.items():
+            other = next((r for r in planned if r != rank and standings[r].alive), None)
+            sources = (
+                () if other is None else (Source(rank=other, address=standings[other].address),)
+            )
+            wrong[rank] = tuple(replace(each, sources=sources or each.sources) for each in fetched)
+        return wrong
+
+    patch.setattr(repair, "_transfers", from_each_other)
 
 
 def an_answer_to_an_older_round_counts(patch: Patch) -> None:
@@ -298,7 +307,7 @@ def what_was_ruled_out_is_done(patch: Patch) -> None:
 def a_rank_that_moves_says_it_stands(patch: Patch) -> None:
     stands = RankMachine._stands
 
-    def says(self: RankMachine, event: Standing) -> list[RankCommand]:
+    def says(self: RankMachine, event: Located) -> list[RankCommand]:
         return stands(self, replace(event, still=True))
 
     patch.setattr(RankMachine, "_stands", says)
@@ -442,7 +451,14 @@ def the_first_is_right_where_nobody_knows(patch: Patch) -> None:
 
 
 def a_step_ends_with_its_window(patch: Patch) -> None:
-    everywhere(patch, "is_late", lambda *_: False)
+    def everyone(
+        shard: str, ranks: Iterable[int], standings: Standings, step: int,
+        ceiling: int | None,
+    ) -> list[Standing]:  # fmt: skip
+        there = [standings[rank] for rank in ranks if rank in standings]
+        return [each for each in there if each.has(shard, step, ceiling)]
+
+    everywhere(patch, "sound", everyone)
 
 
 def what_was_cut_off_is_not_told(patch: Patch) -> None:

@@ -101,7 +101,7 @@ class Auditor:
             if isinstance(message, Exited | Faulted | Noticed):
                 rank_state = machine.incarnation(message.rank)
                 self._rank_states[message.rank] = (
-                    -1 if (message.rank, rank_state) in self._ledger.ended else rank_state
+                    -1 if (message.rank, rank_state) in self._ledger.processes.ended else rank_state
                 )
             if isinstance(message, Ready | NodeJoined | NodeLost):
                 self._consult = None  # the offers of that moment may be impossible now
@@ -178,7 +178,7 @@ class Auditor:
         if isinstance(report, Faulted):
             kind = report.kind
         elif isinstance(report, Noticed):
-            if (rank, self._rank_states[rank]) not in self._ledger.ready:
+            if (rank, self._rank_states[rank]) not in self._ledger.processes.ready:
                 return
             kind = report.kind
         if kind in ("network", "software", "straggler"):
@@ -239,7 +239,7 @@ class Auditor:
                 self._not_ruled_out(machine)
             case Tell(event="rank_not_ended"):
                 self._chances.may_end("where it was no other process can be started")
-                self._stage.invariants.given_up.add(int(str(command.facts["rank"])))
+                self._stage.checks.invariants.given_up.add(int(str(command.facts["rank"])))
             case Tell(event="paused"):
                 self._stand(machine)
             case Tell():
@@ -288,7 +288,7 @@ class Auditor:
             if book is None:
                 continue
             for rank, (asked, incarnation, _) in book.items():
-                if asked != key or (rank, incarnation) in ledger.ended:
+                if asked != key or (rank, incarnation) in ledger.processes.ended:
                     continue
                 if not ledger.has_answered(need, rank, key, incarnation):
                     raise Broken(
@@ -303,10 +303,10 @@ class Auditor:
         for transfer in order.transfers:
             for source in transfer.sources:
                 giver = self._stage.serving(source.address)
-                if giver is None or giver.stopped:
+                if giver is None or giver.life.stopped:
                     continue
                 holds = giver.held() == order.step or order.step in giver.backups()
-                if not holds or transfer.shard not in giver.content:
+                if not holds or transfer.shard not in giver.memory.content:
                     raise Broken(
                         "transfers from sound holders",
                         f"rank {giver.rank}, which holds {giver.held()}, is named as a source of "
@@ -357,8 +357,15 @@ class Auditor:
         """
         rank, before = order.rank, order.incarnation - 1
         ledger = self._ledger
-        wanted = (rank, before) in ledger.ready and (rank, before) not in ledger.ended
-        if wanted and rank not in ledger.slow and ledger.sites[rank, before] not in ledger.lost:
+        wanted = (rank, before) in ledger.processes.ready and (
+            rank,
+            before,
+        ) not in ledger.processes.ended
+        if (
+            wanted
+            and rank not in ledger.slow
+            and ledger.processes.sites[rank, before] not in ledger.lost
+        ):
             raise Broken("one process a rank", f"rank {rank} has a process and gets another")
         if order.node in self._isolated:
             raise Broken("verdicts count", f"rank {rank} is started on isolated node {order.node}")
@@ -369,8 +376,8 @@ class Auditor:
         advice. Raises `Broken` when there is no reason.
         """
         ledger, rank = self._ledger, order.rank
-        process = self._stage.nodes[order.node].process(rank)
-        if process is None or process.stuck or process.stopped:
+        process = self._stage.cluster.nodes[order.node].process(rank)
+        if process is None or process.thread.stuck or process.life.stopped:
             return
         late = isinstance(event, DeadlinePassed) and rank in self._late
         whole_nodes = self._stage.schedule.policy.replace == "node"
@@ -395,7 +402,7 @@ class Auditor:
         if process is None or process.pid != refused.pid:
             return
         ledger, rank_state = self._ledger, (refused.rank, process.incarnation)
-        if rank_state not in ledger.ended and process.node.number not in ledger.lost:
+        if rank_state not in ledger.processes.ended and process.node.number not in ledger.lost:
             raise Broken("no rightful claim is refused", f"rank {refused.rank}: {refused.why}")
 
     # ---------------------------------------------------------------- what was reached
@@ -422,7 +429,7 @@ class Auditor:
             if (answer.incident, answer.round) != ledger.key:
                 continue
             if answer.verdict == "isolate":
-                self._isolated.add(ledger.sites[rank, answer.incarnation])
+                self._isolated.add(ledger.processes.sites[rank, answer.incarnation])
                 self._chances.may_end("a check has found a node bad")
             elif answer.verdict == "end":
                 self._to_end = "a check ends the job"
@@ -431,7 +438,7 @@ class Auditor:
     def _closed(self, machine: Machine) -> None:
         self._everyone_trained(machine)
         self._copies.closed(machine)
-        self._stage.invariants.lost_told(machine.incident)
+        self._stage.checks.invariants.lost_told(machine.incident)
         if self._to_end:
             raise Broken("what has to end ends", f"{self._to_end}, and the job goes on")
 
@@ -448,12 +455,12 @@ class Auditor:
         """
         for rank in machine.members:
             process = self._process(machine, rank)
-            if process is None or not process.announce:
+            if process is None or not process.steps.announce:
                 continue
-            if process.completed < self._stage.schedule.steps:
+            if process.steps.completed < self._stage.schedule.steps:
                 raise Broken(
                     "success after one more step",
-                    f"rank {rank} has trained none after step {process.completed}",
+                    f"rank {rank} has trained none after step {process.steps.completed}",
                 )
 
     def _stand(self, machine: Machine) -> None:
@@ -462,17 +469,19 @@ class Auditor:
         `Broken` otherwise.
         """
         there = [self._process(machine, rank) for rank in machine.members]
-        processes = [process for process in there if process is not None and not process.stuck]
-        moving = [p.rank for p in processes if p.phase not in ("gate", "idle", "gone")]
-        steps = {process.completed for process in processes}
+        processes = [
+            process for process in there if process is not None and not process.thread.stuck
+        ]
+        moving = [p.rank for p in processes if p.thread.phase not in ("gate", "idle", "gone")]
+        steps = {process.steps.completed for process in processes}
         if moving or len(steps) > 1:
             raise Broken(
                 "everyone stands in a pause", f"ranks {moving} move; the steps are {sorted(steps)}"
             )
 
     def _process(self, machine: Machine, rank: int) -> ProcessPart | None:
-        node = self._stage.nodes.get(self._ledger.place(machine, rank))
+        node = self._stage.cluster.nodes.get(self._ledger.place(machine, rank))
         process = None if node is None else node.process(rank)
         if process is None or process.incarnation != machine.incarnation(rank):
             return None
-        return process if process.alive else None
+        return process if process.life.alive else None

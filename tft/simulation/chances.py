@@ -80,7 +80,7 @@ class Chances:
         if incident.decision.forced:
             raise Broken("no end without a cause", incident.decision.forced)
         members = machine.members
-        if not all(any(r == rank for r, _ in self._ledger.ready) for rank in members):
+        if not all(any(r == rank for r, _ in self._ledger.processes.ready) for rank in members):
             return  # a rank that never came may never come
         lost = members.difference(self._ledger.there(machine, members))
         strategy = "recover" if lost or incident.turnover.respawns else "retry"
@@ -124,7 +124,7 @@ class Chances:
             for rank in ledger.there(machine, ledger.told)
             if rank not in ledger.doubted | ledger.searching
             and ledger.told[rank].incarnation == machine.incarnation(rank)
-            and (process := self._stage.nodes[ledger.place(machine, rank)].process(rank))
+            and (process := self._stage.cluster.nodes[ledger.place(machine, rank)].process(rank))
             is not None
         }
         common: set[int] | None = None
@@ -135,10 +135,10 @@ class Chances:
                     continue
                 told, process = ledger.told[rank], processes[rank]
                 held = None if rank in self._copies.disputed else told.held
-                if held is not None and process.content[shard] == truth.value(held, shard):
+                if held is not None and process.memory.content[shard] == truth.value(held, shard):
                     steps.add(held)
                 for step in told.backups:
-                    kept = process.copies.get(step, {}).get(shard)
+                    kept = process.memory.copies.get(step, {}).get(shard)
                     if kept == truth.value(step, shard):
                         steps.add(step)
             common = steps if common is None else common & steps

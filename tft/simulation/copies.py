@@ -119,7 +119,9 @@ class Copies:
             ]
             held = Counter(_digests(answer, shard) for answer in ended)
             doubt = {answer.rank for answer in ended} & (self._suspected | self._ledger.searching)
-            gone = {(answer.rank, answer.incarnation) for answer in ended} & self._ledger.vanished
+            gone = {
+                (answer.rank, answer.incarnation) for answer in ended
+            } & self._ledger.processes.vanished
             if not held or ((doubt or gone) and len(held) > 1):
                 continue
             (best, most), *others = held.most_common()
@@ -137,7 +139,7 @@ class Copies:
             answer
             for rank, answer in ledger.answers.get("compare", {}).items()
             if (answer.incident, answer.round) == ledger.key
-            and (rank, answer.incarnation) not in ledger.ended
+            and (rank, answer.incarnation) not in ledger.processes.ended
         ]
 
     def differ(self, machine: Machine, facts: Mapping[str, object], *, stopped: bool) -> None:
@@ -191,12 +193,12 @@ class Copies:
         """
         process = self._process(machine, wrong)
         stages = self._stage.truth.stages(step, shard)
-        if process is None or process.tail or process.held() != step:
+        if process is None or process.steps.tail or process.held() != step:
             return
         others = [each for rank in right if (each := self._process(machine, rank)) is not None]
-        if process.content[shard] != stages[-1] or process.unsaid:
+        if process.memory.content[shard] != stages[-1] or process.memory.unsaid:
             return
-        if any(other.content[shard] in stages[:-1] for other in others):
+        if any(other.memory.content[shard] in stages[:-1] for other in others):
             raise Broken(
                 "the end of a step counts",
                 f"rank {wrong} has ended step {step}, and is to have shard {shard!r} as it was in the tail",
@@ -261,8 +263,8 @@ class Copies:
                 process = self._process(machine, rank)
                 if rank not in machine.members or process is None or process.held() != step:
                     continue
-                content = process.content[shard]
-                if not (process.unsaid or content.wrong or content.spoilt):
+                content = process.memory.content[shard]
+                if not (process.memory.unsaid or content.wrong or content.spoilt):
                     held[content] = rank
             unlike = step == 0 and shard in self._unlike
             if len(held) > 1 and not unlike:
@@ -280,8 +282,8 @@ class Copies:
             process = self._process(machine, rank)
             for shard in order.shards if process is not None else ():
                 assert process is not None
-                content = process.content[shard]
-                if not process.unsaid:
+                content = process.memory.content[shard]
+                if not process.memory.unsaid:
                     self._sound(machine, rank, shard, order.step, content)
                 elif machine.incident.exactness.sentences and content in self._stage.truth.stages(
                     order.step, shard
@@ -315,11 +317,11 @@ class Copies:
         truth.bend(step, shard, content)
 
     def _process(self, machine: Machine, rank: int) -> ProcessPart | None:
-        node = self._stage.nodes.get(self._ledger.place(machine, rank))
+        node = self._stage.cluster.nodes.get(self._ledger.place(machine, rank))
         process = None if node is None else node.process(rank)
         if process is None or process.incarnation != machine.incarnation(rank):
             return None
-        return process if process.alive else None
+        return process if process.life.alive else None
 
 
 def _digests(answer: Answered, shard: str) -> Digests:

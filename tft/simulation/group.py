@@ -45,7 +45,7 @@ class Group:
         if len(self._building) == len(self.members):
             takes = self._stage.takes
             for each in self._building.values():
-                self._stage.clock.after(takes(0.01, 0.05), each.done, each.task, None)
+                self._stage.clock.after(takes(0.01, 0.05), each.done, each.thread.task, None)
             self._building = {}
         return None
 
@@ -57,7 +57,7 @@ class Group:
         """
         entering = []
         for process in processes:
-            process.phase = "forward"
+            process.thread.phase = "forward"
             if self._stage.mishaps.reached(process, step, "forward"):
                 entering.append(process)
         if entering:
@@ -65,20 +65,24 @@ class Group:
 
     def _sum(self, processes: list[ProcessPart], step: int) -> None:
         for process in processes:
-            if process.phase != "forward" or process.stuck or process.completed != step - 1:
+            if (
+                process.thread.phase != "forward"
+                or process.thread.stuck
+                or process.steps.completed != step - 1
+            ):
                 continue
-            if process.cut or (self.broken and self._stage.schedule.breaks):
+            if process.collectives.cut or (self.broken and self._stage.schedule.breaks):
                 loop.fault(process, "network", "a peer has closed its connection")
                 continue
             if self._stage.mishaps.notices(process, step):
                 continue
             loop.contribute(process, step)
-            if process.poison or self._is_wrong(process, step - 1):
+            if process.collectives.poison or self._is_wrong(process, step - 1):
                 self._spoil(step)
             self._arrived[process.rank] = process
             self._stage.mishaps.reached(process, step, "all-reduce")
         if len(self._arrived) == len(self.members) and not self.broken:
-            self._stage.invariants.steps_alike(self.members)
+            self._stage.checks.invariants.steps_alike(self.members)
             self._summed(step)
 
     def _is_wrong(self, process: ProcessPart, step: int) -> bool:
@@ -90,7 +94,7 @@ class Group:
         value = self._stage.truth.value
         return any(
             content != value(step, name) and not content.flipped
-            for name, content in process.content.items()
+            for name, content in process.memory.content.items()
         )
 
     def _spoil(self, step: int) -> None:
@@ -99,11 +103,11 @@ class Group:
         """
         self._spoilt = True
         for process in self.members.values():
-            if process.poison:
+            if process.collectives.poison:
                 self._stage.mishaps.spread(process)
-            process.poison = False
-        if self._stage.polluted is None:
-            self._stage.polluted, self._stage.known = step, False
+            process.collectives.poison = False
+        if self._stage.pollution.step is None:
+            self._stage.pollution.step, self._stage.pollution.known = step, False
 
     def _summed(self, step: int) -> None:
         """
@@ -120,18 +124,18 @@ class Group:
         for cohort in range(cohorts):
             some = arrived[cohort::cohorts]
             for process in some:
-                process.summed, process.spoilt = True, spoilt
+                process.collectives.summed, process.collectives.spoilt = True, spoilt
             stage.clock.after(stage.takes(0.005, 0.04), self._open, some, step)
 
     def _open(self, processes: list[ProcessPart], step: int) -> None:
         inside = [
             process
             for process in processes
-            if process.phase == "all-reduce"
-            and process.summed
-            and process.completed == step - 1
+            if process.thread.phase == "all-reduce"
+            and process.collectives.summed
+            and process.steps.completed == step - 1
             and process.group is self
-            and not process.stuck
+            and not process.thread.stuck
             and loop.open_window(process, step)
         ]
         if inside:
@@ -144,9 +148,9 @@ class Group:
         going_on = [
             process
             for process in processes
-            if process.phase == "window"
-            and process.completed == step - 1
-            and not process.stuck
+            if process.thread.phase == "window"
+            and process.steps.completed == step - 1
+            and not process.thread.stuck
             and loop.close_window(process, step)
         ]
         if not going_on:
@@ -174,11 +178,11 @@ class Group:
         return [
             process
             for process in processes
-            if process.phase == phase
-            and process.tail
-            and process.completed == step
+            if process.thread.phase == phase
+            and process.steps.tail
+            and process.steps.completed == step
             and process.group is self
-            and not process.stuck
+            and not process.thread.stuck
         ]
 
     def _settings(self, processes: list[ProcessPart], step: int) -> None:
@@ -189,19 +193,19 @@ class Group:
             self._stage.clock.after(self._tail_takes(), self._average, there, step, "tail")
             return
         for process in there:
-            if process.cut or (self.broken and self._stage.schedule.breaks):
+            if process.collectives.cut or (self.broken and self._stage.schedule.breaks):
                 loop.fault(process, "network", "a peer has closed its connection")
                 continue
             self._averaging[process.rank] = process
             if self._stage.schedule.broadcasts and process.rank == min(self.members):
                 self._stage.clock.after(self._tail_takes(), self._average, [process], step, "tail")
                 continue
-            process.phase, process.summed = "average", False
+            process.thread.phase, process.collectives.summed = "average", False
             self._stage.mishaps.reached(process, step, "average")
         if len(self._averaging) == len(self.members) and not self.broken:
             arrived, self._averaging = list(self._averaging.values()), {}
             for process in arrived:
-                process.summed = True
+                process.collectives.summed = True
             for some in self._cohorts(arrived):
                 takes = self._stage.takes(0.005, 0.04)
                 self._stage.clock.after(takes, self._average, some, step, "average")
@@ -241,7 +245,11 @@ class Group:
         self._arrived, self._averaging = {}, {}
         building, self._building = list(self._building.values()), {}
         for process in waiting:
-            if process.phase in PHASES and not process.summed and not process.stuck:
+            if (
+                process.thread.phase in PHASES
+                and not process.collectives.summed
+                and not process.thread.stuck
+            ):
                 loop.fault(process, "network", "a peer has closed its connection")
         for process in building:
             process.shut_out("a peer has closed its connection")
@@ -277,9 +285,9 @@ class Groups:
             group = Group(self._stage, dict(sorted(meeting.waiting.items())))
             for each in group.members.values():
                 each.group = group
-                each.cut = False
+                each.collectives.cut = False
                 takes = self._stage.takes(0.005, 0.05)
-                self._stage.clock.after(takes, each.done, each.task, None)
+                self._stage.clock.after(takes, each.done, each.thread.task, None)
 
     def leave(self, process: ProcessPart) -> None:
         """

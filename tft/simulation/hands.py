@@ -40,11 +40,11 @@ def begin(process: ProcessPart, execute: Execute) -> None:
     Begin to carry out an order on the training thread.
     """
     stage, order = process.stage, execute.order
-    stage.invariants.obeyed(process, order)
+    stage.checks.invariants.obeyed(process, order)
     if not stage.mishaps.begins(process, execute.name):
         return
     failure = stage.mishaps.failure(process.rank, execute.name)
-    if process.context_lost and isinstance(order, ON_DEVICE):
+    if process.collectives.context_lost and isinstance(order, ON_DEVICE):
         failure = "AcceleratorError: the context of the device is lost"
     takes = stage.mishaps.slowness(process.rank, execute.name)
     if failure is None:
@@ -59,11 +59,11 @@ def _fail(process: ProcessPart, execute: Execute, takes: float, failure: str) ->
     """
     order = execute.order
     if isinstance(order, Fetch):
-        process.torn = True
+        process.memory.torn = True
         _tear(process, [transfer.shard for transfer in order.transfers])
     elif isinstance(order, Load | Reload):
-        process.torn = True
-        _tear(process, process.content)
+        process.memory.torn = True
+        _tear(process, process.memory.content)
     work = Work(private=_told(process)) if isinstance(order, Save) else Work()
     process.stage.clock.after(takes + 0.01, process.done, execute, failure, work)
 
@@ -83,20 +83,22 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
         case Rebuild():
             stage.clock.after(takes, _rebuild, process, execute)
         case Fetch():
-            ended = process.held() == order.step and not process.tail
-            had = dict(process.content) if ended else {}
+            ended = process.held() == order.step and not process.steps.tail
+            had = dict(process.memory.content) if ended else {}
             fetched = [transfer.shard for transfer in order.transfers]
-            whole = process.held() != order.step or process.content.keys() <= set(fetched)
+            whole = process.held() != order.step or process.memory.content.keys() <= set(fetched)
             _tear(process, fetched)
-            process.torn = whole or process.torn  # else the other shards stay as they were
+            process.memory.torn = (
+                whole or process.memory.torn
+            )  # else the other shards stay as they were
             stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():
-            process.torn = True
-            _tear(process, process.content)
+            process.memory.torn = True
+            _tear(process, process.memory.content)
             stage.clock.after(takes + stage.takes(0.02, 0.4), _load, process, execute, order)
         case Reload():
-            process.torn = True
-            _tear(process, process.content)
+            process.memory.torn = True
+            _tear(process, process.memory.content)
             stage.clock.after(takes + stage.takes(0.02, 0.4), _reload, process, execute, order)
         case Restore():
             stage.clock.after(takes + stage.takes(0.01, 0.1), _restore, process, execute, order)
@@ -122,12 +124,12 @@ def abandon(process: ProcessPart) -> None:
     """
     Cut short the order in which the training thread hangs, if the order can be cut short.
     """
-    task = process.task
+    task = process.thread.task
     if task is None:
         return
     clock = process.stage.clock
     if isinstance(task.order, Fetch):
-        process.torn = True
+        process.memory.torn = True
         clock.after(0.002, process.done, task, ABANDONED)
     elif isinstance(task.order, Regroup | Rebuild):
         process.stage.groups.leave(process)
@@ -135,19 +137,19 @@ def abandon(process: ProcessPart) -> None:
 
 
 def _at_work(process: ProcessPart, execute: Execute) -> bool:
-    return process.task is execute and process.alive and not process.stuck
+    return process.thread.task is execute and process.life.alive and not process.thread.stuck
 
 
 def _tear(process: ProcessPart, shards: Iterable[str]) -> None:
     for name in shards:
-        process.content[name] = process.stage.truth.wrong()
+        process.memory.content[name] = process.stage.truth.wrong()
 
 
 def _hold(process: ProcessPart, step: int) -> None:
-    process.completed = step
-    for later in [kept for kept in process.copies if kept > step]:
-        del process.copies[later]
-    process.window_open = process.torn = process.tail = False
+    process.steps.completed = step
+    for later in [kept for kept in process.memory.copies if kept > step]:
+        del process.memory.copies[later]
+    process.steps.window_open = process.memory.torn = process.steps.tail = False
     process.page.move(Position(step=step, window=False), process.node.now)
 
 
@@ -155,10 +157,10 @@ def _compared(process: ProcessPart) -> Work:
     """
     Return digests of the state that a rank holds, for the comparison with other ranks.
     """
-    if process.held() is None or process.context_lost:
+    if process.held() is None or process.collectives.context_lost:
         return Work()
-    process.unsaid = False
-    digests = {name: content.digests() for name, content in process.content.items()}
+    process.memory.unsaid = False
+    digests = {name: content.digests() for name, content in process.memory.content.items()}
     return Work(digests=digests)
 
 
@@ -172,10 +174,10 @@ def _clear(process: ProcessPart, execute: Execute) -> None:
         if process.group is not None:
             process.group.leave(process, loud=False)
             process.group = None
-        process.cut = True
-        if process.interrupted[1] == -1:
-            process.interrupted = (process.interrupted[0], execute.order.incident)
-        process.done(execute, None, Work(line=process.line if process.tail else ""))
+        process.collectives.cut = True
+        if process.steps.interrupted[1] == -1:
+            process.steps.interrupted = (process.steps.interrupted[0], execute.order.incident)
+        process.done(execute, None, Work(line=process.steps.line if process.steps.tail else ""))
 
 
 def _regroup(process: ProcessPart, execute: Execute, order: Regroup) -> None:
@@ -183,7 +185,7 @@ def _regroup(process: ProcessPart, execute: Execute, order: Regroup) -> None:
         return
     stage = process.stage
     store = (order.host, order.port)
-    if not any(node.store == store for node in stage.nodes.values()):
+    if not any(node.store.address == store for node in stage.cluster.nodes.values()):
         return process.shut_out("no store listens there")
     stage.groups.join(store, order.name, process, stage.schedule.world - len(order.without))
 
@@ -204,14 +206,14 @@ def _fetch(
     for transfer in order.transfers:
         content = _given(process, transfer, order)
         if content is None:
-            process.torn = True
+            process.memory.torn = True
             why = f"shard {transfer.shard!r} at step {order.step} could not be fetched whole"
             return process.done(execute, f"TransferFailed: {why}")
-        process.stage.auditor.not_put_back(process, transfer.shard, order.step, had, content)
-        process.content[transfer.shard] = content
+        process.stage.checks.auditor.not_put_back(process, transfer.shard, order.step, had, content)
+        process.memory.content[transfer.shard] = content
     _hold(process, order.step)
     process.stage.mishaps.harm.miscopied(process)
-    process.stage.invariants.repaired_whole(process, order)
+    process.stage.checks.invariants.repaired_whole(process, order)
     process.done(execute, None, _compared(process))
 
 
@@ -223,18 +225,18 @@ def _given(process: ProcessPart, transfer: Transfer, order: Fetch) -> Content | 
     stage, step = process.stage, order.step
     for source in transfer.sources:
         giver = stage.serving(source.address)
-        if giver is None or giver.stopped:
+        if giver is None or giver.life.stopped:
             continue
-        if giver.context_lost:
+        if giver.collectives.context_lost:
             giver.mail.post(faulted(giver, "process", "Boom: the context is lost"))
             continue
         if giver.held() == step:
-            content = giver.content[transfer.shard]
+            content = giver.memory.content[transfer.shard]
         elif step in giver.backups():
-            content = giver.copies[step][transfer.shard]
+            content = giver.memory.copies[step][transfer.shard]
         else:
             continue
-        stage.invariants.given_right(giver, transfer.shard, order, content)
+        stage.checks.invariants.given_right(giver, transfer.shard, order, content)
         return content
     return None
 
@@ -245,9 +247,9 @@ def _restore(process: ProcessPart, execute: Execute, order: Restore) -> None:
     if order.step not in process.backups():
         why = f"OrderRefused: rank {process.rank} keeps no copy of step {order.step}"
         return process.done(execute, why)
-    process.content.update(process.copies[order.step])
+    process.memory.content.update(process.memory.copies[order.step])
     _hold(process, order.step)
-    process.stage.invariants.repaired_whole(process, order)
+    process.stage.checks.invariants.repaired_whole(process, order)
     process.done(execute, None, _compared(process))
 
 
@@ -262,12 +264,12 @@ def _load(process: ProcessPart, execute: Execute, order: Load) -> None:
     if f"private-{process.rank}" not in files:
         why = f"CheckpointCorrupt: it holds no private state of rank {process.rank}"
         return process.done(execute, why)
-    for name in process.content:
-        process.content[name] = _shard(files[name])
-    process.unsaid = False
+    for name in process.memory.content:
+        process.memory.content[name] = _shard(files[name])
+    process.memory.unsaid = False
     process.page.capture(order.step, _number(files[f"private-{process.rank}"]), closed=True)
     _hold(process, order.step)
-    process.stage.invariants.repaired_whole(process, order)
+    process.stage.checks.invariants.repaired_whole(process, order)
     process.done(execute, None)
 
 
@@ -291,11 +293,11 @@ def _reload(process: ProcessPart, execute: Execute, order: Reload) -> None:
     if step is None:
         return process.done(execute, "FileNotFoundError: no checkpoint was kept by all")
     kept = stage.disk.own[step][process.rank]
-    for name in process.content:
-        process.content[name] = _shard(kept[name])
+    for name in process.memory.content:
+        process.memory.content[name] = _shard(kept[name])
     process.page.capture(step, _number(kept[""]), closed=True)
     _hold(process, step)
-    stage.invariants.found(process, order, step)
+    stage.checks.invariants.found(process, order, step)
     process.done(execute, None, _compared(process))
 
 
@@ -303,8 +305,8 @@ def _private(process: ProcessPart, step: int, incident: int) -> int | None:
     captured = process.page.private().get(step)
     if captured is not None:
         return captured
-    if process.interrupted == (step, incident):
-        return process.interrupted_data
+    if process.steps.interrupted == (step, incident):
+        return process.steps.interrupted_data
     if step == 0:
         process.page.capture(0, 0, closed=True)
         return 0
@@ -334,14 +336,14 @@ def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
         kept = sorted(process.page.private())
         why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"
         return process.done(execute, why)
-    process.tail = False
-    process.page.move(process.position(), process.node.now)
+    process.steps.tail = False
+    process.page.move(process.steps.position(), process.node.now)
     process.page.forget_after(order.step)
     void(process, order.step)
     for later in [step for step in process.stage.disk.own if step > order.step]:
         del process.stage.disk.own[later]
-    process.data = data + order.skip
-    process.stage.invariants.rolled_back(process, order.step)
+    process.memory.data = data + order.skip
+    process.stage.checks.invariants.rolled_back(process, order.step)
     process.done(execute, None)
 
 
@@ -353,7 +355,7 @@ def _save(process: ProcessPart, execute: Execute, order: Save) -> None:
     if own is None:
         why = f"OrderRefused: no data position of step {order.step} is kept"
         return process.done(execute, why)
-    files: dict[str, Written] = {name: process.content[name] for name in order.shards}
+    files: dict[str, Written] = {name: process.memory.content[name] for name in order.shards}
     files[f"private-{process.rank}"] = own
     for rank, private in order.private.items():
         files[f"private-{rank}"] = int(private, 16)
@@ -368,5 +370,5 @@ def _commit(process: ProcessPart, execute: Execute, order: Commit) -> None:
     stage = process.stage
     parts = stage.disk.parts.pop(order.directory, {})
     stage.disk.whole[order.directory] = parts
-    stage.invariants.committed_whole(order, parts)
+    stage.checks.invariants.committed_whole(order, parts)
     process.done(execute, None)

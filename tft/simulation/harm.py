@@ -93,7 +93,7 @@ class Harm:
                 self._asks(mishap)
                 return "done"
             case "come":
-                stage.nodes[mishap.target].start()
+                stage.cluster.nodes[mishap.target].start()
                 return "done"
             case "node" | "partition" | "agent" | "beats":
                 return self._node(mishap)
@@ -106,7 +106,7 @@ class Harm:
             case "controller" | "deposed":
                 return self._controller(mishap)
             case "store":
-                node = stage.nodes[mishap.target % stage.schedule.nodes]
+                node = stage.cluster.nodes[mishap.target % stage.schedule.nodes]
                 node.open_store()
                 return "done" if node.alive else "nobody"
             case "fail":
@@ -124,16 +124,16 @@ class Harm:
                 return "later"
             case _:
                 process = self._process(mishap.target)
-                if process is None or process.stuck:
+                if process is None or process.thread.stuck:
                     return "nobody"
                 return self._process_mishap(mishap, process)
 
     # ---------------------------------------------------------------- processes
 
     def _process(self, rank: int) -> ProcessPart | None:
-        for node in self._stage.nodes.values():
+        for node in self._stage.cluster.nodes.values():
             process = node.process(rank)
-            if process is not None and process.alive:
+            if process is not None and process.life.alive:
                 return process
         return None
 
@@ -149,22 +149,22 @@ class Harm:
             case "flip":
                 return self._flip(mishap, process)
             case "context":
-                process.context_lost = True
-                if process.phase in IN_LOOP:  # else the rank notices it at the next order
+                process.collectives.context_lost = True
+                if process.thread.phase in IN_LOOP:  # else the rank notices it at the next order
                     loop.fault(process, "process", "Boom: the context is lost")
-            case _ if process.phase not in IN_LOOP:
+            case _ if process.thread.phase not in IN_LOOP:
                 return "nobody"
             case "pollute":
-                process.poison = True
+                process.collectives.poison = True
                 self._mishaps.poison[process.rank] = mishap
                 return "later"
             case "bad batch":
-                self._mishaps.bad[process.rank, process.data + 1] = mishap
+                self._mishaps.bad[process.rank, process.memory.data + 1] = mishap
                 return "later"
             case "memory" | "corruption" | "numeric" | "network" | "software":
                 if mishap.what in ("memory", "corruption"):
-                    for name in process.content:
-                        process.content[name] = stage.truth.wrong()
+                    for name in process.memory.content:
+                        process.memory.content[name] = stage.truth.wrong()
                 loop.fault(process, mishap.what, f"Boom: {mishap.what}")
             case _:
                 raise ValueError(f"{mishap.what} does not happen to a process")
@@ -175,21 +175,25 @@ class Harm:
         Change the content of a shard of a rank, or the content that the rank is fetching. The rank
         does not notice the change.
         """
-        if process.phase == "working" and process.task is not None and process.task.name == "fetch":
-            process.miscopies = mishap
+        if (
+            process.thread.phase == "working"
+            and process.thread.task is not None
+            and process.thread.task.name == "fetch"
+        ):
+            process.memory.miscopies = mishap
             return "later"
-        if process.held() is None or process.phase == "starting" or not self._stage.begun:
+        if process.held() is None or process.thread.phase == "starting" or not self._stage.begun:
             return "nobody"
-        self._touch(mishap, process, list(process.content))
+        self._touch(mishap, process, list(process.memory.content))
         return "done"
 
     def miscopied(self, process: ProcessPart) -> None:
         """
         Apply a pending silent corruption after a fetch, if the rank has one.
         """
-        mishap, process.miscopies = process.miscopies, None
+        mishap, process.memory.miscopies = process.memory.miscopies, None
         if mishap is not None:
-            self._touch(mishap, process, list(process.content))
+            self._touch(mishap, process, list(process.memory.content))
             self._mishaps.came(mishap)
 
     def _touch(self, mishap: Mishap, process: ProcessPart, shards: list[str]) -> None:
@@ -197,19 +201,21 @@ class Harm:
         # number has no other meaning here and selects the shard.
         name = shards[int(1000 * mishap.lasting) % len(shards)]
         settings = mishap.kind == "settings"
-        process.content[name] = self._stage.truth.flipped(process.content[name], settings=settings)
-        process.unsaid = True
+        process.memory.content[name] = self._stage.truth.flipped(
+            process.memory.content[name], settings=settings
+        )
+        process.memory.unsaid = True
 
     def _impostor(self, process: ProcessPart) -> Done:
         """
         Start the script of a rank a second time, with the environment of the first process.
         """
-        if process.phase == "starting":
+        if process.thread.phase == "starting":
             return "nobody"  # the first process to come is taken for the ordered one
         node = process.node
         stranger = Process(self._stage, node, process.rank, process.incarnation, Page())
         node.admit(stranger)
-        self._stage.processes.append(stranger)
+        self._stage.cluster.processes.append(stranger)
         stranger.join()
         return "done"
 
@@ -217,16 +223,19 @@ class Harm:
 
     def _node(self, mishap: Mishap) -> Done:
         stage, back = self._stage, self._mishaps.back
-        node = stage.nodes[mishap.target]
+        node = stage.cluster.nodes[mishap.target]
         if not node.alive:
             return "nobody"
         match mishap.what:
             case "partition":
-                node.link.mute, node.link.deaf = mishap.kind != "deaf", mishap.kind != "mute"
+                node.connection.link.mute, node.connection.link.deaf = (
+                    mishap.kind != "deaf",
+                    mishap.kind != "mute",
+                )
                 back(mishap, node.connected)
                 return "done"
             case "beats":
-                node.beats = False
+                node.connection.beats = False
                 back(mishap, node.beats_again)
                 return "done"
             case "agent":
@@ -268,7 +277,7 @@ class Harm:
         if leader is None:
             return "nobody"
         self._mishaps.expect(STANDING_BY)
-        others = any(each is not leader for each in stage.leaders)
+        others = any(each is not leader for each in stage.cluster.leaders)
         if mishap.what == "controller":
             leader.die()
         else:
@@ -279,7 +288,7 @@ class Harm:
         return "done"
 
     def _leader(self) -> LeaderPart | None:
-        return next((each for each in self._stage.leaders if each.leads), None)
+        return next((each for each in self._stage.cluster.leaders if each.leads), None)
 
     # ---------------------------------------------------------------- what people and plugins say
 

@@ -51,6 +51,8 @@ class Invariants:
         self._stage = stage
         self._leader_of: dict[int, int] = {}
         self._steps: dict[tuple[int, int], int] = {}
+        self._without: dict[tuple[int, int], tuple[int, ...]] = {}
+        """By incident and round: the ranks without which groups were to be formed."""
         self._found: dict[tuple[int, int], set[int]] = {}
         """By incident and round: the steps of the checkpoints that ranks have found themselves.
         Empty while the ranks are still to find one."""
@@ -92,29 +94,29 @@ class Invariants:
             case _:
                 step = None
         key = (order.incident, order.round)
-        if isinstance(order, Reload) and process.task is not None:
+        if isinstance(order, Reload) and process.thread.task is not None:
             self._found.setdefault(key, set())
             stood = self._stood.get(order.incident, 0)
-            self._stood[order.incident] = max(stood, process.completed)
+            self._stood[order.incident] = max(stood, process.steps.completed)
         if step is not None and self._steps.setdefault(key, step) != step:
             raise Broken(
                 "one agreed step",
                 f"rank {process.rank} is to go to step {step} in round {key}, others to step "
                 f"{self._steps[key]}",
             )
-        if isinstance(order, Regroup) and step is not None:
-            self._stage.truth.go_on_without(step, order.without)
-        if isinstance(order, Rollback) and key in self._found:
-            if self._found[key] != {order.step}:
-                raise Broken(
-                    "one step is found",
-                    f"{sorted(self._found[key])}, and all go on from {order.step}",
-                )
-            self._stage.truth.go_on_without(order.step, ())
+        if isinstance(order, Regroup):
+            self._without[key] = order.without
         if isinstance(order, Rollback):
+            found = self._found.get(key, {order.step})
+            if found != {order.step}:
+                raise Broken(
+                    "one step is found", f"{sorted(found)}, and all go on from {order.step}"
+                )
+            # not before: until here the job may still go back to a later checkpoint of all ranks
+            self._stage.truth.go_on_without(order.step, self._without.get(key, ()))
             self._stage.truth.leave_out(order.step, order.skip)
-            if self._stage.polluted is not None and order.step < self._stage.polluted:
-                self._stage.polluted = None  # all ranks go back to an earlier step
+            if self._stage.pollution.step is not None and order.step < self._stage.pollution.step:
+                self._stage.pollution.step = None  # all ranks go back to an earlier step
         if isinstance(order, Save):
             for shard in order.shards:
                 self.saved_by_one(key, shard, process.rank)
@@ -166,18 +168,18 @@ class Invariants:
                 and self._is_current(process)
                 and self._wanted(process.rank)
             )
-            if process.alive and not process.stuck and both:
+            if process.life.alive and not process.thread.stuck and both:
                 raise Broken(
                     "nobody trains during a repair",
-                    f"rank {trainer.rank} has done step {trainer.completed} while rank "
-                    f"{process.rank} carries out {process.task and process.task.name}",
+                    f"rank {trainer.rank} has done step {trainer.steps.completed} while rank "
+                    f"{process.rank} carries out {process.thread.task and process.thread.task.name}",
                 )
 
     def steps_alike(self, members: dict[int, ProcessPart]) -> None:
         """
         Check that all members of a group compute the same step.
         """
-        steps = {process.completed for process in members.values()}
+        steps = {process.steps.completed for process in members.values()}
         if len(steps) > 1:
             raise Broken("one step in a group", f"members have done steps {sorted(steps)}")
 
@@ -198,7 +200,7 @@ class Invariants:
         Record the step of the checkpoint that a rank has found and loaded. The step may be too
         late; the controller has to notice that.
         """
-        if process.group is None or process.cut:
+        if process.group is None or process.collectives.cut:
             return  # the round is over
         self._found[order.incident, order.round].add(step)
 
@@ -255,7 +257,7 @@ class Invariants:
         """
         if self._repairing:
             self.nobody_trains_meanwhile(process)
-        stage = 0 if process.tail else -1
+        stage = 0 if process.steps.tail else -1
         self._whole(process, step, "losses of the undisturbed run", late=True, stage=stage)
         self._positioned(process, step, "losses of the undisturbed run")
 
@@ -322,11 +324,11 @@ class Invariants:
         """
         return [
             process.rank
-            for process in self._stage.processes
-            if process.alive
+            for process in self._stage.cluster.processes
+            if process.life.alive
             and self._is_current(process)
             and (members is None or process.rank in members)
-            and process.completed < self._stage.schedule.steps
+            and process.steps.completed < self._stage.schedule.steps
         ]
 
     def ends(self) -> None:
@@ -336,7 +338,7 @@ class Invariants:
         """
         stage = self._stage
         if stage.over is None and stage.clock.now > stage.mishaps.last + BOUND:
-            states = [str(leader.machine.state) for leader in stage.leaders if leader.leads]
+            states = [str(leader.machine.state) for leader in stage.cluster.leaders if leader.leads]
             raise Broken("every incident ends", f"the job is still {states}")
 
     def nothing_left(self) -> None:
@@ -347,8 +349,10 @@ class Invariants:
         now = self._stage.clock.now
         left = [
             process.rank
-            for process in self._stage.processes
-            if process.alive and not process.node.link.deaf and now - process.node.since > LEAVING
+            for process in self._stage.cluster.processes
+            if process.life.alive
+            and not process.node.connection.link.deaf
+            and now - process.node.connection.since > LEAVING
         ]
         if left:
             raise Broken("nothing is left", f"processes of ranks {left} live on")
@@ -377,7 +381,7 @@ class Invariants:
         Return the controllers that lead in the newest epoch. A leader that was superseded without
         noticing it does not count.
         """
-        leading = [leader for leader in self._stage.leaders if leader.leads]
+        leading = [leader for leader in self._stage.cluster.leaders if leader.leads]
         newest = max((leader.epoch for leader in leading), default=0)
         return [leader for leader in leading if leader.epoch == newest]
 
@@ -394,14 +398,14 @@ class Invariants:
         newest = self._stage.story.epoch
         known = [
             node
-            for leader in self._stage.leaders
+            for leader in self._stage.cluster.leaders
             if leader.leads and leader.epoch == newest
             for node in leader.machine.nodes
         ]
         return [
             rank
             for number in known
-            for rank, page in self._stage.nodes[number].pages().items()
+            for rank, page in self._stage.cluster.nodes[number].pages().items()
             if step in page.private() and rank not in self.given_up
             if self._since.get(rank, (number, 0))[0] == number or step < self._since[rank][1]
         ]
@@ -420,9 +424,9 @@ class Invariants:
         stage = self._stage
         if content.flipped:
             return True
-        spread = content.spoilt and stage.polluted is not None
-        before = order is not None and (order.incident, order.round) < stage.learnt
-        return spread and (late or before or not stage.known)
+        spread = content.spoilt and stage.pollution.step is not None
+        before = order is not None and (order.incident, order.round) < stage.pollution.learnt
+        return spread and (late or before or not stage.pollution.known)
 
     def _whole(
         self,
@@ -440,7 +444,7 @@ class Invariants:
         moment of the tail of the step is right too. Otherwise only the moment `stage` is right, an
         index of `Truth.stages` (-1: the end of the step).
         """
-        for name, content in process.content.items():
+        for name, content in process.memory.content.items():
             stages = self._stage.truth.stages(step, name)
             right = stages if tail else (stages[stage],)
             if content not in right and not self._excused(content, order, late=late):
@@ -451,10 +455,10 @@ class Invariants:
 
     def _positioned(self, process: ProcessPart, step: int, promise: str) -> None:
         begin = self._stage.truth.begin(step)
-        if process.data != begin:
+        if process.memory.data != begin:
             raise Broken(
                 promise,
-                f"rank {process.rank} has drawn {process.data} batches after step {step}, not "
+                f"rank {process.rank} has drawn {process.memory.data} batches after step {step}, not "
                 f"{begin}",
             )
 

@@ -4,6 +4,7 @@ heard.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
@@ -51,11 +52,29 @@ def start_controller(stage: Stage, *, stands_by: bool = False) -> None:
     """
     if stage.over is not None:
         return
-    stage.controllers += 1
-    leader = Leader(stage, stage.controllers)
-    stage.leaders.append(leader)
+    stage.cluster.controllers += 1
+    leader = Leader(stage, stage.cluster.controllers)
+    stage.cluster.leaders.append(leader)
     if stands_by or not leader.lead(stage.story.epoch + 1):
         leader.stand_by()
+
+
+@dataclass(slots=True)
+class _Timers:
+    """
+    What the clock will call for a controller.
+    """
+
+    news: bool = False
+    """True when an acknowledgement is due."""
+    looking: bool = False
+    """True when the next deadline of the job machine is about to be read."""
+    repeating: bool = False
+    """True when the outstanding orders are about to be repeated."""
+    period: float = FIRST_REPEAT
+    """Seconds until the next repetition."""
+    deadline: float | None = None
+    """The deadline for which a timer is set."""
 
 
 class Leader:
@@ -77,9 +96,7 @@ class Leader:
         self._hang_detection = HangDetection(stage.schedule.policy)
         patience = PATIENCE * (1 + 0.4 * number)  # so that not all claim at once
         self._lease = Lease(patience=patience, at=stage.clock.now)
-        self._news = self._looking = self._repeating = False
-        self._period = FIRST_REPEAT
-        self._timer: float | None = None
+        self._timers = _Timers()
 
     # ---------------------------------------------------------------- standing by
 
@@ -135,8 +152,8 @@ class Leader:
             if isinstance(report, NodeJoined):
                 self._hang_detection.expect(report.node, at)
             self._feed(Received(at=at, sender=sender, number=number, message=report))
-        if not self._news:
-            self._news = True
+        if not self._timers.news:
+            self._timers.news = True
             self._stage.clock.after(NEWS, self._acknowledge)
 
     def hear_beat(self, beat: Beat) -> None:
@@ -166,26 +183,26 @@ class Leader:
         stage, machine = self._stage, self.machine
         before = machine.state
         kind = type(event.message) if isinstance(event, Received) else type(event)
-        stage.seen[before, kind.__name__] += 1
-        stage.auditor.hears(machine, event)
+        stage.checks.seen[before, kind.__name__] += 1
+        stage.checks.auditor.hears(machine, event)
         commands = machine.handle(event)
         stage.story.judged(commands)
-        stage.auditor.judges(machine, event, commands)
+        stage.checks.auditor.judges(machine, event, commands)
         for command in commands:
             self._do(command)
         machine.check()
         if isinstance(event, Received) and isinstance(event.message, Faulted | Noticed):
             self._learn(event.message)
         if machine.state is not before:
-            self._period = FIRST_REPEAT
+            self._timers.period = FIRST_REPEAT
             if machine.state in (State.RESUMING, State.PAUSING):
                 self._hang_detection.resumed(event.at)
             stage.mishaps.entered(machine.state)
-        if not self._looking:
-            self._looking = True
+        if not self._timers.looking:
+            self._timers.looking = True
             stage.clock.after(NEWS, self._look)
-        if not self._repeating:
-            self._repeating = True
+        if not self._timers.repeating:
+            self._timers.repeating = True
             stage.clock.after(FIRST_REPEAT, self._say_again)
 
     def _learn(self, report: Faulted | Noticed) -> None:
@@ -194,15 +211,15 @@ class Leader:
         step the state is right.
         """
         stage, incident = self._stage, self.machine.incident
-        if stage.polluted is None or stage.known:
+        if stage.pollution.step is None or stage.pollution.known:
             return
         known = (
             [incident.spread.ceiling] if incident.is_open and not incident.spread.tentative else []
         )
         if isinstance(report, Faulted) and report.polluted and self._speaks(report):
             known.append(report.position.step - 1)
-        if any(ceiling is not None and ceiling < stage.polluted for ceiling in known):
-            stage.known, stage.learnt = True, (incident.number, incident.round)
+        if any(ceiling is not None and ceiling < stage.pollution.step for ceiling in known):
+            stage.pollution.known, stage.pollution.learnt = True, (incident.number, incident.round)
 
     def _speaks(self, report: Faulted) -> bool:
         machine, rank = self.machine, report.rank
@@ -212,7 +229,7 @@ class Leader:
     def _do(self, command: Command) -> None:
         match command:
             case JobOver():
-                self._stage.invariants.ended_for_a_cause(command, self.machine.members)
+                self._stage.checks.invariants.ended_for_a_cause(command, self.machine.members)
                 self._stage.over = command
             case Tell():
                 pass
@@ -234,26 +251,26 @@ class Leader:
     def _say(self, order: Order) -> None:
         stage = self._stage
         now = stage.clock.now
-        nodes: Iterable[NodePart] = stage.nodes.values()
+        nodes: Iterable[NodePart] = stage.cluster.nodes.values()
         if isinstance(order, Spawn | Kill):
-            nodes = [stage.nodes[order.node]]
+            nodes = [stage.cluster.nodes[order.node]]
         elif not isinstance(order, EndNode | Refused) and len(order.to) == 1:
             nodes = [node for node in nodes if node.hosts(order.to[0])]
         for node in nodes:
-            for moment in stage.network.down(now, self.link, node.link):
+            for moment in stage.network.down(now, self.link, node.connection.link):
                 stage.clock.at(moment, node.hear, order, self.number)
 
     def _say_again(self) -> None:
-        self._repeating = False
+        self._timers.repeating = False
         if not self.leads:
             return
         orders = self.machine.outstanding()
         for order in orders:
             self._say(order)
         if orders:
-            self._repeating = True
-            self._stage.clock.after(self._period, self._say_again)
-            self._period = min(1.7 * self._period, LAST_REPEAT)
+            self._timers.repeating = True
+            self._stage.clock.after(self._timers.period, self._say_again)
+            self._timers.period = min(1.7 * self._timers.period, LAST_REPEAT)
 
     def _say_lead(self) -> None:
         if not self.leads:
@@ -262,7 +279,7 @@ class Leader:
         self._stage.clock.after(LEAD, self._say_lead)
 
     def _acknowledge(self) -> None:
-        self._news = False
+        self._timers.news = False
         if not self.leads:
             return
         stage = self._stage
@@ -273,12 +290,12 @@ class Leader:
             state=str(self.machine.state),
             incident=self.machine.incident.number,
         )
-        for node in stage.nodes.values():
-            for moment in stage.network.down(now, self.link, node.link):
+        for node in stage.cluster.nodes.values():
+            for moment in stage.network.down(now, self.link, node.connection.link):
                 stage.clock.at(moment, node.hear_lead, lead)
         for moment in stage.network.down(now, self.link, stage.outside.mail.link):
             stage.clock.at(moment, stage.outside.mail.heard, lead)
-        for other in stage.leaders:
+        for other in stage.cluster.leaders:
             if other is not self and not self.muffled:
                 for moment in stage.network.down(now, self.link, other.link):
                     stage.clock.at(moment, other.hear_lead, lead)
@@ -290,16 +307,18 @@ class Leader:
         Set a timer for the next deadline of the job machine. The call comes `NEWS` seconds after an
         event, since the machine may have changed its deadline.
         """
-        self._looking = False
+        self._timers.looking = False
         deadline = self.machine.next_deadline() if self.leads else None
-        if deadline is not None and (self._timer is None or deadline < self._timer):
-            self._timer = deadline
+        if deadline is not None and (
+            self._timers.deadline is None or deadline < self._timers.deadline
+        ):
+            self._timers.deadline = deadline
             self._stage.clock.at(deadline + 0.001, self._passed, deadline)
 
     def _passed(self, due: float) -> None:
-        if self._timer != due:
+        if self._timers.deadline != due:
             return
-        self._timer = None
+        self._timers.deadline = None
         deadline = self.machine.next_deadline() if self.leads else None
         if deadline is not None and deadline <= self._stage.clock.now:
             self._feed(DeadlinePassed(at=self._stage.clock.now))
@@ -313,4 +332,4 @@ class Leader:
         self.leads = False
         if self.alive:
             self.alive = False
-            self._stage.leaders.remove(self)
+            self._stage.cluster.leaders.remove(self)

@@ -56,6 +56,27 @@ class Told:
 
 
 @dataclass(slots=True)
+class ProcessBook:
+    """
+    What was ordered and reported of processes.
+    """
+
+    sites: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By rank and incarnation: the node on which the process was started. A process that is to
+    take over a rank runs on another node than the process that still trains. A report about one
+    says nothing of the other's node."""
+    started: dict[int, float] = field(default_factory=dict)
+    """By rank: the moment at which a process was last started for it."""
+    ready: set[tuple[int, int]] = field(default_factory=set)
+    """Rank and incarnation of all processes that take orders or took orders."""
+    ended: set[tuple[int, int]] = field(default_factory=set)
+    """Rank and incarnation of all processes that are gone or are to be ended."""
+    vanished: set[tuple[int, int]] = field(default_factory=set)
+    """Rank and incarnation of all processes whose node was reported lost. They may still live,
+    but they take no part."""
+
+
+@dataclass(slots=True)
 class Ledger:
     """
     The record that `Auditor` reads.
@@ -73,19 +94,7 @@ class Ledger:
     told: dict[int, Told] = field(default_factory=dict)
     agents: dict[int, int] = field(default_factory=dict)
     """By node: the process id of the agent that reported last."""
-    sites: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By rank and incarnation: the node on which the process was started. A process that is to
-    take over a rank runs on another node than the process that still trains. A report about one
-    says nothing of the other's node."""
-    started: dict[int, float] = field(default_factory=dict)
-    """By rank: the moment at which a process was last started for it."""
-    ready: set[tuple[int, int]] = field(default_factory=set)
-    """Rank and incarnation of all processes that take orders or took orders."""
-    ended: set[tuple[int, int]] = field(default_factory=set)
-    """Rank and incarnation of all processes that are gone or are to be ended."""
-    vanished: set[tuple[int, int]] = field(default_factory=set)
-    """Rank and incarnation of all processes whose node was reported lost. They may still live,
-    but they take no part."""
+    processes: ProcessBook = field(default_factory=ProcessBook)
     named: set[int] = field(default_factory=set)
     """The ranks that a report or advice has named in this incident."""
     hurt: set[int] = field(default_factory=set)
@@ -114,9 +123,9 @@ class Ledger:
             case Answered():
                 self._answered(machine, report)
             case Ready():
-                self.ready.add((report.rank, report.incarnation))
+                self.processes.ready.add((report.rank, report.incarnation))
             case Exited():
-                self.ended.add((report.rank, report.incarnation))
+                self.processes.ended.add((report.rank, report.incarnation))
                 self.name(report.rank, report.incarnation)
             case Faulted():
                 self.name(report.rank, report.incarnation)
@@ -129,12 +138,14 @@ class Ledger:
                 rank_state = report.rank, machine.incarnation(report.rank)
                 self.name(*rank_state)
                 self._doubt(report)
-                if report.kind == "node" and rank_state in self.sites:
-                    self.lost.add(self.sites[rank_state])
+                if report.kind == "node" and rank_state in self.processes.sites:
+                    self.lost.add(self.processes.sites[rank_state])
                     self.moved = True
             case NodeLost():
                 self.lost.add(report.node)
-                self.vanished |= {each for each, node in self.sites.items() if node == report.node}
+                self.processes.vanished |= {
+                    each for each, node in self.processes.sites.items() if node == report.node
+                }
                 self.moved = True
             case NodeJoined():
                 self._joined(report)
@@ -156,8 +167,8 @@ class Ledger:
         if before is None or before == report.pid:
             return
         self.moved = True
-        gone = {process for process, node in self.sites.items() if node == report.node}
-        self.ended |= gone
+        gone = {process for process, node in self.processes.sites.items() if node == report.node}
+        self.processes.ended |= gone
         for rank, incarnation in gone:
             self.name(rank, incarnation)
 
@@ -178,7 +189,7 @@ class Ledger:
             if answer.order == "load":
                 self.checkpoints.pop((machine.incident.progress.step or 1) - 1, None)
         if answer.verdict == "isolate":
-            self.lost.add(self.sites[answer.rank, answer.incarnation])
+            self.lost.add(self.processes.sites[answer.rank, answer.incarnation])
             self.moved = True
 
     def name(self, rank: int, incarnation: int) -> None:
@@ -186,8 +197,8 @@ class Ledger:
         Record that a report names this process of a rank.
         """
         self.named.add(rank)
-        if (rank, incarnation) in self.sites:
-            self.hurt.add(self.sites[rank, incarnation])
+        if (rank, incarnation) in self.processes.sites:
+            self.hurt.add(self.processes.sites[rank, incarnation])
 
     def _doubt(self, report: Faulted | Noticed) -> None:
         if report.kind in DOUBTFUL or (isinstance(report, Faulted) and report.context_lost):
@@ -219,17 +230,17 @@ class Ledger:
         """
         Record that a process is started for a rank.
         """
-        if self.sites.get((order.rank, order.incarnation - 1), order.node) != order.node:
+        if self.processes.sites.get((order.rank, order.incarnation - 1), order.node) != order.node:
             self.moved = True
-        self.sites[order.rank, order.incarnation] = order.node
+        self.processes.sites[order.rank, order.incarnation] = order.node
         self.searching.discard(order.rank)
-        self.started[order.rank] = at
+        self.processes.started[order.rank] = at
 
     def kills(self, order: Kill) -> None:
         """
         Record that the process of a rank is to be ended.
         """
-        self.ended.add((order.rank, order.incarnation))
+        self.processes.ended.add((order.rank, order.incarnation))
 
     # ---------------------------------------------------------------- what follows from it
 
@@ -237,7 +248,7 @@ class Ledger:
         """
         Return the node of the process that holds a rank. Return -1 when none was requested yet.
         """
-        return self.sites.get((rank, machine.incarnation(rank)), -1)
+        return self.processes.sites.get((rank, machine.incarnation(rank)), -1)
 
     def has_answered(self, order: OrderName, rank: int, key: Key, incarnation: int) -> bool:
         """
@@ -261,13 +272,13 @@ class Ledger:
             owes = key == self.key and not self.has_answered(name, rank, key, incarnation)
             if owes and at - since >= getattr(policy, LIMITS[name]) - 1e-6:
                 return True
-        return at - self.started.get(rank, at) >= policy.join - 1e-6
+        return at - self.processes.started.get(rank, at) >= policy.join - 1e-6
 
     def late(self, at: float) -> set[int]:
         """
         Return the ranks that are late with the answer to an order or with their start.
         """
-        return {rank for rank in self.started if self.is_late(rank, at)}
+        return {rank for rank in self.processes.started if self.is_late(rank, at)}
 
     def there(self, machine: Machine, ranks: Iterable[int]) -> list[int]:
         """
@@ -277,5 +288,5 @@ class Ledger:
         return [
             rank_state[0]
             for rank_state in rank_states
-            if rank_state in self.ready and rank_state not in self.ended
+            if rank_state in self.processes.ready and rank_state not in self.processes.ended
         ]

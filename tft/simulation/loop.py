@@ -28,21 +28,21 @@ def enter(process: ProcessPart, execute: Execute) -> None:
     Enter the training loop at the agreed step, as a resume order asks.
     """
     stage = process.stage
-    stage.invariants.obeyed(process, execute.order)
+    stage.checks.invariants.obeyed(process, execute.order)
     if not stage.mishaps.begins(process, "resume"):
         return
-    stage.begun = process.announce = True
+    stage.begun = process.steps.announce = True
     process.page.training = True
     process.page.moved = process.node.now
-    process.phase = "forward"
+    process.thread.phase = "forward"
     process.tell_done(execute, None)
-    stage.invariants.resumes_right(process, execute.order)
-    if process.completed >= stage.schedule.steps:
+    stage.checks.invariants.resumes_right(process, execute.order)
+    if process.steps.completed >= stage.schedule.steps:
         _finish(process)
-    elif process.group is None or process.cut:
+    elif process.group is None or process.collectives.cut:
         fault(process, "network", "there is no group")
     else:
-        process.group.enter([process], process.completed + 1)
+        process.group.enter([process], process.steps.completed + 1)
 
 
 def contribute(process: ProcessPart, step: int) -> None:
@@ -50,10 +50,10 @@ def contribute(process: ProcessPart, step: int) -> None:
     Contribute to the all-reduces of `step`. From now on the other ranks can finish the step without
     this rank.
     """
-    process.phase = "all-reduce"
-    process.summed = False
-    process.data += 1
-    process.page.capture(step, process.data, closed=False)
+    process.thread.phase = "all-reduce"
+    process.collectives.summed = False
+    process.memory.data += 1
+    process.page.capture(step, process.memory.data, closed=False)
 
 
 def open_window(process: ProcessPart, step: int) -> bool:
@@ -61,14 +61,14 @@ def open_window(process: ProcessPart, step: int) -> bool:
     Open the update window after the all-reduces. Return True when the thread changes the state.
     Return False when it waits at the step gate or a mishap stops it.
     """
-    process.window_open = True
+    process.steps.window_open = True
     process.page.move(Position(step=step - 1, window=True), process.node.now)
-    if step > process.lock:
-        process.phase = "gate"
+    if step > process.steps.lock:
+        process.thread.phase = "gate"
         process.handle(process.standing())
         process.look_at_gate()
         return False
-    process.phase = "window"
+    process.thread.phase = "window"
     return process.stage.mishaps.reached(process, step, "window")
 
 
@@ -78,33 +78,33 @@ def close_window(process: ProcessPart, step: int) -> bool:
     """
     stage = process.stage
     _update(process, step)
-    process.completed = step
-    process.window_open = False
-    process.tail = stage.schedule.tail > 0
-    process.line = "train.py:10"
+    process.steps.completed = step
+    process.steps.window_open = False
+    process.steps.tail = stage.schedule.tail > 0
+    process.steps.line = "train.py:10"
     now = process.node.now
-    process.page.capture(step, process.data, closed=True)
-    process.page.move(process.position(), now)
-    if not process.tail:
+    process.page.capture(step, process.memory.data, closed=True)
+    process.page.move(process.steps.position(), now)
+    if not process.steps.tail:
         _ends(process, step)
-    stage.invariants.trained(process, step)
-    if process.announce:
-        process.announce = False
+    stage.checks.invariants.trained(process, step)
+    if process.steps.announce:
+        process.steps.announce = False
         process.mail.post(
             Trained(rank=process.rank, incarnation=process.incarnation, step=step, at=now)
         )
-    if not process.tail:
+    if not process.steps.tail:
         _keep(process, step)
     if not stage.mishaps.reached(process, step, "between"):
         return False
-    return process.tail or _goes_on(process, step)
+    return process.steps.tail or _goes_on(process, step)
 
 
 def _update(process: ProcessPart, step: int) -> None:
-    truth, content = process.stage.truth, process.content
+    truth, content = process.stage.truth, process.memory.content
     for name, held in content.items():
         before, after = truth.value(step - 1, name), truth.stages(step, name)[0]
-        if process.spoilt:
+        if process.collectives.spoilt:
             content[name] = truth.spoilt(step)
         elif held.spoilt and not held.flipped:
             content[name] = truth.wrong()
@@ -119,7 +119,7 @@ def begin_tail(process: ProcessPart, step: int) -> bool:
     """
     Begin the tail of `step`. Return True unless a mishap stops the thread.
     """
-    process.phase = "tail"
+    process.thread.phase = "tail"
     return process.stage.mishaps.reached(process, step, "tail")
 
 
@@ -128,7 +128,7 @@ def schedule_settings(process: ProcessPart, step: int) -> None:
     Advance the settings of all shards, as a learning-rate scheduler does.
     """
     _proceed(process, step, 0)
-    process.line = "train.py:20"
+    process.steps.line = "train.py:20"
 
 
 def average(process: ProcessPart, step: int) -> bool:
@@ -136,9 +136,9 @@ def average(process: ProcessPart, step: int) -> bool:
     Apply the result of the collective in the tail to the state. Return True when the thread stays
     in the loop.
     """
-    process.phase = "tail"
+    process.thread.phase = "tail"
     _proceed(process, step, 1)
-    process.line = "train.py:40"
+    process.steps.line = "train.py:40"
     return process.stage.mishaps.reached(process, step, "averaged")
 
 
@@ -146,17 +146,17 @@ def end_step(process: ProcessPart, step: int) -> bool:
     """
     End `step` and ask for the next step. Return True when the thread enters the next step.
     """
-    process.tail = False
-    process.line = ""
-    process.page.move(process.position(), process.node.now)
+    process.steps.tail = False
+    process.steps.line = ""
+    process.page.move(process.steps.position(), process.node.now)
     _ends(process, step)
-    process.stage.invariants.ended_step(process, step)
+    process.stage.checks.invariants.ended_step(process, step)
     _keep(process, step)
     return process.stage.mishaps.reached(process, step, "end") and _goes_on(process, step)
 
 
 def _proceed(process: ProcessPart, step: int, stage: int) -> None:
-    truth, content = process.stage.truth, process.content
+    truth, content = process.stage.truth, process.memory.content
     for name, held in content.items():
         stages = truth.stages(step, name)
         content[name] = truth.goes_on(held, stages[stage], stages[stage + 1], step)
@@ -168,8 +168,8 @@ def _ends(process: ProcessPart, step: int) -> None:
     """
     backups = process.stage.schedule.backups
     if backups:
-        process.copies[step] = dict(process.content)
-        process.copies.pop(step - backups - 1, None)
+        process.memory.copies[step] = dict(process.memory.content)
+        process.memory.copies.pop(step - backups - 1, None)
 
 
 def _keep(process: ProcessPart, step: int) -> None:
@@ -181,12 +181,12 @@ def _keep(process: ProcessPart, step: int) -> None:
     if stage.schedule.checkpoints and not step % stage.schedule.checkpoints:
         _checkpoint(process, step)
     if stage.schedule.own and not step % stage.schedule.own:
-        kept: dict[str, Written] = {**process.content, "": float(process.data)}
+        kept: dict[str, Written] = {**process.memory.content, "": float(process.memory.data)}
         stage.disk.own.setdefault(step, {})[process.rank] = kept
 
 
 def _goes_on(process: ProcessPart, step: int) -> bool:
-    if step >= process.leave_after:
+    if step >= process.steps.leave_after:
         leave(process, None)
         return False
     if step >= process.stage.schedule.steps:
@@ -201,7 +201,7 @@ def _checkpoint(process: ProcessPart, step: int) -> None:
     every third checkpoint, one rank has no room and reports the failure instead.
     """
     stage, disk = process.stage, process.stage.disk
-    if process.group is None or process.cut:
+    if process.group is None or process.collectives.cut:
         return  # without a working process group, no checkpoint is written
     members = process.group.members
     number = step // stage.schedule.checkpoints
@@ -215,9 +215,9 @@ def _checkpoint(process: ProcessPart, step: int) -> None:
         return
     directory = f"/run/checkpoints/periodic-{step}"
     parts = disk.parts.setdefault(directory, {})
-    parts.update(process.content)
-    parts[f"private-{process.rank}"] = process.data
-    digests = {name: content.digests() for name, content in process.content.items()}
+    parts.update(process.memory.content)
+    parts[f"private-{process.rank}"] = process.memory.data
+    digests = {name: content.digests() for name, content in process.memory.content.items()}
     disk.copies.setdefault(directory, {})[process.rank] = digests
     if all(f"private-{rank}" in parts for rank in members):
         # A disk may be slow: its result may be reported in a later step, or during an incident.
@@ -242,7 +242,7 @@ def _commit(process: ProcessPart, directory: str, step: int) -> None:
     Otherwise report the failure. A rank reports a complete checkpoint only while it is in the loop.
     """
     disk, now = process.stage.disk, process.node.now
-    if directory not in disk.copies or not process.alive:
+    if directory not in disk.copies or not process.life.alive:
         return
     wrong = _wrong(disk.copies[directory])
     if wrong is None and not process.page.training:
@@ -298,8 +298,8 @@ def faulted(process: ProcessPart, kind: FaultKind, text: str, *, polluted: bool 
     """
     return Faulted(
         rank=process.rank, incarnation=process.incarnation, kind=kind,
-        step=process.completed + 1, summary=text, traceback=f"Traceback\n{text}",
-        position=process.position(), polluted=polluted, context_lost=process.context_lost,
+        step=process.steps.completed + 1, summary=text, traceback=f"Traceback\n{text}",
+        position=process.steps.position(), polluted=polluted, context_lost=process.collectives.context_lost,
         at=process.node.now,
     )  # fmt: skip
 
@@ -308,7 +308,7 @@ def _finish(process: ProcessPart) -> None:
     leave(
         process,
         Finished(
-            rank=process.rank, incarnation=process.incarnation, step=process.completed,
+            rank=process.rank, incarnation=process.incarnation, step=process.steps.completed,
             at=process.node.now,
         ),
     )  # fmt: skip
@@ -319,15 +319,15 @@ def leave(process: ProcessPart, message: Faulted | Finished | None) -> None:
     Start leaving the loop, and post `message` once the thread is out. Without a message the thread
     leaves because of an order.
     """
-    process.phase = "leaving"
+    process.thread.phase = "leaving"
     if not isinstance(message, Finished):
-        process.interrupted = (process.completed + 1, -1)
-        process.interrupted_data = process.data
+        process.steps.interrupted = (process.steps.completed + 1, -1)
+        process.steps.interrupted_data = process.memory.data
     process.stage.clock.after(0.0002, _left, process, message)
 
 
 def _left(process: ProcessPart, message: Faulted | Finished | None) -> None:
-    if not process.alive or process.stuck:
+    if not process.life.alive or process.thread.stuck:
         return
     process.page.training = False
     if message is not None:

@@ -102,18 +102,30 @@ class Hearer(Protocol):
         """
 
 
+class Hearers(Protocol):
+    """
+    Those who hear reports.
+    """
+
+    @property
+    def leaders(self) -> Sequence[Hearer]:
+        """
+        All controllers that live.
+        """
+
+
 class Post(Protocol):
     """
-    The parts of the cluster through which reports go.
+    The parts of a run through which reports go.
     """
 
     clock: Clock
     network: Network
 
     @property
-    def leaders(self) -> Sequence[Hearer]:
+    def cluster(self) -> Hearers:
         """
-        All controllers that live.
+        The cluster with its controllers.
         """
 
 
@@ -197,7 +209,7 @@ class Mail:
 
     def _send(self, number: int, report: Report) -> None:
         stage = self._stage
-        for leader in stage.leaders:
+        for leader in stage.cluster.leaders:
             if leader.leads:
                 self._to(leader, number, report)
 

@@ -3,7 +3,7 @@ The moment of each mishap in a run. Each mishap waits for its moment and happens
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tft.core.job.transitions import State
 from tft.protocol.messages import OrderName, Verdict
@@ -16,6 +16,24 @@ from tft.simulation.stage import ProcessPart, Stage
 CHANCE = 0.1
 """Seconds after which a mishap that had no target is tried again, at most `CHANCES` times."""
 CHANCES = 40
+
+
+@dataclass(slots=True)
+class _Armed:
+    """
+    The mishaps that wait for their moment, and what was seen so far of the moments.
+    """
+
+    phases: dict[tuple[int, int, str], list[list[Mishap]]] = field(default_factory=dict)
+    """By rank, step and phase."""
+    orders: dict[tuple[int, str], list[list[Mishap]]] = field(default_factory=dict)
+    """By rank and order."""
+    states: dict[str, list[list[Mishap]]] = field(default_factory=dict)
+    """By state of the job machine."""
+    until: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
+    """By state: what ends an effect when the job machine enters that state."""
+    orders_seen: dict[tuple[int, str], int] = field(default_factory=dict)
+    states_seen: dict[str, int] = field(default_factory=dict)
 
 
 class Mishaps:
@@ -40,12 +58,7 @@ class Mishaps:
         self._blind = 0
         """How many steps later the ranks notice that numbers have gone bad."""
         self.harm = Harm(stage, self)
-        self._phases: dict[tuple[int, int, str], list[list[Mishap]]] = {}
-        self._orders: dict[tuple[int, str], list[list[Mishap]]] = {}
-        self._states: dict[str, list[list[Mishap]]] = {}
-        self._until: dict[str, list[Callable[[], None]]] = {}
-        self._orders_seen: dict[tuple[int, str], int] = {}
-        self._states_seen: dict[str, int] = {}
+        self._armed = _Armed()
         for mishap in schedule.mishaps:
             self._arm(mishap)
 
@@ -63,11 +76,11 @@ class Mishaps:
                 self._stage.clock.at(START + mishap.delay, self._happen, mishap)
             case "phase":
                 key = (mishap.target, mishap.number, mishap.name)
-                self._phases.setdefault(key, []).append(armed)
+                self._armed.phases.setdefault(key, []).append(armed)
             case "order":
-                self._orders.setdefault((mishap.target, mishap.name), []).append(armed)
+                self._armed.orders.setdefault((mishap.target, mishap.name), []).append(armed)
             case "state":
-                self._states.setdefault(mishap.name, []).append(armed)
+                self._armed.states.setdefault(mishap.name, []).append(armed)
         if mishap.by:
             self._stage.clock.at(START + mishap.by, self._at_last, armed)
 
@@ -77,36 +90,40 @@ class Mishaps:
         """
         Let the mishaps of a phase of a step happen on a rank. Return True when the rank goes on.
         """
-        if not self._phases:
+        if not self._armed.phases:
             return True
-        for armed in self._phases.pop((process.rank, step, phase), ()):
+        for armed in self._armed.phases.pop((process.rank, step, phase), ()):
             if armed:
                 self._happen(armed.pop())
-        return process.alive and not process.stuck and process.phase not in ("leaving", "gone")
+        return (
+            process.life.alive
+            and not process.thread.stuck
+            and process.thread.phase not in ("leaving", "gone")
+        )
 
     def begins(self, process: ProcessPart, order: OrderName) -> bool:
         """
         Let the mishaps of an order happen on a rank that begins to carry it out. Return True when
         the rank goes on.
         """
-        if self._orders:
+        if self._armed.orders:
             for rank in (process.rank, ANY):
                 key = (rank, order)
-                seen = self._orders_seen.get(key, 0)
-                self._orders_seen[key] = seen + 1
-                self._due(self._orders.get(key), seen, process.rank)
-        return process.alive and not process.stuck
+                seen = self._armed.orders_seen.get(key, 0)
+                self._armed.orders_seen[key] = seen + 1
+                self._due(self._armed.orders.get(key), seen, process.rank)
+        return process.life.alive and not process.thread.stuck
 
     def entered(self, state: State) -> None:
         """
         Let the mishaps of a state happen that the job machine has entered.
         """
-        for come_back in self._until.pop(state, ()):
+        for come_back in self._armed.until.pop(state, ()):
             come_back()
-        if self._states:
-            seen = self._states_seen.get(state, 0)
-            self._states_seen[state] = seen + 1
-            self._due(self._states.get(state), seen, 0)
+        if self._armed.states:
+            seen = self._armed.states_seen.get(state, 0)
+            self._armed.states_seen[state] = seen + 1
+            self._due(self._armed.states.get(state), seen, 0)
 
     def _due(self, waiting: list[list[Mishap]] | None, seen: int, rank: int) -> None:
         for armed in waiting or ():
@@ -131,7 +148,7 @@ class Mishaps:
         """
         self._stage.clock.after(mishap.lasting, come_back)
         if mishap.until:
-            self._until.setdefault(mishap.until, []).append(come_back)
+            self._armed.until.setdefault(mishap.until, []).append(come_back)
 
     def _happen(self, mishap: Mishap, tried: int = 0) -> None:
         stage = self._stage
@@ -165,16 +182,16 @@ class Mishaps:
         Let a rank check the numbers that it has computed. Return True when the rank leaves its loop
         with a fault.
         """
-        batch = self.bad.get((process.rank, process.data + 1)) if self.bad else None
+        batch = self.bad.get((process.rank, process.memory.data + 1)) if self.bad else None
         if batch is not None:
             if batch not in self.happened:
                 self.came(batch)
             loop.fault(process, "numeric", "NaN in the loss")
             return True
-        polluted = self._stage.polluted
+        polluted = self._stage.pollution.step
         if polluted is None or step - 1 < polluted + self._blind:
             return False
-        if not any(content.spoilt or content.wrong for content in process.content.values()):
+        if not any(content.spoilt or content.wrong for content in process.memory.content.values()):
             return False
         loop.fault(process, "numeric", "NaN in the parameters", polluted=True)
         return True

@@ -20,10 +20,10 @@ from tft.protocol.messages import (
     Spawned,
     StoreOpened,
 )
-from tft.simulation.mail import Link, Mail
+from tft.simulation.mail import Mail
 from tft.simulation.page import Page
 from tft.simulation.process import Process
-from tft.simulation.stage import ProcessPart, Stage
+from tft.simulation.stage import Connection, NodeStore, ProcessPart, Stage
 
 BEAT = 0.8
 """Seconds between two beats. A real agent sends ten times as many. Hang detection only needs two
@@ -38,6 +38,13 @@ class _RankState:
     due: Spawn | None = None
     process: ProcessPart | None = None
     answers: list[Spawned | Exited] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Processes:
+    rank_states: dict[int, _RankState]
+    strangers: list[ProcessPart] = field(default_factory=list)
+    """Processes that no order started."""
 
 
 class Node:
@@ -57,21 +64,14 @@ class Node:
         """The process id of the agent."""
         self.offset = stage.takes(-stage.schedule.skew, stage.schedule.skew)
         """The difference between the clock of the node and that of the controller, in seconds."""
-        self.beats = True
-        """True when the beats of the node reach the leader."""
-        self.since = stage.clock.now
-        """The virtual time at which the node was last connected to the broker."""
         self._spare = spare
-        self.link = Link()
-        self.mail = Mail(stage, f"node.{number}/{life}", self.link)
+        self.connection = Connection(stage.clock.now)
+        self.mail = Mail(stage, f"node.{number}/{life}", self.connection.link)
         self.alive = True
         self.started = self.leaving = False
-        self.store: tuple[str, int] | None = None
-        self.opened = 0.0
-        """The virtual time at which the store was opened, by the cluster's clock."""
+        self.store = NodeStore()
         self._epoch = 0
-        self._rank_states = {rank: _RankState() for rank in ranks}
-        self._strangers: list[ProcessPart] = []
+        self._ours = _Processes({rank: _RankState() for rank in ranks})
 
     @property
     def now(self) -> float:
@@ -106,9 +106,9 @@ class Node:
         Start a new agent on this node. The processes and the pages that were on the node are gone.
         """
         stage = self._stage
-        if not self.alive and stage.nodes[self.number] is self:
+        if not self.alive and stage.cluster.nodes[self.number] is self:
             again = Node(stage, self.number, self.ranks, spare=self._spare, life=self.life + 1)
-            stage.nodes[self.number] = again
+            stage.cluster.nodes[self.number] = again
             again.start()
 
     def open_store(self) -> None:
@@ -118,16 +118,16 @@ class Node:
         if not self.alive:
             return
         self._lose_store()
-        self.store = (f"node{self.number}", self._stage.pid())
-        self.opened = self._stage.clock.now
-        host, port = self.store
+        self.store.address = (f"node{self.number}", self._stage.pid())
+        self.store.opened = self._stage.clock.now
+        host, port = self.store.address
         self.mail.post(StoreOpened(node=self.number, host=host, port=port, at=self.now))
         self._start_due()
 
     def _lose_store(self) -> None:
-        if self.store is not None:
-            self._stage.groups.close(self.store)
-        self.store = None
+        if self.store.address is not None:
+            self._stage.groups.close(self.store.address)
+        self.store.address = None
 
     def processes(self) -> list[ProcessPart]:
         """
@@ -135,36 +135,38 @@ class Node:
         """
         ours = [
             rank_state.process
-            for rank_state in self._rank_states.values()
+            for rank_state in self._ours.rank_states.values()
             if rank_state.process is not None
         ]
-        return [*ours, *self._strangers]
+        return [*ours, *self._ours.strangers]
 
     def hosts(self, rank: int) -> bool:
         """
         Return whether the node may have a process of this rank.
         """
-        return rank in self._rank_states or any(each.rank == rank for each in self._strangers)
+        return rank in self._ours.rank_states or any(
+            each.rank == rank for each in self._ours.strangers
+        )
 
     def process(self, rank: int) -> ProcessPart | None:
         """
         Return the living process that this node started for a rank. Return None when there is none.
         """
-        rank_state = self._rank_states.get(rank)
+        rank_state = self._ours.rank_states.get(rank)
         return None if rank_state is None else rank_state.process
 
     def pages(self) -> dict[int, Page]:
         """
         Return the page of each rank on this node.
         """
-        return {rank: rank_state.page for rank, rank_state in self._rank_states.items()}
+        return {rank: rank_state.page for rank, rank_state in self._ours.rank_states.items()}
 
     def admit(self, stranger: ProcessPart) -> None:
         """
         Add a process that was started here without an order.
         """
-        self._strangers.append(stranger)
-        self._stage.by_address[f"node{self.number}:{stranger.pid}"] = stranger
+        self._ours.strangers.append(stranger)
+        self._stage.cluster.by_address[f"node{self.number}:{stranger.pid}"] = stranger
 
     # ---------------------------------------------------------------- orders
 
@@ -177,7 +179,7 @@ class Node:
         match order:
             case Spawn() | Kill() | EndNode():
                 if order.epoch >= self._epoch:
-                    self._stage.invariants.one_leader_obeyed(order.epoch, leader)
+                    self._stage.checks.invariants.one_leader_obeyed(order.epoch, leader)
                     self._epoch = order.epoch
                     self._obey(order)
             case Refused():
@@ -200,10 +202,10 @@ class Node:
 
     def _hand_out(self, order: RankOrder, leader: int) -> None:
         for rank in order.to:
-            rank_state = self._rank_states.get(rank)
+            rank_state = self._ours.rank_states.get(rank)
             if rank_state is not None and rank_state.process is not None:
                 rank_state.process.hear(order, leader)
-        for stranger in self._strangers:
+        for stranger in self._ours.strangers:
             if stranger.rank in order.to:
                 stranger.hear(order, leader)
 
@@ -219,7 +221,7 @@ class Node:
                 pass
 
     def _spawn(self, order: Spawn) -> None:
-        rank_state = self._rank_states.setdefault(order.rank, _RankState())
+        rank_state = self._ours.rank_states.setdefault(order.rank, _RankState())
         if order.incarnation < rank_state.incarnation or self.leaving:
             return
         if order.incarnation == rank_state.incarnation:
@@ -231,7 +233,7 @@ class Node:
         self._start_due()
 
     def _kill(self, order: Kill) -> None:
-        rank_state = self._rank_states.get(order.rank)
+        rank_state = self._ours.rank_states.get(order.rank)
         if rank_state is None or order.incarnation < rank_state.incarnation:
             return
         if rank_state.process is not None:
@@ -251,9 +253,9 @@ class Node:
     # ---------------------------------------------------------------- processes
 
     def _start_due(self) -> None:
-        if self.store is None:
+        if self.store.address is None:
             return
-        for rank, rank_state in self._rank_states.items():
+        for rank, rank_state in self._ours.rank_states.items():
             if rank_state.due is not None and rank_state.process is None:
                 self._start(rank, rank_state, rank_state.due)
 
@@ -265,8 +267,8 @@ class Node:
         process = rank_state.process = Process(
             stage, self, rank, order.incarnation, rank_state.page
         )
-        stage.processes.append(process)
-        stage.by_address[f"node{self.number}:{process.pid}"] = process
+        stage.cluster.processes.append(process)
+        stage.cluster.by_address[f"node{self.number}:{process.pid}"] = process
         spawned = Spawned(
             node=self.number, rank=rank, incarnation=order.incarnation, pid=process.pid,
             at=self.now,
@@ -278,10 +280,10 @@ class Node:
 
     def _end(self, process: ProcessPart, *, last_words: bool) -> None:
         delay = self._stage.takes(0.05, 0.5) if last_words else 0.001
-        if process.alive:
+        if process.life.alive:
             held = self._stage.mishaps.held_back(process.rank)
-            process.held_until = max(process.held_until, self._stage.clock.now + held)
-        delay = max(delay, process.held_until - self._stage.clock.now)
+            process.life.held_until = max(process.life.held_until, self._stage.clock.now + held)
+        delay = max(delay, process.life.held_until - self._stage.clock.now)
         stack = "File stuck.py" if last_words else ""
         self._stage.clock.after(delay, self.ended, process, KILLED, stack)
 
@@ -289,12 +291,12 @@ class Node:
         """
         Handle the end of a process, as the kernel reports it.
         """
-        if not process.alive:
+        if not process.life.alive:
             return
         process.end()
-        if process in self._strangers:
-            self._strangers.remove(process)
-        rank_state = self._rank_states.get(process.rank)
+        if process in self._ours.strangers:
+            self._ours.strangers.remove(process)
+        rank_state = self._ours.rank_states.get(process.rank)
         if self.alive and rank_state is not None and rank_state.process is process:
             rank_state.process = None
             self._exited(rank_state, process.rank, process.incarnation, code, stack)
@@ -327,19 +329,21 @@ class Node:
                 training=process.page.training,
                 moved=process.page.moved,
             )
-            for rank_state in self._rank_states.values()
+            for rank_state in self._ours.rank_states.values()
             if (process := rank_state.process) is not None
         )
         beat = Beat(node=self.number, pulses=pulses, at=self.now)
-        for leader in stage.leaders:
-            if leader.leads and self.beats:
-                for moment in stage.network.level(stage.clock.now, self.link, leader.link):
+        for leader in stage.cluster.leaders:
+            if leader.leads and self.connection.beats:
+                for moment in stage.network.level(
+                    stage.clock.now, self.connection.link, leader.link
+                ):
                     stage.clock.at(moment, leader.hear_beat, beat)
         stage.clock.after(BEAT, self._beat)
 
     def _leave(self, grace: float) -> None:
         self.leaving = True
-        for rank_state in self._rank_states.values():
+        for rank_state in self._ours.rank_states.values():
             rank_state.due = None
         self._stage.clock.after(grace, self._clean_up)
 
@@ -352,8 +356,8 @@ class Node:
         """
         Reconnect the node to the broker, and send all unacknowledged reports at once.
         """
-        self.link.mute = self.link.deaf = False
-        self.since = self._stage.clock.now
+        self.connection.link.mute = self.connection.link.deaf = False
+        self.connection.since = self._stage.clock.now
         for mail in (self.mail, *(process.mail for process in self.processes())):
             mail.connected()
 
@@ -361,7 +365,7 @@ class Node:
         """
         Let the beats of the node through again.
         """
-        self.beats = True
+        self.connection.beats = True
 
     def vanish(self) -> None:
         """

@@ -16,12 +16,12 @@ from tft.core.rank.protocol import (
     LeaveAfter,
     Leaving,
     Left,
+    Located,
     Lock,
     Locked,
     Ordered,
     RankCommand,
     RankEvent,
-    Standing,
     Unlock,
     Unlocked,
     Withdraw,
@@ -32,7 +32,6 @@ from tft.protocol.messages import (
     ORDER_NAMES,
     Joined,
     Lead,
-    Position,
     RankOrder,
     Ready,
     Refused,
@@ -41,12 +40,10 @@ from tft.protocol.messages import (
 from tft.simulation import hands, loop
 from tft.simulation.mail import Mail
 from tft.simulation.page import Page
-from tft.simulation.schedule import Mishap
-from tft.simulation.stage import GroupPart, NodePart, Phase, Stage
-from tft.simulation.truth import Content
+from tft.simulation.process_state import NEVER, Collectives, Life, Memory, Steps, TrainingThread
+from tft.simulation.stage import GroupPart, NodePart, Stage
 from tft.simulation.work import NOTHING, Work
 
-NEVER = 1 << 60
 TAKEN = 1
 """The exit status of a process whose rank another process holds: `RankTaken` ends the script."""
 
@@ -65,99 +62,48 @@ class Process:
         self.incarnation = incarnation
         self.pid = stage.pid()
         self.page = page
-        self.mail = Mail(stage, f"rank.{rank}/{incarnation}.{self.pid}", node.link)
+        self.mail = Mail(stage, f"rank.{rank}/{incarnation}.{self.pid}", node.connection.link)
         self.rank_machine = RankMachine(rank=rank, incarnation=incarnation)
-        self.alive = True
-        self.stopped = False
-        """True when the whole process stands still, including the control thread."""
-        self.held_until = 0.0
-        """The moment before which the kernel does not end the process, in virtual seconds."""
-        self.stuck = False
-        """True when the training thread no longer moves."""
-        self.joined: Joined | None = None
-        self._accepted = False
-        self.phase: Phase = "starting"
-        self.completed = 0
-        self.window_open = self.torn = self.announce = False
-        self.tail = False
-        """True when the update window of step `completed` has closed and the step has not ended."""
-        self.line = ""
-        """The last source line that the training thread reached, as reported for the tail."""
-        self.lock = self.leave_after = NEVER
-        self._pending: Execute | None = None
-        self.task: Execute | None = None
-        """The order that the training thread is carrying out."""
-        self._timer: float | None = None
+        self.life = Life()
+        self.steps = Steps()
+        self.thread = TrainingThread()
+        self.memory = Memory(
+            {name: stage.truth.value(0, name) for name in stage.schedule.shards(rank)}
+        )
+        self.collectives = Collectives()
         self.group: GroupPart | None = None
-        self.cut = True
-        """True when this process has shut its end of the process group."""
-        self.summed = False
-        """True when the all-reduces for which the rank waits are complete and their results are
-        on the way."""
-        self.context_lost = False
-        """True when the device context is lost: the device takes no more work from this process."""
-        self.poison = False
-        """True when the rank will contribute wrong data to the next all-reduces."""
-        self.spoilt = False
-        """True when the last all-reduces contained wrong data from some rank."""
-        self.content: dict[str, Content] = {
-            name: stage.truth.value(0, name) for name in stage.schedule.shards(rank)
-        }
-        self.unsaid = False
-        """True when a silent corruption has changed the state since the rank last reported
-        digests of it."""
-        self.miscopies: Mishap | None = None
-        """The mishap that will silently corrupt the state that this rank is fetching. None when
-        there is none."""
-        self.copies: dict[int, dict[str, Content]] = {}
-        """By step: copies of the shards at the end of earlier steps."""
-        self.errand = False
-        """True when the rank carries out an order while it waits at the step gate, inside the
-        loop."""
-        self.data = 0
-        """How many batches were drawn."""
-        self.interrupted = (-1, 0)
-        """The step in the middle of which the thread left the loop, and the incident for which
-        it left. The incident is -1 until a stop order names it."""
-        self.interrupted_data = 0
-        """The data position at the moment of `interrupted`."""
+        self._timer: float | None = None
 
     # ---------------------------------------------------------------- what others look at
-
-    def position(self) -> Position:
-        """
-        Return the position of the training thread.
-        """
-        return Position(step=self.completed, window=self.window_open, tail=self.tail)
 
     def held(self) -> int | None:
         """
         Return the step whose whole state is in memory. Return None when an update window is open or
         the state is torn.
         """
-        return None if self.window_open or self.torn else self.completed
+        return None if self.steps.window_open or self.memory.torn else self.steps.completed
 
     def backups(self) -> tuple[int, ...]:
         """
         Return the steps of which the rank keeps a whole copy.
         """
-        return tuple(step for step in self.copies if step <= self.completed)
+        return tuple(step for step in self.memory.copies if step <= self.steps.completed)
 
     def waiting(self) -> bool:
         """
         Return whether the training thread may be waiting for other ranks.
         """
-        return self.phase not in ("forward", "window", "tail")
+        return self.thread.phase not in ("forward", "window", "tail")
 
-    def standing(self) -> Standing:
+    def standing(self) -> Located:
         """
         Return the position of the training thread, and whether it waits at the step gate.
         """
-        gate = self.phase == "gate" or self.errand
-        still = gate and not self.lets_go()
-        return Standing(
-            at=self.node.now, position=self.position(), backups=self.backups(), still=still,
-            held=self.completed if still and not self.torn else self.held(),
+        gate = self.thread.phase == "gate" or self.thread.errand
+        still = gate and not self.steps.lets_go()
+        return Located(
+            at=self.node.now, position=self.steps.position(), backups=self.backups(), still=still,
+            held=self.steps.completed if still and not self.memory.torn else self.held(),
         )  # fmt: skip
 
     # ---------------------------------------------------------------- beginning
@@ -166,19 +112,19 @@ class Process:
         """
         Send `Joined`, as a script does when it calls `tft.init`.
         """
-        if not self.alive or self.stopped:
+        if not self.life.alive or self.life.stopped:
             return
         stage = self.stage
-        self.joined = Joined(
+        self.life.joined = Joined(
             rank=self.rank, incarnation=self.incarnation, world=stage.schedule.world,
             pid=self.pid, started=self.pid, host=f"node{self.node.number}",
             address=f"node{self.node.number}:{self.pid}", adaptor="simulated",
             strategies=stage.schedule.strategies, derives=stage.schedule.derives,
             at=self.node.now,
         )  # fmt: skip
-        self.page.move(self.position(), self.node.now)
+        self.page.move(self.steps.position(), self.node.now)
         self.page.training = False
-        self.mail.post(self.joined)
+        self.mail.post(self.life.joined)
 
     def hear_lead(self, lead: Lead) -> None:
         """
@@ -186,8 +132,8 @@ class Process:
         ready.
         """
         heard = self.mail.heard(lead)
-        if heard and not self._accepted and not self.stopped:
-            self._accepted = True
+        if heard and not self.life.accepted and not self.life.stopped:
+            self.life.accepted = True
             self.stage.clock.after(self.stage.takes(0.02, 0.2), self._ready)
 
     def hear_refusal(self, refused: Refused) -> None:
@@ -195,17 +141,17 @@ class Process:
         Exit with the status `TAKEN` when the controller refuses this process, since another process
         holds its rank.
         """
-        if refused.pid == self.pid and not self._accepted and self.alive:
+        if refused.pid == self.pid and not self.life.accepted and self.life.alive:
             self.node.ended(self, TAKEN)
 
     def _ready(self) -> None:
         """
         Send `Ready`, as a script does when it calls `Session.run`, and begin an order that waits.
         """
-        if not self.alive or self.stopped or self.stuck:
+        if not self.life.alive or self.life.stopped or self.thread.stuck:
             return
         groups = self.stage.schedule.groups()
-        shards = tuple(ShardCopies(shard=name, ranks=groups[name]) for name in self.content)
+        shards = tuple(ShardCopies(shard=name, ranks=groups[name]) for name in self.memory.content)
         now = self.node.now
         self.mail.post(
             Ready(
@@ -217,9 +163,9 @@ class Process:
                 at=now,
             )
         )
-        self.phase = "idle"
-        if self._pending is not None:
-            execute, self._pending = self._pending, None
+        self.thread.phase = "idle"
+        if self.thread.pending is not None:
+            execute, self.thread.pending = self.thread.pending, None
             self._begin(execute)
 
     # ---------------------------------------------------------------- the control thread
@@ -228,22 +174,22 @@ class Process:
         """
         Handle an order for this rank that has arrived.
         """
-        if not self.alive or self.stopped or self.joined is None:
+        if not self.life.alive or self.life.stopped or self.life.joined is None:
             return
         if order.epoch >= self.rank_machine.epoch:
-            self.stage.invariants.one_leader_obeyed(order.epoch, leader)
+            self.stage.checks.invariants.one_leader_obeyed(order.epoch, leader)
         self.handle(Ordered(at=self.node.now, name=ORDER_NAMES[type(order)], order=order))
 
     def handle(self, event: RankEvent) -> None:
         """
         Hand an event to the rank machine and carry out its commands.
         """
-        if not self.alive or self.stopped:
+        if not self.life.alive or self.life.stopped:
             return
         before = self.rank_machine.epoch, self.rank_machine.key
         commands = self.rank_machine.handle(event)
         if commands and isinstance(event, Ordered):
-            self.stage.invariants.heeded(self, event.order, *before)
+            self.stage.checks.invariants.heeded(self, event.order, *before)
         for command in commands:
             self._do(command)
         deadline = self.rank_machine.next_deadline()
@@ -263,23 +209,23 @@ class Process:
         match command:
             case Lock():
                 self.stage.mishaps.begins(self, "freeze")
-                self.lock = self.completed
+                self.steps.lock = self.steps.completed
                 self.handle(
                     Locked(
-                        at=self.node.now, position=self.position(), held=self.held(),
+                        at=self.node.now, position=self.steps.position(), held=self.held(),
                         backups=self.backups(), waiting=self.waiting(),
                     )
                 )  # fmt: skip
             case HoldAfter(step=step):
                 self.stage.mishaps.begins(self, "hold")
-                self.lock = step
+                self.steps.lock = step
                 self.look_at_gate()
                 self.handle(self.standing())
             case Unlock():
                 self.stage.mishaps.begins(self, "release")
                 standing = self.standing()
-                self.announce = self.rank_machine.inside
-                self.lock = NEVER
+                self.steps.announce = self.rank_machine.inside
+                self.steps.lock = NEVER
                 self.look_at_gate()
                 self.handle(
                     Unlocked(
@@ -288,16 +234,16 @@ class Process:
                     )
                 )  # fmt: skip
             case LeaveAfter(step=step):
-                self.lock = self.leave_after = step
+                self.steps.lock = self.steps.leave_after = step
                 self.look_at_gate()
-                self.handle(Leaving(at=self.node.now, position=self.position()))
+                self.handle(Leaving(at=self.node.now, position=self.steps.position()))
             case Abort():
                 self._abort()
             case Execute():
                 self._execute(command)
             case Withdraw():
-                if self._pending is not None:
-                    self._pending = None
+                if self.thread.pending is not None:
+                    self.thread.pending = None
                     self.handle(Withdrawn())
             case Answer(answer=answer):
                 self.mail.post(answer)
@@ -306,44 +252,37 @@ class Process:
 
     def _execute(self, execute: Execute) -> None:
         if execute.name == "resume":
-            self.lock = self.leave_after = NEVER
-        if self.phase in ("idle", "gate") and not self.stuck:
+            self.steps.lock = self.steps.leave_after = NEVER
+        if self.thread.phase in ("idle", "gate") and not self.thread.stuck:
             self._begin(execute)
         else:
-            self._pending = execute
-
-    def lets_go(self) -> bool:
-        """
-        Return whether a thread at the next update window need not wait on: the lock allows the next
-        step, or the thread has to leave the loop before it.
-        """
-        return self.completed + 1 <= self.lock or self.completed + 1 > self.leave_after
+            self.thread.pending = execute
 
     def look_at_gate(self) -> None:
         """
         Let a thread that waits at the step gate into its update window, or out of the loop, when
         the lock allows it.
         """
-        if self.phase != "gate" or self.stuck or not self.lets_go():
+        if self.thread.phase != "gate" or self.thread.stuck or not self.steps.lets_go():
             return
-        if self.completed + 1 <= self.lock:
+        if self.steps.completed + 1 <= self.steps.lock:
             assert self.group is not None
-            self.phase = "window"
-            self.stage.clock.after(0.02, self.group.close, [self], self.completed + 1)
+            self.thread.phase = "window"
+            self.stage.clock.after(0.02, self.group.close, [self], self.steps.completed + 1)
         else:
-            self.window_open = False
-            self.page.move(self.position(), self.node.now)
+            self.steps.window_open = False
+            self.page.move(self.steps.position(), self.node.now)
             loop.leave(self, None)
 
     def _abort(self) -> None:
-        self.cut = True
+        self.collectives.cut = True
         if self.group is not None:
             self.group.leave(self, loud=True)
-        if self.stuck:
+        if self.thread.stuck:
             return
-        if self.phase in ("all-reduce", "average"):
+        if self.thread.phase in ("all-reduce", "average"):
             loop.fault(self, "network", "the group was shut")
-        elif self.phase == "working":
+        elif self.thread.phase == "working":
             hands.abandon(self)
 
     # ---------------------------------------------------------------- the training thread, out of the loop
@@ -352,21 +291,21 @@ class Process:
         if execute.name == "resume":
             loop.enter(self, execute)
         else:
-            self.errand = self.phase == "gate"
-            self.phase = "working"
-            self.task = execute
+            self.thread.errand = self.thread.phase == "gate"
+            self.thread.phase = "working"
+            self.thread.task = execute
             hands.begin(self, execute)
 
     def done(self, task: Execute | None, failure: str | None, work: Work = NOTHING) -> None:
         """
         Report that the training thread has carried out an order, or that it failed to.
         """
-        if task is None or self.task is not task or not self.alive or self.stuck:
+        if task is None or self.thread.task is not task or not self.life.alive or self.thread.stuck:
             return
-        self.task = None
-        self.phase = "gate" if self.errand else "idle"
-        self.errand = False
-        self.stage.invariants.finished(self)
+        self.thread.task = None
+        self.thread.phase = "gate" if self.thread.errand else "idle"
+        self.thread.errand = False
+        self.stage.checks.invariants.finished(self)
         self.tell_done(task, failure, work)
         self.look_at_gate()
 
@@ -375,7 +314,7 @@ class Process:
         Fail the current order with a `ConnectionError`: the training thread waits for something
         that will not come.
         """
-        self.done(self.task, f"ConnectionError: {why}")
+        self.done(self.thread.task, f"ConnectionError: {why}")
 
     def tell_done(self, task: Execute, failure: str | None, work: Work = NOTHING) -> None:
         """
@@ -384,8 +323,8 @@ class Process:
         now = self.node.now
         self.handle(
             Done(
-                order=task.order, name=task.name, failure=failure, position=self.position(),
-                context_lost=failure is not None and self.context_lost,
+                order=task.order, name=task.name, failure=failure, position=self.steps.position(),
+                context_lost=failure is not None and self.collectives.context_lost,
                 held=self.held(), backups=self.backups(), files=work.files, verdict=work.verdict,
                 finding=work.finding, private=work.private, digests=work.digests, line=work.line,
                 began=now, at=now,
@@ -396,7 +335,7 @@ class Process:
         """
         Note that the training thread has left the loop and waits for orders.
         """
-        self.phase = "idle"
+        self.thread.phase = "idle"
         self.handle(Left(at=self.node.now))
 
     # ---------------------------------------------------------------- ending
@@ -405,17 +344,17 @@ class Process:
         """
         Stop the training thread where it is. With `wholly`, stop the control thread too.
         """
-        self.stuck = True
-        self.stopped = self.stopped or wholly
-        if self.stopped:
+        self.thread.stuck = True
+        self.life.stopped = self.life.stopped or wholly
+        if self.life.stopped:
             self.mail.closed = True
 
     def end(self) -> None:
         """
         End the process, whatever it is doing.
         """
-        self.alive = False
-        self.phase = "gone"
+        self.life.alive = False
+        self.thread.phase = "gone"
         self.mail.closed = True
         self.stage.groups.leave(self)
         if self.group is not None:

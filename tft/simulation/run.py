@@ -19,7 +19,7 @@ from tft.simulation.mishaps import Mishaps
 from tft.simulation.node import Node
 from tft.simulation.outside import Outside
 from tft.simulation.schedule import Schedule
-from tft.simulation.stage import Seen, Stage
+from tft.simulation.stage import Checks, Seen, Stage
 from tft.simulation.story import EARLIER, SharedStory
 from tft.simulation.truth import Truth
 
@@ -81,7 +81,7 @@ def run(schedule: Schedule) -> Outcome:
         how=how,
         faults=len(stage.mishaps.faults),
         seconds=stage.clock.now - START,
-        seen=stage.seen,
+        seen=stage.checks.seen,
         events=tuple(stage.story.events) if promise else (),
     )
 
@@ -100,8 +100,7 @@ def set_up(schedule: Schedule) -> Stage:
         disk=Disk(),
     )
     stage.groups = Groups(stage)
-    stage.invariants = Invariants(stage)
-    stage.auditor = Auditor(stage)
+    stage.checks = Checks(Invariants(stage), Auditor(stage))
     stage.story = SharedStory(tells_all=not schedule.seed % REPLAYED)
     stage.outside = Outside(stage)
     stage.mishaps = Mishaps(stage, schedule)
@@ -111,7 +110,9 @@ def set_up(schedule: Schedule) -> Stage:
             **{f"private-{rank}": schedule.resume for rank in range(schedule.world)},
         }
     for number, ranks in schedule.placement().items():
-        node = stage.nodes[number] = Node(stage, number, ranks, spare=schedule.spare(number))
+        node = stage.cluster.nodes[number] = Node(
+            stage, number, ranks, spare=schedule.spare(number)
+        )
         if not any((m.what, m.target) == ("come", number) for m in schedule.mishaps):
             stage.clock.after(stage.takes(0.0, 0.1), node.start)
     start_controller(stage)
@@ -125,20 +126,20 @@ def until_over(stage: Stage) -> None:
     Run events until the job is over and no node has work left, or until `FAREWELL` seconds after
     the end of the job. Raises `Broken` when an invariant does not hold.
     """
-    clock, ends = stage.clock, stage.invariants.ends
+    clock, ends = stage.clock, stage.checks.invariants.ends
     while stage.over is None and clock.tick():
         if not clock.happened % 64:
             ends()
     last = clock.now + FAREWELL
     while (
         clock.now < last
-        and any(node.alive and node.started for node in stage.nodes.values())
+        and any(node.alive and node.started for node in stage.cluster.nodes.values())
         and clock.tick()
     ):
         pass
     if stage.over is None:
         raise Broken("every incident ends", "nothing happens any more, and the job is not over")
-    stage.invariants.nothing_left()
+    stage.checks.invariants.nothing_left()
     differs = stage.story.differs(stage.schedule)
     if differs:
         raise Broken("a story replays alike", differs)

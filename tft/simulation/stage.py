@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tft.core.job.commands import Command, Consult, JobOver
 from tft.core.job.events import Event
 from tft.core.job.incident import Incident
 from tft.core.job.machine import Machine
 from tft.core.job.transitions import State
-from tft.core.rank.protocol import Execute, RankEvent, Standing
+from tft.core.rank.protocol import Execute, Located, RankEvent
 from tft.protocol.messages import (
     Advised,
     Beat,
@@ -27,7 +27,6 @@ from tft.protocol.messages import (
     Load,
     Order,
     OrderName,
-    Position,
     RankOrder,
     Refused,
     Report,
@@ -39,15 +38,11 @@ from tft.simulation.disk import Disk
 from tft.simulation.mail import Link, Mail, Network
 from tft.simulation.outside import Outside
 from tft.simulation.page import Page
+from tft.simulation.process_state import Collectives, Life, Memory, Steps, TrainingThread
 from tft.simulation.schedule import Mishap, Schedule
 from tft.simulation.story import SharedStory
 from tft.simulation.truth import Content, Truth, Written
 from tft.simulation.work import NOTHING, Work
-
-Phase = Literal[
-    "starting", "idle", "working", "forward", "all-reduce", "gate", "window", "tail", "average", "leaving", "gone"
-]  # fmt: skip
-"""The phase of a training thread."""
 
 Seen = Counter[tuple[State, str]]
 """Counts of events by state of the job machine and kind of event."""
@@ -65,38 +60,12 @@ class ProcessPart(Protocol):
     pid: int
     page: Page
     mail: Mail
-    alive: bool
-    stopped: bool
-    held_until: float
-    stuck: bool
-    phase: Phase
-    completed: int
-    window_open: bool
-    torn: bool
-    announce: bool
-    tail: bool
-    line: str
-    lock: int
-    leave_after: int
-    task: Execute | None
+    life: Life
+    steps: Steps
+    thread: TrainingThread
+    memory: Memory
+    collectives: Collectives
     group: "GroupPart | None"
-    cut: bool
-    summed: bool
-    context_lost: bool
-    poison: bool
-    spoilt: bool
-    content: dict[str, Content]
-    unsaid: bool
-    miscopies: Mishap | None
-    copies: dict[int, dict[str, Content]]
-    data: int
-    interrupted: tuple[int, int]
-    interrupted_data: int
-
-    def position(self) -> Position:
-        """
-        Return the position of the training thread.
-        """
 
     def held(self) -> int | None:
         """
@@ -108,7 +77,7 @@ class ProcessPart(Protocol):
         Return the steps of which the rank keeps a whole copy.
         """
 
-    def standing(self) -> Standing:
+    def standing(self) -> Located:
         """
         Return the position of the training thread, and whether it waits at the step gate.
         """
@@ -226,6 +195,31 @@ class GroupsPart(Protocol):
         """
 
 
+@dataclass(slots=True)
+class Connection:
+    """
+    The connection of a node to the broker.
+    """
+
+    since: float
+    """The virtual time at which the node was last connected."""
+    link: Link = field(default_factory=Link)
+    beats: bool = True
+    """True when the beats of the node reach the leader."""
+
+
+@dataclass(slots=True)
+class NodeStore:
+    """
+    The rendezvous store of a node.
+    """
+
+    address: tuple[str, int] | None = None
+    """Host and port. None while no store is open."""
+    opened: float = 0.0
+    """The virtual time at which the store was opened, by the cluster's clock."""
+
+
 class NodePart(Protocol):
     """
     A node, as the other parts see it.
@@ -234,13 +228,10 @@ class NodePart(Protocol):
     number: int
     pid: int
     offset: float
-    beats: bool
-    since: float
-    link: Link
+    connection: Connection
+    store: NodeStore
     alive: bool
     started: bool
-    store: tuple[str, int] | None
-    opened: float
 
     @property
     def now(self) -> float:
@@ -577,6 +568,50 @@ class AuditorPart(Protocol):
 
 
 @dataclass(slots=True)
+class Cluster:
+    """
+    The nodes, controllers and processes of a run.
+    """
+
+    nodes: dict[int, NodePart] = field(default_factory=dict)
+    leaders: list[LeaderPart] = field(default_factory=list)
+    """All controllers that live, including the standbys."""
+    processes: list[ProcessPart] = field(default_factory=list)
+    """All processes of the run, including those that have ended."""
+    by_address: dict[str, ProcessPart] = field(default_factory=dict)
+    pids: int = 1000
+    """The process id that was given out last."""
+    controllers: int = 0
+    """How many controllers were started."""
+
+
+@dataclass(slots=True)
+class Pollution:
+    """
+    The update that has spread wrong content to all ranks, and what the controller knows of it.
+    """
+
+    step: int | None = None
+    """The step of that update. None when no update has spread wrong content."""
+    known: bool = False
+    """True when the controller knows of the polluted update."""
+    learnt: tuple[int, int] = (0, 0)
+    """The incident and round in which the controller learnt of the polluted update. Orders of
+    earlier rounds were sent before that."""
+
+
+@dataclass(slots=True)
+class Checks:
+    """
+    What watches a run.
+    """
+
+    invariants: InvariantsPart
+    auditor: AuditorPart
+    seen: Seen = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
 class Stage:
     """
     The parts that one simulated cluster shares.
@@ -589,30 +624,15 @@ class Stage:
     truth: Truth
     disk: Disk
     groups: GroupsPart = field(init=False)
-    invariants: InvariantsPart = field(init=False)
-    auditor: AuditorPart = field(init=False)
+    checks: Checks = field(init=False)
     mishaps: MishapsPart = field(init=False)
     story: SharedStory = field(init=False)
     outside: Outside = field(init=False)
-    nodes: dict[int, NodePart] = field(default_factory=dict)
-    leaders: list[LeaderPart] = field(default_factory=list)
-    """All controllers that live, including the standbys."""
-    processes: list[ProcessPart] = field(default_factory=list)
-    """All processes of the run, including those that have ended."""
-    by_address: dict[str, ProcessPart] = field(default_factory=dict)
+    cluster: Cluster = field(default_factory=Cluster)
+    pollution: Pollution = field(default_factory=Pollution)
     begun: bool = False
     """True when a rank has entered the training loop. Before that, all freshly initialized
     states are equal."""
-    polluted: int | None = None
-    """The step whose update has spread wrong content to all ranks. None when no update has."""
-    known: bool = False
-    """True when the controller knows of the polluted update in `polluted`."""
-    learnt: tuple[int, int] = (0, 0)
-    """The incident and round in which the controller learnt of the polluted update. Orders of
-    earlier rounds were sent before that."""
-    pids: int = 1000
-    controllers: int = 0
-    seen: Seen = field(default_factory=Counter)
     over: JobOver | None = None
 
     def takes(self, least: float, most: float) -> float:
@@ -626,12 +646,12 @@ class Stage:
         Return the living process that serves its shards at `address`. Return None when there is
         none.
         """
-        process = self.by_address.get(address)
-        return process if process is not None and process.alive else None
+        process = self.cluster.by_address.get(address)
+        return process if process is not None and process.life.alive else None
 
     def pid(self) -> int:
         """
         Return a new process id.
         """
-        self.pids += 1
-        return self.pids
+        self.cluster.pids += 1
+        return self.cluster.pids

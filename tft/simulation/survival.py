@@ -26,11 +26,13 @@ def lost_needlessly(stage: Stage, over: JobOver) -> str:
         return ""
     if over.why.endswith("before any rank had joined the job"):  # perhaps no rank ever joins
         before = [
-            n for (at, kind), n in stage.seen.items() if kind == "Joined" and at not in SETTLED
+            n
+            for (at, kind), n in stage.checks.seen.items()
+            if kind == "Joined" and at not in SETTLED
         ]
         return "somebody had" if before else ""
     if over.why.startswith("all steps are done"):  # the script may do more then
-        return "they were not" if stage.invariants.short() else ""
+        return "they were not" if stage.checks.invariants.short() else ""
     return over.why if _survivable(stage, faults[0]) else ""
 
 
@@ -103,12 +105,12 @@ def _heard_late(stage: Stage, target: int) -> bool:
     Return whether the address of a node's new store was heard of late, or not at all for as long.
     Reports are taken in the order in which they were sent, so earlier reports delayed this one.
     """
-    node = stage.nodes[target % stage.schedule.nodes]
+    node = stage.cluster.nodes[target % stage.schedule.nodes]
     heard = [
         event.at
         for event in stage.story.events
         if isinstance(event, Received)
         and isinstance(event.message, StoreOpened)
-        and (event.message.host, event.message.port) == node.store
+        and (event.message.host, event.message.port) == node.store.address
     ]
-    return min(heard, default=stage.clock.now) - node.opened > SHORT
+    return min(heard, default=stage.clock.now) - node.store.opened > SHORT

@@ -43,7 +43,7 @@ class Acknowledgements:
         rank_state.position = message.position
         holdings = rank_state.holdings
         holdings.held, holdings.backups = message.held, message.backups
-        if message.order in ("freeze", "stop") and rank_state.repaired:
+        if message.order == "freeze" and rank_state.repaired:
             job.incident.exactness.marked(rank_state.rank, message.position)
         if job.checkpoints.resumed and not rank_state.holdings.held:
             rank_state.holdings.held = (
@@ -54,7 +54,7 @@ class Acknowledgements:
         job.phase(rule.phase, rank_state.rank, message.began, compares)
         if message.compared:
             job.phase("compare", rank_state.rank, compares, message.at)
-        if rule.digests or message.order in ("stop", "load"):
+        if rule.digests or message.order == "load":
             rank_state.holdings.digests = None if message.order == "load" else message.digests
         if message.order == "stop":
             rank_state.holdings.line = message.line

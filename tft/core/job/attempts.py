@@ -162,9 +162,8 @@ class Attempts:
         incident.decision.attempts = attempts
         if attempts >= self._job.policy.attempts:
             incident.decision.failed[incident.decision.base] = why
-            incident.decision.attempts = 0
 
-    def terminate(self, rank_state: RankState, why: str, blame: FaultKind) -> None:
+    def terminate(self, rank_state: RankState, why: str, blame: FaultKind = "process") -> None:
         """
         Order the agent to end the process of a rank. The agent reports the end as `Exited`. `blame`
         is the kind of fault that the end is counted as.
@@ -309,6 +308,6 @@ class Attempts:
                 self.terminate(one, why, "node")
         for successor in job.succession.successors.values():
             if successor.node == rank_state.node:
-                self.terminate(successor, why, "node")
+                self.terminate(successor, why)
         if alone:
             self.force(f"{why}; nobody outside node {rank_state.node} has shard {alone[0]!r}")

@@ -4,7 +4,7 @@ numbers, and nothing else would show that.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tft.core.job.attempts import Attempts
@@ -49,7 +49,7 @@ class Difference:
     wrong: tuple[int, ...]
     parts: tuple[str, ...]
     """The names of the parts that differ."""
-    tail: bool = False
+    tail: bool
     """True if all these ranks left their loops in the tail of the step, which explains the
     difference."""
 
@@ -80,13 +80,13 @@ def differences(
                 by_step.setdefault(copies[rank].step, []).append(copies[rank])
         for step, ones in sorted(by_step.items()):
             ended = [copy for copy in ones if not copy.tail]
-            difference = _difference(shard, step, ended or ones)
+            difference = _difference(shard, step, ended or ones, tail=not ended)
             if difference is not None:
                 found.append(difference)
     return found
 
 
-def _difference(shard: str, step: int, copies: list[Copy]) -> Difference | None:
+def _difference(shard: str, step: int, copies: list[Copy], *, tail: bool) -> Difference | None:
     parts = {copy.rank: copy.shards[shard] for copy in copies}
     own = {name for each in parts.values() for name, digest in each.items() if not digest}
     alike = {
@@ -95,7 +95,6 @@ def _difference(shard: str, step: int, copies: list[Copy]) -> Difference | None:
     }
     if len(set(alike.values())) < 2:
         return None
-    tail = copies[0].tail
     chosen = _chosen(copies, alike)
     if chosen is None and tail:
         chosen = alike[max(copies, key=_progress).rank]
@@ -125,7 +124,7 @@ def _chosen(
     (best, most), *others = votes.most_common()
     if not others:
         return best
-    return best if most > max(1, others[0][1]) else None
+    return best if most > others[0][1] else None
 
 
 def _progress(copy: Copy) -> tuple[int, int]:
@@ -274,30 +273,22 @@ class Comparison:
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
         Compare the copies of all members. With `outside` compare also the copies of ranks that have
-        just left, since members may have fetched from them. Only members are returned as wrong.
-        Without `tails` no copy counts as left in a tail.
+        just left, since members may have fetched from them. A rank that has left and was cut off in
+        its tail is not compared: what it holds may have been overtaken. Only members are returned
+        as wrong. Without `tails` no copy counts as left in a tail.
         """
-        job, rank_states = self._job, self._sound(outside=outside)
-        ended = {
-            (rank_state.holdings.held, shard)
-            for rank_state in rank_states
-            if not rank_state.position.tail
-            for shard in (rank_state.holdings.digests or {}).keys() - rank_state.holdings.outrun
-        }
+        job = self._job
         copies = {
             rank_state.rank: Copy(
                 rank=rank_state.rank,
                 step=rank_state.holdings.held,
-                shards={
-                    s: parts
-                    for s, parts in (rank_state.holdings.digests or {}).items()
-                    if self._counts(rank_state, s, ended)
-                },
+                shards=rank_state.holdings.digests or {},
                 tail=tails and rank_state.position.tail,
                 line=rank_state.holdings.line,
                 brought=rank_state.holdings.fetched,
             )
-            for rank_state in rank_states
+            for rank_state in self._sound(outside=outside)
+            if rank_state.rank in job.ranks.members or not rank_state.position.tail
             if rank_state.holdings.held is not None
         }
         found = differences(job.ranks.topology().groups, copies)
@@ -305,20 +296,6 @@ class Comparison:
             replace(each, wrong=tuple(r for r in each.wrong if r in job.ranks.members))
             for each in found
         ]
-
-    def _counts(
-        self, rank_state: RankState, shard: str, ended: Collection[tuple[int | None, str]]
-    ) -> bool:
-        """
-        Return whether the copy of `shard` on this rank counts. A copy of a rank that has left the
-        job and was cut off in its tail does not count if another rank holds the end of the step, or
-        has fetched it from a rank that held it and may be lost by now. `ended` holds these pairs of
-        step and shard.
-        """
-        behind = rank_state.rank not in self._job.ranks.members and rank_state.position.tail
-        return shard not in rank_state.holdings.outrun and not (
-            behind and (rank_state.holdings.held, shard) in ended
-        )
 
     def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[RankState]:
         """
@@ -330,8 +307,7 @@ class Comparison:
         return [
             rank_state
             for rank_state in (job.ranks.states.values() if outside else job.ranks.member_states())
-            if rank_state.ready
-            and not (
+            if not (
                 rank_state.process.terminating
                 or rank_state.holdings.searching
                 or rank_state.holdings.disputed

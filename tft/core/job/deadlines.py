@@ -13,7 +13,6 @@ from tft.core.job.rank_state import RankState
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
 from tft.core.job.transitions import SETTLED, State
-from tft.errors import InternalError
 from tft.protocol.messages import OrderName
 
 S = State
@@ -130,10 +129,8 @@ class Deadlines:
             return
         most = self._are_most(order, ranks)
         reaction = rule.most_late if most and rule.most_late is not None else rule.late
-        if reaction is Late.RENEW:
-            if self._renewed(order):
-                return
-            reaction = rule.late
+        if reaction is Late.RENEW and self._renewed(order):
+            return
         if order == "stop" and not most and self._spared(ranks):
             return
         job.tell("order_overdue", order=order, ranks=ranks)
@@ -155,8 +152,8 @@ class Deadlines:
                 attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "process")
             case Late.DROP:
                 job.incident.tasks.pop(order)
-            case Late.RENEW:
-                raise InternalError(f"order {order} has no reaction to late answers")
+            case Late.RENEW:  # the limit was given again often enough
+                self._react(ORDERS[order].late, order, ranks)
             case _:
                 assert_never(reaction)
 
@@ -204,22 +201,19 @@ class Deadlines:
         }
         if until:
             task.deadline = max(until.values())
-            job.tell(
-                "stop_waits", ranks=sorted(until), why="what is called after a step runs there"
-            )
+            job.tell("stop_waits", ranks=list(until), why="what is called after a step runs there")
         return [rank for rank in ranks if rank not in until]
 
     def _spared(self, ranks: list[int]) -> bool:
         """
         Give ranks that do not leave their loop the time of a repair, once, if a shard would be lost
         with them and there is no checkpoint to go back to. Such a rank may wait for another one in
-        a function of the script, and return when that function reaches its own limit. A rank that
-        is taken for hanging gets no more time. Return whether the ranks were given time.
+        a function of the script, and return when that function reaches its own limit. Return whether
+        the ranks were given time.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
-        hang = any(job.ranks.states[rank].process.blame for rank in ranks)
         lost = not job.training.untrained and not job.checkpoints.known and job.ranks.only_on(ranks)
-        if task.spared or hang or not lost:
+        if task.spared or not lost:
             return False
         task.spared, task.deadline = True, job.timing.now + job.policy.repair
         job.tell("stop_waits", ranks=ranks, shards=lost)

@@ -155,6 +155,8 @@ class Dispatch:
 
     def _stop_requested(self, message: StopRequested, reaction: Reaction) -> None:
         node = message.node
+        if node in self._job.nodes.lost:
+            return self._job.tell("node_left", node=node, ranks=[], why=message.why)
         if node is not None and self._recovery.takeover.is_left(node):
             return self._recovery.takeover.leave(
                 node, f"node {node} is not wanted any more: {message.why}"

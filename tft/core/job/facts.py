@@ -46,7 +46,7 @@ def rank_facts(job: Job, unplaceable: Callable[[RankState], str]) -> tuple[RankF
             column=tuple(topology.columns.get(rank, ())),
             unplaceable=standing.unplaceable,
         )
-        for rank, standing in sorted(standings_of(job, unplaceable).items())
+        for rank, standing in standings_of(job, unplaceable).items()
     )
 
 
@@ -77,7 +77,7 @@ def terms_of(job: Job) -> Terms:
             rank_state.rank: on_page[rank_state.rank].union(rank_state.local_state.reported)
             for rank_state in job.ranks.member_states()
             if len(on_page[rank_state.rank]) < len(kept) or lacks_local_state(job, rank_state)
-            if not (rank_state.declared.derives and _may_derive(job, rank_state))
+            if not rank_state.declared.derives
         },
         strangers=frozenset(s.rank for s in job.ranks.member_states() if not s.declared.shards),
         reloads=job.ranks.whole and job.ranks.every(lambda s: s.declared.reloads),
@@ -128,12 +128,3 @@ def note_capture(job: Job, rank_state: RankState) -> None:
         earlier: told[earlier] for earlier in told if earlier < rank_state.local_state.since
     }
     rank_state.local_state.page = rank_state.node
-
-
-def _may_derive(job: Job, rank_state: RankState) -> bool:
-    """
-    Return whether the rank-local state of a rank may be made anew, because the original is not
-    available.
-    """
-    in_checkpoint = rank_state.local_state.page is None and bool(job.checkpoints.known)
-    return rank_state.rank in job.incident.turnover.joining or not in_checkpoint

@@ -260,8 +260,6 @@ class LastCheckpoint:
 
     plan: SavePlan | None = None
     """Who writes what. None: no last checkpoint was planned."""
-    again: bool = False
-    """True if it had to be planned again: then one copy of each shard is written and no more."""
     files: dict[str, SavedFile] = field(default_factory=dict)
     """By name: the files that were written so far."""
 

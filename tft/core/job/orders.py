@@ -2,7 +2,7 @@
 The table of the orders to ranks: the limit of each order, where its time appears in the report, and
 what follows when ranks answer late or cannot carry it out.
 
-`overdue.py` reacts to late answers, `acknowledgements.py` to failures. `docs/reference/machine.md`
+`deadlines.py` reacts to late answers, `acknowledgements.py` to failures. `docs/reference/machine.md`
 shows the table.
 """
 

@@ -128,7 +128,7 @@ class RankState:
         """
         return self.ready and not self.process.terminating and not self.failures.write
 
-    def standing(self, unplaceable: str) -> Standing:
+    def standing(self, unplaceable: str = "") -> Standing:
         """
         Return the state of the rank as the planner sees it. `unplaceable` says why no other process
         can be started for the rank; empty: one can.

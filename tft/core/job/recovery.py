@@ -61,7 +61,7 @@ class Recovery:
                 self.choice.time_is_up()
                 return True
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):
-                return self.restart.repaired()
+                self.restart.repaired()
             case S.REBUILDING if job.answered_all("rebuild", "compare"):
                 self.restart.rebuilt()
             case S.ROLLING_BACK if job.answered_all("rollback"):
@@ -129,7 +129,7 @@ class Recovery:
         there, so no step is interrupted.
         """
         job = self._job
-        warm = [successor for successor in job.succession.warm() if not successor.process.invited]
+        warm = job.succession.warm()  # those that were invited before are being ended
         back = [
             job.ranks.states[r]
             for r in sorted(job.returning())
@@ -156,8 +156,6 @@ class Recovery:
         job = self._job
         for successor in warm:
             successor.process.invited = True
-        self.attempts.open()
-        for successor in warm:
             rank_state = job.ranks.states[successor.rank]
             step = self.attempts.step_of(rank_state)
             self.attempts.fault(
@@ -290,9 +288,7 @@ class Recovery:
         else:
             for other in others:
                 self._job.incident.turnover.counted.add(other.rank)  # this rank is not to blame
-                self.attempts.terminate(
-                    other, f"its node is replaced with rank {rank_state.rank}", "process"
-                )
+                self.attempts.terminate(other, f"its node is replaced with rank {rank_state.rank}")
 
     def replan(self) -> None:
         """

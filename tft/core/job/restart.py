@@ -47,10 +47,12 @@ class Restart:
         groups and copy the state that ranks lack. First make a plan, if there is none.
         """
         job, decision, store = self._job, self._job.incident.decision, self._job.nodes.store
-        if decision.plan is None and not job.processes.terminating():
+        if decision.plan is None:
+            if job.processes.terminating():
+                return False
             self._choice.consider()
             return True
-        if decision.plan is not None and store is not None and self._all_there():
+        if store is not None and self._all_there():
             repair = plan_repair(
                 job.ranks.topology(),
                 standings_of(job, self._choice.unplaceable),
@@ -106,7 +108,7 @@ class Restart:
                 job,
                 step,
                 {
-                    rank_state.rank: rank_state.standing("")
+                    rank_state.rank: rank_state.standing()
                     for rank_state in job.ranks.states.values()
                 },
             )
@@ -119,7 +121,7 @@ class Restart:
         if fetches:
             job.issue(*fetches)
 
-    def repaired(self) -> bool:
+    def repaired(self) -> None:
         """
         Rebuild, once every member holds the planned state. If the plan names no step, first let the
         ranks find and load a checkpoint of their own.
@@ -127,22 +129,21 @@ class Restart:
         job, incident = self._job, self._job.incident
         if incident.progress.step is None and "reload" not in incident.tasks:
             self._reload()
-            return False
+            return
         why_not = self._found() if incident.progress.step is None else ""
         if why_not:
             # another search would find the same checkpoint
             incident.decision.failed |= dict.fromkeys(RELOADING, why_not)
             self._attempts.freeze()
-            return True
+            return
         job.search(over=True)
         if not self._comparison.confirms():
-            return True
+            return
         longer = 0.0
         if any(rank_state.holdings.held is None for rank_state in job.ranks.member_states()):
             # a rank that holds no state gets it in the rebuild, and the state may be large
             longer = max(0.0, job.policy.repair - job.policy.rebuild)
         job.step_to(S.REBUILDING, job.to_all(Rebuild), longer=longer)
-        return False
 
     def _reload(self) -> None:
         """
@@ -158,13 +159,14 @@ class Restart:
         on from. Return "", or the sentence why the checkpoint cannot be used.
         """
         job, incident = self._job, self._job.incident
-        found = {
-            s.rank: -1 if s.holdings.held is None else s.holdings.held
-            for s in job.ranks.member_states()
-        }
+        found: dict[int, int] = {}
+        for s in job.ranks.member_states():
+            if s.holdings.held is None:
+                return (
+                    f"rank {s.rank} has not said of which step the checkpoint is that it has found"
+                )
+            found[s.rank] = s.holdings.held
         low, step = min(found, key=found.__getitem__), max(found.values())
-        if found[low] < 0:
-            return f"rank {low} has not said of which step the checkpoint is that it has found"
         if found[low] < step:
             high = max(found, key=found.__getitem__)
             return (
@@ -244,7 +246,7 @@ class Restart:
         job = self._job
         for rank_state in job.ranks.states.values():
             kept = (
-                () if rank_state.rank in job.ranks.members else rank_state.standing("").copies(None)
+                () if rank_state.rank in job.ranks.members else rank_state.standing().copies(None)
             )
             if any(copy > step for copy in kept):
                 rank_state.holdings.distrust()
@@ -341,7 +343,7 @@ class Restart:
             rank_state.declared.after for rank_state in job.ranks.member_states()
         ):
             return False
-        if job.checkpoints.resumed and step == job.training.first:
+        if step == job.training.first:  # the job was resumed from a checkpoint of this step
             return True
         lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()
         return bool(lost & job.ranks.members) or any(

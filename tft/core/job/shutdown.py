@@ -50,9 +50,8 @@ class Shutdown:
             incident.decision.tried.append(("dump", why))
             incident.decision.plan = EXIT
             return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
-        if job.state is S.DUMPING:
-            incident.round += 1
-            incident.last_checkpoint.again = True
+        again = job.state is S.DUMPING  # then one copy of each shard is written and no more
+        incident.round += again
         job.move(S.DUMPING)
         incident.progress.step = step + 1
         incident.exactness.returns_to(step)
@@ -65,9 +64,9 @@ class Shutdown:
             step,
             incident.spread.ceiling,
             spread=job.policy.spread_savers,
-            with_copies=job.policy.save_copies and not incident.last_checkpoint.again,
+            with_copies=job.policy.save_copies and not again,
         )
-        incident.last_checkpoint = LastCheckpoint(plan=plan, again=incident.last_checkpoint.again)
+        incident.last_checkpoint = LastCheckpoint(plan=plan)
         if plan.restoring:  # restore first: savers save the state that they have in use
             job.issue(Restore(**job.key(), to=plan.restoring, step=step))
         return None
@@ -77,22 +76,21 @@ class Shutdown:
         Return the standings, by rank, of the ranks that have not failed to write.
         """
         return {
-            s.rank: s.standing("") for s in self._job.ranks.states.values() if not s.failures.write
+            s.rank: s.standing() for s in self._job.ranks.states.values() if not s.failures.write
         }
 
     def replan(self) -> None:
         """
-        Plan the last checkpoint again after a rank was lost. Once all files are saved, only the
-        loss of the committing rank counts: files that others save now would be mixed up with the
-        complete set.
+        Plan the last checkpoint again if a rank was lost that it needs.
         """
-        if "commit" not in self._job.incident.tasks or self._misses_somebody():
+        if self._misses_somebody():
             self.dump()
 
     def _misses_somebody(self) -> bool:
         """
         Return whether a rank is gone that had to write, or to commit once a commit was ordered.
-        The rank may be a member of the job or not.
+        The rank may be a member of the job or not. Once all files are saved, only the committing
+        rank counts: files that others save now would be mixed up with the complete set.
         """
         job = self._job
         commit = job.incident.tasks.get("commit")
@@ -133,8 +131,7 @@ class Shutdown:
         job = self._job
         if job.processes.terminating():
             return  # their part is planned again when their end is reported
-        if self._misses_somebody():  # the loss of a rank outside the job triggers no plan elsewhere
-            self.dump()
+        self.replan()  # the loss of a rank outside the job is noticed only here
         if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
             return
         plan = job.incident.last_checkpoint.plan

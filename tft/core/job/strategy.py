@@ -351,6 +351,8 @@ class StrategyChoice:
             why = "another process has taken over from it"
             old.process.terminating, old.process.terminating_since = why, job.timing.now
             job.kill(old, why, last_words=False)
+        elif old.node is not None:  # the place of the lost process is free again
+            job.nodes.room[old.node] += 1
 
 
 def _hopeless(made: tuple[Offer, ...]) -> bool:

@@ -85,10 +85,10 @@ class Takeover:
         if why_not:
             job.tell("switch_called_off", ranks=sorted(wanted), why=why_not)
             return
-        kept = job.succession.switch & wanted
-        self.call_off(message.why, job.succession.switch - wanted)
+        before = job.succession.switch
+        self.call_off(message.why, before - wanted)
         job.succession.switch, job.succession.why = wanted, message.why
-        if wanted - kept:
+        if wanted - before:
             job.tell("switch_asked", ranks=sorted(wanted), why=message.why)
 
     def _why_no_switch(self, ranks: frozenset[int]) -> str:
@@ -106,15 +106,14 @@ class Takeover:
 
     def is_left(self, node: int) -> bool:
         """
-        Return whether the job can go on without a node: the node has joined and is not lost, and
+        Return whether the job can go on without a node that is not lost: the node has joined, and
         every member with its place on the node is to be switched. A node without members qualifies.
         """
         job = self._job
         there = {
             rank_state.rank for rank_state in job.ranks.member_states() if rank_state.node == node
         }
-        known = node in job.nodes.ranks and node not in job.nodes.lost
-        return known and there <= job.succession.switch
+        return node in job.nodes.ranks and there <= job.succession.switch
 
     def leave(self, node: int, why: str) -> None:
         """
@@ -145,7 +144,8 @@ class Takeover:
         successors = [
             successor for rank, successor in job.succession.successors.items() if rank in ranks
         ]
-        self._attempts.terminate_all(successors, why, "process")
+        for successor in successors:
+            self._attempts.terminate(successor, why)
         if job.state is S.CHOOSING and any(successor.process.invited for successor in successors):
             self._replan()  # the offers that name these successors are void
 
@@ -191,4 +191,4 @@ class Takeover:
         """
         for successor in self._job.succession.successors.values():
             if successor.process.invited:
-                self._attempts.terminate(successor, "it could not take over", "process")
+                self._attempts.terminate(successor, "it could not take over")

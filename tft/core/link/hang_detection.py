@@ -6,6 +6,7 @@ thousands, so they are judged here, and only the verdict becomes an event of the
 
 import math
 from collections import deque
+from itertools import takewhile
 from statistics import median
 
 from tft.core.job.policy import Policy
@@ -98,7 +99,7 @@ class HangDetection:
             if last is not None and last[0] == pulse.incarnation and step > last[1]:
                 self._durations.append((pulse.moved - last[2]) / (step - last[1]))
                 self._warming = False
-            if last is None or step != last[1] or pulse.incarnation != last[0]:
+            if last is None or last[:2] != (pulse.incarnation, step):
                 self._last[pulse.rank] = (pulse.incarnation, step, pulse.moved)
             self._moved = max(self._moved, pulse.moved + offset)
         silence = beat.at + offset - self._moved
@@ -111,11 +112,9 @@ class HangDetection:
         """
         if not self._beats or at - next(reversed(self._beats.values())) > 1.0:
             return []  # no node is heard: then the bus or this controller is the cause
-        gone = []
-        for node, last in self._beats.items():
-            if at - last <= self._policy.node_silence:
-                break  # called after every beat: stop at the first node that was heard in time
-            gone.append(node)
+        # called after every beat: stop at the first node that was heard in time
+        late = takewhile(lambda beat: at - beat[1] > self._policy.node_silence, self._beats.items())
+        gone = [node for node, _ in late]
         for node in gone:
             del self._beats[node]
         return sorted(gone)

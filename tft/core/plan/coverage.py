@@ -102,13 +102,6 @@ def unfit(standings: Standings, members: Iterable[int], step: int, terms: Terms)
     return tuple(s.rank for s in there if s.alive and not s.uses(step, terms.ceiling))
 
 
-def is_late(standing: Standing, step: int) -> bool:
-    """
-    Return whether the rank takes orders and stands in the tail of this step.
-    """
-    return standing.alive and standing.held == step and standing.tail
-
-
 def sound(
     shard: str, ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
 ) -> list[Standing]:
@@ -118,7 +111,7 @@ def sound(
     """
     holders = [standings[rank] for rank in ranks if rank in standings]
     found = [holder for holder in holders if holder.has(shard, step, ceiling)]
-    return [holder for holder in found if not is_late(holder, step)] or found
+    return [holder for holder in found if not (holder.tail and holder.held == step)] or found
 
 
 def listed(ranks: Iterable[int]) -> str:

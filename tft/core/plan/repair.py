@@ -10,7 +10,6 @@ from tft.core.plan.coverage import (
     UNFIT,
     covered_steps,
     held_step,
-    is_late,
     listed,
     newest_checkpoint,
     sound,
@@ -61,26 +60,23 @@ def plan_repair(
         searched = terms.reloads and not is_saved(covered, standings, members, terms)
         return Repair(step=None) if searched else held
     step = held
-    needy = {r for r in members if r not in standings or not standings[r].uses(step, terms.ceiling)}
     restore = tuple(
         rank
-        for rank in sorted(needy)
-        if rank in standings and step in standings[rank].copies(terms.ceiling)
+        for rank in sorted(members)
+        if (standing := standings.get(rank)) is not None
+        and not standing.uses(step, terms.ceiling)
+        and step in standing.copies(terms.ceiling)
     )
-    needy.difference_update(restore)
-    return Repair(
-        step=step,
-        restore=restore,
-        transfers=_transfers(topology, standings, members, needy, step, terms),
-    )
+    transfers = _transfers(topology, standings, members, step, terms)
+    return Repair(step=step, restore=restore, transfers=transfers)
 
 
 def _transfers(
-    topology: Topology, standings: Standings, members: Collection[int], needy: set[int], step: int,
-    terms: Terms,
-) -> dict[int, tuple[Transfer, ...]]:  # fmt: skip
+    topology: Topology, standings: Standings, members: Collection[int], step: int, terms: Terms
+) -> dict[int, tuple[Transfer, ...]]:
     """
-    Return, for each rank that needs shards, the shards and the sources to fetch them from. Every
+    Return, for each member that cannot give a shard, the shards and the sources to fetch them from.
+    That includes a rank that was left in the tail, when other ranks have ended the step. Every
     source can serve every byte of a shard, and each named source serves a part of the bytes. The
     load is balanced: within a shard the receivers take turns over the holders, and across shards
     the holders with the least load come first.
@@ -90,10 +86,7 @@ def _transfers(
     for shard, ranks in topology.groups.items():
         found = sound(shard, ranks, standings, step, terms.ceiling)
         givers = {holder.rank for holder in found}
-        # a rank that was left in the tail fetches from the ranks that have ended the step
-        there = [r for r in ranks if r in members and r in standings]
-        late = {r for r in there if is_late(standings[r], step)} - givers
-        receivers = [rank for rank in ranks if rank in needy | late]
+        receivers = [rank for rank in ranks if rank in members and rank not in givers]
         if not receivers:
             continue
         holders = sorted(found, key=lambda holder: (load.get(holder.rank, 0.0), holder.rank))

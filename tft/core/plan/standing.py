@@ -55,7 +55,7 @@ class Standing:
         """
         Return whether the rank can give this shard as it was at the end of `step`.
         """
-        outrun = shard in self.outrun and step == self.held and step not in self.backups
+        outrun = shard in self.outrun and step not in self.backups
         return not outrun and step in self.copies(ceiling)
 
     def uses(self, step: int, ceiling: int | None) -> bool:

@@ -5,7 +5,7 @@ Pure, like the job machine.
 The control thread is the shell of this machine. The training thread is either in the user's loop,
 or out of the loop, where it carries out one order after another; the event `Left` reports that it
 is out. The training thread may also stand still inside the loop, at the edge of an update window:
-the event `Standing` reports that.
+the event `Located` reports that.
 
 A newer round of an incident makes all older orders void: what is under way is aborted, and what is
 queued is dropped. A check is not aborted, since an abort would shut the process groups that a pause
@@ -25,12 +25,12 @@ from tft.core.rank.protocol import (
     LeaveAfter,
     Leaving,
     Left,
+    Located,
     Lock,
     Locked,
     Ordered,
     RankCommand,
     RankEvent,
-    Standing,
     Unlock,
     Unlocked,
     Withdraw,
@@ -46,21 +46,6 @@ collective, or begins to form a process group, finds nothing to abort."""
 
 
 @dataclass(slots=True)
-class _Requested:
-    """
-    The orders that are answered when the training thread has come to the place that they ask for,
-    each with the time at which it was received.
-    """
-
-    freeze_at: float | None = None
-    hold: Hold | None = None
-    hold_at: float = 0.0
-    release_at: float | None = None
-    stop: Stop | None = None
-    stop_at: float = 0.0
-
-
-@dataclass(slots=True)
 class RankMachine:
     """
     One process of one rank. It starts out of the loop, with nothing to do.
@@ -69,7 +54,7 @@ class RankMachine:
     rank: int
     incarnation: int
     epoch: int = 0
-    key: tuple[int, int] = (-1, 0)
+    key: tuple[int, int] = (0, 0)
     """The incident and the round whose orders are obeyed."""
     inside: bool = False
     """True if the training thread is in the loop or on its way into the loop."""
@@ -77,10 +62,14 @@ class RankMachine:
     """The order that the training thread is carrying out. None: no order."""
     standing: bool = False
     """True if the training thread stands still in the loop, because of a `Hold`."""
-    _requested: _Requested = field(default_factory=_Requested)
+    _hold: Hold | None = None
+    """The `Hold` that is answered when the training thread stands at the end of its step."""
+    _stop: Stop | None = None
+    """The `Stop` that is carried out when the training thread is out of the loop."""
     _queue: list[Execute] = field(default_factory=list)
     _wake: float | None = None
-    _heard: set[OrderName] = field(default_factory=set)
+    _heard: dict[OrderName, float] = field(default_factory=dict)
+    """The orders of the round, with the time at which each one was received first."""
     _answers: dict[OrderName, Answered] = field(default_factory=dict)
 
     @property
@@ -106,7 +95,7 @@ class RankMachine:
                 return self._ordered(event)
             case Locked():
                 return self._locked(event)
-            case Standing():
+            case Located():
                 return self._stands(event)
             case Unlocked():
                 return self._unlocked(event)
@@ -149,84 +138,75 @@ class RankMachine:
         commands: list[RankCommand] = []
         if key > self.key:
             commands += self._begin(key, event.at)
-        self._heard.add(event.name)
+        self._heard[event.name] = event.at
         return [*commands, *self._react(REACTIONS[event.name][self.stage], event)]
 
     def _react(self, reaction: Reaction, event: Ordered) -> list[RankCommand]:
         """
-        Do what the table says of an order. `Stop` and `Hold` are kept as requests until the
-        training thread has come to the place that they ask for.
+        Do what the table says of an order. A `Stop` and a `Hold` are kept until the training thread
+        has come to the place that they ask for.
         """
-        order, requested = event.order, self._requested
-        match order:
-            case Stop():
-                requested.stop, requested.stop_at = order, event.at
-            case Hold():
-                requested.hold, requested.hold_at = order, event.at
-            case _:
-                pass
-        match reaction:
-            case Reaction.LOCK:
-                requested.freeze_at = event.at
+        match reaction, event.order:
+            case Reaction.LOCK, _:
                 return [Lock()]
-            case Reaction.HOLD if isinstance(order, Hold):
-                return [HoldAfter(step=order.step)]
-            case Reaction.UNLOCK:
-                requested.hold, requested.release_at = None, event.at
+            case Reaction.HOLD, Hold() as hold:
+                self._hold = hold
+                return [HoldAfter(step=hold.step)]
+            case Reaction.UNLOCK, _:
+                self._hold = None
                 self.standing = False
                 return [Unlock()]
-            case Reaction.LEAVE if isinstance(order, Stop):
-                return [LeaveAfter(step=order.finish)]
-            case Reaction.GRACE if isinstance(order, Stop):
-                self._wake = event.at + order.grace
+            case Reaction.LEAVE, Stop() as stop:
+                self._stop = stop
+                return [LeaveAfter(step=stop.finish)]
+            case Reaction.GRACE, Stop() as stop:
+                self._stop = stop
+                self._wake = event.at + stop.grace
                 return []
-            case Reaction.STOP:
+            case Reaction.STOP, Stop() as stop:
+                self._stop = stop
                 return self._next()
-            case Reaction.ABORT:
+            case Reaction.ABORT, order:
                 # the job is over for this rank: it leaves the loop at the next window edge
                 self._queue.append(Execute(name=event.name, order=order))
                 leave: list[RankCommand] = [LeaveAfter(step=0)] if self.inside else []
                 return [*leave, *self._abort(event.at)]
-            case _:
+            case _, order:
                 self._queue.append(Execute(name=event.name, order=order))
                 return self._next()
 
     def _begin(self, key: tuple[int, int], at: float) -> list[RankCommand]:
         self.key = key
-        self._heard, self._answers, self._queue = set(), {}, []
-        self._requested.stop = self._wake = None
-        self._requested.hold = self._requested.release_at = None
+        self._heard, self._answers, self._queue = {}, {}, []
+        self._hold = self._stop = self._wake = None
         self.standing = False
         if self.doing == "check":
             return [Withdraw()]
         return [] if self.doing is None else self._abort(at)
 
     def _locked(self, event: Locked) -> list[RankCommand]:
-        if self._requested.freeze_at is None:
-            return []
         answer = self._answer(
             "freeze",
             position=event.position,
             held=event.held,
             backups=event.backups,
-            began=self._requested.freeze_at,
+            began=self._heard["freeze"],
             at=event.at,
             waiting=event.waiting or not self.inside,
         )
-        self._requested.freeze_at = None
         return [answer]
 
-    def _stands(self, event: Standing) -> list[RankCommand]:
+    def _stands(self, event: Located) -> list[RankCommand]:
         """
         Answer a hold if the training thread stands still at the step of the hold, or at a later
         one. A rank that is out of the loop answers too, since its training thread does not move;
         the answer is a failure if the rank left before that step.
         """
-        hold = self._requested.hold
+        hold = self._hold
         reached = hold is not None and event.position.step >= hold.step
         if hold is None or (self.inside and not (event.still and reached)):
             return []
-        self._requested.hold = None
+        self._hold = None
         self.standing = self.inside
         failure = None if reached else (
             f"it has left the loop at step {event.position.step}, before the end of {hold.step}"
@@ -237,43 +217,37 @@ class RankMachine:
             position=event.position,
             held=event.held,
             backups=event.backups,
-            began=self._requested.hold_at,
+            began=self._heard["hold"],
             at=event.at,
         )
         return [answer, *self._next()]
 
     def _unlocked(self, event: Unlocked) -> list[RankCommand]:
-        if self._requested.release_at is None:
-            return []
         answer = self._answer(
             "release",
             position=event.position,
             held=event.held,
             backups=event.backups,
-            began=self._requested.release_at,
+            began=self._heard["release"],
             at=event.at,
         )
-        self._requested.release_at = None
         return [answer]
 
     def _left(self) -> list[RankCommand]:
         self.inside = self.standing = False
         self._wake = None
-        if self._requested.hold is not None:
-            return [
-                HoldAfter(step=self._requested.hold.step)
-            ]  # ask for the position that it left at
+        if self._hold is not None:
+            return [HoldAfter(step=self._hold.step)]  # ask for the position that it left at
         return self._next()
 
     def _leaving(self, event: Leaving) -> list[RankCommand]:
-        if not self.inside or self._requested.stop is None:
-            return []
-        at = event.position
-        there = at.step == self._requested.stop.finish and not (at.tail or at.after)
-        ended = at.step > self._requested.stop.finish or there
+        if self._stop is None:
+            return []  # the loop is left for the end of the job, or was left meanwhile
+        at, finish = event.position, self._stop.finish
+        ended = at.step > finish or (at.step == finish and not (at.tail or at.after))
         if ended and self.doing != "check":
             return self._abort(event.at)  # no rank will finish the step that it computes now
-        self._wake = event.at + self._requested.stop.grace
+        self._wake = event.at + self._stop.grace
         return []
 
     def _next(self) -> list[RankCommand]:
@@ -281,9 +255,9 @@ class RankMachine:
             return []
         if self.inside:
             return self._errand()
-        if self._requested.stop is not None:
+        if self._stop is not None:
             self.doing = "stop"
-            stop, self._requested.stop = self._requested.stop, None
+            stop, self._stop = self._stop, None
             return [Execute(name="stop", order=stop)]
         if not self._queue:
             return []
@@ -308,7 +282,7 @@ class RankMachine:
             self.inside = False
         commands: list[RankCommand] = []
         if (event.order.incident, event.order.round) == self.key:
-            began = self._requested.stop_at if event.name == "stop" else event.began
+            began = self._heard["stop"] if event.name == "stop" else event.began
             commands.append(
                 self._answer(
                     event.name,
@@ -338,9 +312,7 @@ class RankMachine:
         Note that the training thread has nothing under way, and return its next order.
         """
         self.doing = None
-        if (
-            self._requested.stop is None or not self.inside
-        ):  # else `_wake` is the time limit of a stop
+        if self._stop is None or not self.inside:  # else `_wake` is the time limit of a stop
             self._wake = None
         return self._next()
 

@@ -1,7 +1,7 @@
 """
 Define the events and commands between a rank machine and its shell: the events that the machine
 receives, and the commands that it returns. `Left` means that the training thread is out of the
-user's loop. `Standing` reports whether it stands still inside the loop, at the edge of an update
+user's loop. `Located` reports whether it stands still inside the loop, at the edge of an update
 window.
 """
 
@@ -44,7 +44,7 @@ class Locked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Located:
     """
     The position of the training thread, and whether it stands still there. It stands still while it
     waits at the edge of an update window, with its all-reduces complete, until it is let into the
@@ -133,7 +133,7 @@ class Woken:
     at: float
 
 
-RankEvent = Ordered | Locked | Standing | Unlocked | Leaving | Left | Done | Withdrawn | Woken
+RankEvent = Ordered | Locked | Located | Unlocked | Leaving | Left | Done | Withdrawn | Woken
 
 # ---------------------------------------------------------------- commands
 

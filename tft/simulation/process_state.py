@@ -1,0 +1,134 @@
+"""
+What one simulated process of a rank holds: its life, its steps, its training thread, its memory and
+its part in the collectives.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tft.core.rank.protocol import Execute
+from tft.protocol.messages import Joined, Position
+from tft.simulation.schedule import Mishap
+from tft.simulation.truth import Content
+
+NEVER = 1 << 60
+"""A step that no job reaches."""
+
+Phase = Literal[
+    "starting", "idle", "working", "forward", "all-reduce", "gate", "window", "tail", "average", "leaving", "gone"
+]  # fmt: skip
+"""The phase of a training thread."""
+
+
+@dataclass(slots=True)
+class Life:
+    """
+    The process as its node sees it.
+    """
+
+    alive: bool = True
+    stopped: bool = False
+    """True when the whole process stands still, including the control thread."""
+    held_until: float = 0.0
+    """The moment before which the kernel does not end the process, in virtual seconds."""
+    joined: Joined | None = None
+    """The report of `tft.init`. None before the script has called it."""
+    accepted: bool = False
+    """True when a controller has acknowledged the process."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """
+    The position of the training thread, and how far it may go.
+    """
+
+    completed: int = 0
+    window_open: bool = False
+    tail: bool = False
+    """True when the update window of step `completed` has closed and the step has not ended."""
+    line: str = ""
+    """The last source line that the training thread reached, as reported for the tail."""
+    announce: bool = False
+    """True when the thread reports that it has passed the step gate."""
+    lock: int = NEVER
+    """The last step whose update window may open."""
+    leave_after: int = NEVER
+    """The step after which the thread leaves the loop."""
+    interrupted: tuple[int, int] = (-1, 0)
+    """The step in the middle of which the thread left the loop, and the incident for which it
+    left. The incident is -1 until a stop order names it."""
+    interrupted_data: int = 0
+    """The data position at the moment of `interrupted`."""
+
+    def position(self) -> Position:
+        """
+        Return the position of the training thread.
+        """
+        return Position(step=self.completed, window=self.window_open, tail=self.tail)
+
+    def lets_go(self) -> bool:
+        """
+        Return whether a thread at the next update window need not wait on: the lock allows the next
+        step, or the thread has to leave the loop before it.
+        """
+        return self.completed + 1 <= self.lock or self.completed + 1 > self.leave_after
+
+
+@dataclass(slots=True)
+class TrainingThread:
+    """
+    What the training thread does.
+    """
+
+    phase: Phase = "starting"
+    stuck: bool = False
+    """True when the training thread no longer moves."""
+    task: Execute | None = None
+    """The order that the training thread is carrying out."""
+    pending: Execute | None = None
+    """The order that waits until the training thread is free."""
+    errand: bool = False
+    """True when the rank carries out an order while it waits at the step gate, inside the
+    loop."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """
+    The state that the rank holds.
+    """
+
+    content: dict[str, Content]
+    """By shard: its content now."""
+    copies: dict[int, dict[str, Content]] = field(default_factory=dict)
+    """By step: copies of the shards at the end of earlier steps."""
+    data: int = 0
+    """How many batches were drawn."""
+    torn: bool = False
+    """True when the content is partly that of one step and partly that of another."""
+    unsaid: bool = False
+    """True when a silent corruption has changed the state since the rank last reported
+    digests of it."""
+    miscopies: Mishap | None = None
+    """The mishap that will silently corrupt the state that this rank is fetching. None when
+    there is none."""
+
+
+@dataclass(slots=True)
+class Collectives:
+    """
+    The rank's part in the all-reduces, and the device that computes them.
+    """
+
+    cut: bool = True
+    """True when this process has shut its end of the process group."""
+    summed: bool = False
+    """True when the all-reduces for which the rank waits are complete and their results are
+    on the way."""
+    context_lost: bool = False
+    """True when the device context is lost: the device takes no more work from this process."""
+    poison: bool = False
+    """True when the rank will contribute wrong data to the next all-reduces."""
+    spoilt: bool = False
+    """True when the last all-reduces contained wrong data from some rank."""
